@@ -181,7 +181,9 @@ class Adapter:
         logger = Logger(self.state, [] if log is None else [_HostLog(log)])
         self.engine = Engine(self.state, logger, algorithms=algorithms, serves=serves)
         self.world_size = world_size
-        self._is_prepared = self._has_begun = self._computes_again = False
+        self.state.on_components_change(self._refuse_late_algorithms)
+        self._begun_with: tuple[Algorithm, ...] | None = None
+        self._is_prepared = self._computes_again = False
         self._microbatch = self._samples = self._tokens = self._times_computed = 0
         self._rng_states: list[tuple[Callable[[Any], object], Any]] = []
         self._described_batch = ""
@@ -246,7 +248,8 @@ class Adapter:
         self._set_training(optimizers, max_duration, train_dataloader, dataloader_len)
         for event in (Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START):
             self.engine.run_event(event)
-        self._has_begun = True
+        self._begun_with = tuple(self.state.algorithms)
+        self._microbatch = self._samples = self._tokens = 0  # an error may have ended an earlier fit within a step
         self._computes_again = any(map(wants_closure, self.state.optimizers))
 
     def _set_training(
@@ -389,9 +392,21 @@ class Adapter:
         Raises:
             StateMismatchError: The state does not fit, and nothing has been changed.
         """
+        self._begun_with = None  # loading may add the algorithms that saved weights need
         report = self.state.load_state_dict(state_dict, self.engine.logger)
         self._microbatch = self._samples = self._tokens = 0  # of a step that was not completed
         return report
+
+    def _refuse_late_algorithms(self) -> None:
+        before, self._begun_with = self._begun_with, None
+        if before is not None and any(all(one is not other for other in before) for one in self.state.algorithms):
+            self.state.algorithms = before
+            self._begun_with = before
+            raise RuntimeError(
+                "Algorithms were added after the training began, when layers and optimizers can no longer be changed. "
+                "Pass all algorithms at construction."
+            )
+        self._begun_with = before
 
     def _repeat_draws(self) -> None:
         """Draw the same numbers again when an optimizer computes a batch for the second time in a step."""
