@@ -4,6 +4,7 @@ import copy
 import csv
 import itertools
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -538,6 +539,50 @@ class TestFeatures:
         ]
         assert sum(bool(row["val_loss"]) for row in rows) == 3
         assert list(tmp_path.glob("tensorboard/*/events*"))
+
+    @pytest.mark.parametrize("interval", ["step", "epoch"])
+    def test_schedulers_bars_profilers_and_stops(self, interval, tmp_path):
+        """Without algorithms a callback changes nothing: the same weights, learning rates, stop and best checkpoint."""
+        from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+        from lightning.pytorch.loggers import CSVLogger
+        from lightning.pytorch.profilers import SimpleProfiler
+
+        class Scheduled(Classifier):
+            def configure_optimizers(self):
+                optimizer = super().configure_optimizers()
+                scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+                return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": interval}}
+
+        def run(name, *callbacks):
+            rates = LearningRateMonitor("step")
+            module, trainer = (
+                Scheduled(),
+                make_trainer(
+                    *callbacks,
+                    EarlyStopping("val_loss", patience=1, min_delta=10.0),
+                    best := ModelCheckpoint(tmp_path / name, monitor="val_loss"),
+                    rates,
+                    logger=CSVLogger(tmp_path, name=f"logs_{name}"),
+                    log_every_n_steps=1,
+                    max_epochs=6,
+                    enable_checkpointing=True,
+                    enable_progress_bar=True,
+                    enable_model_summary=True,
+                    profiler=SimpleProfiler(),
+                ),
+            )
+            trainer.fit(module, make_loader(), make_loader(1))
+            (file,) = tmp_path.glob(f"logs_{name}/*/metrics.csv")
+            hooks.update(trainer.profiler.recorded_durations)
+            return module, trainer.global_step, Path(best.best_model_path).name, file.read_text()
+
+        hooks = set()
+        alone, with_callback = run("alone"), run("callback", ComposerCallback([]))
+
+        assert with_callback[1:] == alone[1:]
+        assert alone[1] == 8
+        assert_same(with_callback[0], alone[0].network.state_dict())
+        assert "[Callback]ComposerCallback.on_train_batch_end" in hooks
 
     def test_compiled_child(self):
         """A network that is compiled inside the LightningModule can be changed before its first call."""
