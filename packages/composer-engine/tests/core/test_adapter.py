@@ -221,6 +221,16 @@ class TestClock:
         clock = adapter.state.timestamp
         assert (clock.batch, clock.sample, clock.epoch) == ("4ba", "144sp", "2ep")
 
+    def test_training_after_an_interrupted_one(self):
+        """The batches of a step that was not completed do not count."""
+        model = make_net()
+        adapter = Adapter(served_fields("Host"), model, EMA("2ba"))
+        adapter.begin_fit(sgd(model), max_duration="1ep")
+        adapter.compute_loss(adapter.begin_batch(make_data(1)[0]))
+        adapter.end_backward()
+        host(adapter, make_data(2), 1, model)
+        assert adapter.state.timestamp.sample == 12
+
     def test_each_microbatch_draws_its_own(self):
         """The batches of one step have different numbers and seeds."""
         model, seen = make_net(), Seen()
