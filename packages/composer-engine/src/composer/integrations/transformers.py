@@ -1,0 +1,426 @@
+"""Algorithms in the Trainer of Transformers."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from transformers import PreTrainedModel, Trainer, TrainerCallback
+
+from composer.core import Event, TimeUnit
+from composer.core.adapter import Adapter, SplitStep, served_fields
+from composer.core.data_spec import length_of
+from composer.core.model_state import wants_closure
+from composer.core.time import Timestamp
+from composer.functional.transformers_loss import IGNORED, are_probabilities, predicts_next_token, task_loss
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from torch.optim import Optimizer
+
+    from composer.core import Algorithm, Plan
+
+__all__ = ["STATE_FILE", "ComposerTrainer", "composer_trainer"]
+
+STATE_FILE = "algorithms.pt"
+"""The file in a checkpoint's folder with the state of the algorithms."""
+
+_SERVES = served_fields("Transformers' Trainer", not_writable={"train_dataloader"})
+
+
+class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no types
+    """Transformers' ``Trainer`` with algorithms; :func:`composer_trainer` adds them to subclasses of it.
+
+    Algorithms change the model when the trainer is created, before weights are loaded and the optimizer is created.
+    A batch of their clock is a step of the optimizer.
+
+    The loss is the one that Transformers computes. Only if an algorithm has changed the labels, the loss of the model
+    is computed again from its logits.
+
+    Checkpoints contain the state of the algorithms in the file ``algorithms.pt``. Averages, such as EMA's, are in the
+    model during evaluation and prediction, and are what ``save_model`` and checkpoints save as the model; the training
+    weights are in ``algorithms.pt``. With ``load_best_model_at_end`` the model has the best saved weights from the end
+    of the training on.
+
+    Args:
+        args: Arguments of ``Trainer``, by position or name, such as ``model=`` and ``args=``.
+        algorithms: One or several algorithms.
+        kwargs: Further arguments of ``Trainer``.
+
+    Attributes:
+        algorithm_adapter: Runs the algorithms; a :class:`composer.core.Adapter`.
+
+    Raises:
+        AlgorithmConflictError: Two of the algorithms cannot work together.
+        ValueError: An algorithm cannot run in Transformers, or not with these arguments of the training.
+
+    Example:
+        >>> import tempfile
+        >>> from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
+        >>> from composer.algorithms import GatedLinearUnits, LabelSmoothing
+        >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+        >>> trainer = ComposerTrainer(
+        ...     model=BertForSequenceClassification(BertConfig(vocab_size=50, **sizes)),
+        ...     args=TrainingArguments(tempfile.mkdtemp(), report_to=[], use_cpu=True),
+        ...     algorithms=[GatedLinearUnits(), LabelSmoothing(0.1)],
+        ... )
+        >>> "GatedLinearUnit" in str(trainer.model)
+        True
+    """
+
+    def __init__(self, *args: Any, algorithms: Algorithm | Iterable[Algorithm] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _check_host(self)
+        self._logged: dict[str, Any] = {}
+        self._has_best_model = self._is_training_step = False
+        self._call: _Call | None = None
+        precision = "amp_bf16" if self.args.bf16 else "amp_fp16" if self.args.fp16 else "fp32"
+        model = self.model
+        self.algorithm_adapter = Adapter(
+            _SERVES,
+            model,
+            algorithms,
+            forward=self._compute_outputs,
+            loss=self._compute_loss_of,
+            seed=self.args.seed,
+            precision=precision,
+            device=self.args.device,
+            log=lambda metrics, _: self._logged.update(metrics),
+            world_size=self.args.world_size,
+        )
+        _check_algorithms(self)
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._transformer = base if isinstance(base, PreTrainedModel) else None
+        self._shifts_labels = self._transformer is not None and predicts_next_token(self._transformer)
+        # GyroDropout's layers depend on the length of the training.
+        needs_length = any("dataloader_len" in one.reads for one in self.explain().entries.get(Event.INIT, ()))
+        loader = self.get_train_dataloader() if needs_length and self.train_dataset is not None else None
+        self.algorithm_adapter.prepare(self.optimizer, **self._training(loader))
+        self.add_callback(_Events(self))
+
+    def explain(self) -> Plan:
+        """Return the plan: which algorithm runs at which event, in which order and why. Print it for a table."""
+        return self.algorithm_adapter.explain()
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        """Compute loss and gradients of a batch, as algorithms have changed it."""
+        self._call = _Call(model, inputs, num_items_in_batch)
+        return self._compute_gradients()
+
+    def _compute_gradients(self) -> Tensor:
+        assert self._call is not None
+        self._is_training_step = True
+        try:
+            loss: Tensor = super().training_step(self._call.model, self._call.inputs, self._call.num_items)
+        finally:
+            self._is_training_step = False
+        self._call.loss = None  # frees its graph, as the adapter does
+        self.algorithm_adapter.end_backward()
+        return loss
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Return the loss of a batch; of the batch that algorithms have changed in a step of the training."""
+        if not self._is_training_step:
+            return super().compute_loss(model, inputs, *args, **kwargs)
+        adapter, call = self.algorithm_adapter, self._call
+        assert call is not None
+        if call.batch is None:  # otherwise an optimizer computes the same batch again
+            call.model, call.loaded_labels = model, inputs.get("labels")
+            call.batch = adapter.begin_batch(inputs)
+        loss = adapter.compute_loss(call.batch)
+        return (loss, adapter.state.outputs) if (args and args[0]) or kwargs.get("return_outputs") else loss
+
+    def _compute_outputs(self, batch: Mapping[str, Any]) -> Any:
+        """Return the model's outputs, and keep the loss that Transformers computes for the same labels."""
+        call = self._call
+        assert call is not None
+        labels = call.seen_labels = batch.get("labels")
+        call.num_items_seen = call.num_items
+        is_soft = self._transformer is not None and are_probabilities(labels, self._transformer)
+        if call.num_items is not None and isinstance(labels, Tensor) and (is_soft or labels is not call.loaded_labels):
+            # Transformers has counted the labels of all batches of the step as they were loaded.
+            counted = call.loaded_labels != IGNORED
+            counts = labels.sum(-1) > 0 if is_soft else labels != IGNORED
+            if self._shifts_labels:
+                counts = counts[..., 1:]
+                counted = counted[..., 1:] if getattr(self, "_loss_shifts_labels", False) else counted
+            call.num_items_seen = call.num_items * counts.sum() / counted.sum()
+        if is_soft:
+            call.loss = None
+            return self._split().forward({name: value for name, value in batch.items() if name != "labels"})
+        call.loss, outputs = self._host_loss(batch)
+        return outputs
+
+    def _compute_loss_of(self, outputs: Any, batch: Mapping[str, Any], reduction: str = "mean") -> Tensor:
+        """Return the loss that Transformers has computed, or compute it for other labels."""
+        call, labels = self._call, batch.get("labels")
+        assert call is not None
+        if call.loss is not None and reduction == "mean" and labels is call.seen_labels:
+            return call.loss
+        if not isinstance(outputs, Mapping) or not isinstance(outputs.get("logits"), Tensor) or labels is None:
+            raise TypeError(
+                "Algorithms that change labels need 'labels' in the batch and 'logits' in the model's outputs, got "
+                f"a batch with {sorted(batch)} and outputs {_described(outputs)}. Let the model return its logits in a "
+                "dictionary, with config.return_dict=True and without use_liger_kernel."
+            )
+        num_items = call.num_items_seen if self.model_accepts_loss_kwargs else None
+        loss = task_loss(
+            outputs["logits"],
+            labels,
+            problem_type=getattr(getattr(self._transformer, "config", None), "problem_type", None),
+            shift=self._shifts_labels,
+            reduction="sum" if reduction == "mean" and num_items is not None else reduction,
+        )
+        if reduction != "mean":
+            return loss
+        with_loss: Any = copy.copy(outputs)
+        with_loss["loss"] = loss if num_items is None else loss / num_items
+        # Transformers, or a subclass of its Trainer, continues with this loss as with the model's own.
+        final: Tensor = self._split().loss(with_loss, batch)
+        return final
+
+    def _split(self) -> SplitStep:
+        assert self._call is not None
+        return SplitStep(lambda batch: self._host_loss(batch)[0], self._call.model)
+
+    def _host_loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, Any]:
+        """Return loss and outputs as Transformers computes them."""
+        assert self._call is not None
+        result: tuple[Tensor, Any] = super().compute_loss(
+            self._call.model, dict(batch), return_outputs=True, num_items_in_batch=self._call.num_items_seen
+        )
+        return result
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate or predict with the averaged weights, if there are any."""
+        with contextlib.nullcontext() if self._has_best_model else self.algorithm_adapter.evaluation():
+            return super().evaluation_loop(*args, **kwargs)
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """Save the model with the weights for evaluation."""
+        with self._averages():
+            super().save_model(*args, **kwargs)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        # The averages are in the file of the model, and the state of the algorithms has the training weights then.
+        with self._averages():
+            if self.args.should_save:
+                torch.save(self.algorithm_adapter.state_dict(), Path(output_dir) / STATE_FILE)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        file = Path(resume_from_checkpoint) / STATE_FILE
+        if not file.is_file():
+            raise ValueError(
+                "resume_from_checkpoint must be a complete checkpoint of a training with algorithms, but "
+                f"{resume_from_checkpoint} has no {STATE_FILE}. Load its weights into the model before you create the "
+                "Trainer, and start a new training."
+            )
+        self.algorithm_adapter.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        self._has_best_model = True
+
+    @contextlib.contextmanager
+    def _averages(self) -> Iterator[None]:
+        """A context in which the model has the averages of an algorithm; Transformers switches the optimizers."""
+        state = self.algorithm_adapter.state
+        with contextlib.ExitStack() as stack:
+            for algorithm in () if self._has_best_model else state.algorithms:
+                block = algorithm.evaluation_weights(state)
+                if block is not None:
+                    stack.enter_context(block)
+            yield
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log values, and with the loss of the training the latest values that algorithms have logged."""
+        if "loss" in logs:
+            for name, value in self._logged.items():
+                logs[name] = value.item() if isinstance(value, Tensor) else value
+            self._logged.clear()
+        super().log(logs, *args, **kwargs)
+
+    def _begin_fit(self, train_dataloader: Any) -> None:
+        adapter = self.algorithm_adapter
+        self._has_best_model = False
+        if not self.state.global_step:
+            adapter.state.timestamp = Timestamp()  # another training of the same Trainer starts from the beginning
+        # Accelerate wraps the optimizer.
+        adapter.begin_fit(self.optimizer.optimizer, **self._training(train_dataloader))
+        (self.optimizer.optimizer,) = adapter.optimizers
+        if wants_closure(self.optimizer.optimizer):
+            _pass_closure(self.optimizer.optimizer, self._make_closure)
+
+    def _training(self, loader: Any) -> dict[str, Any]:
+        """Return the training data and the length of the training, as far as they are known."""
+        args, batches = self.args, length_of(loader)
+        steps = None if batches is None else -(-batches // args.gradient_accumulation_steps)
+        duration = f"{int(args.num_train_epochs)}ep"
+        if args.max_steps > 0:
+            duration = f"{args.max_steps}ba"
+        elif args.num_train_epochs % 1:
+            duration = f"{math.ceil(args.num_train_epochs * (steps or 0))}ba"
+        return {"max_duration": duration, "train_dataloader": loader, "dataloader_len": steps}
+
+    def _make_closure(self) -> Callable[[], Tensor | None]:
+        """Return a function that computes the gradients of the last batch again, from its second call on."""
+        is_computed = True
+
+        def compute() -> Tensor | None:
+            nonlocal is_computed
+            if is_computed:  # by training_step
+                is_computed = False
+                return None
+            loss = self._compute_gradients()
+            if self.args.max_grad_norm:
+                self.accelerator.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
+            self.algorithm_adapter.end_gradients()
+            return loss
+
+        return compute
+
+
+def composer_trainer(trainer: type[Trainer]) -> type[ComposerTrainer]:
+    """Return a subclass of a Trainer whose objects are given algorithms; see :class:`ComposerTrainer`.
+
+    Args:
+        trainer: ``transformers.Trainer`` or a subclass of it, such as ``Seq2SeqTrainer`` or one of TRL's.
+
+    Raises:
+        TypeError: ``trainer`` is not a subclass of ``transformers.Trainer``.
+        ValueError: It has algorithms already.
+
+    Example:
+        >>> from transformers import Seq2SeqTrainer
+        >>> composer_trainer(Seq2SeqTrainer).__name__
+        'ComposerSeq2SeqTrainer'
+    """
+    if not isinstance(trainer, type) or not issubclass(trainer, Trainer):
+        raise TypeError(
+            f"trainer must be transformers.Trainer or a subclass, got {trainer!r}. Write "
+            "composer_trainer(Trainer)(model=..., args=..., algorithms=[...])."
+        )
+    if issubclass(trainer, ComposerTrainer):
+        raise ValueError(  # noqa: TRY004 (it is a Trainer)
+            f"trainer must not have algorithms yet, got {trainer.__name__}. Pass it all algorithms=."
+        )
+    return type(f"Composer{trainer.__name__}", (ComposerTrainer, trainer), {"__doc__": ComposerTrainer.__doc__})
+
+
+class _Call:
+    """A call of ``training_step``, and the labels and the loss of its batch."""
+
+    def __init__(self, model: nn.Module, inputs: dict[str, Any], num_items: Any) -> None:
+        self.model, self.inputs = model, inputs
+        self.num_items = self.num_items_seen = num_items
+        self.batch: Any = None
+        self.loaded_labels: Any = None
+        self.seen_labels: Any = None
+        self.loss: Tensor | None = None
+
+
+class _Events(TrainerCallback):  # type: ignore[misc]
+    """Calls the adapter at the events of the training."""
+
+    def __init__(self, trainer: ComposerTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
+        self._trainer._begin_fit(kwargs["train_dataloader"])  # noqa: SLF001
+
+    def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+        if self._has_all_steps():
+            self._trainer.algorithm_adapter.end_epoch()  # resumed from a checkpoint of the last step of an epoch
+        self._trainer.algorithm_adapter.begin_epoch()
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self._trainer.algorithm_adapter.end_gradients()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self._trainer.algorithm_adapter.end_step()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._has_all_steps() or not control.should_training_stop:
+            self._trainer.algorithm_adapter.end_epoch()
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self._trainer.algorithm_adapter.end_fit()
+
+    def _has_all_steps(self) -> bool:
+        """Return whether the clock has counted all steps of the epoch."""
+        state = self._trainer.algorithm_adapter.state
+        steps = state.dataloader_len
+        return steps is not None and state.timestamp.count(TimeUnit.BATCH, in_epoch=True) >= steps
+
+
+def _pass_closure(optimizer: Optimizer, make_closure: Callable[[], Callable[[], Any]]) -> None:
+    """Let an optimizer step with a closure, although its caller passes None."""
+
+    def step(closure: object) -> Any:  # noqa: ARG001 (required as by the method; Accelerate passes None)
+        return type(optimizer).step(optimizer, make_closure())
+
+    optimizer.step = step  # type: ignore[assignment, method-assign]
+
+
+def _check_host(trainer: Trainer) -> None:
+    """Refuse trainings that algorithms cannot follow."""
+    args, model = trainer.args, trainer.model
+    refused = {
+        "model_init=": (trainer.model_init is not None, "It creates other models later. Pass model="),
+        "auto_find_batch_size=True": (args.auto_find_batch_size, "It repeats steps. Set per_device_train_batch_size"),
+        "DeepSpeed": (trainer.is_deepspeed_enabled, "It replaces optimizer and weights. Train with torchrun (DDP)"),
+        "FSDP": (trainer.is_fsdp_enabled, "It replaces the weights. Train with torchrun (DDP)"),
+        "several GPUs in one process": (args.n_gpu > 1, "Start one process for each GPU with torchrun"),
+        "use_legacy_prediction_loop=True": (getattr(args, "use_legacy_prediction_loop", False), "Remove it"),
+        "a compiled model": (
+            hasattr(model, "_orig_mod"),
+            "Pass the model itself, and torch_compile=True",
+        ),
+        "a wrapped model": (
+            isinstance(model, (DataParallel, DistributedDataParallel)),
+            "Pass the model itself, which Transformers wraps after its layers have been replaced",
+        ),
+    }
+    for what, (is_set, remedy) in refused.items():
+        if is_set:
+            raise ValueError(f"Algorithms in Transformers' Trainer do not work with {what}. {remedy}.")
+
+
+def _check_algorithms(trainer: ComposerTrainer) -> None:
+    """Refuse algorithms that the arguments of the training contradict."""
+    args, entries = trainer.args, trainer.explain().entries
+    clipping = [entry.key for entry in entries.get(Event.AFTER_TRAIN_BATCH, ()) if "gradients" in entry.writes]
+    if clipping and args.max_grad_norm:
+        raise ValueError(
+            f"max_grad_norm must be 0 with {clipping[0]}, got {args.max_grad_norm}: gradients would be clipped twice. "
+            "Set max_grad_norm=0 in TrainingArguments, whose default is 1.0."
+        )
+    stepping = [entry.key for entry in entries.get(Event.AFTER_LOAD, ()) if "optimizers" in entry.writes]
+    if stepping and args.gradient_accumulation_steps > 1:
+        raise ValueError(
+            f"gradient_accumulation_steps must be 1 with {stepping[0]}, got {args.gradient_accumulation_steps}: its "
+            "step computes the gradients of one batch again. Use a larger per_device_train_batch_size."
+        )
+    if (stepping or clipping) and args.fp16:
+        raise ValueError(
+            f"fp16 must be False with {(stepping or clipping)[0]}, which does not unscale gradients. Use bf16=True."
+        )
+    if args.label_smoothing_factor and trainer.algorithm_adapter.needs_outputs:
+        raise ValueError(
+            f"label_smoothing_factor must be 0 with algorithms that change labels, got {args.label_smoothing_factor}. "
+            "Use composer.algorithms.LabelSmoothing."
+        )
+
+
+def _described(outputs: Any) -> str:
+    return f"with {sorted(outputs)}" if isinstance(outputs, Mapping) else f"of type {type(outputs).__name__}"
