@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from composer.ablation import ablate, experiment
+from composer.ablation import ablate, experiment, runs
 from composer.ablation.experiment import make_arms
 from composer.algorithms import EMA, SWA, Augment
 from composer.core.serializable import settings_to_data
@@ -341,6 +341,13 @@ class TestWrongArguments:
         """Each raises with its name before anything runs."""
         with pytest.raises(ValueError, match=message):
             ablate(print, {}, metric="eval/Accuracy", **options)
+
+    def test_a_study_in_a_run(self, monkeypatch):
+        """In the process of a run, where the module of make_trainer may be imported, no study is started."""
+        monkeypatch.setenv(runs.RUN_VARIABLE, "1")
+
+        with pytest.raises(RuntimeError, match="must not be called when the module of make_trainer is imported"):
+            ablate(print, {}, metric="eval/Accuracy")
 
     @pytest.mark.parametrize("make_trainer", [lambda: None, lambda algorithms: None, lambda a, b, c: None])
     def test_wrong_parameters(self, make_trainer):

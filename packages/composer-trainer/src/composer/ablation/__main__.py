@@ -24,7 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m composer.ablation", description="Measure what algorithms improve.")
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run or continue a study")
-    run.add_argument("study", type=Path, help="a Python file with make_trainer, algorithms, and settings as variables")
+    run.add_argument(
+        "study", type=Path, help="a file with make_trainer, algorithms, and arguments of ablate as variables"
+    )
     run.add_argument("--metric", help="the name of the metric, such as eval/MulticlassAccuracy")
     run.add_argument("--mode", choices=["max", "min"], help="whether larger or smaller values are better")
     run.add_argument("--arms", nargs="+", help="baseline, each, all, leave_one_out, greedy, or names joined by '+'")

@@ -17,7 +17,7 @@ import torch
 from tqdm.auto import tqdm
 
 from composer.ablation.results import Result, ResultsFile, Settings, Start, label
-from composer.ablation.runs import Job, StudyError, run_job
+from composer.ablation.runs import RUN_VARIABLE, Job, StudyError, run_job
 from composer.ablation.study import Study
 from composer.core import Algorithm
 from composer.core.checks import nearest, shortened
@@ -90,12 +90,18 @@ def ablate(
             logged, the baseline does not train its first batches, or ``make_trainer`` does not give the same training
             for the same seed, or gives the same one for each.
         ModuleNotFoundError: scipy or cloudpickle is not installed.
+        RuntimeError: It is called in the process of a run.
 
     Example:
         >>> ablate(print, {}, metric="eval/Accuracy", mode="highest")
         Traceback (most recent call last):
         ValueError: mode must be 'max' or 'min', got 'highest'.
     """
+    if RUN_VARIABLE in os.environ:  # else each run would start a study, whose runs would start studies
+        raise RuntimeError(
+            "ablate() must not be called when the module of make_trainer is imported, as each run imports it. Call it "
+            "under if __name__ == '__main__':, or define its arguments as variables for python -m composer.ablation."
+        )
     if mode not in {"max", "min"}:
         raise ValueError(f"mode must be 'max' or 'min', got {mode!r}.")
     if not callable(make_trainer):

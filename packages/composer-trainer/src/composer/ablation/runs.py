@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "StudyError", "run_job"]
 
+RUN_VARIABLE = "COMPOSER_ABLATION_RUN"
+"""The environment variable of a run's process, where no study may be started."""
 _DIGESTED_BATCHES = 2
 _IDENTITY = (
     "device",
@@ -110,7 +112,7 @@ def run_job(job: Job) -> Result | Start:
     shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was killed
     folder.mkdir(parents=True)
     search_path = dict.fromkeys(entry or str(Path.cwd()) for entry in (*job.search_path, *sys.path))
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(search_path)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(search_path), RUN_VARIABLE: "1"}
     if job.threads is not None:
         environment["OMP_NUM_THREADS"] = str(job.threads)
     with (folder / "log.txt").open("wb") as log:
