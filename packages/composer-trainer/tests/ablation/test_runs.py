@@ -44,13 +44,6 @@ class TestCommandLine:
         (log,) = folder.glob("runs/baseline-??????-seed0/log.txt")
         assert "printed by the user" in log.read_text()
 
-    def test_a_file_that_calls_ablate(self, tmp_path, capsys):
-        """A file that runs a study when it is imported is an error, instead of a study in each run of the study."""
-        (tmp_path / "nested.py").write_text(STUDY + NESTED)
-
-        assert main(["run", str(tmp_path / "nested.py"), "--folder", str(tmp_path / "results")]) == 1
-        assert "Call it under if __name__ == '__main__':" in capsys.readouterr().err
-
     def test_a_killed_process_is_a_failure(self, ran):
         """A run whose process is ended by the system fails with this reason; the others are measured."""
         baseline, killed = Study.load(ran[0]).rows
@@ -70,11 +63,6 @@ algorithms = {{"killed": small_problem.Killed}}
 def make_trainer(algorithms, seed, folder):
     print("printed by the user")
     return small_problem.make_trainer(algorithms, seed, save_folder=folder)
-"""
-
-NESTED = """
-from composer.ablation import ablate
-ablate(make_trainer, algorithms, metric=metric, folder=__file__ + "-results", progress_bar=False)
 """
 
 

@@ -157,6 +157,13 @@ class TestCommandLine:
         assert main(["show", str(tmp_path)]) == 1
         assert "has no results" in capsys.readouterr().err
 
+    def test_a_file_that_calls_ablate(self, tmp_path, capsys):
+        """A file that runs a study when it is imported is an error, instead of a study in each run of the study."""
+        (tmp_path / "calls.py").write_text("from composer.ablation import ablate\nablate(print, {}, metric='loss')\n")
+
+        assert main(["run", str(tmp_path / "calls.py")]) == 1
+        assert "Call it under if __name__ == '__main__':" in capsys.readouterr().err
+
     def test_a_file_without_trainer(self, tmp_path, capsys):
         """A study's file must define make_trainer."""
         (tmp_path / "empty.py").write_text("algorithms = {}\n")

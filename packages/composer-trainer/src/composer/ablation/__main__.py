@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import runpy
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.ablation.experiment import ablate
+from composer.ablation.runs import RUN_VARIABLE
 from composer.ablation.study import Study
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         study = _run(chosen) if chosen.command == "run" else Study.load(chosen.folder)
         if chosen.plot is not None:
             study.plot(chosen.plot)
-    except (ImportError, OSError, TypeError, ValueError) as error:
+    except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 1
     forms = {"text": study.__str__, "markdown": study.to_markdown, "json": study.to_json}
@@ -55,7 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(chosen: argparse.Namespace) -> Study:
     sys.path.insert(0, str(chosen.study.parent.absolute()))  # as where the file is run itself
-    defined = runpy.run_path(str(chosen.study), run_name="study")
+    os.environ[RUN_VARIABLE] = "1"  # the file must not call ablate itself
+    try:
+        defined = runpy.run_path(str(chosen.study), run_name="study")
+    finally:
+        del os.environ[RUN_VARIABLE]
     for name in ("make_trainer", "algorithms"):
         if name not in defined:
             raise ValueError(f"{chosen.study} must define {name}; see composer.ablation.ablate.")
