@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from composer.core.plan import Entry
 
-__all__ = ["ALWAYS_SERVED", "FIELDS", "FieldsByEvent", "ServedFields", "fields_at"]
+__all__ = ["ALWAYS_SERVED", "FIELDS", "OPTIONAL_EVENTS", "FieldsByEvent", "ServedFields", "fields_at"]
 
 FIELDS = frozenset(
     {
@@ -64,7 +64,7 @@ ALWAYS_SERVED = frozenset(
 )
 """Constants of a run: they need not be declared, and every host serves them."""
 
-_OPTIONAL_EVENTS = frozenset(event for event in Event if event.startswith(("eval_", "predict_", "iteration_")))
+OPTIONAL_EVENTS = frozenset(event for event in Event if event.startswith(("eval_", "predict_", "iteration_")))
 
 
 class FieldsByEvent(frozenset[str]):
@@ -181,7 +181,7 @@ class ServedFields:
     def _unserved(self, entry: Entry, event: Event | None) -> list[str]:
         """Return what an algorithm needs at an event, or at any event if None, that the host does not serve."""
         if event is not None and event not in {*self.readable, *self.writable}:
-            return [] if event in _OPTIONAL_EVENTS else [f"runs at {event.value!r}"]
+            return [] if event in OPTIONAL_EVENTS else [f"runs at {event.value!r}"]
         needs = []
         for verb, fields, by_event in (("reads", entry.reads, self.readable), ("writes", entry.writes, self.writable)):
             served = frozenset().union(*by_event.values()) if event is None else by_event.get(event, frozenset())
