@@ -179,10 +179,10 @@ class _Own(nn.Module):
 
 def _train_own(*algorithms: Algorithm, epochs: int = 2) -> nn.Module:
     """Train by the loop of the contract suite, and return the model."""
-    model = _new(_Net)
-    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-    data = _new(_make_data)
-    state = State(_Own(model), optimizers=optimizer, max_duration=f"{epochs}ep", train_dataloader=data)
+    model: nn.Module = _new(_Net)
+    optimizers: Any = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    duration: Any = f"{epochs}ep"
+    state = State(_Own(model), optimizers=optimizers, max_duration=duration, train_dataloader=_new(_make_data))
     Training(state, algorithms).run(epochs * _BATCHES)
     return model
 
@@ -344,7 +344,17 @@ class _Averaging(Algorithm):
             model.load_state_dict(before)
 
 
-_PROBES = [_Surgery, _Noise, _Scaling, _Temperature, _Relabeling, _LossWeight, _Damping, _TwoPasses, _Averaging]
+_PROBES: list[Any] = [
+    _Surgery,
+    _Noise,
+    _Scaling,
+    _Temperature,
+    _Relabeling,
+    _LossWeight,
+    _Damping,
+    _TwoPasses,
+    _Averaging,
+]
 
 
 def _check_events(host: _Host) -> None:
@@ -370,11 +380,11 @@ def _moment(moment: tuple[str, int, int, int]) -> str:
 
 def _check_probes(host: _Host) -> None:
     """With each algorithm that the host serves, the weights are those of the contract suite's loop."""
-    for algorithms in [[], *([probe] for probe in _PROBES)]:
-        if all(host.serves_algorithm(probe()) for probe in algorithms):
-            model, adapter, _ = host.run(*(probe() for probe in algorithms))
-            expected = _train_own(*(probe() for probe in algorithms)).state_dict()
-            label = f"an algorithm that {_act(algorithms[0])}" if algorithms else "no algorithm"
+    for probes in [[], *([probe] for probe in _PROBES)]:
+        if all(host.serves_algorithm(probe()) for probe in probes):
+            model, adapter, _ = host.run(*(probe() for probe in probes))
+            expected = _train_own(*(probe() for probe in probes)).state_dict()
+            label = f"an algorithm that {_act(probes[0])}" if probes else "no algorithm"
             _check_weights(model, expected, f"{host.name} trains differently from the loop with {label}")
             steps = int(adapter.state.timestamp.batch)
             assert steps == 2 * _BATCHES, f"The clock of {host.name} counts {steps} of {2 * _BATCHES} steps."
