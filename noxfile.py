@@ -84,14 +84,22 @@ def resume_matrix(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHONS[0])
+@nox.parametrize("releases", ["newest", "oldest"], ids=["newest", "oldest"])
+def hosts(session: nox.Session, releases: str) -> None:
+    """Compare Lightning, Transformers, Accelerate and Ignite with our Trainer, in their newest and oldest releases."""
+    extras = project("engine")["project"]["optional-dependencies"].values()
+    wanted = [*test_group(*PACKAGES), *sorted({requirement for extra in extras for requirement in extra})]
+    pins = lowest(session, "hosts", *theirs(*PACKAGES), *wanted) if releases == "oldest" else CONSTRAINTS
+    install(session, *wheels(session, *PACKAGES), *wanted, pins=pins)
+    session.run(*PYTEST, "tests/hosts", *session.posargs, env=TEST_ENV)
+
+
+@nox.session(python=PYTHONS[0])
 @each_package
 def minimums(session: nox.Session, package: str) -> None:
     """Test a package with the lowest versions that it allows, on the oldest Python."""
-    floors = session.cache_dir / f"floors-{package}.txt"
-    direct = floors.with_suffix(".in")
-    direct.write_text("\n".join([*theirs(*closure(package)), *test_group(package)]))
-    session.run("uv", "pip", "compile", "--quiet", "--resolution=lowest-direct", f"--output-file={floors}", str(direct))
-    install(session, *wheels(session, *closure(package)), *test_group(package), pins=str(floors))
+    pins = lowest(session, package, *theirs(*closure(package)), *test_group(package))
+    install(session, *wheels(session, *closure(package)), *test_group(package), pins=pins)
     session.run(*PYTEST, f"packages/composer-{package}/tests", *session.posargs, env=TEST_ENV)
 
 
@@ -186,6 +194,15 @@ def constraints(session: nox.Session) -> None:
 def install(session: nox.Session, *what: str, pins: str = CONSTRAINTS) -> None:
     """Install wheels of this repository and other requirements, at the pinned versions."""
     session.install("--constraint", pins, *what)
+
+
+def lowest(session: nox.Session, name: str, *what: str) -> str:
+    """Return a file of pins with the lowest versions that the requirements allow."""
+    floors = session.cache_dir / f"floors-{name}.txt"
+    direct = floors.with_suffix(".in")
+    direct.write_text("\n".join(what))
+    session.run("uv", "pip", "compile", "--quiet", "--resolution=lowest-direct", f"--output-file={floors}", str(direct))
+    return str(floors)
 
 
 def together(session: nox.Session) -> str:
