@@ -21,6 +21,7 @@ from composer.compat.table import ARGUMENTS, NAMES, parse_home
 from composer.core import Algorithm, Event, Stage, explain
 from composer.core.conflicts import ExclusiveResource
 from composer.core.event import PLACES
+from composer.core.fields import ALWAYS_SERVED, OPTIONAL_EVENTS, ServedFields, fields_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -309,7 +310,55 @@ def drawing() -> str:
     return f"```mermaid\n{explain(recipe).to_mermaid()}\n```\n"
 
 
+def hosts() -> str:
+    """Return a table of the algorithms in each host, with the fields that a host does not serve."""
+    served = _served_by_hosts()
+    rows = ((kind.__name__, *(_support(kind, one) for one in served)) for kind in algorithms())
+    return _table(("algorithm", *(one.host for one in served)), rows)
+
+
+def _support(kind: type[Algorithm], serves: ServedFields) -> str:
+    missing = {
+        field
+        for event in {*kind.runs_at} - OPTIONAL_EVENTS
+        for needed, by_event in ((kind.reads, serves.readable), (kind.writes, serves.writable))
+        for field in fields_at(needed, event) - ALWAYS_SERVED - by_event.get(event, frozenset())
+        if not (field.startswith("batch.") and "batch" in by_event.get(event, frozenset()))
+    }
+    if "train_dataloader" in missing:
+        return "with `batch=True`"
+    return f"no: {', '.join(f'`{field}`' for field in sorted(missing))}" if missing else "yes"
+
+
+def _served_by_hosts() -> list[ServedFields]:
+    """Return what the hosts serve with the usual settings."""
+    import lightning  # noqa: PLC0415  (only this table needs the hosts)
+    import torch  # noqa: PLC0415
+    from accelerate import Accelerator  # noqa: PLC0415
+    from ignite.engine import create_supervised_trainer  # noqa: PLC0415
+
+    from composer.integrations.accelerate import accelerate_algorithms  # noqa: PLC0415
+    from composer.integrations.ignite import attach_algorithms  # noqa: PLC0415
+    from composer.integrations.lightning import ComposerCallback, FabricAlgorithms  # noqa: PLC0415
+
+    model, loss = torch.nn.Linear(1, 1), torch.nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = torch.utils.data.DataLoader([0])
+    accelerated = accelerate_algorithms(
+        Accelerator(cpu=True), model, optimizer, loader, [], loss=loss, max_duration="1ep"
+    )
+    attached = attach_algorithms(create_supervised_trainer(model, optimizer, loss), model, optimizer, loss, [])
+    adapters = [
+        ComposerCallback([]).adapter,
+        FabricAlgorithms(lightning.Fabric(accelerator="cpu"), model, optimizer, [], loss).adapter,
+        accelerated._adapter,  # noqa: SLF001  (users have no need of it)
+        attached._adapter,  # noqa: SLF001
+    ]
+    return [adapter.serves for adapter in adapters]
+
+
 TABLES = {
+    "hosts": hosts,
     "drawing": drawing,
     "moved": moved,
     "removed": removed,

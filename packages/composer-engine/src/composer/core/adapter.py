@@ -130,6 +130,7 @@ class Adapter:
         state: The state of the training.
         engine: Runs the algorithms.
         world_size: The number of processes, for hosts that start them later.
+        serves: What the host serves.
 
     Raises:
         AlgorithmConflictError: Two of the algorithms cannot work together.
@@ -184,6 +185,7 @@ class Adapter:
         self.state.on_components_change(self._refuse_late_algorithms)
         self._begun_with: tuple[Algorithm, ...] | None = None
         self._is_prepared = self._computes_again = False
+        self.serves = serves
         self._microbatch = self._samples = self._tokens = self._times_computed = 0
         self._rng_states: list[tuple[Callable[[Any], object], Any]] = []
         self._described_batch = ""
