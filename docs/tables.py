@@ -332,18 +332,25 @@ def _support(kind: type[Algorithm], serves: ServedFields) -> str:
 
 def _served_by_hosts() -> list[ServedFields]:
     """Return what the hosts serve with the usual settings."""
-    import lightning  # noqa: PLC0415  (only this table needs the hosts)
+    import tempfile  # noqa: PLC0415  (only this table needs the hosts)
+
+    import lightning  # noqa: PLC0415
     import torch  # noqa: PLC0415
+    import transformers  # noqa: PLC0415
     from accelerate import Accelerator  # noqa: PLC0415
     from ignite.engine import create_supervised_trainer  # noqa: PLC0415
 
     from composer.integrations.accelerate import accelerate_algorithms  # noqa: PLC0415
     from composer.integrations.ignite import attach_algorithms  # noqa: PLC0415
     from composer.integrations.lightning import ComposerCallback, FabricAlgorithms  # noqa: PLC0415
+    from composer.integrations.transformers import composer_trainer  # noqa: PLC0415
 
     model, loss = torch.nn.Linear(1, 1), torch.nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = torch.utils.data.DataLoader([0])
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = transformers.TrainingArguments(folder, use_cpu=True, report_to=[])
+        trainer = composer_trainer(transformers.Trainer)(model=model, args=arguments, algorithms=[])
     accelerated = accelerate_algorithms(
         Accelerator(cpu=True), model, optimizer, loader, [], loss=loss, max_duration="1ep"
     )
@@ -351,6 +358,7 @@ def _served_by_hosts() -> list[ServedFields]:
     adapters = [
         ComposerCallback([]).adapter,
         FabricAlgorithms(lightning.Fabric(accelerator="cpu"), model, optimizer, [], loss).adapter,
+        trainer.algorithm_adapter,
         accelerated._adapter,  # noqa: SLF001  (users have no need of it)
         attached._adapter,  # noqa: SLF001
     ]
