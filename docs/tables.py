@@ -227,6 +227,45 @@ def errors(task: str) -> str:
     )
 
 
+def differences(task: str) -> str:
+    """Return a table of the final metric of each arm and of its difference to the baseline's."""
+    one = studies()[task]
+    rough = "~" if one.settings.is_rough else ""
+    return _table(
+        ("trained with", one.settings.metric.removeprefix("eval/"), "difference", "time relative to the baseline"),
+        (
+            (
+                row.label,
+                f"{row.metric:.4g}",
+                _interval(row.difference, "{:+.3g}"),
+                _interval(row.time_ratio, rough + "{:.2f}"),
+            )
+            for row in one.rows
+            if row.metric is not None
+        ),
+    )
+
+
+def speed(task: str) -> str:
+    """Return a table of the final metric of each arm and of the time to the baseline's final one."""
+    one = studies()[task]
+    rough = "~" if one.settings.is_rough else ""
+    name = one.settings.metric.removeprefix("eval/")
+    return _table(
+        ("trained with", name, "time to the baseline's final one, relative", "time relative to the baseline"),
+        (
+            (
+                row.label,
+                f"{row.metric:.4g}",
+                "" if not row.arm else rough + f"{1 / row.speed_up:.2f}" if row.speed_up else "not reached",
+                _interval(row.time_ratio, rough + "{:.2f}"),
+            )
+            for row in one.rows
+            if row.metric is not None
+        ),
+    )
+
+
 def environment(task: str) -> str:
     """Return a table of the machine and the versions of a study."""
     measured = studies()[task].settings.environment
@@ -242,7 +281,7 @@ def measured(kind: str) -> str:
         ("task", "settings", "metric", "difference (95 % interval)", "p (Holm)", "time relative to the baseline"),
         (
             (
-                f"[{task}](../evidence/{task}.md)",
+                f"[{task}](../evidence/{task.removesuffix('_each')}.md)",
                 f"`{text}`",
                 one.settings.metric,
                 _interval(row.difference, "{:+.3g}"),
@@ -378,6 +417,8 @@ TABLES = {
     "twice": twice,
     "study": study,
     "errors": errors,
+    "differences": differences,
+    "speed": speed,
     "environment": environment,
     "measured": measured,
 }

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from composer import Algorithm, Trainer
+from composer import functional as cf
 from composer.ablation import ablate
 from composer.algorithms import (
     EMA,
@@ -35,12 +36,16 @@ from composer.algorithms import (
     ChannelsLast,
     CutMix,
     CutOut,
+    GhostBatchNorm,
     LabelSmoothing,
     LayerFreezing,
     MixUp,
     ProgressiveResizing,
+    RandAugment,
     SelectiveBackprop,
     SqueezeExcite,
+    StochasticDepth,
+    WeightStandardization,
 )
 from composer.models import ComposerClassifier
 from composer.optim import CosineAnnealingWithWarmupScheduler
@@ -50,10 +55,10 @@ if TYPE_CHECKING:
 
 METRIC = "eval/MulticlassAccuracy"
 FOLDERS = [Path("/usr/share/datasets/fashion-mnist"), Path("data/FashionMNIST/raw")]
-NUM_VALIDATION = 10_000
-EPOCHS = 4
+TRAIN_SIZE = 50_000
+EPOCHS = 2
 BATCH_SIZE = 128
-LEARNING_RATE = 5e-3
+LEARNING_RATE = 1e-2
 WEIGHT_DECAY = 0.05
 WIDTH = 16
 
@@ -77,6 +82,14 @@ class Block(nn.Module):
         return nn.functional.relu(self.layers(images) + self.skip(images))
 
 
+RESIDUAL = cf.ResidualRule(
+    branch=lambda block, images: block.layers(images),
+    shortcut=lambda block, images: block.skip(images),
+    activation=lambda _, features: nn.functional.relu(features),
+)
+"""The parts of a block, for StochasticDepth."""
+
+
 def make_network() -> nn.Module:
     """Return a residual network for images of one channel and any size."""
     return nn.Sequential(
@@ -93,7 +106,7 @@ def make_network() -> nn.Module:
 
 
 def read_images(kind: Literal["train", "t10k"], folder: Path | None = None) -> tuple[Tensor, Tensor]:
-    """Return images of mean 0 and standard deviation 1, shape ``(N, 1, 28, 28)``, and labels, shape ``(N,)``.
+    """Return images from 0 to 1, shape ``(N, 1, 28, 28)``, and labels, shape ``(N,)``.
 
     Raises:
         FileNotFoundError: The data are not installed.
@@ -112,7 +125,7 @@ def read_images(kind: Literal["train", "t10k"], folder: Path | None = None) -> t
         content = gzip.decompress(content) if found.suffix == ".gz" else content
         arrays.append(torch.frombuffer(bytearray(content[header:]), dtype=torch.uint8))
     images, labels = arrays
-    return (images.view(-1, 1, 28, 28).float() / 255 - 0.286) / 0.353, labels.long()
+    return images.view(-1, 1, 28, 28).float() / 255, labels.long()
 
 
 def random_shift() -> Algorithm:
@@ -128,7 +141,7 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
         initial_scale=0.5, finetune_fraction=0.25, delay_fraction=0.4, size_increment=4
     ),
     "EMA": lambda: EMA(half_life="30ba"),
-    "SWA": lambda: SWA(swa_start="0.75dur"),
+    "SWA": lambda: SWA(swa_start="0.75dur", update_interval="10ba"),
     "BlurPool": lambda: BlurPool(replace_maxpools=False),
     "LabelSmoothing": lambda: LabelSmoothing(0.05),
     "MixUp": lambda: MixUp(alpha=0.1),
@@ -139,8 +152,12 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
     "LayerFreezing": LayerFreezing,
     "SelectiveBackprop": lambda: SelectiveBackprop(start=0.4, end=0.9),
     "Augment": random_shift,
+    "RandAugment": lambda: RandAugment(severity=3, depth=1, batch=True),
+    "StochasticDepth": lambda: StochasticDepth({Block: RESIDUAL}, drop_rate=0.1),
+    "WeightStandardization": WeightStandardization,
+    "GhostBatchNorm": lambda: GhostBatchNorm(ghost_batch_size=32),
 }
-RECIPE = ["ChannelsLast", "ProgressiveResizing", "EMA"]
+RECIPE = ["ChannelsLast", "EMA", "LabelSmoothing"]
 
 
 def make_trainer(
@@ -148,6 +165,8 @@ def make_trainer(
     seed: int,
     *,
     epochs: int = EPOCHS,
+    train_size: int = TRAIN_SIZE,
+    evaluations: int = 5,
     images: Literal["validation", "test"] = "test",
     data: Path | None = None,
     **options: Any,
@@ -155,18 +174,17 @@ def make_trainer(
     """Return a trainer with a new network, whose initial weights depend only on torch's seed, and its data."""
     torch.set_num_threads(1)
     samples, labels = read_images("train", data)
-    count = len(samples) - min(NUM_VALIDATION, len(samples) // 2)
     if images == "test":
         eval_samples, eval_labels = read_images("t10k", data)
     else:
-        eval_samples, eval_labels = samples[count:], labels[count:]
-    train_data = TensorDataset(samples[:count], labels[:count])
+        eval_samples, eval_labels = samples[TRAIN_SIZE:], labels[TRAIN_SIZE:]
+    train_data = TensorDataset(samples[:TRAIN_SIZE][:train_size], labels[:TRAIN_SIZE][:train_size])
     model = ComposerClassifier(make_network(), num_classes=10, train_metrics=[])
     return Trainer(
         model=model,
         train_dataloader=DataLoader(train_data, BATCH_SIZE, shuffle=True, drop_last=True),
         eval_dataloader=DataLoader(TensorDataset(eval_samples, eval_labels), 500),
-        eval_interval="0.1dur",
+        eval_interval=f"{1 / evaluations}dur",
         optimizers=torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY),
         schedulers=CosineAnnealingWithWarmupScheduler(t_warmup="0.1dur"),
         algorithms=algorithms,
@@ -185,18 +203,29 @@ def main() -> None:
     parser.add_argument(
         "--epochs", type=int, default=EPOCHS, metavar="N", help="epochs of a run (default: %(default)s)"
     )
+    parser.add_argument(
+        "--train-size", type=int, default=TRAIN_SIZE, metavar="N", help="images to train on (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--evaluations", type=int, default=5, metavar="N", help="evaluations of a run (default: %(default)s)"
+    )
     parser.add_argument("--seeds", type=int, default=5, metavar="N", help="number of seeds (default: %(default)s)")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="runs at a time (default: %(default)s)")
-    parser.add_argument(
-        "--methods", nargs="*", default=[], choices=METHODS, metavar="METHOD", help="measured alone, too"
-    )
+    parser.add_argument("--each", action="store_true", help="measure each method alone, not the recipe")
     parser.add_argument("--output", type=Path, default=Path("runs/fashion_mnist"), help="folder (default: %(default)s)")
     options = parser.parse_args()
     data = options.data.resolve() if options.data else None
 
     def make(algorithms: Sequence[Algorithm], seed: int) -> Trainer:
         return make_trainer(
-            algorithms, seed, epochs=options.epochs, images=options.images, data=data, progress_bar=False
+            algorithms,
+            seed,
+            epochs=options.epochs,
+            train_size=options.train_size,
+            evaluations=options.evaluations,
+            images=options.images,
+            data=data,
+            progress_bar=False,
         )
 
     study = ablate(
@@ -204,7 +233,7 @@ def main() -> None:
         METHODS,
         metric=METRIC,
         mode="max",
-        arms=["baseline", RECIPE, *([name] for name in options.methods)],
+        arms=["baseline", "each"] if options.each else ["baseline", RECIPE],
         seeds=options.seeds,
         processes=options.processes,
         folder=options.output,

@@ -188,6 +188,7 @@ def make_trainer(
     seed: int,
     *,
     steps: int = STEPS,
+    evaluations: int = 5,
     modules: Literal["validation", "test"] = "test",
     **options: Any,
 ) -> Trainer:
@@ -199,7 +200,7 @@ def make_trainer(
         model=model,
         train_dataloader=DataLoader(train_data, batch_size=BATCH_SIZE, shuffle=True, drop_last=True),
         eval_dataloader=DataLoader(eval_data, batch_size=32),
-        eval_interval=f"{max(1, steps // 10)}ba",
+        eval_interval=f"{max(1, steps // evaluations)}ba",
         optimizers=torch.optim.AdamW(
             model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=WEIGHT_DECAY
         ),
@@ -217,23 +218,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--modules", choices=["validation", "test"], default="test", help="default: %(default)s")
     parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="steps of a run (default: %(default)s)")
+    parser.add_argument(
+        "--evaluations", type=int, default=5, metavar="N", help="evaluations of a run (default: %(default)s)"
+    )
     parser.add_argument("--seeds", type=int, default=5, metavar="N", help="number of seeds (default: %(default)s)")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="runs at a time (default: %(default)s)")
-    parser.add_argument("--each", action="store_true", help="also measure each method alone")
+    parser.add_argument("--each", action="store_true", help="measure each method alone, not the recipe")
     parser.add_argument(
         "--output", type=Path, default=Path("runs/language_model"), help="folder (default: %(default)s)"
     )
     options = parser.parse_args()
 
     def make(algorithms: Sequence[Algorithm], seed: int) -> Trainer:
-        return make_trainer(algorithms, seed, steps=options.steps, modules=options.modules, progress_bar=False)
+        return make_trainer(
+            algorithms,
+            seed,
+            steps=options.steps,
+            evaluations=options.evaluations,
+            modules=options.modules,
+            progress_bar=False,
+        )
 
     study = ablate(
         make,
         METHODS,
         metric=METRIC,
         mode="min",
-        arms=["baseline", RECIPE, *(["each"] if options.each else [])],
+        arms=["baseline", "each"] if options.each else ["baseline", RECIPE],
         seeds=options.seeds,
         processes=options.processes,
         folder=options.output,

@@ -29,7 +29,7 @@ def example() -> ModuleType:
     module: Any = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    module.BATCH_SIZE = 8
+    module.BATCH_SIZE, module.TRAIN_SIZE = 8, 160
     return module
 
 
