@@ -231,6 +231,21 @@ class TestClock:
         host(adapter, make_data(2), 1, model)
         assert adapter.state.timestamp.sample == 12
 
+    def test_length_known_to_surgery(self):
+        """The length of an epoch in steps is known when layers are replaced, also if only `begin_fit` is called."""
+
+        class Lengths(Algorithm):
+            runs_at = {Event.INIT: Stage.ARCHITECTURE}
+            reads = frozenset({"dataloader_len"})
+
+            def apply(self, event, state, logger):
+                lengths.append(state.dataloader_len)
+
+        lengths, model = [], make_net()
+        adapter = Adapter(served_fields("Host"), model, Lengths())
+        adapter.begin_fit(sgd(model), max_duration="1ep", train_dataloader=make_data(), dataloader_len=2)
+        assert lengths == [2]
+
     def test_each_microbatch_draws_its_own(self):
         """The batches of one step have different numbers and seeds."""
         model, seen = make_net(), Seen()

@@ -246,7 +246,9 @@ class Adapter:
             train_dataloader: The training data.
             dataloader_len: Steps of the optimizers in an epoch; the length of the loader if None.
         """
-        self.prepare(optimizers, max_duration=max_duration, train_dataloader=train_dataloader)
+        self.prepare(
+            optimizers, max_duration=max_duration, train_dataloader=train_dataloader, dataloader_len=dataloader_len
+        )
         self._microbatch = self._samples = self._tokens = 0  # an error may have ended a former training within a step
         self._set_training(optimizers, max_duration, train_dataloader, dataloader_len)
         for event in (Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START):
