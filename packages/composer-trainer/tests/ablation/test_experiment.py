@@ -152,7 +152,8 @@ class TestContinuing:
         study({"nothing": problem.Nothing}, arms=["each"])
         path = tmp_path / "study" / "results.jsonl"
         complete = path.read_text().splitlines()
-        path.write_text("\n".join([*complete[:-1], complete[-1][:20]]))
+        unfinished = complete[-1][:20] + "x" * 10_000  # longer than the line that replaces it
+        path.write_text("\n".join([*complete[:-1], unfinished]))
 
         study({"nothing": problem.Nothing}, arms=["each"])
 

@@ -254,7 +254,6 @@ class Adapter:
         for event in (Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START):
             self.engine.run_event(event)
         self._begun_with = tuple(self.state.algorithms)
-        self._microbatch = self._samples = self._tokens = 0  # an error may have ended an earlier fit within a step
         self._computes_again = any(map(wants_closure, self.state.optimizers))
 
     def _set_training(
