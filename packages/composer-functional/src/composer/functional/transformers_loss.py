@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["IGNORED", "are_probabilities", "next_tokens", "predicts_next_token", "task_loss", "without_single_score"]
+__all__: list[str] = []
 
 IGNORED = -100
 """The label of positions that do not count."""

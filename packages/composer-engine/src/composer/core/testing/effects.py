@@ -124,6 +124,16 @@ class RecordingState:
         self.generators.append((owner, generator))
         return generator
 
+    def compute_outputs(self, batch: Any) -> Any:
+        """Return the model's outputs for a batch, and record the model as read."""
+        self.effects.reads.add("model")
+        return self._state.compute_outputs(batch)
+
+    def compute_loss(self, outputs: Any, batch: Any, **options: Any) -> Any:
+        """Return the loss of the model's outputs, and record the model, or the loss of each sample, as read."""
+        self.effects.reads |= {"model", "losses"} if options.get("reduction") == "none" else {"model"}
+        return self._state.compute_loss(outputs, batch, **options)
+
     def batch_get_item(self, key: Any) -> Any:
         """Return an item of the batch, and record it as read."""
         item = self._state.batch_get_item(key)
