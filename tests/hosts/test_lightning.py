@@ -19,6 +19,8 @@ from comparison import (
 from comparison import (
     our_weights as weights_of_our_trainer,
 )
+from small_training import make_loader as small_loader
+from small_training import run_in_two_processes
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
@@ -41,6 +43,8 @@ from composer.core.serialization import equal
 from composer.models import ComposerModel
 
 lightning = pytest.importorskip("lightning")
+
+from distributed_lightning import train as train_alone  # noqa: E402
 
 from composer.integrations.lightning import ComposerCallback, FabricAlgorithms  # noqa: E402
 
@@ -523,6 +527,20 @@ class Logs(Algorithm):
 
 class TestFeatures:
     """What Lightning has works with the algorithms on."""
+
+    def test_two_processes(self, tmp_path):
+        """Both processes of DDP have the same weights, those of one process with batches of twice the size.
+
+        It takes more than a second, as it starts two processes.
+        """
+        first, second = run_in_two_processes("distributed_lightning.py", tmp_path)
+        assert first == second
+        assert first["clock"] == ["8ba", "32sp"]
+        alone = train_alone(small_loader(batch_size=4))
+        assert alone["clock"] == first["clock"]
+        assert first["weights"] == {
+            name: pytest.approx(weight, rel=1e-3, abs=1e-4) for name, weight in alone["weights"].items()
+        }
 
     def test_metrics_of_algorithms(self, tmp_path):
         """What algorithms log is in the files of the loggers, beside what the module logs."""
