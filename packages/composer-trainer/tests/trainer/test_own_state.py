@@ -491,7 +491,7 @@ class TestReported:
         with pytest.warns(UserWarning, match=r"dataset.generator is copied into each worker process") as caught:
             train(tmp_path, loader(TorchDataset(), num_workers=1))
 
-        assert len(caught) == 1
+        assert [one.category for one in caught].count(UserWarning) == 1  # Python 3.12 also warns of forks
 
     def test_weights_only_does_not_warn(self, tmp_path):
         """Nothing is reported if only weights are saved."""
