@@ -1,6 +1,9 @@
 """Small runs to save and load."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,3 +81,16 @@ def runs():
 def saved(tmp_path):
     """Return the path of a checkpoint."""
     return Path(save_checkpoint(make_state(), tmp_path / "ep1-ba5", extra={"data": {"position": 7}}))
+
+
+@pytest.fixture(scope="session")
+def run_program():
+    """Return a function that runs a program of this folder, whose argument is a folder for its results."""
+
+    def run(name, folder):
+        settings = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+        command = [sys.executable, str(Path(__file__).with_name(name)), str(folder)]
+        done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+
+    return run

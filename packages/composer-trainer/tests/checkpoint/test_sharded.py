@@ -3,10 +3,6 @@
 import itertools
 import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,18 +13,14 @@ from safetensors.torch import load_file
 from composer.checkpoint import CheckpointError, diff_checkpoints, find_checkpoints, show_checkpoint
 from composer.checkpoint.sharded import Layout, TensorLayout, assemble, plan_parts
 
-PROGRAM = Path(__file__).with_name("sharded_program.py")
 MESHES = ["1", "2", "4", "2x2", "4, second dimension"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, run_program):
     """The folder of the program, which takes more than 5 seconds: it starts six groups of up to four processes."""
     path = tmp_path_factory.mktemp("sharded")
-    settings = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    command = [sys.executable, str(PROGRAM), str(path)]
-    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    run_program("sharded_program.py", path)
     return path
 
 

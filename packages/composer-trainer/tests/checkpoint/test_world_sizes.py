@@ -1,24 +1,15 @@
 """A training of two processes resumes in four and in one, with the same global batches."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).with_name("world_sizes_program.py")
-
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, run_program):
     """The folder of the program, which takes more than 5 seconds: it trains in three groups of processes."""
     path = tmp_path_factory.mktemp("world_sizes")
-    settings = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    command = [sys.executable, str(PROGRAM), str(path)]
-    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    run_program("world_sizes_program.py", path)
     return path
 
 

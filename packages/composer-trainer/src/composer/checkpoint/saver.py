@@ -18,6 +18,7 @@ from composer.checkpoint.saving import (
     checkpoint_name,
     refuse_fsdp1,
     save_sharded,
+    saving_together,
     take_snapshot,
     write_snapshot,
 )
@@ -25,7 +26,6 @@ from composer.checkpoint.tensor_file import CopyMemory
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 from composer.core.background import Background, ThreadError
 from composer.core.files import fill_in_run
-from composer.distributed.collectives import failing_together
 from composer.distributed.sharding import is_sharded
 from composer.functional.checks import check_flags
 
@@ -206,13 +206,13 @@ class CheckpointSaver(Callback):
         """Save a sharded model from all processes."""
         folder = self._opened or open_folder(fill_in_run(self.folder, state))
         latest = None if self.latest_filename is None else checkpoint_name(self.latest_filename, state)
-        with failing_together("Saving a checkpoint"):
+        with saving_together(folder, name):
             if state.rank == 0:
                 folder = self._opened or self._open(state)
                 self._make_way(folder, name)
         how: dict[str, Any] = {"weights_only": self.weights_only, "ignore_keys": self.ignore_keys}
         manifest = save_sharded(folder, name, state, extra, **how, overwrite=self.overwrite)
-        with failing_together("Saving a checkpoint"):
+        with saving_together(folder, name):
             if state.rank == 0:
                 self._finish(folder, name, latest, manifest.run_name)
 

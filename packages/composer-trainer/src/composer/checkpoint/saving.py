@@ -52,6 +52,7 @@ __all__ = [
     "refuse_fsdp1",
     "save_checkpoint",
     "save_sharded",
+    "saving_together",
     "take_snapshot",
     "write_snapshot",
 ]
@@ -220,16 +221,16 @@ def save_sharded(
     reshard(state.model)  # it may have its complete weights since an evaluation
     block = evaluation_weights(state) if weights_only else contextlib.nullcontext()
     with block:
-        with _saving_together(folder, name):
+        with saving_together(folder, name):
             data, tensors = _split_files(_saved_state(state, extra, ignore_keys, weights_only=weights_only))
             described = own_parts(tensors, is_first=is_first)
         layout, writes = plan_parts(all_gather_object(described))
-        with _saving_together(folder, name):
+        with saving_together(folder, name):
             contents = {file: packed.pieces for file, packed in pack_parts(tensors, writes[get_global_rank()]).items()}
     manifest = _new_manifest(state, data, weights_only=weights_only)
     existing, place = None, None
     try:
-        with _saving_together(folder, name):
+        with saving_together(folder, name):
             if is_first:
                 folder.make()
                 existing = None if overwrite else _same_moment(folder, name, manifest)
@@ -241,13 +242,13 @@ def save_sharded(
         if is_first:
             contents[LAYOUT] = (memoryview(layout.to_bytes()),)
             contents[STATE] = (memoryview(write_json(data, sort=False)),)
-        with _saving_together(folder, name), records_while(contents) as records:
+        with saving_together(folder, name), records_while(contents) as records:
             for file, pieces in contents.items():
                 folder.put(name, place, file, pieces)
             own = records()
         written: list[dict[str, FileRecord]] = all_gather_object(own)
         manifest = attrs.evolve(manifest, files={file: one for of_rank in written for file, one in of_rank.items()})
-        with _saving_together(folder, name):
+        with saving_together(folder, name):
             if is_first:
                 folder.commit(name, place, manifest)
     finally:
@@ -257,7 +258,7 @@ def save_sharded(
 
 
 @contextlib.contextmanager
-def _saving_together(folder: Folder, name: str) -> Iterator[None]:
+def saving_together(folder: Folder, name: str) -> Iterator[None]:
     """Fail in all processes if one fails: with its own error there, and with one that names it in the others."""
     failed: list[BaseException] = []
     try:

@@ -68,23 +68,17 @@ class TensorLayout:
             raise ValueError(f"its {len(self.chunks)} parts do not fill the shape {self.shape} exactly once")
 
     def _overlaps(self) -> bool:
-        corners = {tuple(offset) for _, offset, _ in self.chunks}
-        if len(corners) < len(self.chunks):
+        if len({tuple(offset) for _, offset, _ in self.chunks}) < len(self.chunks):
             return True
-        if len(self.chunks) < 2:
-            return False
         # Parts of a mesh are the cells of a grid: each dimension is cut at the same places everywhere.
-        cuts = [sorted({corner[dimension] for corner in corners}) for dimension in range(len(self.shape))]
-        ends = [[*places[1:], whole] for places, whole in zip(cuts, self.shape, strict=True)]
-        sizes = [dict(zip(*pair, strict=True)) for pair in zip(cuts, ends, strict=True)]
-        return any(
-            start + length > start_of_next
-            for _, offset, shape in self.chunks
-            for start, length, start_of_next in (
-                (start, length, sizes[dimension][start])
-                for dimension, (start, length) in enumerate(zip(offset, shape, strict=True))
-            )
-        )
+        for dimension, whole in enumerate(self.shape):
+            cuts = sorted({offset[dimension] for _, offset, _ in self.chunks})
+            next_cut = dict(zip(cuts, [*cuts[1:], whole], strict=True))
+            if any(
+                offset[dimension] + shape[dimension] > next_cut[offset[dimension]] for _, offset, shape in self.chunks
+            ):
+                return True
+        return False
 
 
 @attrs.frozen
