@@ -67,3 +67,25 @@ def test_sparse_batches_are_not_compared(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
 
     assert batches.next().is_sparse
+
+
+class TestOtherNumbersOfProcesses:
+    """The position of four processes, with three samples in a batch each, in the data of the second of two."""
+
+    @pytest.mark.parametrize(
+        ("batches", "batch_size", "expected"),
+        [(2, 6, (2, 12)), (2, 4, (3, 12)), (2, 12, (1, 12)), (2, 5, None), (4, 6, (4, 23)), (4, 5, (5, 23))],
+    )
+    def test_position(self, batches, batch_size, expected):
+        """It is after the samples of all processes; within a batch there is none, except at the end of the epoch."""
+        data = range(46)
+        loader = DataLoader(data, batch_size=batch_size, sampler=get_sampler(data, shuffle=True))
+        place = {"batches": batches, "sizes": {"samples": 46, "samples a batch": 3}, "is_distributed": True}
+        moved = Batches(DataSpec(loader), -1, torch.device("cpu")).moved(place, world_size=4)
+        assert (moved and (moved["batches"], moved["samples"])) == expected
+
+    def test_other_samplers(self):
+        """A sampler whose order is not shared by processes has no such position."""
+        place = {"batches": 4, "sizes": {"samples": 46, "samples a batch": 3}, "is_distributed": True}
+        plain = Batches(DataSpec(DataLoader(range(46), batch_size=6)), -1, torch.device("cpu"))
+        assert plain.moved(place, world_size=4) is None
