@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import secrets
+import time
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from composer.checkpoint.saver import SaveInterval, savers
@@ -69,6 +70,7 @@ from composer.trainer.names import suggests_names
 from composer.trainer.optimization import Optimization, check_optimizers, default_optimizer, make_scaler
 from composer.trainer.progress import ResumeState, SavesProgress
 from composer.trainer.reproducibility import choose_seed, configure_deterministic_mode, seed_all
+from composer.trainer.result import FitResult, final_metrics, reason_of_end
 from composer.trainer.run import Run
 from composer.trainer.schedules import SchedulerLike, TrainingSchedule, check_optimizers_of, check_schedulers
 from composer.trainer.training_data import TrainingData, check_model, check_trainable
@@ -181,9 +183,9 @@ class Trainer:
         ...     max_duration="3ep",
         ...     progress_bar=False,
         ... )
-        >>> trainer.fit()
-        >>> trainer.state.timestamp.batch
-        Time(3, 'ba')
+        >>> result = trainer.fit()
+        >>> result.steps, result.reason
+        (3, "max_duration='3ep' is reached")
     """
 
     @suggests_names
@@ -388,7 +390,7 @@ class Trainer:
         eval_interval: EvalInterval | None = None,
         device_train_microbatch_size: int | str | None = None,
         precision: str | Precision | None = None,
-    ) -> None:
+    ) -> FitResult:
         """Train until ``max_duration``, or for ``duration`` more. A further call continues where the last one stopped.
 
         Arguments that are None keep the constructor's values. It returns immediately if training is already complete.
@@ -412,11 +414,15 @@ class Trainer:
             device_train_microbatch_size: The number of samples in one forward pass.
             precision: The precision.
 
+        Returns:
+            The final metrics, the time, the steps, why the training ended, and the newest checkpoint. Prints as
+            a table.
+
         Raises:
             ValueError: There is no data or no duration, or a value is out of range.
         """
         check_flags(Trainer.fit, locals())
-        state = self.state
+        state, began = self.state, time.perf_counter()
         check_schedulers(schedulers)
         check_trainable(state.model)
         if scale_schedule_ratio != 1 and duration is None and schedulers is None:
@@ -439,10 +445,11 @@ class Trainer:
             self._data.batches.rewind(epoch=0)
             self._progress.forget()
         self._schedule.take_duration(state, duration, scale_schedule_ratio)
-        assert state.max_duration is not None
-        self._data.check_end(state.max_duration)
-        if state.has_reached(state.max_duration):
-            return
+        length, first_batch = state.max_duration, int(state.timestamp.batch)
+        assert length is not None
+        self._data.check_end(length)
+        if state.has_reached(length):
+            return self._result(f"max_duration='{length}' was reached before", began)
         run = Run(
             self.engine,
             self._data.batches,
@@ -457,6 +464,21 @@ class Trainer:
         with self._closing_on_error(), run.signals, explaining_loss():
             self._progress.resume()
             train(run)
+        steps = int(state.timestamp.batch) - first_batch
+        return self._result(reason_of_end(run, length), began, steps, run.losses.logged)
+
+    def _result(
+        self, reason: str, began: float, steps: int = 0, losses: Mapping[str, torch.Tensor] | None = None
+    ) -> FitResult:
+        return FitResult(
+            self.state.run_name,
+            reason,
+            self.state.timestamp,
+            steps,
+            time.perf_counter() - began,
+            final_metrics(self.state, losses or {}),
+            next(reversed(self.saved_checkpoints), None),
+        )
 
     @suggests_names
     def eval(
@@ -597,6 +619,16 @@ class Trainer:
     def close(self) -> None:
         """Close callbacks and loggers, once; the trainer cannot be used afterwards."""
         self.engine.close()
+
+    def __repr__(self) -> str:
+        """Return what is trained and how far, in one line."""
+        state, clock = self.state, self.state.timestamp
+        num_parameters = sum(parameter.numel() for parameter in state.model.parameters())
+        until = "" if state.max_duration is None else f" of max_duration='{state.max_duration}'"
+        return (
+            f"Trainer({type(state.model).__name__} with {num_parameters:,} parameters, run_name={state.run_name!r}, "
+            f"device='{state.device}', at epoch {int(clock.epoch)}, batch {int(clock.batch)}{until})"
+        )
 
     def __enter__(self) -> Self:
         """Return the trainer."""

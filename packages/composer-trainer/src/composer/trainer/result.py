@@ -1,0 +1,96 @@
+"""The result of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from composer.core import TimeUnit
+from composer.loggers.values import Number, numbers_by_name
+
+if TYPE_CHECKING:
+    from composer.core import State, Time, Timestamp
+    from composer.trainer.run import Run
+
+__all__ = ["FitResult", "final_metrics", "reason_of_end"]
+
+
+@attrs.frozen(repr=False)
+class FitResult:
+    """The result of a call of :meth:`Trainer.fit`. It prints as a table.
+
+    Args:
+        run_name: The name of the run.
+        reason: Why the training ended: its duration was reached, something ended it early, a signal stopped it, or it
+            was already complete.
+        timestamp: The clock at the end.
+        steps: The number of batches that this call trained on.
+        seconds: The time of this call, with its evaluations, in seconds.
+        metrics: The final loss and the latest values of the metrics, by the names under which they are logged.
+        checkpoint: The newest checkpoint that this run has saved; None if there is none.
+        best_checkpoint: The best one by the metric of ``save_best``; None if there is none.
+
+    Example:
+        >>> from composer.core import Timestamp
+        >>> clock = Timestamp(epoch=3, batch=72, sample=4500)
+        >>> FitResult("digits", "max_duration='3ep' is reached", clock, 72, 0.5, {"metrics/eval/Accuracy": 0.9375})
+        run                    digits
+        ended                  max_duration='3ep' is reached
+        steps                  72, 144.0 per second
+        clock                  epoch 3, batch 72, sample 4500
+        seconds                0.5
+        metrics/eval/Accuracy  0.9375
+    """
+
+    run_name: str
+    reason: str
+    timestamp: Timestamp
+    steps: int
+    seconds: float
+    metrics: dict[str, Number]
+    checkpoint: str | None = None
+    best_checkpoint: str | None = None
+
+    def __repr__(self) -> str:
+        """Return the table."""
+        speed = f", {self.steps / self.seconds:.1f} per second" if self.steps and self.seconds else ""
+        units = (TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.SAMPLE)
+        rows = {
+            "run": self.run_name,
+            "ended": self.reason,
+            "steps": f"{self.steps}{speed}",
+            "clock": ", ".join(f"{unit.name.lower()} {self.timestamp.count(unit)}" for unit in units),
+            "seconds": f"{self.seconds:.4g}",
+            "checkpoint": self.checkpoint,
+            "best": self.best_checkpoint,
+            **{name: f"{value:.4g}" for name, value in self.metrics.items()},
+        }
+        width = max(map(len, rows))
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items() if value is not None)
+
+
+def final_metrics(state: State, losses: Mapping[str, Any]) -> dict[str, Number]:
+    """Return the last losses and the latest metric values as numbers, which waits for the device once.
+
+    Args:
+        state: The run.
+        losses: The losses of the last batch by name; empty if there was none.
+    """
+    values = {f"loss/train/{name}": loss for name, loss in losses.items()}
+    of_labels: dict[str | None, Any] = {state.dataloader_label: state.train_metric_values}
+    of_labels.update(state.eval_metric_values)
+    for label, metrics in of_labels.items():
+        if isinstance(metrics, Mapping):  # a custom loop may have set values by name only
+            values |= {f"metrics/{label}/{name}": value for name, value in metrics.items()}
+    return numbers_by_name([values])[0]
+
+
+def reason_of_end(run: Run, length: Time) -> str:
+    """Return why a training ended whose ``max_duration`` was ``length`` when it began."""
+    if run.is_stopped:
+        return f"stopped by {'another process' if run.signals.received is None else run.signals.received.name}"
+    if run.state.max_duration is not length:
+        return f"ended early by an algorithm or a callback, max_duration was '{length}'"
+    return f"max_duration='{length}' is reached"

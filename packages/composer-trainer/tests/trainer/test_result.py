@@ -1,0 +1,109 @@
+"""The result of fit, and the text of a trainer."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from composer.callbacks import EarlyStopper
+from composer.core import Callback
+from composer.loggers import InMemoryLogger
+
+
+class TestFitResult:
+    def test_steps_clock_and_reason(self, make_trainer):
+        """A complete training reports its batches, its clock and that its duration is reached."""
+        result = make_trainer(max_duration="2ep").fit()
+
+        assert (result.steps, result.timestamp.batch, result.timestamp.epoch) == (10, 10, 2)
+        assert result.reason == "max_duration='2ep' is reached"
+        assert result.seconds > 0
+        assert result.checkpoint is None
+
+    def test_metrics_are_the_last_logged_values(self, make_trainer):
+        """Loss and metrics have the names and the values that loggers receive."""
+        log = InMemoryLogger()
+
+        result = make_trainer(
+            max_duration="2ep", eval_dataloader=make_trainer.loader(seed=1), train_metrics=None, loggers=log
+        ).fit()
+
+        assert {"loss/train/total", "metrics/eval/MulticlassAccuracy", "metrics/train/MulticlassAccuracy"} <= {
+            *result.metrics
+        }
+        assert result.metrics == {name: float(log.most_recent_values[name]) for name in result.metrics}
+
+    def test_further_call_counts_its_own_steps(self, make_trainer):
+        """The steps are those of the call, the clock is that of the run."""
+        trainer = make_trainer(max_duration="1ep")
+        trainer.fit()
+
+        result = trainer.fit(duration="3ba")
+
+        assert (result.steps, result.timestamp.batch) == (3, 8)
+
+    def test_complete_training(self, make_trainer):
+        """A training that was complete before has no steps."""
+        trainer = make_trainer(max_duration="1ep")
+        trainer.fit()
+
+        result = trainer.fit()
+
+        assert (result.steps, result.reason) == (0, "max_duration='1ep' was reached before")
+
+    def test_early_end(self, make_trainer):
+        """A training that a callback ends is reported as such."""
+        stopper = EarlyStopper("MulticlassAccuracy", "eval", comp=torch.less, min_delta=10.0, patience="1ep")
+
+        result = make_trainer(max_duration="9ep", eval_dataloader=make_trainer.loader(), callbacks=stopper).fit()
+
+        assert result.reason == "ended early by an algorithm or a callback, max_duration was '9ep'"
+        assert result.steps < 45
+
+    def test_signal(self, make_trainer):
+        """If the program handles the signal itself, the result names it."""
+
+        class Interrupt(Callback):
+            def batch_start(self, state, logger):
+                if state.timestamp.batch == 2:
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+        before = signal.signal(signal.SIGTERM, lambda *_: None)
+        try:
+            result = make_trainer(max_duration="9ep", callbacks=Interrupt()).fit()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+        assert (result.steps, result.reason) == (3, "stopped by SIGTERM")
+
+    def test_checkpoint(self, make_trainer, tmp_path):
+        """The newest checkpoint is the one that the end of the training has saved."""
+        trainer = make_trainer(max_duration="2ep", save_folder=str(tmp_path))
+
+        result = trainer.fit()
+
+        assert result.checkpoint == trainer.saved_checkpoints[-1] == str(tmp_path / "ep2-ba10")
+
+    def test_prints_as_a_table(self, make_trainer, tmp_path):
+        """Each line is a name and a value; values are aligned, and entries without a value are left out."""
+        result = make_trainer(max_duration="2ep", save_folder=str(tmp_path), run_name="first").fit()
+
+        rows = dict(line.split(maxsplit=1) for line in str(result).splitlines())
+        assert rows["run"] == "first"
+        assert rows["clock"] == "epoch 2, batch 10, sample 40"
+        assert rows["checkpoint"] == str(tmp_path / "ep2-ba10")
+        assert float(rows["loss/train/total"]) == pytest.approx(result.metrics["loss/train/total"], rel=1e-3)
+        assert "best" not in rows
+        assert repr(result) == str(result)
+
+
+def test_text_of_a_trainer(make_trainer):
+    """The text of a trainer names model, run and device, and how far it has trained."""
+    trainer = make_trainer(max_duration="2ep", run_name="first")
+    trainer.fit(duration="3ba")
+
+    assert repr(trainer) == (
+        "Trainer(ComposerClassifier with 67 parameters, run_name='first', device='cpu', "
+        "at epoch 0, batch 3 of max_duration='3ba')"
+    )
