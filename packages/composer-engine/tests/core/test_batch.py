@@ -113,3 +113,74 @@ class TestUsualNames:
         """The error lists the keys of the dictionary."""
         with pytest.raises(KeyError, match=r"no item 1.*'tokens'"):
             batch_get({"tokens": 1}, 1)
+
+
+class TestSeveralItems:
+    """Slices, and lists of keys, select several items."""
+
+    @pytest.mark.parametrize(
+        ("batch", "keys", "items", "changed"),
+        [
+            ([1, 2, 3], [0, 2], (1, 3), [7, 2, 8]),
+            ((1, 2, 3), (0, 2), (1, 3), (7, 2, 8)),
+            ({"a": 1, "b": 2, "c": 3}, ["c", "a"], (3, 1), {"a": 8, "b": 2, "c": 7}),
+            (Pair(1, 2), ["label", "image"], (2, 1), Pair(8, 7)),
+            (Record(1, 2), ["image", "label"], (1, 2), Record(7, 8)),
+            ({"input_ids": 1, "labels": 2}, [0, 1], (1, 2), {"input_ids": 7, "labels": 8}),
+        ],
+    )
+    def test_keys(self, batch, keys, items, changed):
+        """Several keys read a tuple of items, and replace each."""
+        assert batch_get(batch, keys) == items
+        assert batch_set(batch, keys, [7, 8]) == changed
+        assert batch_get(batch, keys) == items
+
+    @pytest.mark.parametrize("kind", [list, tuple])
+    def test_slices(self, kind):
+        """A slice of a list or tuple is one of the same type."""
+        batch = kind([1, 2, 3, 4])
+
+        assert batch_get(batch, slice(1, 3)) == kind([2, 3])
+        assert batch_set(batch, slice(1, 3), [7, 8]) == kind([1, 7, 8, 4])
+        assert batch == kind([1, 2, 3, 4])
+
+    @pytest.mark.parametrize(
+        "batch", [torch.arange(12).reshape(4, 3), torch.arange(12).reshape(4, 3).numpy()], ids=["tensor", "array"]
+    )
+    @pytest.mark.parametrize("key", [1, slice(0, 2), [0, 2], (0, 2), (slice(None), [0, 1])])
+    def test_tensors_and_arrays(self, batch, key):
+        """A tensor or array is indexed, and a copy is changed."""
+        before = batch[key]
+
+        changed = batch_set(batch, key, -before)
+
+        assert (batch_get(batch, key) == before).all()
+        assert (changed[key] == -before).all()
+        assert (changed != batch).sum() == (before != 0).sum()
+
+    def test_a_tuple_may_be_one_key(self):
+        """A tuple that is a key of a dictionary is not several keys."""
+        batch = {("a", "b"): 1, "a": 2, "b": 3}
+
+        assert batch_get(batch, ("a", "b")) == 1
+        assert batch_set(batch, ("a", "b"), 4) == {("a", "b"): 4, "a": 2, "b": 3}
+
+    def test_one_function(self):
+        """A function reads, or sets and returns, the batch."""
+
+        def set_last(batch, value):
+            return [*batch[:-1], value]
+
+        assert batch_get([{"a": 1}, {"c": 5}], lambda batch: batch[1]["c"]) == 5
+        assert batch_set([1, 2], set_last, 3) == [1, 3]
+
+    @pytest.mark.parametrize("values", [[7], [7, 8, 9]])
+    def test_wrong_number_of_values_raises(self, values):
+        """Each key needs a value."""
+        with pytest.raises(ValueError, match=rf"one item for each of the 2 keys \['a', 'b'\], got {len(values)}"):
+            batch_set({"a": 1, "b": 2}, ["a", "b"], values)
+
+    def test_missing_key_raises(self):
+        """If one of several keys is missing, the error names it."""
+        with pytest.raises(KeyError, match=r"no item 'z'"):
+            batch_get({"a": 1}, ["a", "z"])

@@ -25,7 +25,7 @@ Batch: TypeAlias = Any
 
 BatchKey: TypeAlias = int | str | tuple[Callable[[Any], Any], Callable[[Any, Any], Any]] | Any
 """The place of an item in a batch: an index, a key, an attribute's name, or a pair of functions, ``get(batch)`` and
-``set(batch, value)``, of which the second returns the changed batch.
+``set(batch, value)``, of which the second returns the changed batch. A slice, or a list of places, is several items.
 
 In a dictionary, 0 is the samples and 1 the targets under their usual names, such as ``"input_ids"`` and ``"labels"``;
 see :func:`usual_key`."""
@@ -36,20 +36,25 @@ def batch_get(batch: Batch, key: BatchKey) -> Any:
 
     Args:
         batch: A tuple, list, dictionary, or object with attributes.
-        key: An index, a key, an attribute's name, or a pair of functions ``(get, set)``.
+        key: An index, a slice, a key, an attribute's name, a function ``get(batch)``, or a pair of functions
+            ``(get, set)``; or a list or tuple of these, for a tuple of items.
 
     Raises:
         KeyError: The batch has no such item.
 
     Example:
-        >>> batch_get(("image", "label"), 1), batch_get({"input_ids": 7}, "input_ids")
-        ('label', 7)
+        >>> batch_get(("image", "label"), 1), batch_get({"input_ids": 7, "labels": 8}, ["labels", "input_ids"])
+        ('label', (8, 7))
     """
+    if callable(key):
+        return key(batch)
     if _is_pair(key):
         return key[0](batch)
     try:
         return batch[key]
     except (TypeError, KeyError, IndexError):
+        if _is_several(key, batch):
+            return tuple(batch_get(batch, one) for one in key)
         usual = usual_key(batch, key)
         if usual is not key:
             return batch[usual]
@@ -75,18 +80,30 @@ def batch_set(batch: Batch, key: BatchKey, value: Any) -> Batch:
 
     Args:
         batch: A tuple, list, dictionary, or object with attributes; a shallow copy is returned.
-        key: An index, a key, an attribute's name, or a pair of functions ``(get, set)``.
-        value: The new item.
+        key: An index, a slice, a key, an attribute's name, a function ``set(batch, value)``, or a pair of functions
+            ``(get, set)``; or a list or tuple of these.
+        value: The new item; of several, one for each key.
 
     Raises:
         KeyError: The batch has no such item.
+        ValueError: There are fewer or more new items than keys.
 
     Example:
         >>> batch_set(("image", "label"), 1, "soft label")
         ('image', 'soft label')
+        >>> batch_set({"x": 1, "y": 2}, ["x", "y"], [3, 4])
+        {'x': 3, 'y': 4}
     """
+    if callable(key):
+        return key(batch, value)
     if _is_pair(key):
         return key[1](batch, value)
+    if _is_several(key, batch):
+        if len(value) != len(key):
+            raise ValueError(f"value must have one item for each of the {len(key)} keys {key!r}, got {len(value)}.")
+        for one, item in zip(key, value, strict=True):
+            batch = batch_set(batch, one, item)
+        return batch
     batch_get(batch, key)
     key = usual_key(batch, key)
     if hasattr(batch, "_replace") and isinstance(key, str):
@@ -96,7 +113,7 @@ def batch_set(batch: Batch, key: BatchKey, value: Any) -> Batch:
         items = list(batch)
         items[place] = value
         return rebuild(batch, items)
-    changed = copy.copy(batch)
+    changed: Any = batch.clone() if isinstance(batch, Tensor) else copy.copy(batch)  # a tensor's copy shares its memory
     if isinstance(key, str) and not hasattr(batch, "__setitem__"):
         setattr(changed, key, value)
     else:
@@ -133,6 +150,13 @@ def note_batch(error: BaseException, event: str, called: str, batch: Batch) -> N
 
 def _is_pair(key: BatchKey) -> TypeGuard[tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]]:
     return isinstance(key, tuple) and len(key) == 2 and all(map(callable, key))
+
+
+def _is_several(key: BatchKey, batch: Batch) -> TypeGuard[Sequence[BatchKey]]:
+    """Return whether a list is several keys, and not itself a key of a mapping or an index of an array."""
+    if not isinstance(key, (list, tuple)) or not key or hasattr(batch, "__array__"):
+        return False
+    return not (isinstance(batch, Mapping) and isinstance(key, tuple) and key in batch)
 
 
 def _no_item(batch: Batch, key: BatchKey) -> str:
