@@ -109,6 +109,37 @@ class TestSplitBatch:
 
         assert all(types(part) == types(batch) for part in split_batch(batch, microbatch_size))
 
+    @pytest.mark.parametrize("num_samples", [2, 3, 4])
+    def test_lists_of_samples(self, num_samples):
+        """A list with a list of numbers, dictionary or tensor for each sample is split with the samples."""
+        numbers = [[index, index, index] for index in range(num_samples)]
+        boxes = [{"box": torch.zeros(index + 5, 4), "index": index} for index in range(num_samples)]
+        batch = {"x": torch.arange(num_samples), "meta": {"numbers": numbers}, "boxes": tuple(boxes), "all": "text"}
+
+        first, *rest = split_batch(batch, 1)
+
+        assert len(rest) == num_samples - 1
+        assert [part["meta"]["numbers"] for part in rest] == [[[i, i, i]] for i in range(1, num_samples)]
+        assert [one["index"] for part in (first, *rest) for one in part["boxes"]] == [*range(num_samples)]
+        assert first["all"] == "text"
+
+    def test_images_of_any_size(self):
+        """A pair of a list of images and a list of targets is split by their items."""
+        images = [torch.rand(3, 10 + index, 8) for index in range(5)]
+        targets = [{"boxes": torch.rand(index + 1, 4)} for index in range(5)]
+
+        parts = split_batch((images, targets), 2)
+
+        assert [len(part[0]) for part in parts] == [len(part[1]) for part in parts] == [2, 2, 1]
+        assert parts[1][0][0] is images[2]
+        assert parts[1][1][0] is targets[2]
+
+    def test_collated_text(self):
+        """Several fields of text, which torch collates to a list for each field, are split within each."""
+        batch = [torch.zeros(2), [("first", "second"), ("erster", "zweiter")]]
+
+        assert split_batch(batch, 1)[1][1] == [("second",), ("zweiter",)]
+
     def test_attributes_of_subclasses_are_preserved(self):
         """Attributes of a tokenizer's batch are in every part."""
         batch = TokenizerBatch({"input_ids": torch.zeros(4, 2)}, encodings="kept")
@@ -148,6 +179,8 @@ class TestCountSamples:
             ({}, "no tensor and no list"),
             (object(), "no tensor and no list"),
             (Pair(1, 2), "no tensor and no list"),
+            ((torch.zeros(3), [[1, 2], [3]]), r"lengths \[1, 2, 3\]"),
+            ((torch.zeros(3), ["one", "two"]), r"lengths \[2, 3\]"),
         ],
     )
     def test_ambiguous_batches_raise(self, batch, result):
@@ -209,13 +242,34 @@ class TestDataSpec:
             [],
             split_batch=lambda batch, size: [batch[size:], batch[:size]],
             get_num_samples_in_batch=lambda batch: 11 * len(batch),
-            get_num_tokens_in_batch=lambda batch, token_type="total": {"total": 12, "loss": 13}[token_type],
+            get_num_tokens_in_batch=lambda batch: 12,
         )
 
         assert spec.split_batch("abc", 2) == ["c", "ab"]
         assert spec.get_num_samples_in_batch("b") == 11
         assert spec.get_num_tokens_in_batch("b") == 12
-        assert spec.get_num_tokens_in_batch("b", token_type="loss") == 13
+
+    def test_tokens_by_type(self):
+        """A counting function may return a dictionary, of which a type is selected."""
+        spec = DataSpec([], get_num_tokens_in_batch=lambda batch: {"total": 12, "loss_generating": torch.tensor(9)})
+
+        assert spec.get_num_tokens_in_batch(None) == spec.get_num_tokens_in_batch(None, token_type="total") == 12
+        assert spec.get_num_tokens_in_batch(None, token_type="loss_generating") == 9
+        assert spec.get_num_loss_tokens_in_batch(None) == 9
+        assert DataSpec([]).get_num_loss_tokens_in_batch({"input_ids": torch.zeros(3, 5)}) == 15
+
+    @pytest.mark.parametrize("count", [None, lambda batch: 12, lambda batch: {"total": 12}])
+    def test_unknown_token_type_raises(self, count):
+        """A type that the counting function does not distinguish raises."""
+        with pytest.raises(ValueError, match="token_type='loss_generating' needs a DataSpec whose"):
+            DataSpec([], get_num_tokens_in_batch=count).get_num_tokens_in_batch({}, token_type="loss_generating")
+
+    def test_token_types_without_a_total_raise(self):
+        """The total is always needed, as the clock counts it."""
+        spec = DataSpec([], get_num_tokens_in_batch=lambda batch: {"loss_generating": 9})
+
+        with pytest.raises(ValueError, match="must return a dictionary with the key 'total'"):
+            spec.get_num_tokens_in_batch(None)
 
     def test_length_and_samples_of_a_loader(self):
         """Batches and samples per epoch are read from the loader and its dataset."""

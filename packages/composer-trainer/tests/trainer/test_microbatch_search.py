@@ -152,8 +152,9 @@ class Tokens(ComposerModel):
 
 
 class TestByTokens:
-    def test_weighted_by_tokens(self, make_trainer):
-        """Weighted by tokens, microbatches give the complete batch's gradients, for any padding."""
+    @pytest.mark.parametrize("count", [int, lambda number: {"total": 5, "loss_generating": int(number)}])
+    def test_weighted_by_tokens(self, make_trainer, count):
+        """Weighted by the tokens of the loss, microbatches give the complete batch's gradients, for any padding."""
         generator = torch.Generator().manual_seed(1)
         ids = torch.randint(1, 10, (6, 5), generator=generator)
         ids[0, 1:] = ids[1, 2:] = 0
@@ -162,7 +163,7 @@ class TestByTokens:
             model = Tokens()
             spec = {
                 "dataloader": [{"input_ids": ids}],
-                "get_num_tokens_in_batch": lambda batch: int((batch["input_ids"] != 0).sum()),
+                "get_num_tokens_in_batch": lambda batch: count((batch["input_ids"] != 0).sum()),
             }
             trainer = make_trainer(
                 model=model,

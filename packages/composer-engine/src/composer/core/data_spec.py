@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 import torch
 from torch import Tensor
 
-from composer.functional.nested import rebuild, sizes
+from composer.functional.nested import is_list_of_samples, rebuild, sizes
 
 if TYPE_CHECKING:
     from composer.core.batch import Batch
+
+TokenCount: TypeAlias = Callable[[Any], int | Mapping[str, int]]
 
 __all__ = ["DataSpec", "count_samples", "count_tokens", "ensure_data_spec", "move_batch", "split_batch"]
 
@@ -51,8 +53,22 @@ def _to_count_samples(given: Callable[[Batch], int] | None) -> Callable[[Batch],
     return count_samples if given in (None, count_samples) else _checked_count("get_num_samples_in_batch", 1, given)
 
 
-def _to_count_tokens(given: Callable[..., int] | None) -> Callable[..., int]:
-    return count_tokens if given in (None, count_tokens) else _checked_count("get_num_tokens_in_batch", 0, given)
+def _to_count_tokens(given: TokenCount | None) -> TokenCount:
+    if given is None or given is count_tokens:
+        return count_tokens
+    name = "get_num_tokens_in_batch"
+    _check_function(name, given)
+    one = _checked_count(name, 0, lambda number: number)
+
+    def counted(batch: Batch) -> int | dict[str, int]:
+        found = given(batch)
+        if not isinstance(found, Mapping):
+            return one(found)
+        if "total" not in found:
+            raise ValueError(f"DataSpec's {name} must return a dictionary with the key 'total', got {dict(found)!r}.")
+        return {kind: one(number) for kind, number in found.items()}
+
+    return counted
 
 
 @attrs.define(eq=False)
@@ -67,7 +83,8 @@ class DataSpec:
         microbatch_transforms: ``f(batch) -> batch`` for each microbatch.
         split_batch: ``f(batch, microbatch_size) -> microbatches``; :func:`split_batch` if None.
         get_num_samples_in_batch: ``f(batch) -> int``; :func:`count_samples` if None.
-        get_num_tokens_in_batch: ``f(batch) -> int``; :func:`count_tokens` if None.
+        get_num_tokens_in_batch: ``f(batch) -> int``, or a dictionary of ``"total"`` and ``"loss_generating"``, the
+            tokens whose loss counts; :func:`count_tokens` if None.
 
     Raises:
         TypeError: ``dataloader`` is not iterable, or another argument is of the wrong type.
@@ -89,7 +106,7 @@ class DataSpec:
     microbatch_transforms: Callable[[Batch], Batch] | None = None
     split_batch: Callable[[Batch, int], Sequence[Batch]] = attrs.field(default=None, converter=_to_split)
     get_num_samples_in_batch: Callable[[Batch], int] = attrs.field(default=None, converter=_to_count_samples)
-    _get_num_tokens_in_batch: Callable[..., int] = attrs.field(default=None, converter=_to_count_tokens)
+    _get_num_tokens_in_batch: TokenCount = attrs.field(default=None, converter=_to_count_tokens)
 
     @dataloader.validator
     def _check_dataloader(self, _: object, dataloader: object) -> None:
@@ -113,10 +130,25 @@ class DataSpec:
         return length_of(self.dataloader)
 
     def get_num_tokens_in_batch(self, batch: Batch, token_type: str = "total") -> int:  # noqa: S107
-        """Return the tokens in a batch; ``token_type`` is passed to the counting function if it is not ``"total"``."""
-        if token_type == "total":  # noqa: S105
-            return self._get_num_tokens_in_batch(batch)
-        return self._get_num_tokens_in_batch(batch, token_type=token_type)
+        """Return the number of tokens in a batch: all, or those of a type in the dictionary of the counting function.
+
+        Raises:
+            ValueError: The counting function returns no such type.
+        """
+        counts = self._get_num_tokens_in_batch(batch)
+        if isinstance(counts, int) and token_type == "total":  # noqa: S105
+            return counts
+        if isinstance(counts, Mapping) and token_type in counts:
+            return counts[token_type]
+        raise ValueError(
+            f"token_type={token_type!r} needs a DataSpec whose get_num_tokens_in_batch returns a dictionary with this "
+            f"key, got {counts!r}."
+        )
+
+    def get_num_loss_tokens_in_batch(self, batch: Batch) -> int:
+        """Return the number of ``"loss_generating"`` tokens; of all if the counting function makes no difference."""
+        counts = self._get_num_tokens_in_batch(batch)
+        return counts.get("loss_generating", counts["total"]) if isinstance(counts, Mapping) else counts
 
 
 def _check_number(name: str, lowest: int, number: object) -> None:
@@ -169,6 +201,8 @@ def ensure_data_spec(dataloader: DataSpec | Iterable[Batch] | Mapping[str, Any])
 def count_samples(batch: Batch) -> int:
     """Return the size of the first dimension of a batch's tensors (or the length of its lists of other objects).
 
+    A list in the batch may also have one item for each sample, such as boxes, of which there are more or fewer.
+
     Raises:
         ValueError: The batch's parts have different lengths, or there is nothing to count.
 
@@ -177,6 +211,10 @@ def count_samples(batch: Batch) -> int:
         8
     """
     lengths = set(sizes(batch))
+    if len(lengths) > 1:
+        parts = batch.values() if isinstance(batch, Mapping) else batch
+        candidates = lengths | {len(part) for part in parts if isinstance(part, (list, tuple))}
+        lengths = {length for length in candidates if _fits(batch, length)} or lengths
     if len(lengths) != 1:
         found = f"lengths {sorted(lengths)}" if lengths else "no tensor and no list"
         raise ValueError(
@@ -203,8 +241,9 @@ def split_batch(batch: Batch, microbatch_size: int) -> list[Batch]:
     """Split a batch into parts of ``microbatch_size`` samples, of which the last may be smaller.
 
     Tensors and NumPy arrays with as many rows are split along their first dimension, lists of other objects by their
-    items. Values of the batch (numbers, text, tensors without dimensions) are part of every part. The type of the batch
-    is preserved.
+    items. A list in the batch with as many items as there are samples has one for each sample, unless each of them has
+    values of all samples, as lists of tensors do. Values of the batch (numbers, text, tensors without dimensions) are
+    part of every part. The type of the batch is preserved.
 
     Raises:
         ValueError: ``microbatch_size`` is less than 1.
@@ -222,19 +261,34 @@ def split_batch(batch: Batch, microbatch_size: int) -> list[Batch]:
     ]
 
 
-def _slice(part: Any, of: slice, num_samples: int) -> Any:
+def _slice(part: Any, of: slice, num_samples: int, *, is_nested: bool = False) -> Any:
     if isinstance(part, Tensor):
         return part[of] if part.ndim else part
-    if isinstance(part, Mapping):
-        return rebuild(part, [_slice(item, of, num_samples) for item in part.values()])
-    if isinstance(part, (list, tuple)):
-        is_record = hasattr(part, "_fields")  # a namedtuple is one record, never a list of samples
-        if len(part) == num_samples and not is_record and not any(map(sizes, part)):
+    is_sequence = isinstance(part, (list, tuple))
+    if is_sequence or isinstance(part, Mapping):
+        # The items of the batch itself are its parts, unless they have no length.
+        may_be_samples = is_sequence and (is_nested or not any(map(sizes, part)))
+        if may_be_samples and is_list_of_samples(part, num_samples):
             return part[of]
-        return rebuild(part, [_slice(item, of, num_samples) for item in part])
+        items = part if is_sequence else part.values()
+        return rebuild(part, [_slice(item, of, num_samples, is_nested=True) for item in items])
     if getattr(part, "ndim", 0) and hasattr(part, "__array__") and len(part) == num_samples:  # NumPy's
         return part[of]
     return part
+
+
+def _fits(part: Any, num_samples: int, *, is_nested: bool = False) -> bool:
+    """Return whether a part of a batch has values of as many samples, in its tensors or as the items of its lists."""
+    if isinstance(part, Tensor):
+        return not part.ndim or len(part) == num_samples
+    if not isinstance(part, (list, tuple, Mapping)):
+        return True
+    items = part.values() if isinstance(part, Mapping) else part
+    if not isinstance(part, Mapping) and not hasattr(part, "_fields"):
+        is_flat = not any(map(sizes, items))
+        if is_flat or (is_nested and len(part) == num_samples):
+            return len(part) == num_samples
+    return all(_fits(item, num_samples, is_nested=True) for item in items)
 
 
 def move_batch(batch: Batch, device: torch.device) -> Batch:

@@ -72,3 +72,21 @@ def sizes(batch: Any) -> list[int]:
         else:
             lengths += sizes(part)
     return lengths or ([len(batch)] if is_sequence and not hasattr(batch, "_fields") else [])
+
+
+def is_list_of_samples(items: list[Any] | tuple[Any, ...], num_samples: int) -> bool:
+    """Return whether a list in a batch has one item for each sample, and not fields with values of all samples.
+
+    Items that all have the length ``num_samples`` are fields, unless they are mappings or consist of numbers alone.
+
+    Example:
+        >>> import torch
+        >>> is_list_of_samples([[1, 2], [3]], 2), is_list_of_samples([torch.zeros(2), torch.zeros(2)], 2)
+        (True, False)
+    """
+    if len(items) != num_samples or hasattr(items, "_fields"):
+        return False
+    if {length for item in items for length in sizes(item)} != {num_samples}:
+        return True
+    has_fields = any(isinstance(leaf, (Tensor, str)) for leaf in leaves(items))
+    return not has_fields or all(isinstance(item, Mapping) for item in items)

@@ -68,7 +68,7 @@ class Run:
         self._search = MicrobatchSearch(self.state, parallel) if self.state.auto_microbatching else None
         self._count_samples = batches.spec.get_num_samples_in_batch
         self._count_tokens = batches.spec.get_num_tokens_in_batch
-        self._weigh = self._count_tokens if weigh_by_tokens else self._count_samples
+        self._weigh = batches.spec.get_num_loss_tokens_in_batch if weigh_by_tokens else self._count_samples
         self._rng_states: list[tuple[Callable[[Any], object], Any]] = []
         self._num_samples = self._num_tokens = 0
         self._seconds = 0.0

@@ -19,7 +19,7 @@ from composer.functional.checks import (
     check_whole,
     check_whole_numbers,
 )
-from composer.functional.nested import rebuild, sizes
+from composer.functional.nested import is_list_of_samples, rebuild, sizes
 
 __all__ = ["select_using_loss", "should_selective_backprop", "take_samples"]
 
@@ -131,7 +131,8 @@ def take_samples(batch: Any, chosen: Tensor, num_samples: int) -> Any:
 
     These are tensors and arrays with ``num_samples`` rows, and lists and tuples of ``num_samples`` items, such as
     strings or dictionaries of boxes, in nested dictionaries, lists, tuples, and attributes of objects. A list of
-    tensors that all have ``num_samples`` rows contains fields of the batch, not samples. Everything else is unchanged.
+    tensors (or lists of text) that all have ``num_samples`` rows contains fields of the batch, not samples. Everything
+    else is unchanged.
 
     Args:
         batch: The batch, or a part of it; not changed.
@@ -161,7 +162,7 @@ def take_part(part: Any, chosen: Tensor, indices: Callable[[], list[int]], num_s
     if isinstance(part, Tensor):
         return part[chosen.to(part.device)] if part.ndim and len(part) == num_samples else part
     if isinstance(part, (list, tuple)):
-        if _is_list_of_samples(part, num_samples):
+        if is_list_of_samples(part, num_samples):
             return rebuild(part, [part[index] for index in indices()])
         items = [take_part(item, chosen, indices, num_samples) for item in part]
         return part if all(map(operator.is_, items, part)) else rebuild(part, items)
@@ -174,13 +175,6 @@ def take_part(part: Any, chosen: Tensor, indices: Callable[[], list[int]], num_s
         part = copy.copy(part)
         vars(part).update(attributes)
     return part
-
-
-def _is_list_of_samples(part: list[Any] | tuple[Any, ...], num_samples: int) -> bool:
-    if len(part) != num_samples or hasattr(part, "_fields"):
-        return False
-    lengths = {length for item in part for length in sizes(item)}
-    return lengths != {num_samples} or all(isinstance(item, Mapping) for item in part)
 
 
 @contextmanager
