@@ -388,3 +388,13 @@ def test_invalid_iteration_length_raises(length):
 
     with pytest.raises(ValueError, match="iteration_length must be a number of epochs, at least 1"):
         state.iteration_length = length
+
+
+def test_serialized_attributes():
+    """The names of what is saved are attributes of the state, and keys of what is saved."""
+    state = State(model=torch.nn.Linear(2, 2), max_duration="10ep")
+
+    names = state.serialized_attributes
+
+    assert set(names) == {"model", "optimizers"} | state.state_dict().keys() - {"version"}
+    assert all(hasattr(state, name) for name in names)

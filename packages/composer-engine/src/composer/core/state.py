@@ -20,6 +20,7 @@ from composer.core.data_spec import DataSpec, ensure_data_spec, length_of
 from composer.core.evaluator import Evaluator, MetricValues, ensure_evaluator
 from composer.core.precision import Precision
 from composer.core.randomness import derive_seed
+from composer.core.serializable import saved_fields
 from composer.core.time import Time, Timestamp, TimeUnit
 
 if TYPE_CHECKING:
@@ -412,6 +413,11 @@ class State:
             ('10ep', 0)
         """
         return saved_state.state_to_data(self)
+
+    @property
+    def serialized_attributes(self) -> tuple[str, ...]:
+        """The names of what a checkpoint contains of a run, read-only; see ``save_ignore_keys`` of the trainer."""
+        return ("model", "optimizers", *saved_fields(type(self)), "algorithms", "callbacks", "schedulers", "scaler")
 
     def check_state_dict(self, state: Mapping[str, Any], strict: bool = False) -> LoadReport:
         """Return the report of :meth:`load_state_dict`, and change nothing.
