@@ -4,6 +4,7 @@ import copy
 import datetime as dt
 import json
 import pickle
+from typing import get_origin, get_type_hints
 
 import pytest
 import torch
@@ -167,7 +168,22 @@ class TestConstruction:
 
     def test_whole_floats_become_ints(self):
         """Epochs of 10 and 10.0 are equal."""
-        assert repr(Time(10.0, "ep")) == "Time(10, 'ep')"
+        assert repr(Time(10.0, "ep")) == "Time(10, TimeUnit.EPOCH)"
+
+    @given(times)
+    def test_repr_is_code(self, time):
+        """The text of a time creates an equal one."""
+        again = eval(repr(time), {"Time": Time, "TimeUnit": TimeUnit})
+
+        assert (again, type(again.value)) == (time, type(time.value))
+
+    def test_parameters_in_annotations(self):
+        """``Time[int]`` annotates a time in programs that evaluate annotations."""
+
+        def wait(until: Time[int], rest: Time[float] | None = None) -> None: ...
+
+        assert get_type_hints(wait)["until"] == Time[int]
+        assert get_origin(Time[int]) is Time
 
     def test_is_frozen(self):
         """A time is a value; it does not change."""
@@ -228,8 +244,10 @@ class TestOrder:
     @pytest.mark.parametrize("other", [Time(1, "ba"), "1ba"])
     def test_different_units_raise(self, other):
         """Epochs and batches are not ordered."""
-        with pytest.raises(ValueError, match=r"1ep and 1ba have different units"):
+        with pytest.raises(ValueError, match=r"1ep and 1ba have different units") as caught:
             _ = Time(1, "ep") < other
+
+        assert isinstance(caught.value, RuntimeError)  # as in MosaicML Composer
 
     def test_invalid_operand_is_a_type_error(self):
         """Other objects cannot be compared."""
@@ -289,6 +307,12 @@ class TestArithmetic:
     def test_quotient_with_a_number_keeps_the_unit(self):
         """A third of ten epochs is three."""
         assert (Time(10, "ep") / 3, Time(1, "sec") / 4) == (Time(3, "ep"), Time(0.25, "sec"))
+
+    @given(times)
+    def test_negative(self, time):
+        """The negative of a time is what it takes to reach 0."""
+        assert time + -time == 0
+        assert (-time).unit is time.unit
 
     @given(st.integers(0, 10**9), st.integers(1, 10**9))
     def test_remainder(self, value, every):
@@ -494,7 +518,7 @@ class TestTimestamp:
 
         assert repr(
             [clock.epoch_in_iteration, clock.token_in_iteration, clock.batch_in_epoch, clock.sample_in_epoch]
-        ) == ("[Time(1, 'ep'), Time(2, 'tok'), Time(3, 'ba'), Time(4, 'sp')]")
+        ) == ("[Time(1, TimeUnit.EPOCH), Time(2, TimeUnit.TOKEN), Time(3, TimeUnit.BATCH), Time(4, TimeUnit.SAMPLE)]")
 
     @pytest.mark.parametrize("batch", [-1, Time(3, "ep"), "-1ba"])
     def test_counts_are_checked(self, batch):

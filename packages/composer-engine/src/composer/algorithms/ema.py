@@ -49,8 +49,9 @@ class EMA(WeightAveraging):
         ValueError: Both or neither of ``half_life`` and ``smoothing`` are set, or a value is out of range.
 
     Example:
-        >>> EMA(half_life="2ep")
-        EMA(half_life=Time(2, 'ep'), smoothing=None, ema_start=Time(0.0, 'dur'), update_interval=Time(1, 'ep'))
+        >>> average = EMA(half_life="2ep")
+        >>> average.half_life, average.update_interval
+        (Time(2, TimeUnit.EPOCH), Time(1, TimeUnit.EPOCH))
     """
 
     half_life: Time | None = attrs.field(default=Time(1000, "ba"), converter=_to_half_life)

@@ -56,7 +56,7 @@ class SWA(WeightAveraging):
 
     Example:
         >>> SWA(swa_start="6ep", swa_end="9ep").update_interval
-        Time(1, 'ep')
+        Time(1, TimeUnit.EPOCH)
     """
 
     swa_start: Time = attrs.field(default=Time(0.7, "dur"), converter=_to_swa_start)

@@ -154,7 +154,7 @@ class Adapter:
         >>> adapter.optimizers[0].step()
         >>> adapter.end_step()
         >>> adapter.state.timestamp.batch, adapter.state.timestamp.sample
-        (Time(1, 'ba'), Time(8, 'sp'))
+        (Time(1, TimeUnit.BATCH), Time(8, TimeUnit.SAMPLE))
     """
 
     def __init__(

@@ -121,7 +121,7 @@ def to_interval(every: Interval | Time | str | int | None) -> Interval | None:
 
     Example:
         >>> to_interval("10ba"), to_interval(None)
-        (Interval(every=Time(10, 'ba')), None)
+        (Interval(every=Time(10, TimeUnit.BATCH)), None)
     """
     return None if every is None else Interval.named("every", every)
 
@@ -140,7 +140,7 @@ def checked_interval(every: Time | str | int, event: Event, who: str) -> Time:
 
     Example:
         >>> checked_interval("10ba", Event.BATCH_END, "it")
-        Time(10, 'ba')
+        Time(10, TimeUnit.BATCH)
     """
     interval = Interval.named(f"{who}: every", every).every
     if interval.value:

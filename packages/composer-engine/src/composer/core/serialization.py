@@ -378,7 +378,7 @@ def from_data(data: Any, kind: Any = Any, path: str = "") -> Any:
 
     Example:
         >>> from_data([0.9, "10ep"], tuple[float, Time | None])
-        (0.9, Time(10, 'ep'))
+        (0.9, Time(10, TimeUnit.EPOCH))
     """
     try:
         value = _CONVERTER.structure(data, kind)

@@ -178,7 +178,7 @@ class State:
     Example:
         >>> state = State(model=torch.nn.Linear(2, 2), max_duration="10ep", rank_zero_seed=17)
         >>> state.max_duration, state.timestamp.epoch, state.seed
-        (Time(10, 'ep'), Time(0, 'ep'), 17)
+        (Time(10, TimeUnit.EPOCH), Time(0, TimeUnit.EPOCH), 17)
     """
 
     model: Any = _live(kw_only=False)

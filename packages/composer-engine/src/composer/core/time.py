@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, SupportsIndex, TypeVar, overload
 
 import attrs
+import typing_extensions
 from typing_extensions import deprecated
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Counts", "Time", "TimeUnit", "Timestamp", "ensure_time"]
 
 T = TypeVar("T")
+Value = typing_extensions.TypeVar("Value", default=Any)
 
 
 class TimeUnit(StrEnum):
@@ -67,9 +69,13 @@ def _to_unit(unit: TimeUnit | str) -> TimeUnit:
         raise ValueError(f"unit must be one of {_UNITS_SENTENCE}, got {unit!r}.") from None
 
 
+class MixedUnitsError(ValueError, RuntimeError):
+    """Times of different units were compared or combined. It is also a RuntimeError, as in MosaicML Composer."""
+
+
 @functools.total_ordering
 @attrs.frozen(eq=False, order=False, repr=False)
-class Time:
+class Time(Generic[Value]):
     """A time in one unit, such as ten epochs: ``Time(10, "ep")``, or as text, ``"10ep"``.
 
     Two times of the same unit can be added, subtracted, compared and divided (the quotient is a ``"dur"``, the fraction
@@ -77,21 +83,22 @@ class Time:
     truncated to a whole number if the unit requires it: ``Time(10, "ep") * 0.25`` is two epochs.
 
     A time equals its number and has its hash. It also equals the string of the same time, which has another hash: use
-    times as keys.
+    times as keys. ``Time[int]`` and ``Time[float]`` are only for annotations.
 
     Args:
         value: The number of units. It must be whole, except for durations (fractions of the training) and seconds.
         unit: A :class:`TimeUnit`, its value (``"ep"``) or its name (``"epoch"``).
 
     Raises:
-        ValueError: The unit does not exist, or the value is not a finite number that fits it.
+        ValueError: The unit does not exist, or the value is not a finite number that fits it. Operations on times of
+            different units raise one that is also a RuntimeError.
         TypeError: The value is not a number.
 
     Example:
         >>> Time(10, "epoch") == Time.from_timestring("10ep")
         True
         >>> Time(1, "ep") + "2ep", Time(1, "ba") / Time(4, "ba"), Time(10, "ba") * Time(0.5, "dur")
-        (Time(3, 'ep'), Time(0.25, 'dur'), Time(5, 'ba'))
+        (Time(3, TimeUnit.EPOCH), Time(0.25, TimeUnit.DURATION), Time(5, TimeUnit.BATCH))
     """
 
     value: int | float = attrs.field()
@@ -136,7 +143,7 @@ class Time:
 
         Example:
             >>> Time.from_timedelta("1h20m")
-            Time(4800, 'sec')
+            Time(4800, TimeUnit.SECOND)
         """
         if isinstance(timestring, dt.timedelta):
             seconds = timestring.total_seconds()
@@ -222,7 +229,7 @@ class Time:
         if not isinstance(other, Time):
             return None
         if other.unit is not self.unit:
-            raise ValueError(f"{self} and {other} have different units and cannot be compared or combined.")
+            raise MixedUnitsError(f"{self} and {other} have different units and cannot be compared or combined.")
         return other.value
 
     def _combined(self, other: object, operation: Callable[[Any, Any], int | float]) -> Time:
@@ -259,6 +266,9 @@ class Time:
     def __rsub__(self, other: object) -> Time:
         return self._combined(other, lambda own, before: before - own)
 
+    def __neg__(self) -> Time:
+        return Time(-self.value, self.unit)
+
     def __mod__(self, other: object) -> Time:
         return self._combined(other, operator.mod)
 
@@ -267,7 +277,7 @@ class Time:
             factor = Time.from_timestring(factor)
         if isinstance(factor, Time):
             if TimeUnit.DURATION not in {self.unit, factor.unit}:
-                raise ValueError(f"{self} and {factor} cannot be multiplied: one must be a number or a duration.")
+                raise MixedUnitsError(f"{self} and {factor} cannot be multiplied: one must be a number or a duration.")
             unit = factor.unit if self.unit is TimeUnit.DURATION else self.unit
             return _cut_off(self.value * factor.value, unit)
         number = self._number(factor)
@@ -295,7 +305,7 @@ class Time:
         raise TypeError(f"{self!r} cannot be used as an index: its unit is fractional.")
 
     def __repr__(self) -> str:
-        return f"Time({self.value!r}, {self.unit.value!r})"
+        return f"Time({self.value!r}, TimeUnit.{self.unit.name})"
 
     def __str__(self) -> str:
         return self.to_timestring()
@@ -334,7 +344,7 @@ def ensure_time(maybe_time: Time | str | int, int_unit: TimeUnit | str) -> Time:
 
     Example:
         >>> ensure_time(3, "ep"), ensure_time("5ba", "ep")
-        (Time(3, 'ep'), Time(5, 'ba'))
+        (Time(3, TimeUnit.EPOCH), Time(5, TimeUnit.BATCH))
     """
     return Time.from_input(maybe_time, int_unit)
 
@@ -436,7 +446,7 @@ class Timestamp:
     Example:
         >>> clock = Timestamp().to_next_batch(samples=32)
         >>> clock.batch, clock.sample, clock >= "1ba"
-        (Time(1, 'ba'), Time(32, 'sp'), True)
+        (Time(1, TimeUnit.BATCH), Time(32, TimeUnit.SAMPLE), True)
     """
 
     counts: Counts
@@ -618,7 +628,7 @@ class Timestamp:
 
         Example:
             >>> Timestamp.from_state_dict(Timestamp(batch=3).state_dict()).batch
-            Time(3, 'ba')
+            Time(3, TimeUnit.BATCH)
         """
         expected = set(Counts._fields)
         if set(state) != expected:

@@ -103,7 +103,7 @@ def accelerate_algorithms(
         ...         optimizer.step()
         ...         optimizer.zero_grad()
         >>> algorithms.state.timestamp.batch
-        Time(2, 'ba')
+        Time(2, TimeUnit.BATCH)
     """
     return AccelerateAlgorithms(
         accelerator,

@@ -81,7 +81,7 @@ def attach_algorithms(
         >>> algorithms = attach_algorithms(trainer, model, optimizer, loss_fn, [MixUp(), EMA("10ba")])
         >>> _ = trainer.run([(torch.ones(2, 4), torch.tensor([0, 1]))], max_epochs=3)
         >>> algorithms.state.timestamp.batch
-        Time(3, 'ba')
+        Time(3, TimeUnit.BATCH)
     """
     return IgniteAlgorithms(engine, model, optimizer, loss_fn, algorithms, max_duration=max_duration, seed=seed)
 

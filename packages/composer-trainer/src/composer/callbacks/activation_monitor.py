@@ -57,7 +57,7 @@ class ActivationMonitor(Callback):
 
     Example:
         >>> ActivationMonitor("100ba", ignore_module_types=["Dropout"], only_log_wandb=False)
-        ActivationMonitor(interval=Time(100, 'ba'), ignore_module_types=('Dropout',), only_log_wandb=False)
+        ActivationMonitor(interval=Time(100, TimeUnit.BATCH), ignore_module_types=('Dropout',), only_log_wandb=False)
     """
 
     interval: Time = attrs.field(default=Time(25, TimeUnit.BATCH), converter=_to_time)

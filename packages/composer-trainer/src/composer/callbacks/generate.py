@@ -58,7 +58,7 @@ class Generate(Callback):
     Example:
         >>> generate = Generate(["Once upon a time"], "500ba", max_new_tokens=20)
         >>> generate.prompts, generate.interval
-        (('Once upon a time',), Time(500, 'ba'))
+        (('Once upon a time',), Time(500, TimeUnit.BATCH))
     """
 
     def __init__(

@@ -47,7 +47,7 @@ class ImageVisualizer(Callback):
 
     Example:
         >>> ImageVisualizer("50ba", mode="segmentation").interval
-        Time(50, 'ba')
+        Time(50, TimeUnit.BATCH)
     """
 
     interval: Time = attrs.field(default=Time(100, TimeUnit.BATCH), converter=_to_time)

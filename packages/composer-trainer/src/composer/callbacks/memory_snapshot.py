@@ -54,7 +54,7 @@ class MemorySnapshot(Callback):
 
     Example:
         >>> MemorySnapshot(skip_batches=10, interval="2ba").interval
-        Time(2, 'ba')
+        Time(2, TimeUnit.BATCH)
     """
 
     skip_batches: int = attrs.field(default=1, validator=whole_number_from(0, meaning="It counts batches."))

@@ -46,7 +46,7 @@ class NaNMonitor(Callback):
 
     Example:
         >>> NaNMonitor(every="100ba")
-        NaNMonitor(every=Time(100, 'ba'), infinite=False)
+        NaNMonitor(every=Time(100, TimeUnit.BATCH), infinite=False)
     """
 
     every: Time = attrs.field(default=Time(10, TimeUnit.BATCH), converter=_to_every)

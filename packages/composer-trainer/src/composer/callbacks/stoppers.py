@@ -227,7 +227,7 @@ class EarlyStopper(MetricStopper):
 
     Example:
         >>> EarlyStopper("MulticlassAccuracy", "eval", patience="3ep").patience
-        Time(3, 'ep')
+        Time(3, TimeUnit.EPOCH)
     """
 
     monitor: str

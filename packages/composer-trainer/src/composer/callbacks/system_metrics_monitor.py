@@ -62,7 +62,7 @@ class SystemMetricsMonitor(Callback):
 
     Example:
         >>> SystemMetricsMonitor(every="100ba")
-        SystemMetricsMonitor(log_all_data=False, every=Time(100, 'ba'), sample_seconds=10.0)
+        SystemMetricsMonitor(log_all_data=False, every=Time(100, TimeUnit.BATCH), sample_seconds=10.0)
     """
 
     log_all_data: bool = attrs.field(default=False, validator=true_or_false)

@@ -48,7 +48,7 @@ class SlackLogger(LoggerDestination):
     Example:
         >>> logger = SlackLogger(["loss/*"], log_interval="1ep", slack_logging_api_key="xoxb-1", channel_id="C1")
         >>> logger.every
-        Interval(every=Time(1, 'ep'))
+        Interval(every=Time(1, TimeUnit.EPOCH))
     """
 
     def __init__(

@@ -25,7 +25,7 @@ class Clock:
         >>> clock = Clock(State(model=None))
         >>> clock.count_batch(samples=4, tokens=0)
         >>> clock.state.timestamp.sample
-        Time(4, 'sp')
+        Time(4, TimeUnit.SAMPLE)
     """
 
     def __init__(self, state: State) -> None:

@@ -89,7 +89,7 @@ def scaled(duration: int | str | Time, ratio: float, name: str = "max_duration")
 
     Example:
         >>> scaled("10ep", 0.5)
-        Time(5, 'ep')
+        Time(5, TimeUnit.EPOCH)
     """
     whole = Time.from_input(duration, TimeUnit.EPOCH, name=name)
     if whole.unit is TimeUnit.DURATION:

@@ -86,7 +86,7 @@ class RecordingState:
         >>> from composer.core import State
         >>> view = RecordingState(State(model=None))
         >>> view.timestamp.epoch, view.get_elapsed_duration()
-        (Time(0, 'ep'), None)
+        (Time(0, TimeUnit.EPOCH), None)
         >>> sorted(view.effects.reads)
         ['max_duration', 'timestamp']
     """

@@ -65,7 +65,7 @@ class Training:
         >>> training = Training(State(Mean(2, 1), train_dataloader=[torch.ones(4, 2)] * 3), [])
         >>> training.run(until=4)
         >>> training.engine.state.timestamp.epoch, sorted(training.losses)
-        (Time(1, 'ep'), [0, 1, 2, 3])
+        (Time(1, TimeUnit.EPOCH), [0, 1, 2, 3])
     """
 
     state: State
