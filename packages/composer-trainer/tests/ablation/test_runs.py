@@ -69,7 +69,7 @@ def make_trainer(algorithms, seed, folder):
 @pytest.mark.slow
 class TestContinuing:
     def test_killed_five_times(self, problem, forkserver, tmp_path):
-        """A study that SIGKILL ends five times has the results of one without interruption."""
+        """A study that SIGKILL ends five times has each result of one without interruption, once."""
         path = tmp_path / "killed" / "results.jsonl"
         for _ in range(5):
             # A run has nine batches: the process is killed in the second run with this algorithm.
@@ -82,8 +82,9 @@ class TestContinuing:
         problem.run_slow_study(tmp_path / "uninterrupted")
 
         def table(folder):
-            values = {(run.arm, run.seed): [value for _, value in run.curve] for run in Study.load(folder).results}
-            return values, [(row.label, row.metric, row.difference, row.adjusted_p) for row in Study.load(folder).rows]
+            study = Study.load(folder)
+            values = [(run.arm, run.seed, [value for _, value in run.curve]) for run in study.results]
+            return sorted(values), [(row.label, row.metric, row.difference, row.adjusted_p) for row in study.rows]
 
         assert table(path.parent) == table(tmp_path / "uninterrupted")
 
