@@ -1,4 +1,4 @@
-"""Write the tables in the pages that are derived from the declarations of algorithms and from measurements.
+"""Write the tables and the drawing that are derived from the declarations of algorithms and from measurements.
 
     python docs/tables.py
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from composer.ablation.statistics import Difference
 
 DOCS = Path(__file__).parent
+PLAN = DOCS / "guides" / "plan.svg"
 PAGES = sorted(path for folder in ("evidence", "guides", "methods") for path in (DOCS / folder).glob("*.md"))
 TABLE = re.compile(r"(<!-- table: (?P<name>\S+)(?: (?P<argument>\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -93,6 +94,7 @@ def main() -> None:
         text = path.read_text()
         if (written := with_tables(text)) != text:
             path.write_text(written)
+    PLAN.write_text(plan_svg())
 
 
 def with_tables(text: str) -> str:
@@ -347,6 +349,12 @@ def drawing() -> str:
     """Return the diagram of a recipe."""
     recipe = [composer.algorithms.BlurPool(), composer.algorithms.MixUp(), composer.algorithms.LabelSmoothing()]
     return f"```mermaid\n{explain(recipe).to_mermaid()}\n```\n"
+
+
+def plan_svg() -> str:
+    """Return the drawing of the plan of a recipe."""
+    kinds = [getattr(composer.algorithms, name) for name in ("BlurPool", "MixUp", "LabelSmoothing", "EMA")]
+    return f"{explain([kind() for kind in kinds]).to_svg()}\n"
 
 
 def hosts() -> str:

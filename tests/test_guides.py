@@ -55,6 +55,11 @@ def test_tables_are_what_would_be_written(page, tables):
     assert tables.with_tables(page.read_text()) == page.read_text()
 
 
+def test_drawing_is_what_would_be_written(tables):
+    """The drawing of a plan is up to date; otherwise run ``python docs/tables.py``."""
+    assert tables.plan_svg() == tables.PLAN.read_text()
+
+
 def test_every_page_with_a_table_is_written(tables):
     """The program writes the pages of all folders that have tables."""
     assert set(PAGES) <= set(tables.PAGES)

@@ -19,6 +19,7 @@ CIRCLE = {
     "passes",
     "plan",
     "plan_mermaid",
+    "plan_svg",
     "plan_text",
     "saved_state",
     "state",

@@ -38,8 +38,8 @@ class TestWhatRunsWhere:
 
         assert entries(plan, Event.INIT) == [
             ("L", ""),
-            ("A", "loggers open first"),
-            ("C", "callbacks come after algorithms"),
+            ("A", "after loggers"),
+            ("C", "after algorithms"),
         ]
 
     def test_only_overridden_hooks_are_planned(self, make):
@@ -106,8 +106,8 @@ class TestReasons:
 
         plan = build_plan([label, mix])
 
-        assert entries(plan, Event.BEFORE_LOSS) == [("Mix", ""), ("Label", "label comes after mix")]
-        assert entries(plan, Event.AFTER_LOSS) == [("Label", ""), ("Mix", "undone in reverse: mix comes after label")]
+        assert entries(plan, Event.BEFORE_LOSS) == [("Mix", ""), ("Label", "label after mix")]
+        assert entries(plan, Event.AFTER_LOSS) == [("Label", ""), ("Mix", "reversed: mix after label")]
 
     def test_list(self, make):
         """Within a stage list order applies, reversed at AFTER_* events."""
@@ -116,7 +116,7 @@ class TestReasons:
         plan = build_plan(algorithms)
 
         assert entries(plan, Event.BATCH_END) == [("A", ""), ("B", "as listed")]
-        assert entries(plan, Event.AFTER_LOAD) == [("B", ""), ("A", "listed first, so last out")]
+        assert entries(plan, Event.AFTER_LOAD) == [("B", ""), ("A", "first in, last out")]
 
     def test_user_pass(self, make):
         """A moved entry's reason is the pass; other entries do not mention it."""
@@ -142,7 +142,7 @@ class TestReasons:
 
         assert entries(plan, Event.BEFORE_LOSS) == [
             ("LABEL", ""),
-            ("W", "weights comes after label"),
+            ("W", "weights after label"),
             ("MIX", "moved by run_last"),
         ]
 
@@ -159,12 +159,12 @@ class TestReasons:
         assert entries(plan, Event.BEFORE_LOSS) == [
             ("WEIGHTS", "moved by last_first"),
             ("MIX", ""),
-            ("LABEL", "label comes after mix"),
+            ("LABEL", "label after mix"),
         ]
         assert entries(plan, Event.AFTER_LOSS) == [
             ("MIX", "moved by last_first"),
             ("WEIGHTS", ""),
-            ("LABEL", "undone in reverse: label comes after weights"),
+            ("LABEL", "reversed: label after weights"),
         ]
 
     def test_entries_without_a_stage(self, make):
@@ -174,11 +174,11 @@ class TestReasons:
 
         plan = explain([weights, matching])
 
-        assert entries(plan, Event.BATCH_END) == [("W", ""), ("M", "what has no stage comes after weights")]
-        assert entries(plan, Event.INIT) == [("M", ""), ("W", "weights comes after what has no stage")]
+        assert entries(plan, Event.BATCH_END) == [("W", ""), ("M", "no stage after weights")]
+        assert entries(plan, Event.INIT) == [("M", ""), ("W", "weights after no stage")]
         assert entries(plan, Event.AFTER_LOSS) == [
             ("M", ""),
-            ("W", "undone in reverse: weights comes after what has no stage"),
+            ("W", "reversed: weights after no stage"),
         ]
 
     def test_removed_entries(self, make):
@@ -274,7 +274,7 @@ class TestData:
                         "stage": None,
                         "placed_by": [],
                         "asked_each_time": False,
-                        "why": "callbacks come after algorithms",
+                        "why": "after algorithms",
                         "every": "10ba",
                         "reads": [],
                         "writes": [],

@@ -2,7 +2,7 @@
 
 import textwrap
 
-from composer.core import Callback, Event, Stage, explain
+from composer.core import Callback, Engine, Event, Logger, Stage, State, explain
 
 
 def test_recipe(make):
@@ -28,7 +28,7 @@ def test_recipe(make):
     assert text == textwrap.dedent("""\
         ALGORITHMS, as listed
           BlurPool        Blur before stride.
-                          changes model; has the pools and the strided convolutions to itself
+                          changes model; owns the pools and the strided convolutions
           LabelSmoothing  Be a little less sure.
                           changes batch.target; reads outputs
           MixUp           does not declare what it reads and changes
@@ -40,16 +40,46 @@ def test_recipe(make):
           every microbatch
             before_forward  MixUp           mix
             before_loss     MixUp           mix
-                            LabelSmoothing  label         label comes after mix
-                            Watch           callback      callbacks come after algorithms
+                            LabelSmoothing  label         label after mix
             after_loss      LabelSmoothing  label
-          every evaluation
-            eval_end        Watch           callback
 
-        Earlier stages run first: select, reshape, augment, mix, label, loss, architecture, normalization,
+        Callbacks and loggers (explain(verbose=True) shows where): Watch
+
+        Stages, in their order: select, reshape, augment, mix, label, loss, architecture, normalization,
         precision, layout, gradient, weights. Within a stage the list's order counts; at after_* events its
-        reverse. After_forward, after_loss and after_backward also take the stages in reverse, so that each
+        reverse. After_forward, after_loss and after_backward reverse the stages, too, so that each
         algorithm undoes its own change.""")
+
+
+def test_verbose_plan_shows_callbacks_at_their_events(make):
+    """With verbose=True, callbacks and loggers are shown at their events, and no line names them."""
+    mixup = make.algorithm("MixUp", {Event.BEFORE_LOSS: Stage.MIX})
+
+    text = str(explain(mixup, make.callback("Watch", "before_loss", "eval_end"), verbose=True))
+
+    assert "Watch  callback  after algorithms" in text
+    assert "every evaluation\n    eval_end     Watch  callback" in text
+    assert "Callbacks and loggers" not in text
+
+
+def test_folded_names_are_in_the_order_of_their_calls(make):
+    """Callbacks are named before loggers, each once, also where loggers are called first."""
+    state = State(model=None, callbacks=[make.callback("B", "init", "fit_end"), make.callback("A", "fit_start")])
+    engine = Engine(state, Logger(state, make.destination("L", "init", "batch_end")))
+
+    lines = str(engine.explain()).splitlines()
+
+    assert lines == ["Callbacks and loggers (explain(verbose=True) shows where): B, A, L"]
+    assert engine.explain(verbose=True).folded() == []
+
+
+def test_functions_at_events_are_shown(make):
+    """Functions that engine.on subscribed are not folded."""
+    engine = Engine(State(model=None, callbacks=make.callback("Watch", "fit_end")))
+
+    engine.on("fit_end", lambda state, logger: None)
+
+    assert "subscription after callbacks" in " ".join(str(engine.explain()).split())
 
 
 def test_empty_plan():
@@ -59,7 +89,7 @@ def test_empty_plan():
 
 def test_callbacks_only(make):
     """Without algorithms, no stages are explained."""
-    text = str(explain([], make.callback("Watch", "fit_end")))
+    text = str(explain([], make.callback("Watch", "fit_end"), verbose=True))
 
     assert "once, after training\n    fit_end  Watch  callback" in text
     assert "stages" not in text
@@ -81,11 +111,11 @@ def test_components_of_all_events_have_one_line(make):
         def run_event(self, event, state, logger):
             pass
 
-    text = str(explain(make.algorithm("Matching", match=lambda *_: True), Recorder()))
+    text = str(explain(make.algorithm("Matching", match=lambda *_: True), Recorder(), verbose=True))
 
     assert "at every event" in text
-    assert text.count("asked by match whether to run; where, see below") == 1
-    assert text.count("has a run_event of its own") == 1
+    assert text.count("if match(); see below") == 1
+    assert text.count("own run_event") == 1
     assert "batch_end" not in text
 
 
@@ -97,14 +127,13 @@ def test_rule_for_algorithms_without_a_stage(make):
     plan = explain([weights, matching])
 
     text = " ".join(str(plan).split())
-    assert "What has no stage comes after all that have one, so where stages are reversed it comes first; " in text
-    assert "before training (init to fit_start) it counts as architecture." in text
+    assert "Without a stage: after all others; first where stages are reversed; as architecture before " in text
     first = {event for event, (one, _) in plan.entries.items() if one.key == "Matching"}
     assert first == {
         *(Event.AFTER_FORWARD, Event.AFTER_LOSS, Event.AFTER_BACKWARD),
         *(Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START),
     }
-    assert "What has no stage" not in str(explain(weights))
+    assert "Without a stage" not in str(explain(weights))
 
 
 def test_moved_components_of_all_events_are_shown_at_each(make):
@@ -117,14 +146,14 @@ def test_moved_components_of_all_events_are_shown_at_each(make):
 
     text = " ".join(str(explain([matching, loss], algorithm_passes=[matching_first])).split())
 
-    assert "batch_end Matching no stage moved by matching_first; asked by match whether to run Loss loss" in text
+    assert "batch_end Matching no stage moved by matching_first; if match() Loss loss" in text
 
 
 def test_algorithms_with_match_are_marked(make):
     """Algorithms with their own match are marked at their events."""
     text = str(explain(make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}, match=lambda *_: True)))
 
-    assert "batch_end  A     weights  asked by match whether to run" in text
+    assert "batch_end  A     weights  if match()" in text
 
 
 def test_intervals_are_shown(make):
@@ -137,10 +166,12 @@ def test_intervals_are_shown(make):
         def intervals(self):
             return {Event.BATCH_END: "10ba"}
 
-    lines = str(explain(make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}), Recorder())).splitlines()
+    plan = explain(make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}), Recorder(), verbose=True)
+
+    lines = str(plan).splitlines()
 
     assert any(line.split()[:2] == ["fit_start", "Recorder"] and "every" not in line for line in lines)
-    assert "Recorder  callback  callbacks come after algorithms; every 10ba" in "\n".join(lines)
+    assert "Recorder  callback  after algorithms; every 10ba" in "\n".join(lines)
 
 
 def test_removed_entries_and_warnings_are_shown(make):

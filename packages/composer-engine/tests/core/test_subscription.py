@@ -118,7 +118,7 @@ class TestPlan:
         engine = Engine(state)
         engine.on("batch_end", report)
 
-        assert engine.explain().entries[Event.BATCH_END][1].why == "subscriptions come after callbacks"
+        assert engine.explain().entries[Event.BATCH_END][1].why == "after callbacks"
 
 
 class TestErrors:

@@ -376,12 +376,15 @@ class Adapter:
             self.engine.run_event("eval_end")
             self.engine.run_event("eval_after_all")
 
-    def explain(self) -> Plan:
+    def explain(self, *, verbose: bool = False) -> Plan:
         """Return the plan: what runs at which event, in which order and why. Print it for a table.
 
         After the first batch it has the keys of samples and targets.
+
+        Args:
+            verbose: Whether the table shows the events of callbacks and loggers, too; else one line names them.
         """
-        return attrs.evolve(self.engine.explain(), batch=self._described_batch)
+        return attrs.evolve(self.engine.explain(verbose=verbose), batch=self._described_batch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the algorithms and the clock, as plain data and tensors, for the host's checkpoint.

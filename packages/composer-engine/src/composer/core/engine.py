@@ -183,8 +183,12 @@ class Engine:
         """
         self._passes.insert(len(self._passes) if index == -1 else index, algorithm_pass)
 
-    def explain(self) -> Plan:
-        """Return the plan: what runs at which event, in which order and why. Print it for a table."""
+    def explain(self, *, verbose: bool = False) -> Plan:
+        """Return the plan: what runs at which event, in which order and why. Print it for a table.
+
+        Args:
+            verbose: Whether the table shows the events of callbacks and loggers, too; else one line names them.
+        """
         if self._plan is None:
             self._plan = build_plan(
                 self.state.algorithms,
@@ -198,7 +202,7 @@ class Engine:
             self._warned.update(fresh)
             for warning in fresh:
                 warnings.warn(warning, UserWarning, stacklevel=3)
-        return self._plan
+        return attrs.evolve(self._plan, verbose=True) if verbose else self._plan
 
     def restore(self) -> None:
         """Call :meth:`Algorithm.restore` of all algorithms, after an error in an evaluation or prediction."""

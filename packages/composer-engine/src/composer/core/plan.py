@@ -19,6 +19,7 @@ from composer.core.event import CLOSING_EVENTS, Event
 from composer.core.fields import ServedFields, fields_at
 from composer.core.passes import apply_passes, default_passes, stage_of
 from composer.core.plan_mermaid import mermaid_lines
+from composer.core.plan_svg import svg_lines
 from composer.core.plan_text import plan_lines
 from composer.core.stage import Stage
 from composer.core.subscription import Subscription
@@ -127,7 +128,8 @@ class LeftOut:
 class Plan:
     """What runs at which event, from first to last.
 
-    ``str(plan)`` is a table; :meth:`to_dict` and :meth:`to_json` return data, :meth:`to_mermaid` returns a drawing.
+    ``str(plan)`` is a table; :meth:`to_dict` and :meth:`to_json` return data, :meth:`to_svg` and :meth:`to_mermaid`
+    return drawings. A notebook displays the SVG.
 
     Args:
         entries: The calls of each event at which anything runs.
@@ -135,6 +137,7 @@ class Plan:
         left_out: The algorithms that passes removed from events.
         warnings: The warnings of the passes, and those about algorithms that run nowhere.
         batch: A description of the first batch, with the keys of its samples and targets, if there was one.
+        verbose: Whether the table and the SVG show the events of callbacks and loggers; else only their names.
 
     Example:
         >>> print(build_plan([]))
@@ -146,6 +149,18 @@ class Plan:
     left_out: tuple[LeftOut, ...] = ()
     warnings: tuple[str, ...] = ()
     batch: str = ""
+    verbose: bool = False
+
+    def shown_at(self, event: Event) -> list[Entry]:
+        """Return the entries of an event that the table and the SVG show."""
+        folded = () if self.verbose else ("callback", "logger")
+        return [entry for entry in self.entries.get(event, ()) if entry.kind not in folded]
+
+    def folded(self) -> list[str]:
+        """Return the keys of the callbacks and loggers whose events are not shown, in the order of their calls."""
+        entries = [] if self.verbose else chain.from_iterable(self.entries.values())
+        kinds = {entry.key: entry.kind for entry in entries if entry.kind in ("callback", "logger")}
+        return sorted(kinds, key=kinds.__getitem__)  # "callback" is before "logger"
 
     def keys_everywhere(self) -> list[str]:
         """Return the keys of components that run, or are asked, each time at every event, and that no pass moved."""
@@ -185,6 +200,13 @@ class Plan:
         """Return a flowchart of the loop with all calls, in the language of Mermaid, for documents."""
         return "\n".join(mermaid_lines(self))
 
+    def to_svg(self) -> str:
+        """Return a drawing of the plan as SVG: the events of the loop with the components that run there."""
+        return "\n".join(svg_lines(self))
+
+    def _repr_svg_(self) -> str:  # the method that notebooks call
+        return self.to_svg()
+
     def __str__(self) -> str:
         return "\n".join(plan_lines(self))
 
@@ -193,6 +215,8 @@ def explain(
     algorithms: Algorithm | Sequence[Algorithm],
     callbacks: Callback | Sequence[Callback] = (),
     algorithm_passes: Sequence[AlgorithmPass] = (),
+    *,
+    verbose: bool = False,
 ) -> Plan:
     """Return the plan of algorithms and callbacks, without a model or data.
 
@@ -200,6 +224,7 @@ def explain(
         algorithms: One or several, in the order in which they are passed to a trainer.
         callbacks: One or several.
         algorithm_passes: Passes to apply after the default ones.
+        verbose: Whether the printed plan shows the events of callbacks, too.
 
     Raises:
         AlgorithmConflictError: Two of the algorithms cannot work together.
@@ -208,11 +233,12 @@ def explain(
         >>> explain([]).to_dict()
         {'algorithms': [], 'events': {}, 'left_out': [], 'warnings': []}
     """
-    return build_plan(
+    plan = build_plan(
         [algorithms] if isinstance(algorithms, Algorithm) else algorithms,
         [callbacks] if isinstance(callbacks, Callback) else callbacks,
         passes=[*default_passes(), *algorithm_passes],
     )
+    return attrs.evolve(plan, verbose=verbose)
 
 
 def build_plan(
@@ -366,16 +392,16 @@ def _reason(entry: Entry, previous: Entry | None, event: Event, listed: Mapping[
     if previous is None:
         return ""
     if entry.kind != previous.kind:
-        return "loggers open first" if previous.kind == "logger" else f"{entry.kind}s come after {previous.kind}s"
+        return f"after {previous.kind}s"
     own, other = (
         stage_of(one.component, event) if isinstance(one.component, Algorithm) else Stage.UNDECLARED
         for one in (entry, previous)
     )
     if own is other:
-        reversed_list = "listed first, so last out" if event.is_after_event else ""
+        reversed_list = "first in, last out" if event.is_after_event else ""
         return "as listed" if listed[previous.key] < listed[entry.key] else reversed_list
-    order = " comes after ".join("what has no stage" if one.stage is None else one.what for one in (entry, previous))
+    order = " after ".join(one.what for one in (entry, previous))
     is_closing = event in CLOSING_EVENTS
     if (own < other) is not is_closing:
         return ""  # a pass moved the entry above, which has the reason
-    return f"undone in reverse: {order}" if is_closing else order
+    return f"reversed: {order}" if is_closing else order

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from composer.core.plan import Declaration, Entry, Plan
 
-__all__ = ["plan_lines"]
+__all__ = ["PHASES", "plan_lines"]
 
-_PHASES: Mapping[str, tuple[Event, Event]] = {
+PHASES: Mapping[str, tuple[Event, Event]] = {
     "once, before training": (Event.INIT, Event.FIT_START),
     "every iteration and epoch, at its beginning": (Event.ITERATION_START, Event.EPOCH_START),
     "every batch, before it is computed": (Event.BEFORE_DATALOADER, Event.BEFORE_TRAIN_BATCH),
@@ -27,16 +27,18 @@ _PHASES: Mapping[str, tuple[Event, Event]] = {
     "every evaluation": (Event.EVAL_BEFORE_ALL, Event.EVAL_STANDALONE_END),
     "every prediction": (Event.PREDICT_START, Event.PREDICT_END),
 }
+"""The phases of a run, in their order, each with its first and last event."""
+
 _HEADER = ("EVENT", "RUNS", "STAGE", "WHY HERE")
 _WIDTH = 100
 _RULES = (
-    f"Earlier stages run first: {', '.join(stage.name.lower() for stage in Stage if stage is not Stage.UNDECLARED)}. "
+    f"Stages, in their order: {', '.join(stage.name.lower() for stage in Stage if stage is not Stage.UNDECLARED)}. "
     "Within a stage the list's order counts; at after_* events its reverse. After_forward, after_loss and "
-    "after_backward also take the stages in reverse, so that each algorithm undoes its own change."
+    "after_backward reverse the stages, too, so that each algorithm undoes its own change."
 )
 _WITHOUT_STAGE = (
-    " What has no stage comes after all that have one, so where stages are reversed it comes first; before training "
-    "(init to fit_start) it counts as architecture."
+    " Without a stage: after all others; first where stages are reversed; as architecture before training (init to "
+    "fit_start)."
 )
 
 Row = tuple[str, str, str, str]
@@ -53,9 +55,14 @@ def plan_lines(plan: Plan) -> Iterator[str]:
         name_width = max(len(declaration.name) for declaration in plan.algorithms)
         yield from chain.from_iterable(_declared(declaration, name_width) for declaration in plan.algorithms)
         yield ""
-    yield "PLAN, from the first event to the last, and at each event from top to bottom"
-    yield from _table(plan)
-    algorithms = [entry for entry in chain.from_iterable(plan.entries.values()) if entry.kind == "algorithm"]
+    shown = list(chain.from_iterable(map(plan.shown_at, plan.entries)))
+    if shown or plan.left_out:
+        yield "PLAN, from the first event to the last, and at each event from top to bottom"
+        yield from _table(plan)
+    if folded := plan.folded():
+        line = f"Callbacks and loggers (explain(verbose=True) shows where): {', '.join(folded)}"
+        yield from ("", *textwrap.wrap(line, _WIDTH, subsequent_indent="  ")) if shown else [line]
+    algorithms = [entry for entry in shown if entry.kind == "algorithm"]
     if algorithms:
         without_stage = any(entry.stage is None for entry in algorithms)
         yield from ("", *textwrap.wrap(_RULES + _WITHOUT_STAGE if without_stage else _RULES, _WIDTH))
@@ -70,7 +77,7 @@ def _declared(declaration: Declaration, name_width: int) -> Iterator[str]:
     only_read = [word for word in declaration.reads if word not in declaration.writes]
     declared = [f"changes {', '.join(declaration.writes)}"] if declaration.writes else []
     declared += [f"reads {', '.join(only_read)}"] if only_read else []
-    declared += [f"has {' and '.join(declaration.owns)} to itself"] if declaration.owns else []
+    declared += [f"owns {' and '.join(declaration.owns)}"] if declaration.owns else []
     texts = [declaration.summary, "; ".join(declared) or "does not declare what it reads and changes"]
     lines = [line for text in texts for line in textwrap.wrap(text, _WIDTH - len(indent))]
     yield f"  {declaration.name:<{name_width}}  {lines[0]}"
@@ -78,12 +85,11 @@ def _declared(declaration: Declaration, name_width: int) -> Iterator[str]:
 
 
 def _table(plan: Plan) -> Iterator[str]:
-    everywhere = {entry.key: entry for entry in plan.entries.get(Event.INIT, ()) if entry.key in plan.keys_everywhere()}
-    phases = {phase: [*_rows(plan, *events, everywhere)] for phase, events in _PHASES.items()}
+    everywhere = {entry.key: entry for entry in plan.shown_at(Event.INIT) if entry.key in plan.keys_everywhere()}
+    phases = {phase: [*_rows(plan, *events, everywhere)] for phase, events in PHASES.items()}
     if everywhere:
-        asked = "asked by match whether to run; where, see below"
         phases["at every event"] = [
-            ("", entry.key, entry.what, asked if entry.kind == "algorithm" else "has a run_event of its own")
+            ("", entry.key, entry.what, "if match(); see below" if entry.kind == "algorithm" else "own run_event")
             for entry in everywhere.values()
         ]
     rows = [_HEADER, *chain.from_iterable(phases.values())]
@@ -98,7 +104,7 @@ def _table(plan: Plan) -> Iterator[str]:
 def _rows(plan: Plan, first: Event, last: Event, everywhere: Mapping[str, Entry]) -> Iterator[Row]:
     events = [*Event]
     for event in events[events.index(first) : events.index(last) + 1]:
-        entries = [entry for entry in plan.entries.get(event, ()) if entry.key not in everywhere]
+        entries = [entry for entry in plan.shown_at(event) if entry.key not in everywhere]
         rows = [(entry.key, entry.what, _reason(entry)) for entry in entries]
         rows += [(f"({one.name})", "", f"left out by {one.by}") for one in plan.left_out if one.event is event]
         for place, row in enumerate(rows):
@@ -107,7 +113,7 @@ def _rows(plan: Plan, first: Event, last: Event, everywhere: Mapping[str, Entry]
 
 def _reason(entry: Entry) -> str:
     often = "" if entry.every is None else f"every {entry.every}"
-    return "; ".join(filter(None, [entry.why, often, "asked by match whether to run" if entry.asked else ""]))
+    return "; ".join(filter(None, [entry.why, often, "if match()" if entry.asked else ""]))
 
 
 def _line(row: Row, widths: Sequence[int], indent: int) -> str:

@@ -231,9 +231,9 @@ class AccelerateAlgorithms:
             self._has_ended = True
             self._adapter.end_fit()
 
-    def explain(self) -> Plan:
-        """Return the plan: what runs at which event, in which order and why. Print it for a table."""
-        return self._adapter.explain()
+    def explain(self, *, verbose: bool = False) -> Plan:
+        """Return the plan: what runs at which event, in which order and why; ``verbose`` shows callbacks, too."""
+        return self._adapter.explain(verbose=verbose)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the algorithms and the clock, as plain data and tensors; ``save_state`` calls it."""

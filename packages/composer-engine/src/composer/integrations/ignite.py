@@ -198,9 +198,9 @@ class IgniteAlgorithms:
         """Return a context in which the model has its averaged weights; see :meth:`attach_evaluator` for engines."""
         return self._adapter.evaluation()
 
-    def explain(self) -> Plan:
-        """Return the plan: what runs at which event, in which order and why. Print it for a table."""
-        return self._adapter.explain()
+    def explain(self, *, verbose: bool = False) -> Plan:
+        """Return the plan: what runs at which event, in which order and why; ``verbose`` shows callbacks, too."""
+        return self._adapter.explain(verbose=verbose)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the algorithms and the clock, as plain data and tensors; ``Checkpoint`` calls it."""

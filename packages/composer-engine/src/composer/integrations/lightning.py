@@ -120,9 +120,9 @@ class ComposerCallback(Callback):  # type: ignore[misc]  # Lightning is not inst
             "averages would stay there. Use strategy='ddp'."
         )
 
-    def explain(self) -> Plan:
-        """Return the plan: what runs at which event, in which order and why. Print it for a table."""
-        return self.adapter.explain()
+    def explain(self, *, verbose: bool = False) -> Plan:
+        """Return the plan: what runs at which event, in which order and why; ``verbose`` shows callbacks, too."""
+        return self.adapter.explain(verbose=verbose)
 
     # Hooks of Lightning, in the order in which they are called.
 
@@ -547,9 +547,9 @@ class FabricAlgorithms:
         """Return a context for evaluations, in which the model has its averaged weights, if there are any."""
         return self.adapter.evaluation()
 
-    def explain(self) -> Plan:
-        """Return the plan: what runs at which event, in which order and why. Print it for a table."""
-        return self.adapter.explain()
+    def explain(self, *, verbose: bool = False) -> Plan:
+        """Return the plan: what runs at which event, in which order and why; ``verbose`` shows callbacks, too."""
+        return self.adapter.explain(verbose=verbose)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the algorithms and the clock, for ``fabric.save``."""

@@ -106,9 +106,9 @@ class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no typ
         self.algorithm_adapter.prepare(self.optimizer, **self._training(loader))
         self.add_callback(_Events(self))
 
-    def explain(self) -> Plan:
-        """Return the plan: which algorithm runs at which event, in which order and why. Print it for a table."""
-        return self.algorithm_adapter.explain()
+    def explain(self, *, verbose: bool = False) -> Plan:
+        """Return the plan: what runs at which event, in which order and why; ``verbose`` shows callbacks, too."""
+        return self.algorithm_adapter.explain(verbose=verbose)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """Compute loss and gradients of a batch, as algorithms have changed it."""
