@@ -532,7 +532,7 @@ def blur(stride: int) -> None:
     def make(shape: tuple[int, ...]) -> list[Variant]:
         from kornia.filters import BlurPool2D
 
-        images, ours, theirs = torch.rand(shape), cf.BlurPool2d(stride), BlurPool2D(3, stride)
+        images, ours, theirs = torch.rand(shape), cf.BlurPool2d(stride=stride), BlurPool2D(3, stride)
         return [("ours", lambda: ours(images)), ("kornia", lambda: theirs(images))]
 
     case(f"blur with stride {stride}", None, shapes=True, tolerance=1e-6)(make)

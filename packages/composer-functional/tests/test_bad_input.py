@@ -35,11 +35,11 @@ SURGERY = [(NO_MODEL,), (None,)]
 BAD = {
     "alibi_slopes": [(0,), (-1,), (4, named(dtype=torch.int64))],
     "apply_alibi": [(NO_MODEL, 64), (MODEL, 64), (MODEL, 0)],
-    "apply_blurpool": [*SURGERY, (MODEL, named(min_channels=0)), (MODEL, named(optimizers="adam"))],
+    "apply_blurpool": [*SURGERY, (MODEL, named(min_channels=-1)), (MODEL, named(optimizers="adam"))],
     "apply_channels_last": SURGERY,
     "apply_factorization": [
         *SURGERY,
-        (MODEL, named(min_channels=0)),
+        (MODEL, named(min_channels=-1)),
         (MODEL, named(latent_channels=0)),
         (MODEL, named(min_features=-1)),
         (MODEL, named(latent_features=NAN)),
@@ -59,7 +59,7 @@ BAD = {
     ],
     "apply_low_precision_groupnorm": [*SURGERY, (MODEL, "amp_int3"), (MODEL, torch.int64)],
     "apply_low_precision_layernorm": [*SURGERY, (MODEL, "amp_int3"), (MODEL, torch.int64)],
-    "apply_squeeze_excite": [*SURGERY, (MODEL, named(latent_channels=0)), (MODEL, named(min_channels=0))],
+    "apply_squeeze_excite": [*SURGERY, (MODEL, named(latent_channels=0)), (MODEL, named(min_channels=-1))],
     "apply_stochastic_depth": [
         (NO_MODEL, "ResNetBottleneck"),
         (MODEL, "ResNetNeckbottle"),
@@ -95,6 +95,7 @@ BAD = {
     ],
     "check_for_index_targets": [("cat",), ([0, 1],)],
     "colout": [(-0.1,), (0.1, 1.0), (0.1, NAN), (0.1, 0.1, "sometimes")],
+    "blur_2d": [(IDS,), (LOGITS,), (IMAGES, 4), (IMAGES, 3, "2"), (IMAGES, named(filter=torch.ones(2, 1, 3, 3)))],
     "colout_batch": [(LOGITS,), ("cat.png",), (EMPTY,), (IMAGES, 1.0), (IMAGES, 0.1, -0.1), (IMAGES, named(p_row=NAN))],
     "compute_ema": [(MODEL, nn.Linear(2, 2)), (MODEL, MODEL, 1.5), (MODEL, MODEL, NAN), (NO_MODEL, MODEL)],
     "compute_swa": [(MODEL, nn.Linear(2, 2), 1), (MODEL, MODEL, -1), (NO_MODEL, MODEL, 1)],
@@ -185,7 +186,8 @@ BAD = {
 CLASSES = {
     "AlibiBias": [(0,)],
     "AugmentAndMixTransform": [(11,), (3, 1, 0)],
-    "BlurConv2d": [(nn.Linear(2, 2),)],
+    "BlurConv2d": [(named(conv=nn.Linear(2, 2)),), (3, 4, 3), (3, named(conv=nn.Conv2d(3, 4, 3, stride=2)))],
+    "BlurPool2d": [(-1,), (16, 0)],
     "ColOutTransform": [(1.0,), (0.1, NAN)],
     "FactorizedConv2d": [(16, 16, 3, named(latent_channels=0))],
     "FactorizedLinear": [(16, 16, named(latent_features=0))],
@@ -305,6 +307,7 @@ VALID = {
     "apply_stochastic_depth": lambda: {"model": nn.Sequential(nn.Identity()), "target_layer_name": nn.Identity},
     "apply_weight_standardization": lambda: {"module": network()},
     "augmix": dict,
+    "blur_2d": lambda: {"input": IMAGES},
     "augmix_batch": lambda: {"input": IMAGES},
     "augmix_image": lambda: {"img": IMAGES[0]},
     "check_for_index_targets": lambda: {"targets": IDS},

@@ -244,7 +244,7 @@ CASES = {
         new("BlurPool", min_channels=8),
         on_images,
         make_unfit_state=on_nothing,
-        refused=(("min_channels", 0), ("min_channels", 1.5)),
+        refused=(("min_channels", -1), ("min_channels", 1.5)),
     ),
     "ChannelsLast": Case(new("ChannelsLast"), on_images, make_unfit_state=on_nothing),
     "ColOut": Case(new("ColOut"), on_images, refused=(("p_row", 1.5), ("p_col", "x"))),
@@ -340,7 +340,7 @@ CASES = {
         refused=(("duration", 2), ("min_seq_length", 0)),
     ),
     "SqueezeExcite": Case(
-        new("SqueezeExcite", 4, 16), on_images, make_unfit_state=on_nothing, refused=(("min_channels", 0),)
+        new("SqueezeExcite", 4, 16), on_images, make_unfit_state=on_nothing, refused=(("min_channels", -1),)
     ),
     "StochasticDepth": Case(
         new("StochasticDepth", "ResNetBottleneck", "sample", 0.4, drop_warmup=0.5),
@@ -450,7 +450,7 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("make", "error", "text"),
         [
-            (lambda: BlurPool(min_channels=0), ValueError, "min_channels must be at least 1, got 0"),
+            (lambda: BlurPool(min_channels=-1), ValueError, "min_channels must be at least 0, got -1"),
             (lambda: BlurPool(min_channels=1.5), TypeError, "min_channels must be a whole number, got 1.5"),
             (lambda: LabelSmoothing(-0.1), ValueError, r"smoothing must be in \[0, 1\], got -0.1"),
             (lambda: LabelSmoothing(1.1), ValueError, r"smoothing must be in \[0, 1\], got 1.1"),

@@ -411,7 +411,7 @@ class TestNoOpModel:
     ("make", "name"),
     [
         (lambda: SqueezeExcite(latent_channels=0), "latent_channels"),
-        (lambda: SqueezeExcite(min_channels=0), "min_channels"),
+        (lambda: SqueezeExcite(min_channels=-1), "min_channels"),
         (lambda: Factorize(latent_features=-1), "latent_features"),
         (lambda: Factorize(factorize_convs=False, factorize_linears=False), "factorize_convs"),
         (lambda: GhostBatchNorm(0), "ghost_batch_size"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given
@@ -26,6 +27,35 @@ def _reference_blur(images: torch.Tensor, stride: tuple[int, int]) -> torch.Tens
     return blurred[..., :: stride[0], :: stride[1]]
 
 
+class TestBlur2d:
+    @pytest.mark.parametrize("stride", [1, 2, (1, 3)])
+    @pytest.mark.parametrize("size", [(3, 5), (5, 1)])
+    @pytest.mark.parametrize("filters", [1, 3])
+    def test_any_filter(self, filters: int, size: tuple[int, int], stride: int | tuple[int, int]):
+        """Each channel is convolved by scipy's correlation, with one filter for all channels or one of each."""
+        from scipy.ndimage import correlate
+
+        images, filter = torch.randn(2, 3, 6, 7).double(), torch.randn(filters, 1, *size).double()
+
+        blurred = cf.blur_2d(images, 3, stride, filter)
+
+        rows, columns = stride if isinstance(stride, tuple) else (stride, stride)
+        expected = [
+            [
+                correlate(plane, filter[channel % filters, 0].numpy(), mode="constant")
+                for channel, plane in enumerate(image)
+            ]
+            for image in images.numpy()
+        ]
+        torch.testing.assert_close(blurred, torch.from_numpy(np.array(expected))[..., ::rows, ::columns])
+
+    def test_default_filter(self):
+        """Without a filter it is the binomial one, without subsampling."""
+        images = torch.randn(2, 3, 5, 6, dtype=torch.float64)
+
+        torch.testing.assert_close(cf.blur_2d(images), _reference_blur(images, (1, 1)))
+
+
 class TestBlurPool2d:
     @pytest.mark.parametrize("stride", [1, 2, 3, (1, 2)])
     @pytest.mark.parametrize("size", [(1, 1), (5, 6), (8, 8)])
@@ -33,7 +63,7 @@ class TestBlurPool2d:
         """Each output is the binomially weighted sum of nine neighbours, with zero padding."""
         images = torch.randn(2, 3, *size, dtype=torch.float64)
 
-        blurred = cf.BlurPool2d(stride).double()(images)
+        blurred = cf.BlurPool2d(stride=stride).double()(images)
 
         pair = stride if isinstance(stride, tuple) else (stride, stride)
         torch.testing.assert_close(blurred, _reference_blur(images, pair))
@@ -43,7 +73,7 @@ class TestBlurPool2d:
         """Analytical and numerical gradients agree."""
         images = torch.randn(2, 2, 4, 5, dtype=torch.float64, requires_grad=True)
 
-        assert torch.autograd.gradcheck(cf.BlurPool2d(stride).double(), images)
+        assert torch.autograd.gradcheck(cf.BlurPool2d(stride=stride).double(), images)
 
     @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -53,10 +83,20 @@ class TestBlurPool2d:
         """The layer follows its input without being converted."""
         images = torch.rand(2, 4, 6, 6, device=device).to(dtype).contiguous(memory_format=format)
 
-        blurred = cf.BlurPool2d(2).to(device)(images)
+        blurred = cf.BlurPool2d(stride=2).to(device)(images)
 
         assert blurred.dtype == dtype
         assert blurred.is_contiguous(memory_format=format)
+
+    def test_number_of_channels_is_checked(self):
+        """With a number of channels, another one raises."""
+        layer = cf.BlurPool2d(3, stride=2)
+
+        assert layer(torch.rand(1, 3, 4, 4)).shape == (1, 3, 2, 2)
+        with pytest.raises(
+            ValueError, match=r"input must have shape \(N, 3, H, W\) or \(3, H, W\), got \(1, 4, 4, 4\)"
+        ):
+            layer(torch.rand(1, 4, 4, 4))
 
     def test_has_no_parameters_or_buffers_to_save(self):
         """The state dict of a blurred model equals the plain one's."""
@@ -68,18 +108,18 @@ class TestBlurPool2d:
     def test_meta_device(self):
         """After to_empty, reset_parameters restores the filter."""
         with torch.device("meta"):
-            layer = cf.BlurPool2d(2)
+            layer = cf.BlurPool2d(stride=2)
 
         layer.to_empty(device="cpu").reset_parameters()
 
         images = torch.rand(1, 2, 4, 4)
-        assert torch.equal(layer(images), cf.BlurPool2d(2)(images))
+        assert torch.equal(layer(images), cf.BlurPool2d(stride=2)(images))
 
     @pytest.mark.parametrize("stride", [0, (2, -1)])
     def test_bad_stride_raises(self, stride: int | tuple[int, int]):
         """A stride is positive."""
         with pytest.raises(ValueError, match="stride must be at least 1"):
-            cf.BlurPool2d(stride)
+            cf.BlurPool2d(stride=stride)
 
 
 class TestBlurMaxPool2d:
@@ -115,6 +155,16 @@ class TestBlurMaxPool2d:
 
         torch.testing.assert_close(pooled, _reference_blur(nn.MaxPool2d(3, 1, 1)(images), (2, 2)))
         assert pooled.is_contiguous(memory_format=format)
+
+    def test_from_maxpool2d(self):
+        """The layer has the settings of the max pooling."""
+        pool = nn.MaxPool2d((3, 2), (2, 3), (1, 0), (1, 2), ceil_mode=True)
+        images = torch.rand(1, 2, 11, 12)
+
+        layer = cf.BlurMaxPool2d.from_maxpool2d(pool)
+
+        assert layer(images).shape == pool(images).shape
+        assert repr(layer) == repr(cf.BlurMaxPool2d((3, 2), (2, 3), (1, 0), (1, 2), True))
 
     def test_unbatched_image(self):
         """Three-dimensional input is supported, as in torch's layer."""
@@ -162,7 +212,7 @@ class TestBlurConv2d:
         images = torch.randn(2, 4, *size, dtype=torch.float64)
         expected = conv(_reference_blur(images, (1, 1)))
 
-        blurred = cf.BlurConv2d(conv).double()(images)
+        blurred = cf.BlurConv2d.from_conv2d(conv).double()(images)
 
         torch.testing.assert_close(blurred, expected)
 
@@ -174,7 +224,7 @@ class TestBlurConv2d:
         complete.stride = (1, 1)
         expected = _reference_blur(complete(images), conv.stride)
 
-        blurred = cf.BlurConv2d(conv, blur_first=False).double()(images)
+        blurred = cf.BlurConv2d.from_conv2d(conv, blur_first=False).double()(images)
 
         assert blurred.shape == nn.Conv2d(4, 8, **CONVOLUTIONS[name])(images.float()).shape
         torch.testing.assert_close(blurred, expected)
@@ -183,7 +233,7 @@ class TestBlurConv2d:
 @pytest.mark.parametrize("blur_first", [True, False])
 def test_gradient_of_a_blurred_convolution(blur_first: bool):
     """Analytical and numerical gradients of input and weights agree."""
-    layer = cf.BlurConv2d(nn.Conv2d(2, 2, 3, stride=2, dtype=torch.float64), blur_first).double()
+    layer = cf.BlurConv2d(2, 2, 3, stride=2, blur_first=blur_first).double()
     images = torch.randn(1, 2, 5, 5, dtype=torch.float64, requires_grad=True)
 
     def run(images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -192,7 +242,28 @@ def test_gradient_of_a_blurred_convolution(blur_first: bool):
     assert torch.autograd.gradcheck(run, (images, layer.conv.weight.detach().requires_grad_()))
 
 
+@pytest.mark.parametrize("blur_first", [True, False])
+def test_new_convolution(blur_first: bool):
+    """With the arguments of a convolution the layer equals the one around such a convolution."""
+    torch.manual_seed(3)
+    layer = cf.BlurConv2d(4, 8, 3, stride=2, padding=1, blur_first=blur_first)
+    torch.manual_seed(3)
+    conv = nn.Conv2d(4, 8, 3, stride=2, padding=1)
+    images = torch.rand(2, 4, 9, 9)
+
+    expected = cf.BlurConv2d.from_conv2d(conv, -1, blur_first)(images)
+
+    assert torch.equal(layer(images), expected)
+    assert layer.conv.stride == conv.stride
+
+
+def test_both_kinds_of_arguments_raise():
+    """A new and an existing convolution cannot be combined."""
+    with pytest.raises(TypeError, match="conv must come without arguments for a new convolution"):
+        cf.BlurConv2d(3, 4, 3, conv=nn.Conv2d(3, 4, 3, stride=2))
+
+
 def test_convolution_without_stride_raises():
     """Without a stride there is no aliasing."""
-    with pytest.raises(ValueError, match="conv must have a stride above 1"):
-        cf.BlurConv2d(nn.Conv2d(3, 4, 3))
+    with pytest.raises(ValueError, match="stride must be above 1"):
+        cf.BlurConv2d(3, 4, 3)

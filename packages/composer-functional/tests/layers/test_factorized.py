@@ -309,6 +309,65 @@ CONVOLUTIONS = {
 }
 
 
+class TestSetRank:
+    @pytest.mark.parametrize("bias", [True, False])
+    def test_linear_outputs_are_the_best_of_their_rank(self, bias: bool):
+        """The error of the outputs is the one of their truncated SVD, without the bias."""
+        layer = cf.FactorizedLinear(12, 8, bias=bias, latent_features=6).double()
+        inputs = torch.randn(40, 12, dtype=torch.float64)
+        before = layer(inputs).detach()
+        outputs = before - layer.bias.detach() if bias else before
+
+        layer.set_rank(inputs, 3)
+
+        error = np.linalg.norm((layer(inputs) - before).detach().numpy())
+        assert error == pytest.approx(_least_error(outputs, 3))
+        assert (layer.latent_features, layer.module0, layer.module1) == (3, layer.first, layer.second)
+        assert layer.module0.out_features == layer.module1.in_features == 3
+
+    @pytest.mark.parametrize("name", CONVOLUTIONS)
+    def test_convolution_outputs_are_the_best_of_their_rank(self, name: str):
+        """With any stride and padding, the error is the one of the truncated SVD of the pixels' channels."""
+        layer = cf.FactorizedConv2d(6, 5, latent_channels=4, **CONVOLUTIONS[name]).double()
+        images = torch.randn(3, 6, 9, 8, dtype=torch.float64)
+        before = layer(images).detach()
+        outputs = before if layer.bias is None else before - layer.bias.detach()[:, None, None]
+
+        layer.set_rank(images, 2)
+
+        error = np.linalg.norm((layer(images) - before).detach().numpy())
+        assert error == pytest.approx(_least_error(outputs.movedim(1, -1).flatten(0, -2), 2))
+        assert layer.first.weight.shape == (2, 6, *layer.first.kernel_size)
+        assert layer.latent_channels == layer.module0.out_channels == layer.module1.in_channels == 2
+
+    def test_current_rank_changes_nothing(self):
+        """With the current rank the weights are the same parameters."""
+        layer = cf.FactorizedLinear(12, 8, latent_features=4)
+        weights = layer.first.weight, layer.second.weight
+
+        layer.set_rank(torch.rand(20, 12), 4)
+
+        assert layer.first.weight is weights[0]
+        assert layer.second.weight is weights[1]
+
+    def test_frozen_weights_stay_frozen(self):
+        """The new parameters require gradients as the old ones did."""
+        layer = cf.FactorizedLinear(12, 8, latent_features=4)
+        layer.first.requires_grad_(False)
+
+        layer.set_rank(torch.rand(20, 12), 2)
+
+        assert [weight.requires_grad for weight in layer.parameters()] == [False, True, True]
+
+    @pytest.mark.parametrize(("rank", "reason"), [(0, "at least 1"), (5, "at most the current latent size 4"), (9, "")])
+    def test_rank_out_of_range_raises(self, rank: int, reason: str):
+        """The rank can only be reduced."""
+        layer = cf.FactorizedLinear(12, 8, latent_features=4)
+
+        with pytest.raises(ValueError, match=f"rank must be .*{reason}.*got {rank}"):
+            layer.set_rank(torch.rand(20, 12), rank)
+
+
 class TestFactorizedConv2d:
     @pytest.mark.parametrize("name", CONVOLUTIONS)
     def test_full_rank_equals_the_convolution(self, name: str):

@@ -43,6 +43,22 @@ class TestGyroDropout:
             masks = torch.tensor([_reference_mask(seed, number, 16, 0.3) for number in numbers])
             torch.testing.assert_close(output, torch.where(masks, x / 0.7, 0))
 
+    @pytest.mark.parametrize("shape", [(5, 6), (5, 4, 6), (5, 6, 2, 2)])
+    def test_dropout_mask(self, shape: tuple[int, ...]):
+        """The mask of the last pass in training has a row for each sample; before the first it is empty."""
+        layer = _layer(iters=4)
+        empty = layer.dropout_mask.shape
+
+        for _ in range(5):
+            output = layer(torch.ones(shape))
+            kept = output.transpose(1, -1) if len(shape) == 4 else output
+            expected = kept.flatten(1, -2)[:, 0] if len(shape) > 2 else kept
+            assert torch.equal(layer.dropout_mask, expected > 0)
+
+        layer.eval()(torch.ones(2, 3))
+        assert layer.dropout_mask.shape == (5, 6)
+        assert empty == (0, 0)
+
     def test_each_mask_has_one_period_in_the_planned_training(self):
         """In iters_per_epoch * max_epoch passes each of sigma masks is used equally long."""
         layer = _layer(iters=10, epochs=4, sigma=8, tau=2)

@@ -122,7 +122,7 @@ class TestSqueezeExciteConv2d:
 
     @pytest.mark.parametrize(
         "make",
-        [lambda: cf.BlurConv2d(nn.Conv2d(3, 8, 3, stride=2)), lambda: cf.FactorizedConv2d(3, 8, 3)],
+        [lambda: cf.BlurConv2d(3, 8, 3, stride=2), lambda: cf.FactorizedConv2d(3, 8, 3)],
         ids=["blurred", "factorized"],
     )
     def test_wraps_surgery_layers(self, make):

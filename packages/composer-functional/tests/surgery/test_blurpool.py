@@ -196,7 +196,7 @@ class TestApplyBlurpool:
         conv = nn.utils.parametrizations.weight_norm(nn.Conv2d(16, 8, 3, stride=2))
         images = torch.rand(1, 16, 9, 9)
         model = nn.Sequential(conv)
-        expected = conv(cf.BlurPool2d(1)(images))
+        expected = conv(cf.BlurPool2d(stride=1)(images))
 
         cf.apply_blurpool(model)
 
@@ -220,9 +220,7 @@ class TestApplyBlurpool:
 
         assert not cf.apply_blurpool(model)
 
-    @pytest.mark.parametrize(
-        "layer", [cf.BlurConv2d(nn.Conv2d(16, 16, 3, stride=2), blur_first=True), cf.BlurMaxPool2d(2)]
-    )
+    @pytest.mark.parametrize("layer", [cf.BlurConv2d(16, 16, 3, stride=2), cf.BlurMaxPool2d(2)])
     def test_blurred_root_is_unchanged(self, layer: nn.Module):
         """The inner convolution is not blurred again."""
         before = str(layer)
@@ -262,9 +260,11 @@ class TestApplyBlurpool:
         assert conv.stride == (2, 2)
 
     def test_bad_min_channels_raises(self):
-        """The minimum is at least 1."""
-        with pytest.raises(ValueError, match="min_channels must be at least 1, got 0"):
-            cf.apply_blurpool(_network(), min_channels=0)
+        """The minimum is at least 0, with which all strided convolutions are blurred."""
+        with pytest.raises(ValueError, match="min_channels must be at least 0, got -1"):
+            cf.apply_blurpool(_network(), min_channels=-1)
+
+        assert cf.apply_blurpool(nn.Sequential(nn.Conv2d(1, 4, 3, stride=2)), min_channels=0)
 
     def test_non_module_raises(self):
         """Only modules are supported."""

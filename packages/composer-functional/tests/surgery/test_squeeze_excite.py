@@ -176,18 +176,19 @@ class TestApplySqueezeExcite:
 
     @pytest.mark.parametrize(
         "layer",
-        [nn.Conv2d(16, 16, 3), cf.BlurConv2d(nn.Conv2d(16, 16, 3, stride=2)), cf.FactorizedConv2d(16, 16, 3)],
+        [nn.Conv2d(16, 16, 3), cf.BlurConv2d(16, 16, 3, stride=2), cf.FactorizedConv2d(16, 16, 3)],
     )
     def test_root_layer_raises(self, layer: nn.Module):
         """The root cannot be replaced; the error states the remedy."""
         with pytest.raises(ValueError, match=r"2d that is one itself\. Wrap it"):
             cf.apply_squeeze_excite(layer, 4, 16)
 
-    @pytest.mark.parametrize("minimum", [0, -1])
-    def test_bad_min_channels_raises(self, minimum: float):
-        """The minimum is at least 1."""
-        with pytest.raises(ValueError, match="min_channels must be at least 1, got"):
-            cf.apply_squeeze_excite(_network(), min_channels=minimum)
+    def test_bad_min_channels_raises(self):
+        """The minimum is at least 0, with which all convolutions are wrapped."""
+        with pytest.raises(ValueError, match="min_channels must be at least 0, got -1"):
+            cf.apply_squeeze_excite(_network(), min_channels=-1)
+
+        assert cf.apply_squeeze_excite(nn.Sequential(nn.Conv2d(1, 1, 3)), latent_channels=1, min_channels=0)
 
     def test_bad_width_raises(self):
         """An invalid width raises, also if no convolution would be wrapped."""
@@ -240,6 +241,6 @@ class TestWithOtherSurgery:
     def test_small_layers_are_unchanged(self):
         """A blurred or factorized convolution with few channels is not wrapped, nor are its parts."""
         factorized = cf.FactorizedConv2d(16, 8, 3, latent_channels=12)
-        model = nn.Sequential(cf.BlurConv2d(nn.Conv2d(8, 16, 3, stride=2)), factorized)
+        model = nn.Sequential(cf.BlurConv2d(8, 16, 3, stride=2), factorized)
 
         assert not cf.apply_squeeze_excite(model, 4, 9)

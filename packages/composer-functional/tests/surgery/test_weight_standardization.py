@@ -43,7 +43,9 @@ class TestApplyWeightStandardization:
 
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 3, stride=2)).double()
         expected = nn.Sequential(
-            StdConv2d(3, 8, 3, padding=0, bias=True), nn.ReLU(), StdConv2d(8, 2, 3, stride=2, padding=0, bias=True)
+            StdConv2d(3, 8, 3, padding=0, bias=True, eps=1e-10),
+            nn.ReLU(),
+            StdConv2d(8, 2, 3, stride=2, padding=0, bias=True, eps=1e-10),
         ).double()
         expected.load_state_dict(model.state_dict())
         images = torch.randn(2, 3, 9, 9, dtype=torch.float64)

@@ -28,7 +28,7 @@ class BlurPool(ModelSurgery):
 
     Raises:
         TypeError: ``min_channels`` is not a whole number.
-        ValueError: ``min_channels`` is less than 1, or both kinds of layers are excluded.
+        ValueError: ``min_channels`` is negative, or both kinds of layers are excluded.
 
     Example:
         >>> BlurPool(min_channels=32)
@@ -39,7 +39,7 @@ class BlurPool(ModelSurgery):
     replace_maxpools: bool = attrs.field(default=True, validator=true_or_false)
     blur_first: bool = attrs.field(default=True, validator=true_or_false)
     min_channels: int = attrs.field(
-        default=16, validator=whole_number_from(1, meaning="Convolutions with fewer input channels are not blurred.")
+        default=16, validator=whole_number_from(0, meaning="Convolutions with fewer input channels are not blurred.")
     )
 
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}

@@ -40,13 +40,13 @@ class Factorize(ModelSurgery):
     factorize_convs: bool = attrs.field(default=True, validator=true_or_false)
     factorize_linears: bool = attrs.field(default=True, validator=true_or_false)
     min_channels: int = attrs.field(
-        default=256, validator=whole_number_from(1, meaning="Convolutions with fewer channels are not replaced.")
+        default=256, validator=whole_number_from(0, meaning="Convolutions with fewer channels are not replaced.")
     )
     latent_channels: float = attrs.field(
         default=0.25, validator=number_between(0, above=True, meaning="It is the channels between two convolutions.")
     )
     min_features: int = attrs.field(
-        default=256, validator=whole_number_from(1, meaning="Linear layers with fewer features are not replaced.")
+        default=256, validator=whole_number_from(0, meaning="Linear layers with fewer features are not replaced.")
     )
     latent_features: float = attrs.field(
         default=128, validator=number_between(0, above=True, meaning="It is the features between two linear layers.")

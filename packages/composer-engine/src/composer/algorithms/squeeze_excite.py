@@ -26,7 +26,7 @@ class SqueezeExcite(ModelSurgery):
 
     Raises:
         TypeError: A value is not a number.
-        ValueError: ``latent_channels`` is not positive, or ``min_channels`` is less than 1.
+        ValueError: ``latent_channels`` is not positive, or ``min_channels`` is negative.
 
     Example:
         >>> SqueezeExcite(latent_channels=32)
@@ -37,7 +37,7 @@ class SqueezeExcite(ModelSurgery):
         default=64, validator=number_between(0, above=True, meaning="It is the size of the block's hidden layer.")
     )
     min_channels: int = attrs.field(
-        default=128, validator=whole_number_from(1, meaning="Convolutions with fewer channels are not changed.")
+        default=128, validator=whole_number_from(0, meaning="Convolutions with fewer channels are not changed.")
     )
 
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}

@@ -34,7 +34,7 @@ from composer.functional.augmentations.randaugment import (
 )
 from composer.functional.augmentations.resize import draw_corner, resize_batch
 from composer.functional.layers.alibi import AlibiBias, alibi_slopes
-from composer.functional.layers.blurpool import BlurConv2d, BlurMaxPool2d, BlurPool2d
+from composer.functional.layers.blurpool import BlurConv2d, BlurMaxPool2d, BlurPool2d, blur_2d
 from composer.functional.layers.factorized import FactorizedConv2d, FactorizedLinear, factorize_conv2d, factorize_matrix
 from composer.functional.layers.gated_linear_units import GatedLinearUnit
 from composer.functional.layers.ghost_batchnorm import GhostBatchNorm1d, GhostBatchNorm2d, GhostBatchNorm3d
@@ -128,6 +128,7 @@ __all__ = [
     "augmix",
     "augmix_batch",
     "augmix_image",
+    "blur_2d",
     "check_for_index_targets",
     "colout",
     "colout_batch",

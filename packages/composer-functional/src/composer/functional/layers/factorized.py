@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from composer.functional.checks import (
     check_pixels,
     check_sizes,
     check_tensors,
+    check_whole,
     check_whole_numbers,
 )
 
@@ -142,6 +143,18 @@ class _Factorized(nn.Module):
 
     first: Any
     second: Any
+    _kind: ClassVar[str]
+    _channel_dim: ClassVar[int]
+
+    @property
+    def module0(self) -> nn.Module:
+        """The first layer, under its name in MosaicML Composer."""
+        return self.first  # type: ignore[no-any-return]
+
+    @property
+    def module1(self) -> nn.Module:
+        """The second layer, under its name in MosaicML Composer."""
+        return self.second  # type: ignore[no-any-return]
 
     @property
     def bias(self) -> Tensor | None:
@@ -154,9 +167,39 @@ class _Factorized(nn.Module):
         output: Tensor = self.second(self.first(input))
         return output
 
+    @torch.no_grad()
+    def set_rank(self, input: Tensor, rank: int) -> None:
+        """Reduce the latent size, so that the outputs for an input change as little as possible.
+
+        They are the best approximation of that rank, see :func:`factorize_matrix`. The weights of both layers are new
+        parameters: create the optimizer afterwards, or see :func:`update_params_in_optimizer`.
+
+        Args:
+            input: An input of the module, with a few times more rows or pixels than latent features.
+            rank: The new latent size, from 1 to the current one, with which nothing changes.
+
+        Raises:
+            TypeError: ``rank`` is not an int, or ``input`` not a tensor.
+            ValueError: ``rank`` is out of range.
+        """
+        check_tensors(input=input)
+        check_whole("rank", rank, 1, "It is the new latent size.")
+        first, second = self.first.weight, self.second.weight
+        if rank > len(first):
+            raise ValueError(f"rank must be at most the current latent size {len(first)}, got {rank}.")
+        if rank == len(first):
+            return
+        latent = self.first(input).movedim(self._channel_dim, -1)
+        inner, outer = factorize_matrix(second.flatten(1), rank, inputs=latent)
+        smaller = (inner @ first.flatten(1)).view(rank, *first.shape[1:])
+        self._with_factors((smaller, outer.view(-1, rank, *second.shape[2:])), self.bias)
+        for module, name in ((self, "latent"), (self.first, "out"), (self.second, "in")):
+            setattr(module, f"{name}_{self._kind}", rank)
+
     def _with_factors(self, factors: tuple[Tensor, Tensor], bias: Tensor | None) -> Self:
         """Set the weights of both layers and the bias, and return the module."""
-        self.first.weight, self.second.weight = map(nn.Parameter, factors)
+        for layer, factor in zip((self.first, self.second), factors, strict=True):
+            layer.weight = nn.Parameter(factor, requires_grad=layer.weight.requires_grad)
         self.second.bias = bias
         return self
 
@@ -185,6 +228,9 @@ class FactorizedLinear(_Factorized):
         (8, torch.Size([5, 32]))
     """
 
+    _kind = "features"
+    _channel_dim = -1
+
     def __init__(self, in_features: int, out_features: int, bias: bool = True, latent_features: float = 0.25) -> None:
         super().__init__()
         check_sizes(in_features=in_features, out_features=out_features)
@@ -203,7 +249,7 @@ class FactorizedLinear(_Factorized):
         return product
 
     @classmethod
-    def from_linear(cls, module: nn.Linear, module_index: int, latent_features: float) -> Self:  # noqa: ARG003
+    def from_linear(cls, module: nn.Linear, module_index: int = -1, latent_features: float = 0.25) -> Self:  # noqa: ARG003
         """Return the best approximation of a linear layer: a policy for :func:`replace_module_classes`.
 
         Args:
@@ -231,13 +277,13 @@ class FactorizedConv2d(_Factorized):
         in_channels: Channels of the input.
         out_channels: Channels of the output.
         kernel_size: Size of the first convolution's kernel, one number or (rows, columns).
+        latent_channels: The latent channels: an int, or a float in ``(0, 1)``, a fraction of the smaller of input and
+            output channels (rounded down, but at least 1).
         stride: Its stride.
         padding: Its padding.
         dilation: Its dilation.
         bias: Whether the second convolution has a bias.
         padding_mode: Its padding mode.
-        latent_channels: The latent channels: an int, or a float in ``(0, 1)``, a fraction of the smaller of input and
-            output channels (rounded down, but at least 1).
 
     Raises:
         ValueError: ``latent_channels`` is neither a whole number of at least 1 nor a fraction between 0 and 1.
@@ -248,17 +294,20 @@ class FactorizedConv2d(_Factorized):
         (8, torch.Size([2, 16, 8, 8]))
     """
 
+    _kind = "channels"
+    _channel_dim = -3
+
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
         kernel_size: int | tuple[int, ...],
+        latent_channels: float = 0.25,
         stride: int | tuple[int, ...] = 1,
         padding: str | int | tuple[int, ...] = 0,
         dilation: int | tuple[int, ...] = 1,
         bias: bool = True,
         padding_mode: str = "zeros",
-        latent_channels: float = 0.25,
     ) -> None:
         super().__init__()
         check_sizes(in_channels=in_channels, out_channels=out_channels)
@@ -278,7 +327,7 @@ class FactorizedConv2d(_Factorized):
         return product.view(self.out_channels, *self.first.weight.shape[1:])
 
     @classmethod
-    def from_conv2d(cls, module: nn.Conv2d, module_index: int, latent_channels: float) -> Self:  # noqa: ARG003
+    def from_conv2d(cls, module: nn.Conv2d, module_index: int = -1, latent_channels: float = 0.25) -> Self:  # noqa: ARG003
         """Return the best approximation of a convolution: a policy for :func:`replace_module_classes`.
 
         Args:
@@ -302,12 +351,12 @@ class FactorizedConv2d(_Factorized):
                 module.in_channels,
                 module.out_channels,
                 module.kernel_size,
+                latent_channels,
                 module.stride,
                 module.padding,
                 module.dilation,
                 module.bias is not None,
                 module.padding_mode,
-                latent_channels,
             )
         return new._with_factors(factorize_conv2d(module.weight, new.latent_channels), module.bias)
 

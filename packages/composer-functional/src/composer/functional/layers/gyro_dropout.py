@@ -74,6 +74,7 @@ class GyroDropout(nn.Module):
         self.sigma = sigma
         self.tau = tau
         self.inplace = False
+        self._last: tuple[int, int, torch.device | None] = (0, 0, None)
         self.period = math.ceil(iters_per_epoch * max_epoch * tau / sigma)
         self.register_buffer("seed", torch.empty((), dtype=torch.int64))
         self.register_buffer("position", torch.empty((), dtype=torch.int64))
@@ -94,16 +95,25 @@ class GyroDropout(nn.Module):
             )
         neuron_dim = 1 if input.ndim > 3 else input.ndim - 1
         samples, neurons = input.shape[0], input.shape[neuron_dim]
-        masks = self._find_masks(neurons, input.device).to(input.dtype) * (1 / (1 - self.p))
-        part = torch.arange(samples, device=input.device) * self.tau // max(samples, 1)
+        masks = self._find_masks(self.position, neurons, input.device).to(input.dtype) * (1 / (1 - self.p))
         self.position.add_(1)
+        self._last = (samples, neurons, input.device)
         shape = [size if dim in {0, neuron_dim} else 1 for dim, size in enumerate(input.shape)]
-        return input * masks[part].view(shape)
+        return input * masks[self._part(samples, input.device)].view(shape)
 
-    def _find_masks(self, neurons: int, device: torch.device) -> Tensor:
-        """Return which neurons the masks in use keep, shape ``(tau, neurons)``, bool."""
-        group = self.position // self.period
-        numbers = (group * self.tau + torch.arange(self.tau, device=device)) % self.sigma
+    @property
+    def dropout_mask(self) -> Tensor:
+        """Which neurons the last forward pass in training kept, bool, ``(N, neurons)``; empty before the first."""
+        samples, neurons, device = self._last
+        return self._find_masks(self.position - 1, neurons, device)[self._part(samples, device)]
+
+    def _part(self, samples: int, device: torch.device | None) -> Tensor:
+        """Return which of the masks in use each sample gets, shape ``(samples,)``."""
+        return torch.arange(samples, device=device) * self.tau // max(samples, 1)
+
+    def _find_masks(self, position: Tensor, neurons: int, device: torch.device | None) -> Tensor:
+        """Return which neurons the masks in use keep in a forward pass, shape ``(tau, neurons)``, bool."""
+        numbers = (position // self.period * self.tau + torch.arange(self.tau, device=device)) % self.sigma
         keys = _hash(self.seed ^ _spread(numbers))
         return _hash(keys[:, None] ^ _spread(torch.arange(neurons, device=device))) >= int(self.p * 2**32)
 

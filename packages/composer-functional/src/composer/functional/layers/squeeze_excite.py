@@ -94,7 +94,7 @@ class SqueezeExciteConv2d(nn.Module):
         return output
 
     @classmethod
-    def from_conv2d(cls, module: nn.Module, module_index: int, latent_channels: float) -> Self:  # noqa: ARG003
+    def from_conv2d(cls, module: nn.Module, module_index: int = -1, latent_channels: float = 0.125) -> Self:  # noqa: ARG003
         """Wrap a convolution: a policy for :func:`replace_module_classes` with ``latent_channels`` bound.
 
         Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -42,7 +43,7 @@ def apply_blurpool(
         replace_maxpools: Whether to blur max poolings with a stride above 1.
         blur_first: Blur before the convolution, which is cheap. Otherwise blur after it, as in the paper, which takes
             about stride² times as long.
-        min_channels: The smallest number of input channels of a convolution to blur, at least 1. With few channels,
+        min_channels: The smallest number of input channels of a convolution to blur. With few channels,
             as in the first layer, the blur costs as much as the convolution.
         optimizers: Optimizers of the model. All parameters remain; only their names in the optimizer change.
 
@@ -51,7 +52,7 @@ def apply_blurpool(
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: ``min_channels`` is less than 1, or the model itself is a layer to be replaced.
+        ValueError: ``min_channels`` is negative, or the model itself is a layer to be replaced.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(), nn.MaxPool2d(2))
@@ -63,7 +64,7 @@ def apply_blurpool(
         False
     """
     check_flags(replace_convs=replace_convs, replace_maxpools=replace_maxpools, blur_first=blur_first)
-    check_whole("min_channels", min_channels, 1, "It is the smallest number of input channels of a layer to blur.")
+    check_whole("min_channels", min_channels, 0, "It is the smallest number of input channels of a layer to blur.")
 
     def is_wanted(layer: nn.Module) -> bool:
         if isinstance(layer, nn.Conv2d) and type(layer).forward is nn.Conv2d.forward:
@@ -73,11 +74,8 @@ def apply_blurpool(
             return replace_maxpools and not layer.return_indices and is_strided
         return False
 
-    def blur_conv(conv: nn.Conv2d, _: int) -> nn.Module:
-        return BlurConv2d(conv, blur_first)
-
-    def blur_maxpool(pool: nn.MaxPool2d, _: int) -> nn.Module:
-        return BlurMaxPool2d(pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode)
-
-    replacements: dict[type[nn.Module], ReplacementFunction] = {nn.Conv2d: blur_conv, nn.MaxPool2d: blur_maxpool}
+    replacements: dict[type[nn.Module], ReplacementFunction] = {
+        nn.Conv2d: partial(BlurConv2d.from_conv2d, blur_first=blur_first),
+        nn.MaxPool2d: BlurMaxPool2d.from_maxpool2d,
+    }
     return replace_layers(model, replacements, is_wanted, optimizers, skipped=(BlurConv2d, BlurMaxPool2d))

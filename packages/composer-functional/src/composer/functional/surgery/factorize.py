@@ -49,10 +49,10 @@ def apply_factorization(
         model: The model; **changed in place**.
         factorize_convs: Whether to replace ``torch.nn.Conv2d``.
         factorize_linears: Whether to replace ``torch.nn.Linear``.
-        min_channels: Convolutions with fewer input or output channels are not replaced; at least 1.
+        min_channels: Convolutions with fewer input or output channels are not replaced.
         latent_channels: The latent channels: an int, or a float in ``(0, 1)``, a fraction of the smaller of input and
             output channels.
-        min_features: Linear layers with fewer input or output features are not replaced; at least 1.
+        min_features: Linear layers with fewer input or output features are not replaced.
         latent_features: The latent features, likewise.
         optimizers: Optimizers of the model. The new weights join the groups of the old ones, without state.
 
@@ -62,7 +62,7 @@ def apply_factorization(
     Raises:
         TypeError: ``model`` is not a module.
         ValueError: A latent size is neither a whole number of at least 1 nor a fraction between 0 and 1, a minimum is
-            less than 1, a weight to be factorized is not finite (nothing has been changed then), or the model itself
+            negative, a weight to be factorized is not finite (nothing has been changed then), or the model itself
             is a layer to be replaced.
 
     Example:
@@ -77,8 +77,8 @@ def apply_factorization(
     resolve_latent_size(latent_channels, 1, "latent_channels")
     resolve_latent_size(latent_features, 1, "latent_features")
     check_flags(factorize_convs=factorize_convs, factorize_linears=factorize_linears)
-    check_whole("min_channels", min_channels, 1, "It is the smallest number of channels of a layer to factorize.")
-    check_whole("min_features", min_features, 1, "It is the smallest number of features of a layer to factorize.")
+    check_whole("min_channels", min_channels, 0, "It is the smallest number of channels of a layer to factorize.")
+    check_whole("min_features", min_features, 0, "It is the smallest number of features of a layer to factorize.")
     holders = Counter(id(each) for module in model.modules() for each in module.parameters(recurse=False))
 
     def is_wanted(layer: nn.Module) -> bool:

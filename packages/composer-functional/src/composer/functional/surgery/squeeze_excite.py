@@ -42,7 +42,7 @@ def apply_squeeze_excite(
     Args:
         model: The model; **changed in place**.
         latent_channels: The hidden size: an int, or a float in ``(0, 1)``, a fraction of the output channels.
-        min_channels: Convolutions with fewer input or output channels are not replaced; at least 1.
+        min_channels: Convolutions with fewer input or output channels are not replaced.
         optimizers: Optimizers of the model, to which the new parameters are added.
 
     Returns:
@@ -51,7 +51,7 @@ def apply_squeeze_excite(
     Raises:
         TypeError: ``model`` is not a module.
         ValueError: ``latent_channels`` is neither a whole number of at least 1 nor a fraction between 0 and 1,
-            ``min_channels`` is less than 1, or the model itself is a layer to be replaced.
+            ``min_channels`` is negative, or the model itself is a layer to be replaced.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 128, 3), nn.ReLU(), nn.Conv2d(128, 256, 3))
@@ -63,7 +63,7 @@ def apply_squeeze_excite(
     """
     resolve_latent_size(latent_channels, 1, "latent_channels")
     check_modules(model=model)
-    check_whole("min_channels", min_channels, 1, "It is the smallest number of channels of a convolution to extend.")
+    check_whole("min_channels", min_channels, 0, "It is the smallest number of channels of a convolution to extend.")
 
     def is_wanted(conv: nn.Module) -> bool:
         inner = plain_convolution(conv)
