@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
 
 from composer import functional as cf
 
@@ -19,6 +20,18 @@ def _seeded(seed: int) -> torch.Generator:
 
 
 class TestCutoutBatch:
+    @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "1"])
+    def test_pil_images(self, mode: str):
+        """A PIL image keeps its mode, and its pixels equal those of the tensor with the same holes."""
+        picture = to_pil_image(torch.full((3, 7, 9), 255, dtype=torch.uint8)).convert(mode)
+
+        output = cf.cutout_batch(picture, 2, 0.5, generator=_seeded(3))
+
+        expected = cf.cutout_batch(pil_to_tensor(picture), 2, 0.5, generator=_seeded(3))
+        assert output.mode == mode
+        assert torch.equal(pil_to_tensor(output), expected)
+        assert pil_to_tensor(picture).all()
+
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_zeros_only_the_boxes(self, dtype: torch.dtype, device: torch.device):
         """Pixels in a box are zero in every image and channel, others do not change."""

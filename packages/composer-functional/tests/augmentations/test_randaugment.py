@@ -243,6 +243,28 @@ class TestTransform:
         assert len({tuple(image.flatten().tolist()) for image in first}) > 8
 
 
+class TestBatches:
+    @pytest.mark.parametrize("name", ["randaugment", "augmix"])
+    def test_batch_of_images(self, name: str):
+        """The function for images transforms a batch like the function for batches."""
+        images = torch.randint(0, 256, (5, 3, 8, 8), dtype=torch.uint8)
+
+        augmented = getattr(cf, f"{name}_image")(images, generator=torch.Generator().manual_seed(3))
+
+        expected = getattr(cf, f"{name}_batch")(images, generator=torch.Generator().manual_seed(3))
+        assert torch.equal(augmented, expected)
+
+    @pytest.mark.parametrize("change", [cf.randaugment_image, cf.augmix_image])
+    def test_functions_draw_for_each_image(self, change):
+        """Custom functions are applied to each image of a batch, with its own draws."""
+        images = torch.ones(6, 1, 2, 2)
+
+        changed = change(images, 5, 1, augmentation_set=[lambda img, level: img * level])
+
+        assert changed.shape == images.shape
+        assert len(changed[:, 0, 0, 0].unique()) == 6
+
+
 class TestErrors:
     @pytest.mark.parametrize("shape", [(0, 3, 4, 4), (3, 4, 4), (2, 2, 4, 4), (2, 3, 0, 4), (2, 4, 4, 4)])
     def test_invalid_shape(self, shape: tuple[int, ...]):
@@ -302,11 +324,11 @@ class TestErrors:
 
     @pytest.mark.parametrize("change", [cf.randaugment_image, cf.augmix_image])
     def test_invalid_image(self, change):
-        """An image has three dimensions, or is a gray or color PIL image."""
+        """An image has three dimensions, a batch four, or it is a gray or color PIL image."""
         with pytest.raises(TypeError, match=r"img must be a PIL image or a tensor .* got str"):
             change("cat.jpg")
-        with pytest.raises(ValueError, match=r"img must be one image \(C, H, W\), got shape \(1, 3, 4, 4\)"):
-            change(torch.rand(1, 3, 4, 4))
+        with pytest.raises(ValueError, match=r"img must be one image \(C, H, W\) or a batch .* got shape \(4, 4\)"):
+            change(torch.rand(4, 4))
         with pytest.raises(ValueError, match=r"img must have the mode .*, got 'RGBA'\. Convert it: img\.convert"):
             change(to_pil_image(torch.rand(4, 5, 5)))
         with pytest.raises(ValueError, match=r"img must have at least one pixel, got size \(0, 5\)"):
@@ -314,7 +336,7 @@ class TestErrors:
 
     @pytest.mark.parametrize("change", [cf.randaugment_image, cf.augmix_image])
     def test_invalid_tensor(self, change):
-        """An image has no batch dimension; custom functions accept any tensor."""
+        """An image has 1 or 3 channels; custom functions accept any tensor."""
         with pytest.raises(ValueError, match=r"img must be one image \(C, H, W\) with 1 or 3 .* got shape \(4, 5, 5\)"):
             change(torch.rand(4, 5, 5))
         with pytest.raises(ValueError, match=r"img must be one image .* at least one pixel, got shape \(3, 0, 5\)"):

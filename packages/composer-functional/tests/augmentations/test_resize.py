@@ -22,9 +22,11 @@ def _seeded(seed: int) -> torch.Generator:
 
 
 class TestResize:
-    @pytest.mark.parametrize(("scale", "size"), [(0.5, (6, 10)), (0.75, (9, 15)), (0.3, (4, 6)), (0.01, (1, 1))])
+    @pytest.mark.parametrize(
+        ("scale", "size"), [(0.5, (6, 10)), (0.75, (9, 15)), (0.3, (3, 6)), (0.7, (8, 14)), (0.01, (1, 1))]
+    )
     def test_size_is_rounded(self, scale: float, size: tuple[int, int]):
-        """Height and width are scaled, rounded to pixels, and at least 1."""
+        """Height and width are scaled, rounded down to pixels, and at least 1."""
         for mode in ("resize", "crop"):
             images, _ = cf.resize_batch(torch.rand(2, 3, 12, 20), None, scale, mode)
 
@@ -39,7 +41,7 @@ class TestResize:
 
         output, _ = cf.resize_batch(images, None, 0.6)
 
-        torch.testing.assert_close(output, colors.view(1, 3, 1, 1).expand(2, 3, 5, 7).contiguous())
+        torch.testing.assert_close(output, colors.view(1, 3, 1, 1).expand(2, 3, 5, 6).contiguous())
         assert output.is_contiguous(memory_format=format)
 
     def test_linear_ramp(self):
@@ -77,7 +79,7 @@ class TestResize:
     def test_masks_agree_with_pillow(self):
         """Pillow selects the same nearest pixels."""
         masks = torch.randint(0, 256, (1, 17, 23), dtype=torch.uint8)
-        picture = to_pil_image(masks).resize((16, 12), Image.Resampling.NEAREST)
+        picture = to_pil_image(masks).resize((16, 11), Image.Resampling.NEAREST)
 
         _, smaller = cf.resize_batch(torch.rand(1, 3, 17, 23), masks, 0.7, resize_targets=True)
 
@@ -187,7 +189,7 @@ class TestCrop:
 
 class TestBoth:
     @pytest.mark.parametrize("mode", ["resize", "crop"])
-    @pytest.mark.parametrize("scale", [1, 1.0, 0.99])
+    @pytest.mark.parametrize("scale", [1, 1.0, 1 - 1e-9])
     def test_unchanged_size_is_the_identity(self, mode: str, scale: float):
         """If the size does not change, images and targets are returned themselves."""
         images, masks = torch.rand(2, 3, 8, 8), torch.zeros(2, 8, 8)
@@ -222,6 +224,33 @@ class TestBoth:
             expected, expected_masks = cf.resize_batch(images, masks, scale, mode, True, corner=(1, 0))
             assert torch.equal(output, expected)
             assert torch.equal(smaller, expected_masks)
+
+    @pytest.mark.parametrize("mode", ["resize", "crop"])
+    @pytest.mark.parametrize("side", [22, 44, 45, 199])
+    def test_whole_sizes_are_exact(self, mode: str, side: int):
+        """A scale that is a fraction of pixels gives this number of pixels, despite rounding errors."""
+        for size in range(1, side):
+            assert cf.resize_batch(torch.zeros(1, 1, side, 1), None, size / side, mode)[0].shape[2] == size
+
+    @pytest.mark.parametrize(("row", "column"), [(0, 0), (8, 4), (3, 6)])
+    def test_masks_of_half_the_size_are_cropped_at_the_same_place(self, row: int, column: int):
+        """Each pixel of a cropped mask is one of those in the crop of the images."""
+        images = torch.arange(16 * 24.0).view(1, 1, 16, 24)
+
+        crop, masks = cf.resize_batch(images, images[..., ::2, ::2], 0.5, "crop", True, corner=(row, column))
+
+        first = (round(row / 2), round(column / 2))
+        assert crop.shape == (1, 1, 8, 12)
+        assert torch.equal(masks, images[..., 2 * first[0] :: 2, 2 * first[1] :: 2][..., :4, :6])
+
+    @pytest.mark.parametrize("shape", [(2, 4, 6), (2, 5, 4, 6), (2, 16, 24)])
+    @pytest.mark.parametrize("mode", ["resize", "crop"])
+    def test_masks_of_another_size(self, mode: str, shape: tuple[int, ...]):
+        """Masks of another size than the images are scaled by the same factor."""
+        images, masks = cf.resize_batch(torch.rand(2, 3, 8, 12), torch.ones(shape), 0.5, mode, resize_targets=True)
+
+        assert images.shape == (2, 3, 4, 6)
+        assert masks.shape == (*shape[:-2], shape[-2] // 2, shape[-1] // 2)
 
     @pytest.mark.parametrize("mode", ["resize", "crop"])
     @pytest.mark.parametrize(

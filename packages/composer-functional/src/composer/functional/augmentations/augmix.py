@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -185,7 +185,8 @@ def augmix_image(
     moved: this is for classification.
 
     Args:
-        img: A PIL image, mode ``"RGB"`` or ``"L"``; or a tensor ``(C, H, W)`` as in :func:`augmix_batch`.
+        img: A PIL image, mode ``"RGB"`` or ``"L"``; or a tensor ``(C, H, W)`` or ``(N, C, H, W)`` as in
+            :func:`augmix_batch`, which processes a batch.
         severity: The largest level, in ``[0, 10]``; see :func:`draw_randaugment`.
         depth: The number of operations in a chain; if negative, 1, 2 or 3 are drawn for each chain; 0 is the identity.
         width: The number of chains, at least 1.
@@ -210,6 +211,13 @@ def augmix_image(
         >>> augmix_image(torch.zeros(3, 8, 8, dtype=torch.uint8)).shape
         torch.Size([3, 8, 8])
     """
+    if isinstance(img, Tensor) and img.ndim == 4 and isinstance(augmentation_set, str):
+        batch = augmix_batch(img, severity, depth, width, alpha, augmentation_set, draws=draws, generator=generator)
+        return cast("_Image", batch)
+    if isinstance(img, Tensor) and img.ndim == 4:
+        settings = (severity, depth, width, alpha, augmentation_set)
+        images = [augmix_image(one, *settings, draws=draws, generator=generator) for one in img]
+        return cast("_Image", torch.stack(images))
     check_image(img, augmentation_set)
     if draws is None:
         draws = _draw(1, severity, depth, width, alpha, augmentation_set, generator)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import math
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -19,7 +19,7 @@ from composer.functional.augmentations.annotations import (
     select,
     to_keep,
 )
-from composer.functional.augmentations.cutout import check_images
+from composer.functional.augmentations.cutout import check_images, is_pil
 from composer.functional.checks import check_interval, check_tensors
 from composer.functional.random import draw_permutation
 
@@ -38,7 +38,7 @@ def draw_kept(count: int | Tensor, p: float, *, generator: torch.Generator | Non
 
     Args:
         count: Their number, or a tensor of shape ``(N, ...)`` for ``N`` of them.
-        p: The fraction to drop, in ``[0, 1)``. ``(1 - p) * count``, rounded as by ``round`` and at least 1, remain.
+        p: The fraction to drop, in ``[0, 1)``. ``(1 - p) * count``, rounded down and at least 1, remain.
         generator: The random generator, on the CPU; torch's default generator if ``None``.
 
     Returns:
@@ -54,7 +54,12 @@ def draw_kept(count: int | Tensor, p: float, *, generator: torch.Generator | Non
     """
     _check_fraction("p", p)
     order = draw_permutation(count, generator=generator)
-    return order[: max(1, round((1 - p) * order.shape[0]))].sort().values
+    return order[: scaled_size(1 - p, order.shape[0])].sort().values
+
+
+def scaled_size(scale: float, size: int) -> int:
+    """Return a size times a scale, rounded down and at least 1; rounding errors of the product do not count."""
+    return max(1, math.floor(scale * size + 1e-6))
 
 
 def colout_batch(
@@ -81,7 +86,7 @@ def colout_batch(
         sample: Images, shape ``(N, C, H, W)``, or one, shape ``(C, H, W)`` or a PIL image, or an
             :class:`AugmentedBatch` of images; or a pair, tuple or list, of such an input and a target. Any dtype, any
             PIL mode.
-        p_row: The fraction of rows to drop, in ``[0, 1)``; the rest is rounded as by ``round``, and at least 1.
+        p_row: The fraction of rows to drop, in ``[0, 1)``; the rest is rounded down, and at least 1.
         p_col: The fraction of columns to drop, likewise.
         resize_target: Whether the target, a tensor ``(..., H, W)`` or a PIL image, loses the same rows and columns.
             ``"auto"``: if it has the input's height and width (and, beside a batch, its number of samples and three
@@ -146,7 +151,7 @@ class ColOutTransform(nn.Module):
     pickled.
 
     Args:
-        p_row: The fraction of rows to drop, in ``[0, 1)``; the rest is rounded as by ``round``, and at least 1.
+        p_row: The fraction of rows to drop, in ``[0, 1)``; the rest is rounded down, and at least 1.
         p_col: The fraction of columns to drop, likewise.
         resize_target: Whether to resize the target of a pair, see :func:`colout_batch`.
 
@@ -178,7 +183,7 @@ def colout(p_row: float = 0.15, p_col: float = 0.15, resize_target: bool | str =
     """Return a transform that drops rows and columns of single images.
 
     Args:
-        p_row: The fraction of rows to drop, in ``[0, 1)``; the rest is rounded as by ``round``, and at least 1.
+        p_row: The fraction of rows to drop, in ``[0, 1)``; the rest is rounded down, and at least 1.
         p_col: The fraction of columns to drop, likewise.
         resize_target: Whether to resize the target of a pair, see :func:`colout_batch`.
 
@@ -270,12 +275,6 @@ def _runs(indices: list[int]) -> Iterator[tuple[int, int, int]]:
             position = end
 
 
-def _is_pil(image: object) -> bool:
-    # The module is imported if there is a PIL image.
-    pil = sys.modules.get("PIL.Image")
-    return pil is not None and isinstance(image, pil.Image)
-
-
 def _rows_and_columns(image: Any) -> tuple[int | Tensor, int | Tensor]:
     """Return the numbers of rows and columns, for a tensor as tensors with these lengths on its device."""
     if not isinstance(image, Tensor):
@@ -303,7 +302,7 @@ def _is_resized(target: Any, input: Any, resize_target: bool | str) -> bool:
 
 def _fits(target: Any, input: Any) -> bool:
     """Return whether a target has one or several values for each pixel of the input."""
-    if not (_is_pil(target) or isinstance(target, Tensor)) or _size(target) != _size(input):
+    if not (is_pil(target) or isinstance(target, Tensor)) or _size(target) != _size(input):
         return False
     if isinstance(target, Tensor) and isinstance(input, Tensor) and input.ndim == 4:
         return target.ndim >= 3 and target.shape[0] == input.shape[0]
@@ -313,7 +312,7 @@ def _fits(target: Any, input: Any) -> bool:
 def _check_input(input: object) -> None:
     if isinstance(input, Tensor):
         check_images(input, "(N, C, H, W) or (C, H, W)", (3, 4))
-    elif not _is_pil(input):
+    elif not is_pil(input):
         raise TypeError(
             f"sample must be a tensor, a PIL image, or a pair of one of them and a target, got {type(input).__name__}."
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,10 +14,11 @@ from composer.functional.checks import check_flags, check_interval, check_number
 from composer.functional.random import check_generator
 
 if TYPE_CHECKING:
-    from composer.functional.augmentations.annotations import Batch
+    from PIL.Image import Image
 
 __all__ = ["cutout_batch", "draw_box", "draw_holes"]
 
+Images = TypeVar("Images", Tensor, AugmentedBatch, "Image")
 Box = tuple[int, int, int, int]
 """``(x1, y1, x2, y2)``: rows from x1 to x2 - 1, columns from y1 to y2 - 1."""
 
@@ -95,7 +97,7 @@ def draw_holes(
 
 
 def cutout_batch(
-    input: Batch,
+    input: Images,
     num_holes: int = 1,
     length: float = 0.5,
     uniform_sampling: bool = False,
@@ -103,7 +105,7 @@ def cutout_batch(
     boxes: Sequence[Box] | None = None,
     mask_value: float | None = None,
     generator: torch.Generator | None = None,
-) -> Batch:
+) -> Images:
     """Fill square holes with zeros, the same ones in every image of the batch (arXiv:1708.04552).
 
     ``output[..., x1:x2, y1:y2] = 0`` for each box ``(x1, y1, x2, y2)``
@@ -113,8 +115,8 @@ def cutout_batch(
     ``mask_value`` is set.
 
     Args:
-        input: Images, shape ``(N, C, H, W)``, or one, shape ``(C, H, W)``, any dtype; or an :class:`AugmentedBatch` of
-            images.
+        input: Images, shape ``(N, C, H, W)``, or one, shape ``(C, H, W)``, of any dtype; a PIL image of any mode; or an
+            :class:`AugmentedBatch` of images.
         num_holes: The number of holes, which may overlap; 0 is the identity.
         length: The side of a hole as a fraction of the image's shorter side, in ``[0, 1]``, rounded as by ``round``.
         uniform_sampling: Whether all pixels are equally likely to be covered; otherwise all are equally likely to be
@@ -126,11 +128,12 @@ def cutout_batch(
         generator: The random generator, on the CPU; torch's default generator if ``None``.
 
     Returns:
-        A new tensor with the shape, dtype and memory format of ``input``, or a new :class:`AugmentedBatch`.
+        A new tensor with the shape, dtype and memory format of ``input``, a new PIL image with its mode, or a new
+        :class:`AugmentedBatch`.
 
     Raises:
-        TypeError: ``input`` is not a tensor, ``num_holes`` or an edge of a box is not an int, or ``length`` is a
-            tensor.
+        TypeError: ``input`` is neither a tensor nor a PIL image, ``num_holes`` or an edge of a box is not an int, or
+            ``length`` is a tensor.
         ValueError: ``input`` has another shape or no pixels, a box does not lie within it, ``num_holes`` is negative,
             ``length`` lies outside ``[0, 1]``, masks do not fit, or there is a ``mask_value`` without masks.
 
@@ -141,18 +144,18 @@ def cutout_batch(
                 [1., 1., 1., 1.],
                 [1., 1., 1., 1.]])
     """
-    images: Tensor = images_of(input)
+    images: Any = images_of(input)
     if isinstance(input, AugmentedBatch):
         check_images(images, "(N, C, H, W)", (4,))
         check_annotations(input, keypoints=True)
-    else:
+    elif not is_pil(images):
         check_images(images, "(N, C, H, W) or (C, H, W)", (3, 4))
     masks = input.masks if isinstance(input, AugmentedBatch) else None
     if mask_value is not None:
         check_numbers(mask_value=mask_value)
         if masks is None:
             raise ValueError(f"mask_value={mask_value} needs masks: pass an AugmentedBatch with masks as input.")
-    size = (images.shape[-2], images.shape[-1])
+    size = (images.shape[-2], images.shape[-1]) if isinstance(images, Tensor) else (images.height, images.width)
     if boxes is None:
         boxes = draw_holes(size, num_holes, length, uniform_sampling, generator=generator)
     elif not isinstance(boxes, Sequence):
@@ -168,11 +171,20 @@ def cutout_batch(
     return output  # type: ignore[no-any-return]
 
 
-def _fill(images: Tensor, boxes: Sequence[Box], value: float) -> Tensor:
-    filled = images.clone()
+def _fill(images: Any, boxes: Sequence[Box], value: float) -> Any:
+    filled = images.clone() if isinstance(images, Tensor) else images.copy()
     for x1, y1, x2, y2 in boxes:
-        filled[..., x1:x2, y1:y2] = value
+        if isinstance(filled, Tensor):
+            filled[..., x1:x2, y1:y2] = value
+        else:
+            filled.paste(value, (y1, x1, y2, x2))
     return filled
+
+
+def is_pil(image: object) -> bool:
+    """Return whether a value is a PIL image, whose module is then imported."""
+    pil = sys.modules.get("PIL.Image")
+    return pil is not None and isinstance(image, pil.Image)
 
 
 def check_images(input: Tensor, shape: str, dims: tuple[int, ...], name: str = "input") -> None:

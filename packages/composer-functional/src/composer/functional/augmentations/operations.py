@@ -126,7 +126,7 @@ def check_image(img: Any, augmentation_set: AugmentationSet) -> None:
     elif not isinstance(img, Tensor):
         raise TypeError(f"img must be a PIL image or a tensor (C, H, W), got {type(img).__name__}.")
     elif img.ndim != 3:
-        raise ValueError(f"img must be one image (C, H, W), got shape {tuple(img.shape)}.")
+        raise ValueError(f"img must be one image (C, H, W) or a batch (N, C, H, W), got shape {tuple(img.shape)}.")
     elif isinstance(augmentation_set, str):  # your own functions may support other tensors
         if img.dtype != torch.uint8 and not img.is_floating_point():
             raise TypeError(f"img must be uint8, or floating point from 0 to 1, got {img.dtype}. Convert it first.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -178,7 +178,8 @@ def randaugment_image(
     moved: this is for classification.
 
     Args:
-        img: A PIL image, mode ``"RGB"`` or ``"L"``; or a tensor ``(C, H, W)`` as in :func:`randaugment_batch`.
+        img: A PIL image, mode ``"RGB"`` or ``"L"``; or a tensor ``(C, H, W)`` or ``(N, C, H, W)`` as in
+            :func:`randaugment_batch`, which processes a batch.
         severity: The largest level, in ``[0, 10]``; see :func:`draw_randaugment`.
         depth: The number of operations, applied one after the other; 0 is the identity.
         augmentation_set: ``"all"``, ``"safe"`` or ``"original"``, see :func:`draw_randaugment`; or functions that take
@@ -204,6 +205,13 @@ def randaugment_image(
         >>> bool((randaugment_image(torch.ones(1, 2, 2), severity=5, augmentation_set=[darken]) >= 0.25).all())
         True
     """
+    if isinstance(img, Tensor) and img.ndim == 4 and isinstance(augmentation_set, str):
+        batch = randaugment_batch(img, severity, depth, augmentation_set, draws=draws, generator=generator)
+        return cast("_Image", batch)
+    if isinstance(img, Tensor) and img.ndim == 4:
+        settings = (severity, depth, augmentation_set)
+        images = [randaugment_image(one, *settings, draws=draws, generator=generator) for one in img]
+        return cast("_Image", torch.stack(images))
     check_image(img, augmentation_set)
     if draws is None:
         draws = _draw(1, severity, depth, augmentation_set, generator)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from composer.functional.augmentations.colout import select_rows_and_columns
+from composer.functional.augmentations.colout import scaled_size, select_rows_and_columns
 from composer.functional.augmentations.cutout import check_images, draw_pair
 from composer.functional.checks import check_flags, check_interval, check_pairs
 from composer.functional.random import check_generator
@@ -59,15 +59,17 @@ def resize_batch(
 ) -> tuple[Tensor, Any]:
     """Reduce the size of the images of a batch, and of masks.
 
-    The new height and width are ``scale_factor`` times the old, rounded as by ``round``, at least 1.
+    The new height and width are ``scale_factor`` times the old, rounded down, at least 1.
 
     ``"resize"`` interpolates images and floating-point masks bilinearly between the centres of pixels; integer and
-    boolean masks get the value of the nearest pixel. ``"crop"`` crops all images and masks at the same position.
+    boolean masks get the value of the nearest pixel. ``"crop"`` crops all images and masks at the same position, which
+    is scaled and rounded for masks of another size.
     Coordinates, such as bounding boxes and key points, are not supported as targets to resize.
 
     Args:
         input: Images, shape ``(N, C, H, W)``; floating point for ``"resize"``, any dtype for ``"crop"``.
-        target: Masks, shape ``(N, H, W)`` or ``(N, K, H, W)``, if ``resize_targets``; otherwise any object.
+        target: Masks, shape ``(N, H', W')`` or ``(N, K, H', W')``, if ``resize_targets``; otherwise any object. Their
+            size may be another one than that of the images, with its aspect ratio up to a pixel.
         scale_factor: The new height and width as a fraction of the old, in ``(0, 1]``; 1 is the identity.
         mode: ``"resize"`` or ``"crop"``.
         resize_targets: Whether to resize the target as well; otherwise it is returned unchanged.
@@ -82,7 +84,7 @@ def resize_batch(
         TypeError: ``input`` is not a tensor, or not floating point and to be interpolated; the target to be resized is
             not a tensor; ``scale_factor`` is a tensor; or ``corner`` is not two ints.
         ValueError: ``input`` has another shape or no pixels; ``scale_factor`` lies outside ``(0, 1]``; ``mode`` is
-            neither of the two; the target to be resized is not a mask of the input's size; or the crop at ``corner``
+            neither of the two; the target to be resized has another shape; or the crop at ``corner``
             does not lie within the image.
 
     Example:
@@ -98,25 +100,29 @@ def resize_batch(
     check_generator(generator)
     if corner is not None:
         check_pairs(corner=corner)
-    height, width = input.shape[2:]
     if resize_targets:
         _check_target(target, input)
-    size = (max(1, round(scale_factor * height)), max(1, round(scale_factor * width)))
-    if size == (height, width):
+    old, size = (input.shape[2], input.shape[3]), _scaled(input, scale_factor)
+    if size == old:
         return input, target
     if mode == "resize":
-        return _interpolate(input, size), _resize_mask(target, size) if resize_targets else target
+        return _interpolate(input, size), _resize_mask(target, scale_factor) if resize_targets else target
     if corner is None:
-        corner = draw_corner((height, width), size, generator=generator)
-    _check_corner(corner, size, (height, width))
-    return _crop(input, corner, size), _crop(target, corner, size) if resize_targets else target
+        corner = draw_corner(old, size, generator=generator)
+    _check_corner(corner, size, old)
+    return _crop(input, corner, size), _crop_mask(target, corner, old, scale_factor) if resize_targets else target
+
+
+def _scaled(images: Tensor, scale: float) -> tuple[int, int]:
+    return scaled_size(scale, images.shape[-2]), scaled_size(scale, images.shape[-1])
 
 
 def _interpolate(images: Tensor, size: tuple[int, int]) -> Tensor:
     return interpolate(images, size=size, mode="bilinear", align_corners=False)
 
 
-def _resize_mask(mask: Tensor, size: tuple[int, int]) -> Tensor:
+def _resize_mask(mask: Tensor, scale: float) -> Tensor:
+    size = _scaled(mask, scale)
     if mask.is_floating_point():
         return _interpolate(mask, size) if mask.ndim == 4 else _interpolate(mask.unsqueeze(1), size).squeeze(1)
     rows, columns = (_nearest(old, new, mask.device) for old, new in zip(mask.shape[-2:], size, strict=True))
@@ -133,6 +139,16 @@ def _crop(images: Tensor, corner: tuple[int, int], size: tuple[int, int]) -> Ten
     return images[..., row : row + height, column : column + width].clone()
 
 
+def _crop_mask(mask: Tensor, corner: tuple[int, int], size: tuple[int, int], scale: float) -> Tensor:
+    """Crop masks at the place of a crop of images with this size."""
+    new = _scaled(mask, scale)
+    row, column = (
+        min(round(start * old / whole), old - crop)
+        for start, whole, old, crop in zip(corner, size, mask.shape[-2:], new, strict=True)
+    )
+    return _crop(mask, (row, column), new)
+
+
 def _check_settings(input: Tensor, scale_factor: float, mode: str) -> None:
     check_images(input, "(N, C, H, W)", (4,))
     check_interval("scale_factor", scale_factor, 0, 1, "It is the new size as a fraction of the old.", open_low=True)
@@ -146,15 +162,16 @@ def _check_settings(input: Tensor, scale_factor: float, mode: str) -> None:
 
 
 def _check_target(target: Any, input: Tensor) -> None:
-    shape = f"({input.shape[0]}, {input.shape[2]}, {input.shape[3]})"
     remedy = "Pass resize_targets=False to return it unchanged."
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a tensor of masks to be resized, got {type(target).__name__}. {remedy}")
-    same = target.shape[:1] == input.shape[:1] and target.shape[-2:] == input.shape[-2:]
-    if target.ndim not in {3, 4} or not same:
+    height, width = input.shape[2:]
+    is_mask = target.ndim in {3, 4} and len(target) == len(input) and target.numel() > 0
+    # Coordinates of boxes and the like should not pass for masks.
+    if not is_mask or abs(target.shape[-2] * width - target.shape[-1] * height) >= max(height, width):
         raise ValueError(
-            f"target must be masks of shape {shape}, or with channels after the first dimension, to be resized, got "
-            f"shape {tuple(target.shape)}. {remedy}"
+            f"target must be masks of shape ({len(input)}, {height}, {width}) or with this aspect ratio, or also with "
+            f"channels after the first dimension, to be resized, got shape {tuple(target.shape)}. {remedy}"
         )
 
 
