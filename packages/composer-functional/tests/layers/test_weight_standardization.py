@@ -29,7 +29,7 @@ class TestStandardizeWeight:
         """Outputs and gradients equal those of timm's convolution with the same parameter."""
         from timm.layers import StdConv2d
 
-        reference = StdConv2d(4, 6, 3, padding=0, bias=True).double()
+        reference = StdConv2d(4, 6, 3, padding=0, bias=True, eps=1e-10).double()
         weight = reference.weight.detach().clone().contiguous(memory_format=format).requires_grad_()
         images = torch.randn(2, 4, 5, 5, dtype=torch.float64)
 
@@ -119,6 +119,16 @@ class TestStandardizeWeight:
         """A filter dimension is required."""
         with pytest.raises(ValueError, match=r"weight must have shape \(out, in, ...\) and an element at least, got"):
             cf.standardize_weight(torch.rand(shape))
+
+    @pytest.mark.parametrize("scale", [1.0, 1e-3])
+    def test_small_weights_have_unit_variance(self, scale: float):
+        """By default also weights of large filters, with variances of 1e-6 and less, are not attenuated."""
+        weight = scale * torch.randn(4, 8, 3, 3, dtype=torch.float64)
+
+        standardized = cf.standardize_weight(weight)
+
+        expected = (weight - weight.mean((1, 2, 3), keepdim=True)) / weight.std((1, 2, 3), correction=0, keepdim=True)
+        torch.testing.assert_close(standardized, expected, rtol=1e-3, atol=0)
 
     @pytest.mark.parametrize("eps", [0, -1e-3, float("nan")])
     def test_bad_eps_raises(self, eps: float):

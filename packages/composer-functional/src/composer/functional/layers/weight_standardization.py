@@ -12,7 +12,7 @@ from composer.functional.checks import check_float_tensors, check_interval
 __all__ = ["WeightStandardizer", "standardize_weight"]
 
 
-def standardize_weight(weight: Tensor, eps: float = 1e-6) -> Tensor:
+def standardize_weight(weight: Tensor, eps: float = 1e-10) -> Tensor:
     """Give each filter of a convolution zero mean and unit variance (arXiv:1903.10520).
 
     ``(weight - mean) / sqrt(variance + eps)``, with the mean and the (biased) variance over a filter: over the input
@@ -20,8 +20,8 @@ def standardize_weight(weight: Tensor, eps: float = 1e-6) -> Tensor:
 
     Args:
         weight: Shape ``(out, in, ...)``, floating point.
-        eps: Added to the variance. The variance of new weights is about 1 / (3 · weights of a filter), less than 1e-4
-            for large filters.
+        eps: Added to the variance. It has to be small: the variance of new weights is about 1 / (3 · weights of a
+            filter), less than 1e-4 for large filters.
 
     Returns:
         A new tensor with the shape, dtype and memory format of ``weight``.
@@ -67,7 +67,7 @@ class WeightStandardizer(nn.Module):
         tensor(True)
     """
 
-    def __init__(self, eps: float = 1e-6) -> None:
+    def __init__(self, eps: float = 1e-10) -> None:
         super().__init__()
         _check_eps(eps)
         self.eps = eps
