@@ -239,7 +239,10 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "composer.algorithms": "BlurPool",
         "composer.functional": "apply_blurpool",
     },
-    "composer.algorithms.blurpool.blurpool_layers": {"composer.functional": "BlurConv2d BlurMaxPool2d BlurPool2d"},
+    "composer.algorithms.blurpool[.blurpool_layers]": {
+        "composer.functional": "BlurConv2d BlurMaxPool2d BlurPool2d blur_2d",
+        "Use composer.functional.BlurMaxPool2d(kernel_size, stride)(input).": "blurmax_pool2d",
+    },
     "composer.algorithms.channels_last.channels_last": {
         "composer.algorithms": "ChannelsLast",
         "composer.functional": "apply_channels_last",
@@ -255,8 +258,16 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "composer.algorithms": "Factorize",
         "composer.functional": "apply_factorization",
     },
-    "composer.algorithms.factorize.factorize_core": {"composer.functional": "factorize_conv2d factorize_matrix"},
-    "composer.algorithms.factorize.factorize_modules": {"composer.functional": "FactorizedConv2d FactorizedLinear"},
+    "composer.algorithms.factorize[.factorize_core]": {
+        "composer.functional": "factorize_conv2d factorize_matrix",
+        "The two factors are returned as a tuple by composer.functional.factorize_matrix.": "LowRankSolution",
+    },
+    "composer.algorithms.factorize[.factorize_modules]": {
+        "composer.functional": "FactorizedConv2d FactorizedLinear",
+        "Layers that would not become cheaper are skipped by composer.functional.apply_factorization.": (
+            "factorizing_could_speedup"
+        ),
+    },
     "composer.algorithms.fused_layernorm.fused_layernorm": {
         "composer.algorithms": "FusedLayerNorm",
         "composer.functional": "apply_fused_layernorm",
@@ -353,6 +364,9 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
         "eval_batch_split": "Evaluator(device_eval_microbatch_size=...)",
     },
     "export_for_inference": {"save_object_store": "remove it; save_path is a local path"},
+    "BlurPool2d": {"padding": "remove it; the output always has the size of a layer with this stride"},
+    "factorize_matrix": {"Wa": "factorize_matrix(weight, rank, inputs=X, targets=Y), which returns the factors"},
+    "factorize_conv2d": {"Wa": "factorize_conv2d(weight, rank, inputs=X), which returns the factors"},
     "CheckpointSaver": {
         "remote_file_name": "remove it; folder is an address such as 's3://bucket/run'",
         "latest_remote_file_name": "remove it; folder is an address such as 's3://bucket/run'",
