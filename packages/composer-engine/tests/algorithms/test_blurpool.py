@@ -69,7 +69,7 @@ class TestSurgery:
         assert set(model.parameters()) == before
 
     def test_number_of_replacements_is_logged(self, conv_net):
-        """The number of replaced layers is logged."""
+        """The number of replaced layers is logged, also under the names of MosaicML Composer."""
         logged = {}
 
         class Store(LoggerDestination):
@@ -79,7 +79,11 @@ class TestSurgery:
         state = State(model=conv_net())
         Engine(state, Logger(state, Store()), algorithms=BlurPool()).run_event("init")
 
-        assert logged == {"BlurPool/replaced_layers": 2}
+        assert logged == {
+            "BlurPool/replaced_layers": 2,
+            "blurpool/num_blurpool_layers": 1,
+            "blurpool/num_blurconv_layers": 1,
+        }
 
 
 class TestOptimizers:

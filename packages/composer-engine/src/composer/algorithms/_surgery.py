@@ -24,17 +24,34 @@ LAYER_NORMS = ExclusiveResource(
 
 
 def report_surgery(algorithm: Algorithm, report: SurgeryReport, logger: Logger, *, missing: str) -> None:
-    """Log the number of replaced layers; warn if there are none, with what the model lacks."""
+    """Log the number of replaced layers, also by :attr:`ModelSurgery.former_names`; warn if there are none.
+
+    Args:
+        algorithm: The algorithm.
+        report: What it replaced.
+        logger: The logger.
+        missing: What the model lacks if nothing was replaced.
+    """
     if not report:
         warnings.warn(f"{algorithm!r} found nothing to change: {missing}", NoEffectWarning, stacklevel=3)
-    logger.log_hyperparameters({f"{type(algorithm).__name__}/replaced_layers": len(report)})
+    counts = {f"{type(algorithm).__name__}/replaced_layers": len(report)}
+    former_names: Mapping[str, str | None] = getattr(algorithm, "former_names", {})
+    for name, kind in former_names.items():
+        counts[name] = sum(kind in {None, replacement.new} for replacement in report)
+    logger.log_hyperparameters(counts)
 
 
 class ModelSurgery(Algorithm):
-    """Base of algorithms whose only effect is to replace layers of the model at one event."""
+    """Base of algorithms whose only effect is to replace layers of the model at one event.
+
+    Attributes:
+        former_names: The names under which MosaicML Composer logs the number of new layers, with the class of these
+            layers; None for all. They will not be logged any more after one release.
+    """
 
     reads: ClassVar = {"model", "optimizers"}
     writes: ClassVar = {"model", "optimizers"}
+    former_names: ClassVar[Mapping[str, str | None]] = {}
 
     @abstractmethod
     def replace(self, state: State) -> tuple[SurgeryReport, str]:

@@ -42,6 +42,10 @@ class BlurPool(ModelSurgery):
         default=16, validator=whole_number_from(0, meaning="Convolutions with fewer input channels are not blurred.")
     )
 
+    former_names: ClassVar = {
+        "blurpool/num_blurpool_layers": "BlurMaxPool2d",
+        "blurpool/num_blurconv_layers": "BlurConv2d",
+    }
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
     owns: ClassVar = {
         ExclusiveResource(

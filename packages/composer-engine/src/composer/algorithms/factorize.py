@@ -52,6 +52,10 @@ class Factorize(ModelSurgery):
         default=128, validator=number_between(0, above=True, meaning="It is the features between two linear layers.")
     )
 
+    former_names: ClassVar = {
+        "factorize/num_conv2d_replacements": "FactorizedConv2d",
+        "factorize/num_linear_replacements": "FactorizedLinear",
+    }
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
     owns: ClassVar = {
         ExclusiveResource(

@@ -36,6 +36,7 @@ class GhostBatchNorm(ModelSurgery):
         default=32, validator=whole_number_from(1, meaning="It is the number of samples that are normalised together.")
     )
 
+    former_names: ClassVar = {"GhostBatchNorm/num_new_modules": None}
     runs_at: ClassVar = {Event.INIT: Stage.NORMALIZATION}
     owns: ClassVar = {
         ExclusiveResource(

@@ -82,7 +82,11 @@ class ProgressiveResizing(Algorithm):
             if resized is not target:
                 state.batch_set_item(self.target_key, resized)
         logger.log_metrics(
-            {"progressive_resizing/height": input.shape[-2], "progressive_resizing/width": input.shape[-1]}
+            {
+                "progressive_resizing/height": input.shape[-2],
+                "progressive_resizing/width": input.shape[-1],
+                "progressive_resizing/scale_factor": scale,
+            }
         )
 
     def scale_at(self, elapsed: float, side: int) -> float:

@@ -40,6 +40,7 @@ class SqueezeExcite(ModelSurgery):
         default=128, validator=whole_number_from(0, meaning="Convolutions with fewer channels are not changed.")
     )
 
+    former_names: ClassVar = {"squeeze_excite/num_squeeze_excite_layers": None}
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
     owns: ClassVar = {
         ExclusiveResource(

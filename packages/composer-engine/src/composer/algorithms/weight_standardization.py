@@ -36,6 +36,7 @@ class WeightStandardization(ModelSurgery):
         default=0, validator=whole_number_from(0, meaning="It is how many convolutions at the end are not changed.")
     )
 
+    former_names: ClassVar = {"WeightStandardization/num_weights_standardized": None}
     runs_at: ClassVar = {Event.INIT: Stage.NORMALIZATION}
     reads: ClassVar = {"model"}
     writes: ClassVar = {"model"}
