@@ -22,7 +22,18 @@ from composer.algorithms import (
     StochasticDepth,
     WeightStandardization,
 )
-from composer.core import AlgorithmConflictError, Engine, Event, NoEffectWarning, State, Timestamp, explain
+from composer.core import (
+    AlgorithmConflictError,
+    Engine,
+    Event,
+    Logger,
+    LoggerDestination,
+    NoEffectWarning,
+    State,
+    Time,
+    Timestamp,
+    explain,
+)
 
 OPENING = ("init", "before_load", "after_load", "fit_start")
 
@@ -219,10 +230,44 @@ class TestLowPrecision:
             assert norm(torch.rand(2, 32)).dtype is torch.bfloat16
 
 
+FORMER_NAMES = {
+    "GhostBatchNorm": {"GhostBatchNorm/num_new_modules": cf.GhostBatchNorm2d},
+    "Factorize": {
+        "factorize/num_conv2d_replacements": cf.FactorizedConv2d,
+        "factorize/num_linear_replacements": cf.FactorizedLinear,
+    },
+    "SqueezeExcite": {"squeeze_excite/num_squeeze_excite_layers": cf.SqueezeExciteConv2d},
+    "WeightStandardization": {"WeightStandardization/num_weights_standardized": nn.Conv2d},
+    "StochasticDepth": {"stochastic_depth/num_stochastic_layers": cf.StochasticDepthBlock},
+}
+
+
+@pytest.mark.parametrize("name", FORMER_NAMES)
+def test_former_names_in_logs(name):
+    """The number of replaced layers is also logged under the names that dashboards of MosaicML Composer have."""
+    logged = {}
+
+    class Store(LoggerDestination):
+        def log_hyperparameters(self, hyperparameters):
+            logged.update(hyperparameters)
+
+        def log_metrics(self, metrics, step=None):
+            logged.update(metrics)
+
+    make, make_model, _ = CASES[name]
+    state = State(model=make_model())
+    Engine(state, Logger(state, Store()), algorithms=make()).run_event("init")
+
+    del logged[f"{name}/replaced_layers"]
+    assert logged == {n: cf.count_module_instances(state.model, kind) for n, kind in FORMER_NAMES[name].items()}
+    assert all(logged.values())
+
+
 class TestStochasticDepth:
-    def test_rates_warm_up(self):
+    @pytest.mark.parametrize("warmup", [0.5, "0.5dur", Time(0.5, "dur")])
+    def test_rates_warm_up(self, warmup):
         """Over the first half of the training the rates grow in proportion from zero."""
-        engine = start(bottlenecks(), StochasticDepth("ResNetBottleneck", drop_rate=0.4, drop_warmup=0.5))
+        engine = start(bottlenecks(), StochasticDepth("ResNetBottleneck", drop_rate=0.4, drop_warmup=warmup))
         engine.state.max_duration = "8ba"
         rates = []
         for _ in range(6):
@@ -262,7 +307,8 @@ class TestStochasticDepth:
 
     @pytest.mark.parametrize(
         "settings",
-        [{"stochastic_method": "row"}, {"drop_rate": 1.5}, {"drop_distribution": "normal"}, {"drop_warmup": 2}],
+        [{"stochastic_method": "row"}, {"drop_rate": 1.5}, {"drop_distribution": "normal"}]
+        + [{"drop_warmup": warmup} for warmup in (2, "2dur", "10ep", "soon", None)],
     )
     def test_bad_settings(self, settings):
         """Settings out of range raise, with their names."""

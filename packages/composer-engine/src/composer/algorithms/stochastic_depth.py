@@ -9,13 +9,22 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._checks import elapsed_duration, warn_if_idle
 from composer.algorithms._surgery import report_surgery
-from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State
+from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State, Time, TimeUnit
 from composer.core.checks import number_between, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = ["StochasticDepth"]
+
+
+def _to_drop_warmup(given: Time | str | float) -> float:
+    if not isinstance(given, (Time, str)):
+        return given
+    time = Time.from_input(given, name="drop_warmup")
+    if time.unit is not TimeUnit.DURATION:
+        raise ValueError(f"drop_warmup must be a fraction of the training such as 0.6 or '0.6dur', got {str(time)!r}.")
+    return time.value
 
 
 @attrs.define(eq=False)
@@ -32,7 +41,8 @@ class StochasticDepth(Algorithm):
         drop_rate: The probability of skipping the last block (``"linear"``) or every block (``"uniform"``), in
             ``[0, 1]``.
         drop_distribution: Whether the rate grows with the depth, ``"linear"``, or is ``"uniform"``.
-        drop_warmup: The fraction of the training during which the rates grow from 0, in ``[0, 1]``.
+        drop_warmup: The fraction of the training during which the rates grow from 0: a number in ``[0, 1]``, or a time
+            such as ``"0.6dur"``.
 
     Raises:
         TypeError: A value is not a number.
@@ -48,7 +58,9 @@ class StochasticDepth(Algorithm):
     drop_rate: float = attrs.field(default=0.2, validator=number_between(0, 1, meaning="It is a probability."))
     drop_distribution: str = attrs.field(default="linear", validator=one_of("linear", "uniform"))
     drop_warmup: float = attrs.field(
-        default=0.0, validator=number_between(0, 1, meaning="It is a fraction of the training.")
+        default=0.0,
+        converter=_to_drop_warmup,
+        validator=number_between(0, 1, meaning="It is a fraction of the training."),
     )
 
     runs_at: ClassVar = dict.fromkeys((Event.INIT, Event.AFTER_LOAD, Event.BATCH_START), Stage.ARCHITECTURE)
@@ -97,3 +109,4 @@ class StochasticDepth(Algorithm):
         report_surgery(
             self, report, logger, missing=f"{type(state.model).__name__} has no such block. Pass another name or class."
         )
+        logger.log_metrics({"stochastic_depth/num_stochastic_layers": len(report)})  # the name in MosaicML Composer
