@@ -403,6 +403,39 @@ class TestRestoreAndClose:
 
         assert calls == [("C", "close"), ("L", "close"), ("C", "post_close")]
 
+    def test_loggers_among_the_callbacks_are_closed_last(self, state, make, calls):
+        """A logger that is passed as a callback stores what the others log at their end."""
+        state.callbacks = [make.destination("L", "close"), make.callback("C", "close")]
+        engine = Engine(state, Logger(state, make.destination("M", "close")))
+
+        engine.close()
+
+        assert calls == [("C", "close"), ("L", "close"), ("M", "close")]
+
+    @pytest.mark.parametrize("kind", ["callback", "destination"])
+    def test_open_callbacks_of_another_engine_warn(self, make, kind):
+        """A callback that has to be closed is not used by two engines at a time."""
+        shared = getattr(make, kind)("Shared", "close")
+
+        def engine():
+            state = State(model=None, callbacks=[shared] if kind == "callback" else [])
+            return Engine(state, Logger(state, [] if kind == "callback" else [shared]))
+
+        first, second = engine(), engine()
+        first.run_event("init")
+        with pytest.warns(UserWarning, match="This Shared is still open in another Trainer or Engine"):
+            second.run_event("init")
+        first.close()
+        second.close()
+        engine().run_event("init")
+
+    def test_callbacks_without_an_end_are_shared_silently(self, make):
+        """A callback that does nothing when it is closed may be used by two engines."""
+        shared = make.callback("Shared", "init")
+
+        for _ in range(2):
+            Engine(State(model=None, callbacks=shared)).run_event("init")
+
     def test_close_continues_after_an_error(self, state, make, calls):
         """The first error is raised after all components were closed, with a note on the second."""
 

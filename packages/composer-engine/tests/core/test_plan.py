@@ -42,6 +42,17 @@ class TestWhatRunsWhere:
             ("C", "after algorithms"),
         ]
 
+    def test_loggers_among_the_callbacks(self, make):
+        """A logger that is passed as a callback runs with the other loggers: first at INIT, and last elsewhere."""
+        plan = build_plan(
+            [make.algorithm("A", dict.fromkeys([Event.INIT, Event.FIT_END], Stage.LAYOUT))],
+            [make.destination("L", "init", "fit_end"), make.callback("C", "init", "fit_end")],
+            [make.destination("M", "init", "fit_end")],
+        )
+
+        assert [entry.key for entry in plan.entries[Event.INIT]] == ["L", "M", "A", "C"]
+        assert [entry.key for entry in plan.entries[Event.FIT_END]] == ["A", "C", "L", "M"]
+
     def test_only_overridden_hooks_are_planned(self, make):
         """A callback is called only at events whose hook it overrides."""
         plan = build_plan([], [make.callback("C", "epoch_end", "fit_end")])

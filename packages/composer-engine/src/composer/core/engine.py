@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
+import weakref
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from composer.core.callback import Callback, overrides
 from composer.core.components import ObservableList, Ownership
 from composer.core.event import MODEL_EVENTS, Event
 from composer.core.interval import Call, checked_interval, only_when_due
-from composer.core.logger import Logger, Trace
+from composer.core.logger import Logger, LoggerDestination, Trace
 from composer.core.loop_check import LoopCheck
 from composer.core.passes import AlgorithmPass, Passes, default_passes
 from composer.core.plan import Entry, Plan, build_plan
@@ -33,6 +34,10 @@ __all__ = ["Engine"]
 
 _DELIVERING = frozenset({Event.FIT_END, Event.EVAL_STANDALONE_END})
 """Where delayed metrics are delivered to the loggers, after the callbacks and before the loggers' own hooks."""
+
+
+_OPEN: weakref.WeakSet[Engine] = weakref.WeakSet()
+"""The engines that have run ``INIT``, to find callbacks that are used by two of them."""
 
 
 class Engine:
@@ -220,11 +225,11 @@ class Engine:
         self._closed = True
         self._table = {}
         self._loop.close()
-        callbacks, destinations = list(self.state.callbacks), list(self.logger.destinations)
-        components: list[Callback] = [*callbacks, *destinations]
         errors: list[Exception] = []
+        components = sorted(self._callbacks(), key=lambda one: isinstance(one, LoggerDestination))
         closing: list[Call] = [partial(component.close, self.state, self.logger) for component in components]
-        closing.insert(len(callbacks), self.logger.deliver)  # including the last metrics of the callbacks
+        num_loggers = sum(isinstance(one, LoggerDestination) for one in components)
+        closing.insert(len(closing) - num_loggers, self.logger.deliver)  # including the last metrics of the callbacks
         for close in [*closing, *(component.post_close for component in components)]:
             try:
                 close()
@@ -250,6 +255,8 @@ class Engine:
         entries = self.explain().entries
         self._loop.notice(event, entries)
         calls = self._calls(event, entries.get(event, ()))
+        if event is Event.INIT:
+            calls = (*calls, self._warn_of_open_callbacks)
         # The end of an epoch without batches is not enough for the check of the loop: the next one is checked again.
         if event is not Event.EPOCH_END or self._loop.has_batches:
             self._table[event] = calls
@@ -291,8 +298,25 @@ class Engine:
         return only_when_due(call, entry.every, event, state)
 
     def _wrappers(self, method: str) -> list[Callback]:
-        components: list[Callback] = [*self.state.callbacks, *self.logger.destinations]
-        return [component for component in components if overrides(component, Callback, method)]
+        return [component for component in self._callbacks() if overrides(component, Callback, method)]
+
+    def _callbacks(self) -> list[Callback]:
+        return [*self.state.callbacks, *self.logger.destinations]
+
+    def _warn_of_open_callbacks(self) -> None:
+        """Warn about callbacks of another engine that have to be closed and were not, if they raise no error."""
+        others = [engine for engine in _OPEN if engine is not self and not engine._closed]  # noqa: SLF001
+        _OPEN.add(self)
+        used = {id(one): one for engine in others for one in engine._callbacks()}  # noqa: SLF001
+        for one in self._callbacks():
+            if id(one) in used and any(overrides(one, Callback, method) for method in ("close", "post_close")):
+                name = type(one).__name__
+                warnings.warn(
+                    f"This {name} is still open in another Trainer or Engine, whose end may close it while this one "
+                    f"uses it. Call close() of the other one first, or make another {name}.",
+                    UserWarning,
+                    stacklevel=6,
+                )
 
 
 def _event_of(event: Event | str) -> Event:

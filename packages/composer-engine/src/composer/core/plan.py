@@ -17,6 +17,7 @@ from composer.core.components import numbered
 from composer.core.conflicts import AlgorithmConflictError, check_conflicts
 from composer.core.event import CLOSING_EVENTS, Event
 from composer.core.fields import ServedFields, fields_at
+from composer.core.logger import LoggerDestination
 from composer.core.passes import apply_passes, default_passes, stage_of
 from composer.core.plan_mermaid import mermaid_lines
 from composer.core.plan_svg import svg_lines
@@ -27,7 +28,6 @@ from composer.core.subscription import Subscription
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from composer.core.logger import LoggerDestination
     from composer.core.passes import AlgorithmPass
     from composer.core.time import Time
 
@@ -251,6 +251,8 @@ def build_plan(
 ) -> Plan:
     """Return the plan of all components, ordered by ``passes`` (the default ones if None).
 
+    Loggers among the callbacks are called where the other loggers are.
+
     Raises:
         AlgorithmConflictError: Two of the algorithms cannot work together.
         TypeError: A declaration of an algorithm or the intervals of a callback are of the wrong type, or a pass returns
@@ -271,6 +273,8 @@ def build_plan(
             if (hook := hook_of(callback, event)) is not None
         ]
 
+    destinations = [*(one for one in callbacks if isinstance(one, LoggerDestination)), *destinations]
+    callbacks = [one for one in callbacks if not isinstance(one, LoggerDestination)]
     plan: dict[Event, tuple[Entry, ...]] = {}
     left_out: list[LeftOut] = []
     with warnings.catch_warnings(record=True) as caught:
