@@ -114,15 +114,19 @@ class TestOptimizerMonitor:
         logged = {name: values[2] for name, values in monitored(history).items()}
         assert set(logged) == set(expected)
         assert {name: float(value) for name, (_, value) in logged.items()} == pytest.approx(expected, rel=1e-4)
-        assert {history.get_timeseries(name)["batch"][2] for name in logged} == {2}
+        assert {history.get_timeseries(name)["batch"][2] for name in logged} == {3}
 
     def test_interval(self):
-        """Every interval-th batch is measured."""
-        model = make_model()
+        """Every second batch is measured, and logged at its number."""
+        model, witness = make_model(), Witness()
 
-        history = fit(model, OPTIMIZERS["adam"](model.parameters()), OptimizerMonitor(batch_log_interval=2))
+        callbacks = [OptimizerMonitor(batch_log_interval=2), witness]
+        history = fit(model, OPTIMIZERS["adam"](model.parameters()), callbacks)
 
-        assert history.get_timeseries("l2_norm/grad/global")["batch"] == [2]
+        for name in ("l2_norm/grad/global", "l2_norm/update/module.0.weight"):
+            logged = history.get_timeseries(name)
+            assert logged["batch"] == [2, 4]
+            assert logged[name] == pytest.approx([float(expected_of(witness.steps[step])[name]) for step in (1, 3)])
 
     def test_gradients_only(self):
         """Without optimizer metrics only gradients are logged, and weights are not copied."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from composer.core import Callback, Event, Logger, State, Time, TimeUnit
+from composer.core import Callback, Logger, State
 from composer.core.checks import true_or_false, whole_number_from
 from composer.core.serializable import reset_fields
 from composer.distributed import get_world_size
@@ -82,12 +82,12 @@ class OptimizerMonitor(Callback):
       of ``exp_avg_sq``, where an optimizer has them;
     - ``cosine/update_grad/…`` and ``cosine/moment_grad/…``: cosines of the angles between them, 1 for plain SGD.
 
-    They are logged for the same step as the batch's loss. Measuring a batch costs a copy of the weights. Of sharded
-    parameters each process measures its part, and a single reduction sums them. Sparse gradients are skipped.
+    They are logged at ``BATCH_END``: of the 10th batch at step 10. Measuring a batch costs a copy of the weights. Of
+    sharded parameters each process measures its part, and a single reduction sums them. Sparse gradients are skipped.
 
     Args:
         log_optimizer_metrics: Whether to log more than gradients.
-        batch_log_interval: Batches between two measurements; the first batch is measured only if this is 1.
+        batch_log_interval: Batches between two measurements: 10 measures the 10th, 20th, … batch.
 
     Raises:
         ValueError: ``batch_log_interval`` is less than 1.
@@ -104,18 +104,13 @@ class OptimizerMonitor(Callback):
     _measured: dict[str, Tensor] = attrs.field(factory=dict, init=False, repr=False)
     _measurement: _Measurement = attrs.field(factory=_Measurement, init=False, repr=False)
 
-    def intervals(self) -> Mapping[Event | str, Time | str | int]:
-        """Measure every ``batch_log_interval`` batches."""
-        every = Time(self.batch_log_interval, TimeUnit.BATCH)
-        return {Event.BATCH_START: every, Event.AFTER_TRAIN_BATCH: every}
-
     def fit_start(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier training."""
         reset_fields(self)
 
     def batch_start(self, state: State, logger: Logger) -> None:
         """Copy the weights, to compute the update after the step."""
-        if self.log_optimizer_metrics and logger.destinations:
+        if self.log_optimizer_metrics and logger.destinations and self._is_measured(state):
             parameters = [
                 one for optimizer in state.optimizers for group in optimizer.param_groups for one in group["params"]
             ]
@@ -124,7 +119,7 @@ class OptimizerMonitor(Callback):
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
         """Measure the gradients of the optimizers' step."""
-        if not logger.destinations:
+        if not (logger.destinations and self._is_measured(state)):
             return
         self._measured = {
             name: parameter
@@ -142,8 +137,12 @@ class OptimizerMonitor(Callback):
         names = {parameter: name for name, parameter in self._measured.items()}
         if self._before:
             self._measure_step(state)
-        logger.log_metrics(self._measurement.metrics(names), step=int(state.timestamp.count(TimeUnit.BATCH)) - 1)
+        logger.log_metrics(self._measurement.metrics(names))
         self._before, self._measured, self._measurement = {}, {}, _Measurement()
+
+    def _is_measured(self, state: State) -> bool:
+        """Return whether the running batch, which the clock has not counted yet, is measured."""
+        return not (state.timestamp.counts.batch + 1) % self.batch_log_interval
 
     @torch.no_grad()
     def _measure_step(self, state: State) -> None:
