@@ -223,6 +223,17 @@ class TestUnits:
 
 
 class TestWarmup:
+    def test_no_milestones(self):
+        """Without milestones a multi-step schedule only warms up."""
+        schedule = schedules.MultiStepWithWarmupScheduler("10ba", [])
+        state = make_state()
+        factors = []
+        for batch in (0, 5, 10, 1000):
+            state.timestamp = Timestamp(epoch=batch // BATCHES, batch=batch, batch_in_epoch=batch % BATCHES)
+            factors.append(schedule(state))
+
+        assert factors == [0, 0.5, 1, 1]
+
     @pytest.mark.parametrize(("scale_warmup", "warmup"), [(False, 10), (True, 20)])
     def test_scale_warmup(self, scale_warmup, warmup):
         """A warm-up keeps its length unless scale_warmup=True."""

@@ -157,12 +157,15 @@ def _to_step_size(given: Time | str) -> Time:
 def _to_milestones(given: Time | str | Sequence[Time | str]) -> tuple[Time, ...]:
     several = given if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     times = tuple(_length("milestones", one) for one in several)
-    if not times:
-        raise ValueError("milestones must be one or several times, such as ['30ep', '60ep'], got none.")
     for earlier, later in itertools.pairwise(times):
         if earlier.unit is later.unit and later < earlier:
             raise ValueError(f"milestones must be in ascending order, got {later} after {earlier}.")
     return times
+
+
+def _check_some(_: object, __: object, milestones: Sequence[Time]) -> None:
+    if not milestones:
+        raise ValueError("milestones must be one or several times, such as ['30ep', '60ep'], got none.")
 
 
 def _fraction(done: float, length: float) -> float:
@@ -462,7 +465,7 @@ class MultiStepScheduler:
         1.0
     """
 
-    milestones: tuple[Time, ...] = attrs.field(converter=_to_milestones)
+    milestones: tuple[Time, ...] = attrs.field(converter=_to_milestones, validator=_check_some)
     gamma: float = attrs.field(validator=_GAMMA, default=0.1)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
@@ -477,7 +480,7 @@ class MultiStepWithWarmupScheduler:
     Args:
         t_warmup: Length of the warm-up.
         milestones: When the factor is multiplied by ``gamma``, counted from the beginning of the training. One within
-            the warm-up takes effect when the warm-up ends.
+            the warm-up takes effect when the warm-up ends. An empty list only warms up.
         gamma: The factor of each step.
         scale_warmup: Whether the scale schedule ratio also stretches the warm-up.
 
