@@ -66,6 +66,23 @@ def test_interval_schedulers_for_ends():
     assert not is_due(state, Event.BATCH_CHECKPOINT)
 
 
+@pytest.mark.parametrize(
+    ("final_events", "expected"),
+    [
+        (None, [Event.BATCH_CHECKPOINT]),
+        ({Event.FIT_END}, [Event.FIT_END]),
+        ({"epoch_checkpoint"}, ["epoch_checkpoint"]),
+    ],
+)
+def test_interval_schedulers_with_final_events(final_events, expected):
+    """At the end of the training a schedule is due at the final events, and there only."""
+    is_due = create_interval_scheduler("3ba", final_events=final_events)
+    state = State(model=None, max_duration="4ba")
+    state.previous_timestamp, state.timestamp = Timestamp(batch=3), Timestamp(batch=4)
+
+    assert [event for event in Event if is_due(state, event)] == expected
+
+
 def test_models_are_not_wrapped(make_trainer):
     """The model of a state is not in a DistributedDataParallel."""
     assert not is_model_ddp(make_trainer().state.model)

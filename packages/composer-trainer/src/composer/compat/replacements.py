@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -103,6 +103,7 @@ def create_interval_scheduler(
     interval: str | int | Time,
     include_end_of_training: bool = True,
     checkpoint_events: bool = True,
+    final_events: Set[Event | str] | None = None,
 ) -> Callable[[State, Event], bool]:
     """Return a function ``f(state, event)`` that is True at the end of each interval.
 
@@ -111,6 +112,8 @@ def create_interval_scheduler(
         include_end_of_training: Whether it is also True at the end of the training.
         checkpoint_events: Whether the function is for ``BATCH_CHECKPOINT`` and ``EPOCH_CHECKPOINT`` instead of
             ``BATCH_END`` and ``EPOCH_END``.
+        final_events: The events at which it is True at the end of the training; that of the unit of ``max_duration`` if
+            None.
 
     Raises:
         ValueError: The interval is no length of time, or negative.
@@ -128,12 +131,11 @@ def create_interval_scheduler(
     batch, epoch, iteration = (Event(f"{part}_{kind}") for part in ("batch", "epoch", "iteration"))
 
     def is_due(state: State, event: Event) -> bool:
-        if event not in {batch, epoch, iteration}:
-            return False
         elapsed = state.get_elapsed_duration()
         if include_end_of_training and state.max_duration is not None and elapsed is not None and elapsed.value >= 1:
-            return event is {TimeUnit.EPOCH: epoch, TimeUnit.ITERATION: iteration}.get(state.max_duration.unit, batch)
-        return every.is_due(state)
+            usual = {TimeUnit.EPOCH: epoch, TimeUnit.ITERATION: iteration}.get(state.max_duration.unit, batch)
+            return event in (final_events or {usual})
+        return event in {batch, epoch, iteration} and every.is_due(state)
 
     return is_due
 
