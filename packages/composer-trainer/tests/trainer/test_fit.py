@@ -1,6 +1,9 @@
 """fit: duration, continuation and results."""
 
+import copy
 import datetime
+import logging
+import pickle
 import time
 
 import pytest
@@ -298,6 +301,7 @@ class TestStep:
         expected = torch.cat([parameter.detach().flatten() for parameter in plain_model.parameters()])
         assert torch.equal(make_trainer.weights(trainer), expected)
 
+    @pytest.mark.filterwarnings("ignore:device_train_microbatch_size=100 is larger")
     @pytest.mark.parametrize("size", [1, 2, 3, 4, 100])
     def test_microbatches_do_not_change_weights(self, make_trainer, size):
         """Weights are equal for any split of a batch, also an uneven one, up to rounding in float64."""
@@ -797,3 +801,56 @@ class TestSAM:
             losses.append(logger.get_timeseries("loss/train/total")["loss/train/total"][0])
 
         assert losses[0] == losses[1]
+
+
+class LogsItself(ComposerClassifier):
+    """A model that logs in its loss, as models of MosaicML Composer do."""
+
+    def loss(self, outputs, batch, *args, **kwargs):
+        if self.logger is not None:
+            self.logger.log_metrics({"scores/largest": outputs.max()})
+        return super().loss(outputs, batch, *args, **kwargs)
+
+
+class TestLoggerOfTheModel:
+    def test_logs_with_the_trainer(self, make_trainer):
+        """Within a trainer a model logs to its destinations; before and after it, it has no logger."""
+        model, history = LogsItself(nn.Linear(4, 3), num_classes=3, train_metrics=[]), InMemoryLogger()
+        assert model.logger is None
+        trainer = make_trainer(model=model, loggers=history, max_duration="3ba")
+
+        trainer.fit()
+
+        assert [clock.counts.batch for clock, _ in history.data["scores/largest"]] == [0, 1, 2]
+        trainer.close()
+        assert model.logger is None
+
+    def test_the_latest_trainer_logs(self, make_trainer):
+        """A model that a second trainer receives logs to that one."""
+        model = LogsItself(nn.Linear(4, 3), num_classes=3, train_metrics=[])
+
+        first, second = make_trainer(model=model), make_trainer(model=model)
+        assert model.logger is second.logger
+        first.close()
+
+        assert model.logger is second.logger
+
+    @pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy, lambda one: pickle.loads(pickle.dumps(one))])
+    def test_copies_have_no_logger(self, make_trainer, duplicate):
+        """The logger, which refers to the run, is neither copied nor pickled."""
+        model = LogsItself(nn.Linear(4, 3), num_classes=3, train_metrics=[])
+        trainer = make_trainer(model=model)
+
+        again = duplicate(model)
+
+        assert (model.logger, again.logger) == (trainer.logger, None)
+        assert again.state_dict().keys() == model.state_dict().keys()
+
+    def test_own_attributes_are_kept(self, make_trainer):
+        """A logger of another kind that the model has is not replaced, and other modules get none."""
+        model, other = LogsItself(nn.Linear(4, 3), num_classes=3, train_metrics=[]), logging.getLogger("mine")
+        model.logger = other
+
+        make_trainer(model=model)
+
+        assert model.logger is other

@@ -30,6 +30,10 @@ class ComposerModel(nn.Module, ABC):
 
     A trainer needs the methods, not the class: it accepts any ``nn.Module`` that has them.
 
+    Attributes:
+        logger: The logger of the trainer, to log from :meth:`forward` and :meth:`loss`; None without one. Copies of the
+            model have none.
+
     Raises:
         TypeError: The subclass lacks ``forward`` or ``loss``, or its ``__init__`` does not call ``super().__init__()``.
 
@@ -51,6 +55,8 @@ class ComposerModel(nn.Module, ABC):
         torch.Size([])
     """
 
+    logger: Any = None
+
     def __new__(cls, *_args: object, **_kwargs: object) -> Self:
         """Raise a TypeError for a class without ``forward`` or ``loss``."""
         missing = sorted(cls.__abstractmethods__)
@@ -65,6 +71,10 @@ class ComposerModel(nn.Module, ABC):
         own_init = cls.__dict__.get("__init__")
         if own_init is not None:
             cls.__init__ = _checked_init(own_init)  # type: ignore[method-assign]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is copied and pickled: everything but the logger, which refers to the run."""
+        return {name: value for name, value in self.__dict__.items() if name != "logger"}
 
     @abstractmethod
     def forward(self, batch: Any) -> Any:

@@ -113,7 +113,8 @@ class Trainer:
             With an endless loader, use batches, samples, tokens or seconds, or set ``train_subset_num_batches``.
         algorithms: One or several; the engine puts them in order.
         algorithm_passes: Functions that change this order; see :mod:`composer.core.passes`.
-        optimizers: One or several. SGD with a learning rate of 0.1, with a warning, if None.
+        optimizers: One or several. ``DecoupledSGDW`` with a learning rate of 0.1, with a warning,
+            if None.
         schedulers: torch's schedulers or functions ``f(state, ssr) -> multiplier``; one or several.
         scale_schedule_ratio: The factor by which the duration and the schedule are scaled; 0.5 trains half as long.
         step_schedulers_every_batch: Whether schedulers step after each batch; if None, torch's own step after each
@@ -332,6 +333,8 @@ class Trainer:
         self.state.profiler = profiler
         self.logger = Logger(self.state, [*as_list(loggers), *shown])
         self.engine = Engine(self.state, self.logger, algorithm_passes, log_traces=log_traces)
+        if isinstance(getattr(model, "logger", 0), Logger | None):
+            model.logger = self.logger  # type: ignore[assignment]  # no parameter or module
         self._data.install(self.state)
         self._evaluations.install(self.state)
         self._progress = ResumeState(self.state, self._data, self.logger)
@@ -619,6 +622,8 @@ class Trainer:
     def close(self) -> None:
         """Close callbacks and loggers, once; the trainer cannot be used afterwards."""
         self.engine.close()
+        if getattr(self.state.model, "logger", None) is self.logger:
+            self.state.model.logger = None
 
     def __repr__(self) -> str:
         """Return what is trained and how far, in one line."""
