@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import composer.trainer.training_data
+from composer.callbacks import CheckpointSaver
 from composer.core import DataSpec, Evaluator
 from composer.models import ComposerClassifier
 from composer.trainer import Trainer
@@ -454,3 +455,46 @@ class TestEndlessLoaders:
         (message,) = caplog.messages
         assert "has no length and has given 3 batches in one epoch" in message
         assert "train_subset_num_batches" in message
+
+
+class TestWarnings:
+    def test_microbatches_larger_than_the_batch(self, make_trainer):
+        """A microbatch size that splits nothing gives one warning."""
+        trainer = make_trainer(device_train_microbatch_size=8, max_duration="2ep")
+
+        with pytest.warns(UserWarning, match="device_train_microbatch_size=8 is larger than the batch of 4") as caught:
+            trainer.fit()
+
+        assert len(caught) == 1
+
+    @pytest.mark.parametrize("size", [4, 3, "auto", None])
+    def test_microbatches_of_a_smaller_last_batch(self, make_trainer, size):
+        """A last batch that is smaller than a microbatch gives no warning."""
+        trainer = make_trainer(
+            train_dataloader=make_trainer.loader(samples=5), device_train_microbatch_size=size, max_duration="1ep"
+        )
+
+        trainer.fit()
+
+        assert trainer.state.timestamp.sample == 5
+
+    def test_running_workers(self, make_trainer):
+        """Workers of a loader that is used outside of the training give a warning."""
+        data = TensorDataset(torch.rand(8, 4), torch.zeros(8, dtype=torch.int64))
+        loader = DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True)
+        next(iter(loader))
+
+        with pytest.warns(UserWarning, match="train_dataloader has an active iterator, whose workers keep running"):
+            make_trainer(train_dataloader=loader)
+
+    def test_open_callbacks(self, make_trainer, tmp_path):
+        """A callback that is open in another trainer gives a warning, and none after that one is closed."""
+        saver = CheckpointSaver(str(tmp_path))
+        first = make_trainer(callbacks=saver)
+
+        with pytest.warns(UserWarning, match="This CheckpointSaver is still open in another Trainer"):
+            second = make_trainer(callbacks=saver)
+
+        first.close()
+        second.close()
+        assert make_trainer(callbacks=saver).state.callbacks == [saver]

@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from composer.core import Callback, Evaluator, Event
 from composer.models import ComposerClassifier
+from composer.trainer import Trainer
 
 
 class CountEvaluations(Callback):
@@ -344,3 +345,19 @@ class TestTrainingMetric:
         trainer.fit()
 
         assert trainer.state.train_metric_values == {}
+
+
+def test_model_without_parameters():
+    """A model with nothing to train can be evaluated, also with the data of the Trainer."""
+
+    class Identity(nn.Module):
+        def forward(self, x):
+            return x
+
+    model = ComposerClassifier(Identity(), num_classes=4)
+    data = DataLoader(TensorDataset(torch.eye(4), torch.arange(4)), batch_size=2)
+
+    with Trainer(model=model, eval_dataloader=data, progress_bar=False, device="cpu") as trainer:
+        own, given = trainer.eval(), trainer.eval(data)
+
+    assert own["eval"]["MulticlassAccuracy"] == given["eval"]["MulticlassAccuracy"] == 1

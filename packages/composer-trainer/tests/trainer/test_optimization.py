@@ -110,3 +110,19 @@ class TestEvaluationWeights:
             expected = trainer.state.model((torch.ones(2, 4), None))
 
         assert torch.equal(outputs, expected)
+
+
+def test_default_optimizer(make_trainer):
+    """Without an optimizer the default of MosaicML Composer trains: plain SGD, under the name of DecoupledSGDW."""
+    models = [make_trainer.model() for _ in range(2)]
+    with pytest.warns(UserWarning, match=r"optimizers was not given: training with DecoupledSGDW\(.*lr=0.1\)"):
+        default = make_trainer(model=models[0], optimizers=None, max_duration="1ep")
+    plain = make_trainer(
+        model=models[1], optimizers=torch.optim.SGD(models[1].parameters(), lr=0.1), max_duration="1ep"
+    )
+
+    default.fit()
+    plain.fit()
+
+    assert type(default.state.optimizers[0]).__name__ == "DecoupledSGDW"
+    assert torch.equal(make_trainer.weights(default), make_trainer.weights(plain))

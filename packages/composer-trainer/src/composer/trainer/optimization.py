@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from composer.core import Precision, State, get_precision_context
 from composer.core.evaluation_weights import has_modes
 from composer.core.model_state import unwrapped, wants_closure
+from composer.optim import DecoupledSGDW
 from composer.trainer.microbatching import total_of
 
 if TYPE_CHECKING:
@@ -189,9 +190,9 @@ def check_optimizers(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
 def default_optimizer(model: nn.Module) -> Optimizer:
     """Return the default optimizer, with a warning."""
     warnings.warn(
-        "optimizers was not given: training with torch.optim.SGD(model.parameters(), lr=0.1). "
+        "optimizers was not given: training with DecoupledSGDW(model.parameters(), lr=0.1). "
         "Give the optimizer that suits the model.",
         UserWarning,
         stacklevel=4,  # the caller of the constructor, which is wrapped
     )
-    return torch.optim.SGD(model.parameters(), lr=0.1)
+    return DecoupledSGDW(model.parameters(), lr=0.1)

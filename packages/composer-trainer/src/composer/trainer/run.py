@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,7 @@ class Run:
         self._weigh = batches.spec.get_num_loss_tokens_in_batch if weigh_by_tokens else self._count_samples
         self._rng_states: list[tuple[Callable[[Any], object], Any]] = []
         self._num_samples = self._num_tokens = 0
+        self._is_first_split = not self.state.auto_microbatching
         self._seconds = 0.0
 
     def is_over(self) -> bool:
@@ -174,6 +176,9 @@ class Run:
         size, spec = self.state.device_train_microbatch_size, self.batches.spec
         if size is None and spec.microbatch_transforms is None and self._runs_alone:
             return ((self.state.batch, 1.0),)
+        if self._is_first_split and size is not None:
+            self._is_first_split = False
+            _warn_if_larger(size, self._num_samples)
         parts = split_microbatches(self.state.batch, spec, size, self._weigh)
         if spec.microbatch_transforms is not None:
             parts = [(spec.microbatch_transforms(part), weight) for part, weight in parts]
@@ -277,6 +282,16 @@ class Run:
         """Log and reset the training metrics of the epoch, if any."""
         if self.state.train_metrics and not self.begins_epoch():
             log_train_metrics(self.state, self.engine.logger)
+
+
+def _warn_if_larger(microbatch_size: int, num_samples: int) -> None:
+    if microbatch_size > num_samples:
+        warnings.warn(
+            f"device_train_microbatch_size={microbatch_size} is larger than the batch of {num_samples} samples, which "
+            "is not split. Make the batches larger, or the microbatches smaller if memory has to be saved.",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def _announced(parts: Sequence[tuple[Batch, float]], announce: Callable[[bool], None]) -> Iterator[tuple[Batch, float]]:

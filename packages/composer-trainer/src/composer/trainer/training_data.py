@@ -131,6 +131,7 @@ class Batches:
         self._may_be_equal = get_world_size() > 1 and not is_split_by_rank(spec.dataloader)
         if get_world_size() > 1 and self._order.num_real_batches is None:
             _warn_of_repeats(spec.dataloader)
+        _warn_of_running_workers(spec.dataloader)
 
     @property
     def counts(self) -> bool:
@@ -373,6 +374,16 @@ def _warn_of_repeats(loader: object) -> None:
             f"{repeated} samples of each epoch are trained on twice, as the processes cannot share them out evenly and "
             f"a {type(loader).__name__} iterates by itself, so that repeats cannot be left out. Give its sampler "
             "drop_last=True: composer.distributed.get_sampler(dataset, drop_last=True).",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _warn_of_running_workers(loader: object) -> None:
+    if getattr(loader, "_iterator", None) is not None:  # torch's DataLoader keeps it if its workers are persistent
+        warnings.warn(
+            "train_dataloader has an active iterator, whose workers keep running beside those of the training. Do not "
+            "iterate over it before, or create another one with persistent_workers=True for the training.",
             UserWarning,
             stacklevel=4,
         )
