@@ -7,7 +7,10 @@ Each group is forked from this process, so that torch is imported once.
 
 import json
 import os
+import shutil
 import sys
+import threading
+import time
 import traceback
 from pathlib import Path
 
@@ -19,9 +22,12 @@ from torch.distributed.tensor import Shard
 
 from composer import distributed
 from composer.algorithms import EMA
+from composer.callbacks import CheckpointSaver
 from composer.checkpoint import CheckpointError, load_checkpoint, merge_weights, save_checkpoint, verify_checkpoint
-from composer.core import Engine, Event, State
+from composer.checkpoint.local import LocalFolder
+from composer.core import Engine, Event, State, Timestamp
 
+FAULTS = ("flipped", "cut", "swapped", "missing", "of another save")
 MESHES = {"1": (1,), "2": (2,), "4": (4,), "2x2": (2, 2), "4, second dimension": (4,)}
 
 
@@ -159,6 +165,9 @@ def save(world_size, folder):
         path = save_checkpoint(state, f"{folder}/checkpoints/{mesh}")
         verify_checkpoint(path)
         files[mesh] = sorted(file.name for file in Path(path).iterdir())
+    if world_size == 4:
+        state, _ = make_state("4", factor=7)
+        save_checkpoint(state, f"{folder}/other")
     return files
 
 
@@ -175,7 +184,7 @@ def load(world_size, folder):
 
 def fail(world_size, folder):
     """Save what one process cannot save, and load damaged parts; return the errors, and what is left and changed."""
-    errors = {}
+    errors, changed = {}, {}
     state, ema = make_state("2", factor=3)
     if distributed.get_global_rank() == 1:
         state.optimizers[0].param_groups[0]["lr"] = print  # cannot be saved
@@ -184,12 +193,69 @@ def fail(world_size, folder):
     except Exception as error:  # noqa: BLE001  (compared by the test)
         errors["saving"] = f"{type(error).__name__}: {error}"
     left = [str(entry) for entry in Path(folder).glob("failed/*")]
-    state, ema = make_state("2", factor=5)
+    for fault in FAULTS:
+        state, ema = make_state("2", factor=5)
+        try:
+            load_checkpoint(f"{folder}/checkpoints/{fault}", state)
+        except CheckpointError as error:
+            errors[fault] = str(error)
+        changed[fault] = differences(state, ema, 5)
+    return {"errors": errors, "left": left, "changed": changed}
+
+
+def background(world_size, folder):
+    """Save in the background while the weights change, and let a process fail; return what happened."""
+    state, ema = make_state("2", factor=3)
+    rank, logger, found = distributed.get_global_rank(), None, {}
+    saver = CheckpointSaver(f"{folder}/background", "{batch}", save_interval="1ba")
+    saver.fit_start(state, logger)
+    main, used = threading.current_thread(), []
+    gather = torch.distributed.all_gather_object
+
+    def watched(*arguments, **options):
+        used.append(threading.current_thread() is main)
+        return gather(*arguments, **options)
+
+    torch.distributed.all_gather_object = watched
+    put = LocalFolder.put
+
+    def slow(*arguments):
+        time.sleep(0.3)
+        put(*arguments)
+
+    LocalFolder.put = slow
+    state.timestamp = Timestamp(batch=1)
+    saver.save(state)
+    found["goes on"] = saver._saving.is_busy
+    for name, parameter in state.model.named_parameters():
+        fill(parameter, name, 9)
+    saver._wait()
+    LocalFolder.put = put
+    later, ema = make_state("2", factor=5)
+    load_checkpoint(f"{folder}/background/latest", later)
+    found["loaded"] = differences(later, ema, 3)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    if rank == 1:
+        LocalFolder.put = full
+    state.timestamp = Timestamp(batch=2)
+    saver.save(state)
+    state.timestamp = Timestamp(batch=3)
+    time.sleep(0.5 * rank)
+    saver.batch_checkpoint(make_state("2", factor=3)[0], logger)  # raises nothing, though a save has failed
     try:
-        load_checkpoint(f"{folder}/checkpoints/damaged", state)
-    except CheckpointError as error:
-        errors["loading"] = str(error)
-    return {"errors": errors, "left": left, "changed": differences(state, ema, 5)}
+        saver.save(state)
+    except OSError as error:
+        found["error"] = f"{type(error).__name__}: {error}"
+    LocalFolder.put = put
+    saver.save(state)
+    saver.fit_end(state, logger)
+    saver.close(state, logger)
+    found["left"] = sorted(entry.name for entry in Path(folder, "background").iterdir())
+    found["in the main thread"] = all(used)
+    return found
 
 
 def save_plain(folder):
@@ -246,14 +312,34 @@ def main(folder):
     Path(folder, "alone.json").write_text(json.dumps(load_alone(folder)))
     for world_size in (1, 2, 4):
         in_group(world_size, folder, load)
-    damaged = Path(folder, "checkpoints", "damaged")
-    damaged.mkdir()
-    for file in Path(folder, "checkpoints", "4").iterdir():
-        content = bytearray(file.read_bytes())
-        if file.name.startswith("model-00003"):
-            content[-1] ^= 1
-        (damaged / file.name).write_bytes(content)
+    for fault in FAULTS:
+        damage(Path(folder, "checkpoints"), fault)
     in_group(2, folder, fail)
+    in_group(2, folder, background)
+
+
+def damage(folder, fault):
+    """Copy a checkpoint of four processes with one fault in what the second of two processes reads."""
+    target = folder / fault
+    shutil.copytree(folder / "4", target)
+    third, fourth = (target / f"model-0000{place}-of-00004.safetensors" for place in (3, 4))
+    content = bytearray(third.read_bytes())
+    if fault == "flipped":
+        content[-1] ^= 1
+        third.write_bytes(content)
+    elif fault == "cut":
+        third.write_bytes(content[:-1])
+    elif fault == "swapped":
+        second = target / "optimizers-00002-of-00004.safetensors"
+        third = target / "optimizers-00003-of-00004.safetensors"
+        content, other = third.read_bytes(), second.read_bytes()
+        assert len(content) == len(other)
+        third.write_bytes(other)
+        second.write_bytes(content)
+    elif fault == "missing":
+        third.unlink()
+    elif fault == "of another save":
+        shutil.copy(folder.parent / "other" / fourth.name, fourth)
 
 
 if __name__ == "__main__":

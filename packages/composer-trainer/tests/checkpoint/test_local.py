@@ -413,7 +413,7 @@ def record_again(saved, change, **fields):
 def test_failing_checksum(runs, tmp_path, monkeypatch):
     """Errors while hashing propagate, and no invalid checkpoint remains."""
 
-    def fail(pieces):
+    def fail(*_):
         raise MemoryError("too little for a checksum")
 
     monkeypatch.setattr(FileRecord, "of", fail)

@@ -1,18 +1,32 @@
 """Checkpoints of sharded models: saved on one mesh, loaded on any other, equal bit for bit."""
 
+import contextlib
 import itertools
 import json
 import math
+import re
 
+import attrs
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from composer.checkpoint import CheckpointError, diff_checkpoints, find_checkpoints, show_checkpoint
-from composer.checkpoint.sharded import Layout, TensorLayout, assemble, plan_parts
+from composer.checkpoint import (
+    CheckpointError,
+    Manifest,
+    diff_checkpoints,
+    find_checkpoints,
+    manifest,
+    sharded,
+    show_checkpoint,
+)
+from composer.checkpoint.manifest import FileRecord
+from composer.checkpoint.sharded import Layout, PartFile, TensorLayout, own_parts, pack_parts, plan_parts, read_parts
+from composer.core import Timestamp
 
+FAULTS = ["flipped", "cut", "swapped", "missing", "of another save"]
 MESHES = ["1", "2", "4", "2x2", "4, second dimension"]
 
 
@@ -46,8 +60,8 @@ class TestMeshes:
         """Of two replicas, each writes parts of the weights, and none is written twice."""
         layout = json.loads((folder / "checkpoints/2x2/layout.json").read_text())
         weights = layout["tensors"]["model.safetensors"]
-        assert len({chunk[0] for one in weights.values() for chunk in one["chunks"]}) > 2
-        assert [len(weights[name]["chunks"]) for name in ("even.weight", "mean")] == [2, 1]
+        assert len({file for one in weights.values() for file in one["files"]}) > 2
+        assert [len(weights[name]["files"]) for name in ("even.weight", "mean")] == [2, 1]
 
     def test_merged_file(self, folder):
         """The merged file of safetensors has the weights of the run that was not sharded."""
@@ -70,7 +84,7 @@ class TestMeshes:
 class TestInspection:
     def test_is_found_and_shown(self, folder):
         """It is found like any other, and shown with its weights and files."""
-        assert all(found.is_whole for found in find_checkpoints(folder / "checkpoints") if found.name != "damaged")
+        assert all(found.is_whole for found in find_checkpoints(folder / "checkpoints") if found.name not in FAULTS)
         text = show_checkpoint(folder / "checkpoints/4")
         assert "weights     172 numbers" in text
         assert "model-00004-of-00004.safetensors" in text
@@ -88,11 +102,52 @@ class TestFailures:
         assert "failed in process 1: NotSerializableError: optimizers.AdamW" in first["errors"]["saving"]
         assert (first["left"], second["left"]) == ([], [])
 
-    def test_a_flipped_bit(self, folder):
-        """Each process refuses the checkpoint by the name of the part, and nothing has changed."""
+    @pytest.mark.parametrize(
+        ("fault", "part", "problem"),
+        [
+            ("flipped", "model-00003", "has been changed since it was written: the xxh3_128 of its block 0 is not"),
+            ("cut", "model-00003", "bytes, and the manifest lists"),
+            ("swapped", "optimizers-0000[23]", "has been changed since it was written"),
+            ("missing", "model-00003", "is missing, and the manifest lists it"),
+            ("of another save", "model-00004", "has been changed since it was written"),
+        ],
+    )
+    def test_a_fault(self, folder, fault, part, problem):
+        """Each process refuses the checkpoint in one sentence that names the part, and nothing has changed."""
         for result in results(folder, "fail-"):
-            assert "model-00003-of-00004.safetensors has been changed" in result["errors"]["loading"]
-            assert result["changed"] == []
+            assert re.search(f"{part}-of-00004.safetensors [^.]*{problem}", result["errors"][fault])
+            assert "\n" not in result["errors"][fault]
+            assert result["changed"][fault] == []
+
+    def test_a_process_that_has_not_read_the_fault(self, folder):
+        """It names the process that has, and the checkpoint."""
+        first, second = (result["errors"]["flipped"] for result in results(folder, "fail-"))
+        assert second.startswith(f"{folder}/checkpoints/flipped/model-00003")
+        assert first.startswith(f"{folder}/checkpoints/flipped was not loaded, and nothing has been changed: it failed")
+        assert second.rstrip(".") in first
+
+
+class TestBackground:
+    def test_weights_may_change(self, folder):
+        """Training goes on while parts are written, and the checkpoint has the weights of the moment of the save."""
+        for result in results(folder, "background-"):
+            assert result["goes on"]
+            assert result["loaded"] == []
+
+    def test_one_process_fails(self, folder):
+        """All processes raise the error at the next save, and no checkpoint is left; the one after it is written."""
+        first, second = (result["error"] for result in results(folder, "background-"))
+        path = f"{folder}/background/2"
+        assert first == (
+            f"CheckpointSaveError: The checkpoint {path} was not saved: process 1 failed: OSError: [Errno 28] No space "
+            "left on device."
+        )
+        assert second == "OSError: [Errno 28] No space left on device"
+        assert results(folder, "background-")[0]["left"] == [".lock", "1", "3", "latest"]
+
+    def test_process_groups_are_not_used(self, folder):
+        """The threads call no collectives, which could meet those of the training."""
+        assert all(result["in the main thread"] for result in results(folder, "background-"))
 
 
 def grid(shape, cuts):
@@ -116,65 +171,217 @@ GRIDS = SHAPES.flatmap(
 )
 
 
+def written(layout, writes, described, tensors):
+    """Return the layout with checksums, the manifest, and the bytes of each file, after a header of seven bytes."""
+    contents = {}
+    for parts, files in zip(described, writes, strict=True):
+        for file, names in files.items():
+            body = b"".join(
+                tensors[name][place_of(parts["model.safetensors"][name][1])].numpy().tobytes() for name in names
+            )
+            contents[file] = b"_header" + body
+    blocks, records = {file: [] for file in contents}, {}
+    for file, content in contents.items():
+        records[file] = FileRecord.of([content], blocks[file])
+    files = {file: PartFile(7, "".join(blocks[file])) for file in layout.files}
+    return attrs.evolve(layout, files=files), Manifest(files=records, timestamp=Timestamp()), contents
+
+
+def place_of(part):
+    return tuple(slice(start, start + length) for start, length in zip(*part, strict=True))
+
+
+def opener(contents):
+    """Return what opens a file of these contents for reading."""
+
+    @contextlib.contextmanager
+    def open_file(name):
+        def read(position, memory):
+            memory[:] = contents[name][position : position + len(memory)]
+
+        yield read
+
+    return open_file
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Give the checksums of files to blocks of 32 bytes, so that small tensors have many."""
+    for module in (sharded, manifest):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 32)
+
+
+def described_as(parts, shape, dtype="int64"):
+    """Return what each process with one of these parts describes."""
+    return [{"model.safetensors": {"weight": ((dtype, shape, None), part)}} for part in parts]
+
+
+@pytest.mark.usefixtures("small_blocks")
 class TestPlans:
     @given(GRIDS, st.integers(1, 3))
-    @settings(deadline=None)
+    @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_law(self, case, replicas):
         """Each part of any grid is written once, and the parts make the tensor again."""
         shape, cuts = case
         tensor = torch.arange(math.prod(shape)).view(shape)
         parts = grid(shape, cuts) * replicas
-        described = [{"model.safetensors": {"weight": ("int64", shape, part)}} for part in parts]
+        described = described_as(parts, shape)
         layout, writes = plan_parts(described)
+        layout, records, contents = written(layout, writes, described, {"weight": tensor})
 
-        def read(file):
-            [rank] = [rank for rank, files in enumerate(writes) if file in files]
-            offset, size = parts[rank]
-            place = tuple(slice(start, start + length) for start, length in zip(offset, size, strict=True))
-            return {"weight": tensor[place]}
+        found = read_parts(layout, "model.safetensors", records, opener(contents), "path")["weight"]
 
         assert len(layout.files) == len(parts) // replicas
         assert layout == Layout.from_bytes(layout.to_bytes(), "layout.json")
-        assert torch.equal(assemble(layout, "model.safetensors", read, "path")["weight"], tensor)
+        assert torch.equal(found, tensor)
+
+    @given(GRIDS, st.data())
+    @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def test_any_part_of_any_grid(self, case, data):
+        """A process that has any box of a tensor reads exactly its elements, from exactly the blocks that have them."""
+        shape, cuts = case
+        tensor = torch.arange(math.prod(shape)).view(shape)
+        described = described_as(grid(shape, cuts), shape)
+        layout, records, contents = written(*plan_parts(described), described, {"weight": tensor})
+        bounds = [sorted(data.draw(st.tuples(*[st.integers(0, length)] * 2))) for length in shape]
+        part = tuple(low for low, _ in bounds), tuple(high - low for low, high in bounds)
+        target = torch.full(part[1], -1)
+
+        for name, file in layout.files.items():
+            ranges = [
+                sharded._range_of(target, part, position, cell)
+                for number, position, cell in layout.tensors["model.safetensors"]["weight"].cells(part)
+                if [*layout.files][number] == name and target.numel()
+            ]
+            if ranges:
+                with opener(contents)(name) as read:
+                    sharded._read_blocks(read, ranges, file, records.files[name].size, name)
+
+        assert torch.equal(target, tensor[place_of(part)])
+
+    def test_only_own_blocks_are_read(self):
+        """Damage in a block without an element of this process is not noticed, in one with elements it is named."""
+        described = described_as([((0,), (64,))], (64,))
+        layout, _, contents = written(*plan_parts(described), described, {"weight": torch.arange(64)})
+        [(name, content)] = contents.items()
+        damaged = bytearray(content)
+        damaged[10 * 32] ^= 1
+        one = layout.tensors["model.safetensors"]["weight"]
+
+        for part, is_damaged in (((0,), (30,)), False), (((30,), (20,)), True):
+            target = torch.empty(part[1], dtype=torch.int64)
+            ranges = [sharded._range_of(target, part, position, cell) for _, position, cell in one.cells(part)]
+            expected = pytest.raises(CheckpointError, match="xxh3_128 of its block 10 is not")
+            with expected if is_damaged else contextlib.nullcontext(), opener({name: damaged})(name) as read:
+                sharded._read_blocks(read, ranges, layout.files[name], len(damaged), name)
+
+    def test_places_are_those_of_the_files(self):
+        """The planned bytes of each part are those of the file that is written."""
+        tensors = {"a": torch.ones(3), "b": torch.ones(2, dtype=torch.float64), "c": torch.ones(5, dtype=torch.int8)}
+        of_kind = {"model.safetensors": tensors}
+        layout, [writes] = plan_parts([own_parts(of_kind, is_first=True)])
+
+        [packed] = pack_parts(of_kind, writes, copy=True).values()
+
+        header = json.loads(bytes(packed.pieces[0][8:]))
+        places = {name: one.positions[0] for name, one in layout.tensors["model.safetensors"].items()}
+        assert places == {name: header[name]["data_offsets"][0] for name in tensors} == {"a": 16, "b": 0, "c": 28}
+
+    def test_strides(self):
+        """A tensor that is not sharded, dense and in another memory format has its strides again."""
+        tensor = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
+        of_kind = {"model.safetensors": {"weight": tensor}}
+        described = [own_parts(of_kind, is_first=True)]
+        layout, records, contents = written(*plan_parts(described), described, of_kind["model.safetensors"])
+
+        found = read_parts(layout, "model.safetensors", records, opener(contents), "path")["weight"]
+
+        assert torch.equal(found, tensor)
+        assert found.stride() == tensor.stride()
 
     def test_replicas_are_balanced(self):
         """Of eight equal tensors in four replicas, each process writes two."""
-        one = {"model.safetensors": {f"w{place}": ("float32", (4,), ((0,), (4,))) for place in range(8)}}
+        look = ("float32", (4,), None)
+        one = {"model.safetensors": {f"w{place}": (look, ((0,), (4,))) for place in range(8)}}
         _, writes = plan_parts([one] * 4)
         assert [len(names) for files in writes for names in files.values()] == [2, 2, 2, 2]
 
     def test_other_models(self):
         """A tensor of another shape in one process is refused by its name."""
-        described = [{"model.safetensors": {"w": ("float32", (size,), ((0,), (size,)))}} for size in (4, 5)]
-        with pytest.raises(ValueError, match=r"'w' is float32\[5\] in process 1"):
+        described = [described_as([((0,), (size,))], (size,), "float32")[0] for size in (4, 5)]
+        with pytest.raises(ValueError, match=r"'weight' is float32\[5\] in process 1"):
             plan_parts(described)
 
     @pytest.mark.parametrize(
-        ("chunks", "problem"),
+        "parts",
+        [[((0,), (2,))], [((0,), (3,)), ((2,), (2,))], [((0,), (2,)), ((3,), (1,))], [((2,), (2,))]],
+    )
+    def test_parts_that_do_not_fill_a_tensor(self, parts):
+        """Gaps and overlaps are refused by the name of the tensor."""
+        with pytest.raises(ValueError, match="'weight' in the processes do not fill its shape"):
+            plan_parts(described_as(parts, (4,)))
+
+    def test_large_models(self):
+        """The layout of 10,000 tensors in 64 processes has less than 20 MB, and each process finds its parts."""
+        layout = large_layout(tensors=10_000, processes=64)
+
+        content = layout.to_bytes()
+        read = Layout.from_bytes(content, "layout.json")
+        own = [[*one.cells(((64, 0), (64, 4096)))] for one in read.tensors["model.safetensors"].values()]
+
+        assert len(content) < 20_000_000
+        assert all(len(cells) == 1 and cells[0][0] == 1 for cells in own)
+
+
+def large_layout(tensors, processes):
+    """Return the layout of matrices of 64 rows in each process, with all of their checksums."""
+    size = 64 * 4096 * 4
+    cuts = [[64 * rank for rank in range(processes)], [0]]
+    of_kind = {
+        f"model.layers.{place // 10}.block.linear{place % 10}.weight": TensorLayout(
+            "float32", [64 * processes, 4096], cuts, [*range(processes)], [place * size] * processes
+        )
+        for place in range(tensors)
+    }
+    blocks = "0123456789abcdef" * 2 * (tensors * size // (4 << 20))
+    files = {
+        f"model-{place:05}-of-{processes:05}.safetensors": PartFile(1000, blocks) for place in range(1, processes + 1)
+    }
+    return Layout(files, {"model.safetensors": of_kind})
+
+
+GOOD = {"dtype": "float32", "shape": [4], "cuts": [[0, 2]], "files": [0, 0], "positions": [0, 8]}
+
+
+class TestLayout:
+    @pytest.mark.parametrize(
+        ("change", "problem"),
         [
-            ([(0, [0], [2])], "do not fill"),
-            ([(0, [0], [3]), (0, [2], [1])], "do not fill"),
-            ([(0, [0], [2]), (0, [0], [2])], "do not fill"),
-            ([(0, [2], [4])], "is not within"),
-            ([(0, [0, 0], [4, 1])], "is not within"),
-            ([(0, [-1], [4])], "is not within"),
+            ({"cuts": [[0, 4]]}, "do not fill"),
+            ({"cuts": [[1, 2]]}, "do not fill"),
+            ({"cuts": [[2, 0]]}, "do not fill"),
+            ({"cuts": [[0, 2], [0]]}, "do not fill"),
+            ({"cuts": 5}, "lists of numbers"),
+            ({"files": [0]}, "do not fill"),
+            ({"files": [0, True]}, "lists of numbers"),
+            ({"files": [0, 1]}, "in a file that does not exist"),
+            ({"positions": [0, -8]}, "lists of numbers"),
+            ({"shape": [4.0]}, "lists of numbers"),
+            ({"dtype": "float33"}, "no dtype 'float33'"),
+            ({"dtype": ["float32"]}, "no dtype"),
+            ({"strides": [1]}, "strides"),
+            ({"other": 1}, "other"),
         ],
     )
-    def test_parts_that_do_not_fill_a_tensor(self, chunks, problem):
-        """Gaps, overlaps and parts outside of the tensor are refused."""
-        with pytest.raises(ValueError, match=problem):
-            TensorLayout("float32", [4], chunks)
+    def test_a_tensor_that_is_not_whole(self, change, problem):
+        """A tensor whose parts do not fill it, or with other values, is refused."""
+        tensors = {"model.safetensors": {"w": GOOD | change}}
+        files = {"model-00001-of-00001.safetensors": {"begin": 8, "blocks": ""}}
+        with pytest.raises(CheckpointError, match=rf"layout.json is not the layout of a checkpoint: .*{problem}"):
+            Layout.from_bytes(json.dumps({"files": files, "tensors": tensors}).encode(), "layout.json")
 
-    def test_a_file_that_does_not_exist(self):
-        """A part in a file that is not listed is refused."""
-        tensors = {"model.safetensors": {"w": {"dtype": "float32", "shape": [1], "chunks": [[1, [0], [1]]]}}}
-        content = json.dumps({"files": ["model-00001-of-00001.safetensors"], "tensors": tensors}).encode()
-        with pytest.raises(CheckpointError, match="has a part in a file that does not exist"):
-            Layout.from_bytes(content, "layout.json")
-
-    @pytest.mark.parametrize("content", [{}, {"w": torch.zeros(3)}, {"w": torch.zeros(2).double()}])
+    @pytest.mark.parametrize("content", [{}, {"files": [], "tensors": {}}, {"files": {"a": 1}, "tensors": {}}])
     def test_other_content(self, content):
-        """A file with other tensors than the layout lists is refused by its name."""
-        layout, _ = plan_parts([{"model.safetensors": {"w": ("float32", (2,), ((0,), (2,)))}}])
-        with pytest.raises(CheckpointError, match=r"path/model-00001-of-00001.safetensors has (other tensors|another)"):
-            assemble(layout, "model.safetensors", lambda _: content, "path")
+        """JSON of another form is refused."""
+        with pytest.raises(CheckpointError, match="is not the layout of a checkpoint"):
+            Layout.from_bytes(json.dumps(content).encode(), "layout.json")

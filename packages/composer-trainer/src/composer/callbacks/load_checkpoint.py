@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from composer.checkpoint.finding import agreed_path
-from composer.checkpoint.loading import LoadedCheckpoint, load_checkpoint
+from composer.checkpoint.loading import LoadedCheckpoint, check_checkpoint, loading_together
 from composer.core import Callback, Event, Logger, State
 from composer.core.checks import to_path
 from composer.distributed.collectives import failing_together
@@ -83,8 +83,8 @@ class LoadCheckpoint(Callback):
             return
         given = self.load_path.replace("{run_name}", state.run_name)
         path = agreed_path(lambda: given, "load_path") or given
-        with failing_together("Loading a checkpoint"):
-            self.loaded = load_checkpoint(
+        with loading_together(path):
+            load = check_checkpoint(
                 path,
                 state,
                 weights_only=self.load_weights_only,
@@ -92,3 +92,5 @@ class LoadCheckpoint(Callback):
                 ignore_keys=self.ignore_keys,
                 logger=logger,
             )
+        with failing_together("Loading a checkpoint"):
+            self.loaded = load()

@@ -10,7 +10,7 @@ import socket
 import tempfile
 import warnings
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,21 +18,23 @@ import attrs
 
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.local import LocalFolder, check_files
-from composer.checkpoint.manifest import LAYOUT, STATE, read_json
+from composer.checkpoint.manifest import LAYOUT, PART, STATE, read_json
 from composer.checkpoint.remote import RemoteFolder
-from composer.checkpoint.sharded import Layout, assemble
+from composer.checkpoint.sharded import Layout, read_parts
 from composer.checkpoint.tensor_file import read_tensors
 from composer.core import TimeUnit
 from composer.distributed import all_gather_object, from_rank_zero, get_global_rank, get_world_size
 from composer.distributed.collectives import failing_together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import Tensor
 
     from composer.checkpoint.manifest import Manifest
     from composer.checkpoint.saving import Snapshot
+    from composer.checkpoint.sharded import ReadInto
 
 __all__ = [
     "Folder",
@@ -75,6 +77,9 @@ class Folder(Protocol):
 
     def write(self, name: str, snapshot: Snapshot) -> Manifest:
         """Write a checkpoint."""
+
+    def reader(self, name: str, file: str) -> AbstractContextManager[ReadInto]:
+        """Open a file, and yield what fills memory with the bytes at a position."""
 
     def begin(self, name: str) -> str:
         """Return the place for the files of a new checkpoint."""
@@ -284,17 +289,24 @@ def _newest(folder: str | os.PathLike[str]) -> tuple[Folder, str]:
 
 @attrs.frozen(slots=False)  # for cached_property
 class OpenCheckpoint:
-    """A checkpoint whose files are on this machine.
+    """A checkpoint whose files are on this machine; only parts of sharded tensors are read from where they are.
 
     Args:
-        path: The path or address that it comes from.
-        files: The folder of its files.
+        folder: The folder that it is in.
+        name: Its name there.
+        files: The local folder of its files.
         manifest: Its manifest; sizes have been compared with it, contents only of files that were downloaded.
     """
 
-    path: str
+    folder: Folder
+    name: str
     files: Path
     manifest: Manifest
+
+    @property
+    def path(self) -> str:
+        """The path or address that it comes from."""
+        return self.folder.at(self.name)
 
     def data(self) -> dict[str, Any]:
         """Return the data of :data:`STATE`, after comparing the file with its checksum.
@@ -329,19 +341,22 @@ class OpenCheckpoint:
         """Return whether there are tensors of a kind, ``"model.safetensors"``, in one file or in parts."""
         return name in self.manifest.files or (self.layout is not None and name in self.layout.tensors)
 
-    def tensors(self, name: str) -> dict[str, Tensor] | None:
-        """Return the complete tensors of a file, after comparing it with its checksum; None if there is no such file.
+    def tensors(self, name: str, likes: Mapping[str, Tensor] | None = None) -> dict[str, Tensor] | None:
+        """Return the tensors of a file, after comparing what is read with its checksum; None if there is no such file.
+
+        Args:
+            name: The file.
+            likes: DTensors by the names of tensors. If the tensors are in parts, only the own part of these is read.
 
         Raises:
             CheckpointError: The content of the file is not the one that was written.
         """
         if self.layout is not None and name in self.layout.tensors:
-            return assemble(self.layout, name, self._read, self.path)
+            open_file = partial(self.folder.reader, self.name)
+            return read_parts(self.layout, name, self.manifest, open_file, self.path, likes)
         return self._read(name) if name in self.manifest.files else None
 
     def _read(self, name: str) -> dict[str, Tensor]:
-        if name not in self.manifest.files:
-            raise CheckpointError(f"{self.path}/{name}", f"is missing, and {LAYOUT} lists it.")
         record = self.manifest.files[name]
         hashes = record.hashes()
         [digest] = hashes.values()
@@ -373,18 +388,17 @@ def open_checkpoint(
     opened, name = locate(path, folder)
     manifest = opened.manifest(name)
     if not isinstance(opened, RemoteFolder):
-        yield OpenCheckpoint(opened.at(name), Path(opened.at(name)), manifest)
+        yield OpenCheckpoint(opened, name, Path(opened.at(name)), manifest)
         return
     # On Windows, files that an error still refers to cannot be deleted.
     with tempfile.TemporaryDirectory(prefix="composer-", ignore_cleanup_errors=True) as files:
-        wanted = [file for file in manifest.files if names is None or file == LAYOUT or _kind_of(file) in names]
+        wanted = [
+            file
+            for file in manifest.files
+            if file == LAYOUT or (not PART.fullmatch(file) and (names is None or file in names))
+        ]
         opened.download(name, manifest, Path(files), wanted)
-        yield OpenCheckpoint(opened.at(name), Path(files), manifest)
-
-
-def _kind_of(file: str) -> str:
-    """Return the kind of a file: its own name, or for a part such as ``model-00001-of-00002.safetensors`` the whole."""
-    return re.sub(r"-\d{5}-of-\d{5}\.", ".", file)
+        yield OpenCheckpoint(opened, name, Path(files), manifest)
 
 
 def agreed_path(

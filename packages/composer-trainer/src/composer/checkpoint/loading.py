@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,15 @@ from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from composer.checkpoint.finding import OpenCheckpoint, is_remote, is_weights_file, open_checkpoint
 from composer.checkpoint.manifest import EXTRA, MODEL, OPTIMIZERS, STATE
 from composer.checkpoint.saving import IgnoreKeys, environment, ignored_keys, module_classes, refuse_fsdp1
+from composer.checkpoint.sharded import is_dtensor
 from composer.checkpoint.tensor_file import read_tensors
 from composer.checkpoint.torch_files import load_torch_weights
 from composer.core import LoadReport, State, StateMismatchError, join_tensors, saved_state
 from composer.core.checks import abridged, to_texts
+from composer.core.evaluation_weights import reshard
+from composer.core.serialization import MAX_DEPTH
+from composer.distributed.collectives import failing_together
+from composer.distributed.sharding import is_sharded
 
 if TYPE_CHECKING:
     import os
@@ -30,7 +36,7 @@ if TYPE_CHECKING:
     from composer.core import Logger
     from composer.core.passes import Passes
 
-__all__ = ["LoadedCheckpoint", "load_checkpoint"]
+__all__ = ["LoadedCheckpoint", "check_checkpoint", "load_checkpoint", "loading_together"]
 
 CheckExtra = Callable[[dict[str, Any], tuple[str, ...]], Iterable[str]]
 
@@ -104,7 +110,8 @@ def load_checkpoint(
 
     Raises:
         NotImplementedError: The model is wrapped by FSDP 1.
-        CheckpointError: The checkpoint is incomplete, damaged, or of another library.
+        CheckpointError: The checkpoint is incomplete, damaged, or of another library. If the model is sharded, all
+            processes have to call this function, and raise an error before anything has been changed in any of them.
         CheckpointMismatchError: It does not fit the run. Every mismatch is named, and nothing has been changed.
 
     Example:
@@ -116,6 +123,57 @@ def load_checkpoint(
         >>> later.rank_zero_seed
         17
     """
+    how: dict[str, Any] = {
+        "folder": folder,
+        "weights_only": weights_only,
+        "strict_model_weights": strict_model_weights,
+        "ignore_keys": ignore_keys,
+        "exclude_algorithms": exclude_algorithms,
+        "algorithm_passes": algorithm_passes,
+        "logger": logger,
+        "check_extra": check_extra,
+    }
+    with loading_together(path) if is_sharded(state.model) else nullcontext():
+        load = check_checkpoint(path, state, **how)
+    return load()
+
+
+@contextmanager
+def loading_together(path: object) -> Iterator[None]:
+    """Fail in all processes if one fails: with its own error there, and with one that names it in the others.
+
+    Args:
+        path: The checkpoint, for the error.
+    """
+    failed: list[BaseException] = []
+    try:
+        with failing_together("Loading it"):
+            try:
+                yield
+            except Exception as error:
+                failed.append(error)
+                raise
+    except RuntimeError as error:
+        if failed:
+            raise
+        reason = str(error).removeprefix("Loading it failed in ").rstrip(".")
+        raise CheckpointError(path, f"was not loaded, and nothing has been changed: it failed in {reason}.") from None
+
+
+def check_checkpoint(
+    path: str | os.PathLike[str],
+    state: State,
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    weights_only: bool = False,
+    strict_model_weights: bool = True,
+    ignore_keys: IgnoreKeys = None,
+    exclude_algorithms: str | Sequence[str] | None = None,
+    algorithm_passes: Passes = None,
+    logger: Logger | None = None,
+    check_extra: CheckExtra | None = None,
+) -> Callable[[], LoadedCheckpoint]:
+    """Read and check a checkpoint, change nothing, and return what loads it; see :func:`load_checkpoint`."""
     refuse_fsdp1(state.model)
     excluded = tuple(to_texts("exclude_algorithms", exclude_algorithms))
     load = _Load(state, strict_model_weights, ignore_keys, excluded, algorithm_passes, logger, check_extra)
@@ -133,7 +191,7 @@ def load_checkpoint(
                 "holds only weights, from which training cannot resume; set weights_only (load_weights_only of a "
                 "Trainer).",
             )
-        saved = _read_state(opened, weights_only=weights_only)
+        saved = _read_state(opened, state, weights_only=weights_only)
     if weights_only:
         return load.weights(opened.path, saved, opened.manifest)
     return load.all(opened.path, saved, opened.manifest)
@@ -149,7 +207,7 @@ class _Load:
     logger: Logger | None
     check_extra: CheckExtra | None
 
-    def all(self, path: str, saved: dict[str, Any], manifest: Manifest) -> LoadedCheckpoint:
+    def all(self, path: str, saved: dict[str, Any], manifest: Manifest) -> Callable[[], LoadedCheckpoint]:
         ignored = self._ignore(path, saved)
         extra, modules = _dictionary(saved.pop("extra", {})), _dictionary(saved.pop("modules", {}))
         saved.pop("integrations", None)
@@ -175,14 +233,19 @@ class _Load:
             problems += _changed_modules(self.state.model, modules)
         if problems or checked is None:
             raise CheckpointMismatchError(path, problems)
-        if changes:
-            warnings.warn(
-                f"Training that resumes from {path} may not be bit-identical: {changes}.", UserWarning, stacklevel=3
-            )
-        checked.load(self.logger)
-        return LoadedCheckpoint(path, checked.report, ignored, extra, manifest)
+        fits = checked
 
-    def weights(self, path: str, saved: dict[str, Any], manifest: Manifest | None) -> LoadedCheckpoint:
+        def load() -> LoadedCheckpoint:
+            if changes:
+                warnings.warn(
+                    f"Training that resumes from {path} may not be bit-identical: {changes}.", UserWarning, stacklevel=3
+                )
+            fits.load(self.logger)
+            return LoadedCheckpoint(path, fits.report, ignored, extra, manifest)
+
+        return load
+
+    def weights(self, path: str, saved: dict[str, Any], manifest: Manifest | None) -> Callable[[], LoadedCheckpoint]:
         modules = _dictionary(saved.pop("modules", {}))
         ignored = self._ignore(path, saved)
         if "model" in ignored:
@@ -196,8 +259,12 @@ class _Load:
         except StateMismatchError as error:
             problems = [*error.problems, *_changed_modules(self.state.model, modules)]
             raise CheckpointMismatchError(path, problems) from None
-        checked.load(self.logger)
-        return LoadedCheckpoint(path, checked.report, ignored, {}, manifest)
+
+        def load() -> LoadedCheckpoint:
+            checked.load(self.logger)
+            return LoadedCheckpoint(path, checked.report, ignored, {}, manifest)
+
+        return load
 
     def _ignore(self, path: str, saved: dict[str, Any]) -> tuple[str, ...]:
         """Remove what is ignored, and put the run's own values there, so that they do not change."""
@@ -207,7 +274,7 @@ class _Load:
                 f"{path} holds nothing that ignore_keys={self.ignore_keys!r} would leave out. Its parts are "
                 f"{', '.join(saved)}; a pattern is such as 'model/head.*', 'optimizers/*' or 'algorithms/EMA'.",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         own = self.state.state_dict() if ignored else {}
         for name, _, inner in (key.partition("/") for key in ignored):
@@ -224,17 +291,19 @@ class _Load:
         return ignored
 
 
-def _read_state(opened: OpenCheckpoint, *, weights_only: bool) -> dict[str, Any]:
+def _read_state(opened: OpenCheckpoint, state: State, *, weights_only: bool) -> dict[str, Any]:
     """Return the saved state of a checkpoint, or only what the model's weights need.
 
-    Every file is read once, into memory, and compared with its checksum, so that nothing depends on it afterwards.
+    Every file is read once, into memory, and compared with its checksum, so that nothing depends on it afterwards. Of
+    tensors in parts, which this process has in part, only that is read.
 
     Raises:
         CheckpointError: A file is missing, or its content is not the one that was written.
     """
     data = opened.data()
     names = (MODEL, EXTRA) if weights_only else (MODEL, EXTRA, OPTIMIZERS)
-    model, *parts = [opened.tensors(name) for name in names]
+    likes = _sharded_ones(opened, state, data)
+    model, *parts = [opened.tensors(name, likes.get(name)) for name in names]
     others = {name: tensor for tensors in parts for name, tensor in (tensors or {}).items()}
     try:
         if weights_only:
@@ -256,6 +325,38 @@ def _read_state(opened: OpenCheckpoint, *, weights_only: bool) -> dict[str, Any]
     else:
         saved["model"] = model | saved.get("model", {})
     return saved
+
+
+def _sharded_ones(opened: OpenCheckpoint, state: State, data: dict[str, Any]) -> dict[str, dict[str, Tensor]]:
+    """Return, for each kind of file and by the names of its tensors, the sharded weights that they belong to.
+
+    A tensor belongs to a weight if it has its name, or is anywhere under its name in the saved data (as the state of an
+    optimizer, and averages), and has its shape. Nothing else is sharded.
+    """
+    if opened.layout is None or not is_sharded(state.model):
+        return {}
+    reshard(state.model)
+    own = {name: weight for name, weight in state.get_model_state_dict().items() if is_dtensor(weight)}
+    weight_of = {name: name for name in own}
+
+    def find(value: Any, weight: str | None, depth: int) -> None:
+        if _is_reference(value):
+            if weight is not None:
+                weight_of.setdefault(value["$tensor"], weight)
+        elif isinstance(value, (dict, list)) and depth < 2 * MAX_DEPTH:
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, item in items:
+                find(item, key if key in own else weight, depth + 1)
+
+    find({name: part for name, part in data.items() if name != "model"}, None, 0)
+    return {
+        kind: {
+            name: own[weight_of[name]]
+            for name, one in tensors.items()
+            if name in weight_of and one.shape == [*own[weight_of[name]].shape]
+        }
+        for kind, tensors in opened.layout.tensors.items()
+    }
 
 
 def _is_reference(value: Any) -> bool:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from composer.checkpoint.saving import Snapshot
+    from composer.checkpoint.sharded import ReadInto
 
 __all__ = ["FolderLock", "LocalFolder", "check_files", "read_manifest", "records_while"]
 
@@ -109,22 +110,29 @@ def check_files(
 
 
 @contextlib.contextmanager
-def records_while(files: Mapping[str, Sequence[memoryview]]) -> Iterator[Callable[[], dict[str, FileRecord]]]:
+def records_while(
+    files: Mapping[str, Sequence[memoryview]], blocks: Mapping[str, list[str]] | None = None
+) -> Iterator[Callable[[], dict[str, FileRecord]]]:
     """Hash each content in a thread while they are written; the context ends after the threads.
 
     Yields a function that waits for the threads and returns the records of the files by name.
+
+    Args:
+        files: The contents by name.
+        blocks: For files by name, a list to which the checksums of their blocks are added.
     """
     tasks: dict[str, Task[FileRecord]] = {}
+    hashes = {name: partial(FileRecord.of, pieces, (blocks or {}).get(name)) for name, pieces in files.items()}
 
     def record(name: str) -> FileRecord:
         with contextlib.suppress(KeyError, ThreadError):
             return tasks[name].result()
-        return FileRecord.of(files[name])
+        return hashes[name]()
 
     try:
-        for name, pieces in files.items():
+        for name, call in hashes.items():
             with contextlib.suppress(ThreadError):
-                tasks[name] = Task(partial(FileRecord.of, pieces))
+                tasks[name] = Task(call)
         yield lambda: {name: record(name) for name in files}
     finally:
         for task in tasks.values():
@@ -216,6 +224,29 @@ class LocalFolder:
         finally:
             self.abandon(place)
         return manifest
+
+    @contextlib.contextmanager
+    def reader(self, name: str, file: str) -> Iterator[ReadInto]:
+        """Open a file of a checkpoint, and yield a function that fills memory with the bytes at a position.
+
+        Raises:
+            CheckpointError: It cannot be read, or ends before that.
+        """
+        path = self.path / name / file
+
+        def read(position: int, memory: memoryview) -> None:
+            source.seek(position)
+            while memory:
+                count = source.readinto(memory)
+                if not count:
+                    raise CheckpointError(path, "has been changed while it was read: it ends within a tensor.")
+                memory = memory[count:]
+
+        try:
+            with path.open("rb", buffering=0) as source:
+                yield read
+        except OSError as error:
+            raise CheckpointError(path, f"cannot be read: {error.strerror}.") from None
 
     def begin(self, name: str) -> str:
         """Return the place for the files of a new checkpoint, which is not one until it is committed.

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 __all__ = [
+    "BLOCK_BYTES",
     "EXTRA",
     "FORMAT",
     "FORMAT_VERSION",
@@ -31,6 +32,7 @@ __all__ = [
     "MAX_MANIFEST_BYTES",
     "MODEL",
     "OPTIMIZERS",
+    "PART",
     "STATE",
     "FileRecord",
     "Manifest",
@@ -53,7 +55,10 @@ FORMAT = "composer-checkpoint"
 FORMAT_VERSION = 2
 SHARDED_VERSION = 3
 MAX_MANIFEST_BYTES = 16 << 20
-_PART = re.compile(r"(model|optimizers|extra)-\d{5}-of-\d{5}\.safetensors")
+BLOCK_BYTES = 4 << 20
+"""The files of format 3 have a checksum for each block of that many bytes."""
+PART = re.compile(r"(model|optimizers|extra)-\d{5}-of-\d{5}\.safetensors")
+"""The names of files with parts of sharded tensors."""
 _FILE_NAME = re.compile(r"(?!manifest\.json$)[a-z][a-z0-9_-]{0,99}\.(json|safetensors)")
 _CHUNK = 1 << 20
 
@@ -129,15 +134,29 @@ class FileRecord:
     xxh3_128: str | None = attrs.field(default=None, validator=optional(matches_re("[0-9a-f]{32}")))
 
     @classmethod
-    def of(cls, pieces: Iterable[bytes | memoryview]) -> FileRecord:
-        """Return the record of a content that comes in pieces."""
-        sha256, xxh3, size = hashlib.sha256(), xxhash.xxh3_128(), 0
+    def of(cls, pieces: Iterable[bytes | memoryview], blocks: list[str] | None = None) -> FileRecord:
+        """Return the record of a content that comes in pieces.
+
+        Args:
+            pieces: The content.
+            blocks: A list to which the XXH3 of each block of :data:`BLOCK_BYTES` bytes is added.
+        """
+        sha256, xxh3, block, size = hashlib.sha256(), xxhash.xxh3_128(), xxhash.xxh3_128(), 0
         for piece in pieces:
-            size += len(piece)
-            for begin in range(0, len(piece), _CHUNK):  # small enough for the second hash to find it in the cache
-                chunk = piece[begin : begin + _CHUNK]
+            begin = 0
+            while begin < len(piece):
+                # Small enough for the next hash to find it in the cache, and within a block.
+                chunk = piece[begin : begin + min(_CHUNK, BLOCK_BYTES - size % BLOCK_BYTES)]
+                begin, size = begin + len(chunk), size + len(chunk)
                 sha256.update(chunk)
                 xxh3.update(chunk)
+                if blocks is not None:
+                    block.update(chunk)
+                    if not size % BLOCK_BYTES:
+                        blocks.append(block.hexdigest())
+                        block.reset()
+        if blocks is not None and size % BLOCK_BYTES:
+            blocks.append(block.hexdigest())
         return cls(size, sha256.hexdigest(), xxh3.hexdigest())
 
     def hashes(self, *, thoroughly: bool = False) -> dict[str, Any]:
@@ -287,4 +306,4 @@ def foreign_files(names: Iterable[str]) -> list[str]:
         ['notes.txt']
     """
     others = {*names} - {MANIFEST, LAYOUT, *FILE_NAMES}
-    return sorted(name for name in others if not name.startswith(".") and not _PART.fullmatch(name))
+    return sorted(name for name in others if not name.startswith(".") and not PART.fullmatch(name))

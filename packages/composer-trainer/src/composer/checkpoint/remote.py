@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from functools import partial
@@ -15,9 +16,10 @@ from composer.checkpoint.local import records_while
 from composer.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, foreign_files, warn_of_unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from composer.checkpoint.saving import Snapshot
+    from composer.checkpoint.sharded import ReadInto
 
 __all__ = ["RemoteFolder"]
 
@@ -148,6 +150,42 @@ class RemoteFolder:
         except FileNotFoundError:
             raise CheckpointError(path, "is missing, and the manifest lists it.") from None
         record.compare(path, hashes)
+
+    @contextlib.contextmanager
+    def reader(self, name: str, file: str) -> Iterator[ReadInto]:
+        """Open a file of a checkpoint, and yield a function that fills memory with the bytes at a position.
+
+        Raises:
+            CheckpointError: It cannot be read, or ends before that.
+        """
+        path = f"{self.at(name)}/{file}"
+        sources: list[Any] = []
+
+        def fill(position: int, memory: memoryview) -> None:
+            if not sources:
+                files, root = self._files()
+                sources.append(files.open(f"{root}/{name}/{file}", "rb", block_size=_CHUNK))
+            try:
+                sources[0].seek(position)
+                content = sources[0].read(len(memory))
+            except Exception:
+                sources.clear()  # opened again by the next try
+                raise
+            if len(content) != len(memory):
+                raise CheckpointError(path, "has been changed while it was read: it ends within a tensor.")
+            memory[:] = content
+
+        def read(position: int, memory: memoryview) -> None:
+            try:
+                self._read(path, partial(fill, position, memory))
+            except FileNotFoundError:
+                raise CheckpointError(path, "is missing, and the manifest lists it.") from None
+
+        try:
+            yield read
+        finally:
+            for source in sources:
+                source.close()
 
     def exists(self, name: str) -> bool:
         """Return whether a file or folder has a name."""

@@ -17,12 +17,13 @@ from composer.checkpoint.saving import (
     Snapshot,
     checkpoint_name,
     refuse_fsdp1,
-    save_sharded,
-    saving_together,
+    take_sharded_snapshot,
     take_snapshot,
+    write_sharded,
     write_snapshot,
 )
 from composer.checkpoint.tensor_file import CopyMemory
+from composer.checkpoint.together import ShardedSnapshot, saving_together
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 from composer.core.background import Background, ThreadError
 from composer.core.files import fill_in_run
@@ -32,6 +33,8 @@ from composer.functional.checks import check_flags
 __all__ = ["CheckpointSaver", "SaveInterval", "savers"]
 
 _log = logging.getLogger(__name__)
+_PATIENCE = 5.0
+"""Seconds that an ending process waits for the others to write their parts."""
 
 SaveInterval: TypeAlias = Time | str | int | Callable[[State, Event], bool]
 
@@ -42,8 +45,8 @@ class CheckpointSaver(Callback):
     Checkpoints are written in the background: training waits while its tensors are copied, not while they are written.
     A save waits for the previous one, so that there is never more than one copy. If one fails, the next batch raises
     the error; earlier checkpoints are unchanged. The end of the training waits for the last save. Rank 0 writes, and
-    all processes have to save at the same times. A model that is sharded by FSDP2 is written by all processes, and
-    training waits until that is done.
+    all processes have to save at the same times. A model that is sharded by FSDP2 is written by all processes: if one
+    of them fails, all raise an error at the next save or at the end of the training.
 
     The end of the training always saves a checkpoint (unless the interval is 0 or a function), after everything else
     has run, including the last evaluation.
@@ -114,6 +117,8 @@ class CheckpointSaver(Callback):
         self._saving = Background()
         self._memory = CopyMemory()
         self._last: tuple[str, int] | None = None
+        # Of a sharded model: what is being written, and the checkpoint's path.
+        self._together: tuple[ShardedSnapshot, str] | None = None
 
     @property
     def saved_checkpoints(self) -> list[str]:
@@ -156,11 +161,13 @@ class CheckpointSaver(Callback):
         is_due = bool(interval.every.value) if isinstance(interval, Interval) else interval(state, Event.FIT_END)
         if is_due:
             self.save(state)
-        self._settle(self._saving.wait)
+        self._wait()
 
     def close(self, state: State, logger: Logger) -> None:
         """Wait until the last checkpoint is written, and release the folder."""
         del state, logger
+        if self._together is not None:
+            self._together[0].hurry(_PATIENCE)  # after an error, other processes may have ended
         try:
             self._settle(self._saving.wait)
         finally:
@@ -183,38 +190,41 @@ class CheckpointSaver(Callback):
         if moment == self._last:
             return
         # Before the copy, so that there is only one in memory.
-        self._settle(self._saving.wait)
+        self._wait()
         extra = None if self.extra is None else self.extra()
+        if not is_sharded(state.model) and state.rank != 0:
+            self._last = moment
+            return
+        how: dict[str, Any] = {
+            "weights_only": self.weights_only,
+            "ignore_keys": self.ignore_keys,
+            "memory": self._memory,
+        }
+        latest = None if self.latest_filename is None else checkpoint_name(self.latest_filename, state)
         if is_sharded(state.model):
-            self._save_together(state, name, extra)
-            self._last = moment
-            return
-        if state.rank != 0:
-            self._last = moment
-            return
-        folder = self._opened or self._open(state)
-        snapshot = take_snapshot(
-            state, extra, weights_only=self.weights_only, ignore_keys=self.ignore_keys, memory=self._memory
-        )
-        latest = None if self.latest_filename is None else checkpoint_name(self.latest_filename, state)
+            folder = open_folder(fill_in_run(self.folder, state))
+            with saving_together(folder.at(name)):
+                if state.rank == 0:
+                    folder = self._opened or self._open(state)
+            sharded = take_sharded_snapshot(state, folder.at(name), extra, **how)
+            self._together = (sharded, folder.at(name))
+            job = partial(self._write_sharded, folder, name, latest, sharded)
+        else:
+            folder = self._opened or self._open(state)
+            job = partial(self._write, folder, name, latest, take_snapshot(state, extra, **how))
         self._last = moment
-        self._settle(partial(self._saving.start, partial(self._write, folder, name, latest, snapshot)))
+        self._settle(partial(self._saving.start, job))
         if not self.background:
-            self._settle(self._saving.wait)
+            self._wait()
 
-    def _save_together(self, state: State, name: str, extra: Mapping[str, Any] | None) -> None:
-        """Save a sharded model from all processes."""
-        folder = self._opened or open_folder(fill_in_run(self.folder, state))
-        latest = None if self.latest_filename is None else checkpoint_name(self.latest_filename, state)
-        with saving_together(folder, name):
-            if state.rank == 0:
-                folder = self._opened or self._open(state)
-                self._make_way(folder, name)
-        how: dict[str, Any] = {"weights_only": self.weights_only, "ignore_keys": self.ignore_keys}
-        manifest = save_sharded(folder, name, state, extra, **how, overwrite=self.overwrite)
-        with saving_together(folder, name):
-            if state.rank == 0:
-                self._finish(folder, name, latest, manifest.run_name)
+    def _wait(self) -> None:
+        """Wait for the previous save; if it was one of all processes and failed, raise an error in all of them."""
+        if self._together is None:
+            self._settle(self._saving.wait)
+            return
+        (_, path), self._together = self._together, None
+        with saving_together(path):
+            self._settle(self._saving.wait)
 
     def _settle(self, call: Callable[[], object]) -> None:
         """Start, check or await a save; one that fails can be repeated at the same time."""
@@ -233,7 +243,8 @@ class CheckpointSaver(Callback):
             checkpoint_name(self.latest_filename, state, "latest_filename (save_latest_filename)")
 
     def _save_if_due(self, state: State, event: Event) -> None:
-        self._settle(self._saving.check)
+        if self._together is None:  # otherwise the processes would raise it in different batches
+            self._settle(self._saving.check)
         interval, elapsed = self.save_interval, state.get_elapsed_duration()
         if not isinstance(interval, Interval):
             if interval(state, event):
@@ -249,6 +260,20 @@ class CheckpointSaver(Callback):
         finally:
             self._memory.give(snapshot.tensors.values())
         self._finish(folder, name, latest, snapshot.manifest.run_name)
+
+    def _write_sharded(self, folder: Folder, name: str, latest: str | None, snapshot: ShardedSnapshot) -> None:
+        try:
+            write_sharded(
+                folder,
+                name,
+                snapshot,
+                overwrite=self.overwrite,
+                make_way=lambda: self._make_way(folder, name),
+                finish=lambda manifest: self._finish(folder, name, latest, manifest.run_name),
+            )
+        finally:
+            if not isinstance(snapshot.tensors, Exception):
+                self._memory.give(snapshot.tensors.values())
 
     def _finish(self, folder: Folder, name: str, latest: str | None, run_name: str) -> None:
         """List a checkpoint that has been written, update the link to the latest, and delete old ones."""

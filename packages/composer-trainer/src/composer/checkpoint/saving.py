@@ -20,26 +20,22 @@ from torch import Tensor
 
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
 from composer.checkpoint.finding import Folder, open_folder
-from composer.checkpoint.local import records_while
 from composer.checkpoint.manifest import (
     EXTRA,
-    LAYOUT,
     MODEL,
     OPTIMIZERS,
     STATE,
-    FileRecord,
     Manifest,
     write_json,
 )
-from composer.checkpoint.sharded import own_parts, pack_parts, plan_parts
+from composer.checkpoint.sharded import own_parts, pack_parts
 from composer.checkpoint.tensor_file import CopyMemory, PackedTensors, pack_tensors
+from composer.checkpoint.together import PARTS_TIMEOUT, ShardedSnapshot, meeting, saving_together
 from composer.core import State, TimeUnit, evaluation_weights, split_tensors
 from composer.core.checks import shortened
 from composer.core.evaluation_weights import reshard
 from composer.core.files import fill_in_run
 from composer.core.serialization import plain
-from composer.distributed import all_gather_object, from_rank_zero, get_global_rank
-from composer.distributed.collectives import failing_together
 from composer.distributed.sharding import is_sharded
 
 __all__ = [
@@ -52,8 +48,9 @@ __all__ = [
     "refuse_fsdp1",
     "save_checkpoint",
     "save_sharded",
-    "saving_together",
+    "take_sharded_snapshot",
     "take_snapshot",
+    "write_sharded",
     "write_snapshot",
 ]
 
@@ -205,7 +202,7 @@ def save_sharded(
     weights_only: bool = False,
     ignore_keys: IgnoreKeys = None,
     overwrite: bool = False,
-) -> Manifest:
+) -> None:
     """Save a run whose model is sharded; all processes have to call it, and it fails in all or in none.
 
     Each process writes the parts of the tensors that it has; of processes with equal parts one writes. The first
@@ -216,62 +213,93 @@ def save_sharded(
         NotSerializableError: A value is neither data nor a tensor.
         CheckpointSaveError: It could not be written. Existing checkpoints are unchanged.
     """
+    snapshot = take_sharded_snapshot(
+        state, folder.at(name), extra, weights_only=weights_only, ignore_keys=ignore_keys, copy=False
+    )
+    with saving_together(folder.at(name)):  # none returns, and changes its tensors or ends, before all have finished
+        write_sharded(folder, name, snapshot, overwrite=overwrite)
+
+
+def take_sharded_snapshot(
+    state: State,
+    path: str,
+    extra: Mapping[str, Any] | None = None,
+    *,
+    weights_only: bool = False,
+    ignore_keys: IgnoreKeys = None,
+    copy: bool = True,
+    memory: CopyMemory | None = None,
+) -> ShardedSnapshot:
+    """Return what this process writes of a checkpoint of a sharded model; all processes have to call it.
+
+    The arguments are those of :func:`take_snapshot`, and ``path``: the checkpoint, for errors.
+
+    Raises:
+        NotImplementedError: The model is wrapped by FSDP 1.
+        NotSerializableError: A value is neither data nor a tensor.
+        CheckpointSaveError: In the other processes, if it fails in one.
+    """
     refuse_fsdp1(state.model)
-    is_first = get_global_rank() == 0
+    meets = meeting()
     reshard(state.model)  # it may have its complete weights since an evaluation
-    block = evaluation_weights(state) if weights_only else contextlib.nullcontext()
-    with block:
-        with saving_together(folder, name):
+    block = evaluation_weights(state) if weights_only else contextlib.nullcontext(enter_result=False)
+    with block as may_differ, _without_collector():
+        with saving_together(path):
             data, tensors = _split_files(_saved_state(state, extra, ignore_keys, weights_only=weights_only))
-            described = own_parts(tensors, is_first=is_first)
-        layout, writes = plan_parts(all_gather_object(described))
-        with saving_together(folder, name):
-            contents = {file: packed.pieces for file, packed in pack_parts(tensors, writes[get_global_rank()]).items()}
+            described = own_parts(tensors, is_first=meets.exchange.rank == 0)
+        layout, writes = meets.plan(described)
+        packed: dict[str, PackedTensors] | Exception
+        try:
+            packed = pack_parts(tensors, writes, copy=copy or may_differ, memory=memory)
+        except Exception as error:  # noqa: BLE001  (raised in all processes when the checkpoint is written)
+            packed = error
+    meets.saves += 1
     manifest = _new_manifest(state, data, weights_only=weights_only)
-    existing, place = None, None
-    try:
-        with saving_together(folder, name):
-            if is_first:
-                folder.make()
-                existing = None if overwrite else _same_moment(folder, name, manifest)
-                place = folder.begin(name) if existing is None else None
-        place, existing = from_rank_zero((place, existing))
-        if place is None:
-            assert existing is not None
-            return existing
-        if is_first:
-            contents[LAYOUT] = (memoryview(layout.to_bytes()),)
-            contents[STATE] = (memoryview(write_json(data, sort=False)),)
-        with saving_together(folder, name), records_while(contents) as records:
-            for file, pieces in contents.items():
-                folder.put(name, place, file, pieces)
-            own = records()
-        written: list[dict[str, FileRecord]] = all_gather_object(own)
-        manifest = attrs.evolve(manifest, files={file: one for of_rank in written for file, one in of_rank.items()})
-        with saving_together(folder, name):
-            if is_first:
-                folder.commit(name, place, manifest)
-    finally:
-        if is_first and place is not None:
-            folder.abandon(place)
-    return manifest
+    return ShardedSnapshot(data, packed, manifest, layout, meets.exchange, meets.saves, PARTS_TIMEOUT)
+
+
+def write_sharded(
+    folder: Folder,
+    name: str,
+    snapshot: ShardedSnapshot,
+    *,
+    overwrite: bool,
+    make_way: Callable[[], object] | None = None,
+    finish: Callable[[Manifest], object] | None = None,
+) -> None:
+    """Write a checkpoint from all processes, unless an undamaged one of the same run and moment exists.
+
+    Args:
+        folder: The folder.
+        name: The checkpoint's name.
+        snapshot: What this process writes.
+        overwrite: Whether to replace another checkpoint of the name.
+        make_way: Called in the first process before.
+        finish: Called in the first process when the checkpoint is complete.
+
+    Raises:
+        CheckpointSaveError: It could not be written, or another checkpoint has the name.
+    """
+
+    def prepare() -> Manifest | None:
+        if make_way is not None:
+            make_way()
+        folder.make()
+        return None if overwrite else _same_moment(folder, name, snapshot.manifest)
+
+    snapshot.write(folder, name, prepare, finish)
 
 
 @contextlib.contextmanager
-def saving_together(folder: Folder, name: str) -> Iterator[None]:
-    """Fail in all processes if one fails: with its own error there, and with one that names it in the others."""
-    failed: list[BaseException] = []
+def _without_collector() -> Iterator[None]:
+    # Thousands of new objects would start the garbage collector, which can take longer than the copy.
+    was_enabled = gc.isenabled()
+    gc.disable()
     try:
-        with failing_together("Saving a checkpoint"):
-            try:
-                yield
-            except Exception as error:
-                failed.append(error)
-                raise
-    except RuntimeError as error:
-        if failed:
-            raise
-        raise CheckpointSaveError(folder.at(name), f"{str(error).rstrip('.')}.") from None
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _moment(manifest: Manifest) -> tuple[Any, ...]:
@@ -325,19 +353,10 @@ def take_snapshot(
     """
     refuse_fsdp1(state.model)
     block = evaluation_weights(state) if weights_only else contextlib.nullcontext(enter_result=False)
-    # Thousands of new objects would start the garbage collector, which can take longer than the copy.
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        with block as may_differ:
-            saved = _saved_state(state, extra, ignore_keys, weights_only=weights_only)
-            data, tensors = _split_files(saved)
-            packed = {
-                name: pack_tensors(group, copy=copy or may_differ, memory=memory) for name, group in tensors.items()
-            }
-    finally:
-        if was_enabled:
-            gc.enable()
+    with block as may_differ, _without_collector():
+        saved = _saved_state(state, extra, ignore_keys, weights_only=weights_only)
+        data, tensors = _split_files(saved)
+        packed = {name: pack_tensors(group, copy=copy or may_differ, memory=memory) for name, group in tensors.items()}
     return Snapshot(data, packed, _new_manifest(state, data, weights_only=weights_only))
 
 

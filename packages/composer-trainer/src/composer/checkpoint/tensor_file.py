@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["CopyMemory", "PackedTensors", "pack_tensors", "read_shapes", "read_tensors"]
+__all__ = ["DTYPES", "CopyMemory", "PackedTensors", "is_dense", "pack_tensors", "read_shapes", "read_tensors"]
 
 _WRITTEN_NAMES = {
     torch.float64: "F64",
@@ -61,6 +61,9 @@ _DTYPES_AS_BYTES = {
     for dtype in vars(torch).values()
     if isinstance(dtype, torch.dtype) and dtype not in _WRITTEN_NAMES and not str(dtype).startswith("torch.q")
 }
+
+DTYPES = _DTYPES_AS_BYTES | {str(dtype).removeprefix("torch."): dtype for dtype in _WRITTEN_NAMES}
+"""The dtypes of tensors that are saved, by name."""
 
 _SETTINGS = "composer"
 _CHUNK = 1 << 20
@@ -150,7 +153,7 @@ def _restore(tensors: dict[str, Tensor], settings: _Settings) -> None:
         tensors[name] = tensors[name].view(_DTYPES_AS_BYTES[dtype]).reshape(shape)
     for name, strides in settings.strides.items():
         tensor = tensors[name]
-        if not _is_dense(tensor.shape, strides):
+        if not is_dense(tensor.shape, strides):
             raise ValueError(f"strides {strides} do not fit the shape {list(tensor.shape)}")
         tensors[name] = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu").copy_(tensor)
 
@@ -335,7 +338,7 @@ def pack_tensors(
             settings["dtypes"][name] = [str(tensor.dtype).removeprefix("torch."), shape]
             shape = [tensor.nbytes]
         # Kernels round differently where strides differ: a resumed run is only bit-identical with the same ones.
-        if not tensor.is_contiguous() and tensor.numel() > 0 and _is_dense(tensor.shape, tensor.stride()):
+        if not tensor.is_contiguous() and tensor.numel() > 0 and is_dense(tensor.shape, tensor.stride()):
             settings["strides"][name] = list(tensor.stride())
         dtype = _WRITTEN_NAMES.get(tensor.dtype, "U8")
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
@@ -405,7 +408,7 @@ def _memory_of(tensor: Tensor) -> memoryview:
     return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
-def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Return whether items of these strides fill their memory without gaps and overlaps."""
     expected = 1
     for stride, length in sorted(zip(strides, shape, strict=True)):

@@ -11,11 +11,11 @@ from composer.checkpoint import (
     CheckpointSaveError,
     LoadedCheckpoint,
     find_checkpoints,
-    load_checkpoint,
     newest_checkpoint,
     save_checkpoint,
 )
 from composer.checkpoint.finding import agreed_path
+from composer.checkpoint.loading import check_checkpoint, loading_together
 from composer.checkpoint.saving import refuse_fsdp1
 from composer.core.checks import to_path, to_texts
 from composer.core.files import fill_in_run
@@ -138,8 +138,8 @@ class Loading:
         picky: bool = False,
     ) -> LoadedCheckpoint:
         state = engine.state
-        with failing_together("Loading a checkpoint"):
-            loaded = load_checkpoint(
+        with loading_together(path):
+            load = check_checkpoint(
                 path,
                 state,
                 folder=folder,
@@ -151,6 +151,8 @@ class Loading:
                 logger=engine.logger,
                 check_extra=progress.check,
             )
+        with failing_together("Loading a checkpoint"):
+            loaded = load()
             if not weights_only:
                 progress.load(loaded.extra, ignored=loaded.ignored)
         return loaded

@@ -1,0 +1,74 @@
+"""Exchange texts between threads of all processes, apart from the process groups of the training."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Any
+
+import torch
+
+from composer.distributed.collectives import failing_together, from_rank_zero, is_connected
+from composer.distributed.environment import get_global_rank, get_world_size
+
+__all__ = ["Exchange"]
+
+_LOCAL = "127.0.0.1"
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.25
+
+
+class Exchange:
+    """Texts by key that all processes read and write, through a connection of each process to the first one.
+
+    A thread that waits for another process through a process group would disturb, and could block, the collectives of
+    the training. The store is a server of its own in the first process, on a free port. All processes have to construct
+    it at the same time.
+
+    Raises:
+        RuntimeError: In every process, if one cannot be connected.
+
+    Example:
+        >>> exchange = Exchange()
+        >>> exchange.put("written", "yes")
+        >>> exchange.get("written", time.monotonic() + 10), exchange.get("failed", time.monotonic())
+        ('yes', None)
+    """
+
+    def __init__(self) -> None:
+        distributed: Any = torch.distributed  # its stores are public, and not in its list
+        self.rank, self.world_size = get_global_rank(), get_world_size()
+        if not is_connected():
+            self.rank, self.world_size = 0, 1
+            self._store: Any = distributed.HashStore()
+            return
+        doing = "Connecting the processes for checkpoints"
+        with failing_together(doing):
+            if self.rank == 0:
+                self._store = distributed.TCPStore(_LOCAL, 0, None, is_master=True, wait_for_workers=False)
+        own = (socket.gethostname(), self._store.port) if self.rank == 0 else None
+        host, port = from_rank_zero(own) or ("", 0)
+        with failing_together(doing):
+            if self.rank > 0:
+                # The address at which torchrun's processes find the first one.
+                address = _LOCAL if host == socket.gethostname() else os.environ.get("MASTER_ADDR", host)
+                self._store = distributed.TCPStore(address, port, None, is_master=False, wait_for_workers=False)
+
+    def put(self, key: str, text: str) -> None:
+        """Set the text of a key."""
+        self._store.set(key, text)
+
+    def get(self, key: str, until: float) -> str | None:
+        """Wait for the text of a key; None if there is none at the time ``until`` of the monotonic clock."""
+        pause = _FIRST_PAUSE
+        while not self._store.check([key]):
+            if time.monotonic() >= until:
+                return None
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        text: bytes = self._store.get(key)
+        return text.decode()
+
+    def delete(self, key: str) -> None:
+        """Delete a key, if it exists."""
+        self._store.delete_key(key)

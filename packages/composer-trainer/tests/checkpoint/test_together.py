@@ -1,0 +1,162 @@
+"""Writing a sharded checkpoint from several processes, which are threads here: all succeed or none does."""
+
+import time
+
+import pytest
+import torch
+
+from composer.checkpoint import CheckpointSaveError, verify_checkpoint
+from composer.checkpoint.local import LocalFolder
+from composer.checkpoint.manifest import Manifest
+from composer.checkpoint.sharded import own_parts, plan_parts
+from composer.checkpoint.tensor_file import pack_tensors
+from composer.checkpoint.together import ShardedSnapshot
+from composer.core import Timestamp
+from composer.core.background import Task
+from composer.distributed.exchange import Exchange
+
+WEIGHT = torch.arange(8.0)
+
+
+class Group:
+    """Two processes with half of a weight each, which write to one folder."""
+
+    def __init__(self, path, timeout=20.0):
+        self.folder, self.store = LocalFolder(path), torch.distributed.HashStore()
+        self.timeout, self.saves, self.finished = timeout, 0, []
+
+    def snapshots(self, batch=1):
+        """Return what the processes write."""
+        self.saves += 1
+        halves = [((4 * rank,), (4,)) for rank in range(2)]
+        described = [{"model.safetensors": {"w": (("float32", (8,), None), half)}} for half in halves]
+        layout, writes = plan_parts(described)
+        manifest = Manifest(files={}, timestamp=Timestamp(batch=batch))
+        snapshots = []
+        for rank, files in enumerate(writes):
+            exchange = Exchange()
+            exchange.rank, exchange.world_size, exchange._store = rank, 2, self.store
+            tensors = {file: pack_tensors({"w": WEIGHT[4 * rank : 4 * rank + 4]}) for file in files}
+            snapshots.append(ShardedSnapshot({}, tensors, manifest, layout, exchange, self.saves, self.timeout))
+        return snapshots
+
+    def start(self, snapshot, name="one", prepare=lambda: None):
+        """Start to write in a process."""
+        return Task(lambda: snapshot.write(self.folder, name, prepare, self.finished.append))
+
+    def errors(self, *tasks):
+        """Return the reasons of errors, None where a process has succeeded."""
+        reasons = []
+        for task in tasks:
+            try:
+                task.result()
+                reasons.append(None)
+            except CheckpointSaveError as error:
+                reasons.append(error.reason)
+        return reasons
+
+
+@pytest.fixture
+def group(tmp_path):
+    return Group(tmp_path)
+
+
+def names_in(path):
+    return sorted(entry.name for entry in path.iterdir())
+
+
+class TestWrite:
+    def test_complete(self, group, tmp_path):
+        """Each process writes its part, the first one everything else, and then finishes it."""
+        tasks = [group.start(one) for one in group.snapshots()]
+
+        assert group.errors(*tasks) == [None, None]
+        manifest = verify_checkpoint(tmp_path / "one")
+        assert sorted(manifest.files) == [
+            "layout.json",
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+            "state.json",
+        ]
+        assert group.finished == [manifest]
+
+    @pytest.mark.parametrize("failing", [0, 1])
+    def test_one_fails(self, group, tmp_path, failing):
+        """If one process cannot write, none succeeds, all name it, and nothing is left; the next save succeeds."""
+        snapshots = group.snapshots()
+        snapshots[failing].tensors = CheckpointSaveError("x", "the disk is full.")
+
+        reasons = group.errors(*[group.start(one) for one in snapshots])
+
+        others = f"process {failing} failed: the disk is full."
+        assert reasons == (["the disk is full.", others] if failing == 0 else [others, "the disk is full."])
+        assert (names_in(tmp_path), group.finished) == ([], [])
+        assert group.errors(*[group.start(one) for one in group.snapshots()]) == [None, None]
+
+    def test_a_missing_part(self, tmp_path):
+        """If a process does not write its part in time, the others raise an error, and nothing is left."""
+        group = Group(tmp_path, timeout=0.2)
+
+        [reason] = group.errors(group.start(group.snapshots()[0]))
+
+        assert reason == "process 1 has not answered in 0.2 seconds; is it still running?"
+        assert names_in(tmp_path) == []
+
+    def test_hurry(self, group):
+        """A process that ends waits no longer than a moment for the others."""
+        began = time.monotonic()
+        first, second = group.snapshots()
+        tasks = [group.start(first)]
+        first.hurry(0.1)
+        second.hurry(0.0)
+        tasks.append(group.start(second))
+
+        assert all("has not answered" in reason for reason in group.errors(*tasks))
+        assert time.monotonic() - began < group.timeout / 2
+
+    def test_a_part_that_comes_late(self, tmp_path):
+        """A process that is late raises the error of the others, and leaves nothing."""
+        group = Group(tmp_path, timeout=0.2)
+        first, second = group.snapshots()
+        group.errors(group.start(first))
+
+        [reason] = group.errors(group.start(second))
+
+        assert reason == "process 1 has not answered in 0.2 seconds; is it still running?"
+        assert names_in(tmp_path) == []
+
+    def test_existing(self, group, tmp_path):
+        """If the first process keeps an existing checkpoint, no process writes."""
+        existing = Manifest(files={}, timestamp=Timestamp(batch=7))
+
+        tasks = [group.start(one, prepare=lambda: existing) for one in group.snapshots()]
+
+        assert group.errors(*tasks) == [None, None]
+        assert (names_in(tmp_path), group.finished) == ([], [existing])
+
+    def test_cannot_be_finished(self, group, tmp_path):
+        """An error after the checkpoint is complete, such as a link that cannot be written, is one of all processes."""
+
+        def fail(_):
+            raise CheckpointSaveError("latest", "a folder has the link's name.")
+
+        group.finished = type("Failing", (), {"append": staticmethod(fail)})
+
+        reasons = group.errors(*[group.start(one) for one in group.snapshots()])
+
+        assert reasons == ["a folder has the link's name.", "process 0 failed: a folder has the link's name."]
+        verify_checkpoint(tmp_path / "one")
+
+    def test_former_texts_are_deleted(self, group):
+        """The store of the exchange holds the texts of the last save only."""
+        for _ in range(3):
+            group.errors(*[group.start(one) for one in group.snapshots()])
+
+        assert not group.store.check(["2: outcome"])
+        assert group.store.check(["3: outcome"])
+
+
+def test_tensors_of_one_process():
+    """A tensor that is not sharded belongs to the first process."""
+    tensors = {"model.safetensors": {"w": WEIGHT}}
+    assert own_parts(tensors, is_first=False) == {"model.safetensors": {}}
