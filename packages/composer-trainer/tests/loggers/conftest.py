@@ -39,6 +39,7 @@ class Loop:
             self.engine.run_event("epoch_end")
             if evaluate:
                 self.evaluate()
+            self.engine.run_event("epoch_checkpoint")
         self.engine.run_event("fit_end")
         return self
 

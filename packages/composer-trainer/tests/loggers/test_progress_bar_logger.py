@@ -1,19 +1,37 @@
 """One progress bar per fit."""
 
+import contextlib
+import fcntl
+import functools
 import gc
 import io
+import os
+import pty
 import re
+import shutil
+import struct
 import subprocess
 import sys
+import termios
+import threading
 import time
 import warnings
 
 import pytest
 import tqdm.std
+from torchmetrics import MeanSquaredError
+from torchmetrics.classification import BinaryAccuracy
 
-from composer.core import Trace
+from composer.core import Timestamp, Trace
 from composer.loggers import ProgressBarLogger
 from composer.loggers import progress_bar_logger as module
+
+
+class Terminal(io.StringIO):
+    """A stream that is a terminal of unknown width."""
+
+    def isatty(self):
+        return True
 
 
 @pytest.fixture
@@ -22,10 +40,16 @@ def always_due(monkeypatch):
     monkeypatch.setattr(module, "_SECONDS_BETWEEN_DRAWINGS", 0.0)
 
 
+@pytest.fixture
+def set_width(monkeypatch):
+    """Return a function that sets the width of all terminals."""
+    return lambda columns: monkeypatch.setattr(module._Bar, "_width", lambda self: columns)
+
+
 def drawings(stream):
     """Return the drawn bars without their time-dependent parts."""
     return [
-        re.sub(r"\s*\[[^,\]]*(, *[^,\]]*(/s|s/\w+))?", "", text).strip(" ]")
+        re.sub(r"\[[^,\]]*, *[^,\]]*", "[", text).strip(" ]")
         for text in re.split(r"[\r\n]|\x1b\[A", stream.getvalue())
         if text.strip()
     ]
@@ -34,13 +58,12 @@ def drawings(stream):
 class TestFitBar:
     def test_counts_the_batches_of_all_epochs(self, make_loop):
         """There is one bar, with the total of all epochs' batches."""
-        stream = io.StringIO()
+        stream = Terminal()
 
         make_loop(ProgressBarLogger(stream)).fit()
 
         assert "| 0/6" in stream.getvalue()
         assert re.search(r"Epoch 2/2: 100%\|.*\| 6/6 .*loss=5\] *\n", stream.getvalue())
-        assert stream.getvalue().count("\n") == 1
 
     @pytest.mark.parametrize(
         ("options", "output"),
@@ -55,7 +78,7 @@ class TestFitBar:
     )
     def test_counts_in_the_unit_of_the_training(self, make_loop, options, output):
         """A training in batches, samples or seconds is shown in that unit."""
-        stream = io.StringIO()
+        stream = Terminal()
 
         make_loop(ProgressBarLogger(stream), **options).fit()
 
@@ -63,7 +86,7 @@ class TestFitBar:
 
     def test_loader_without_a_length(self, make_loop):
         """If an epoch's length is unknown, batches are counted."""
-        stream = io.StringIO()
+        stream = Terminal()
         loop = make_loop(ProgressBarLogger(stream))
         loop.state.dataloader_len = None
 
@@ -73,7 +96,7 @@ class TestFitBar:
 
     def test_starts_at_the_current_time(self, make_loop):
         """A second or resumed fit starts at the clock."""
-        stream = io.StringIO()
+        stream = Terminal()
         loop = make_loop(ProgressBarLogger(stream)).fit()
         loop.state.max_duration = "4ep"
         stream.truncate(0)
@@ -84,17 +107,53 @@ class TestFitBar:
         assert re.search(r"Epoch 4/4: 100%\|.*\| 12/12 ", stream.getvalue())
 
     def test_shows_the_last_evaluation(self, make_loop, always_due):
-        """The last evaluation's metrics are shown next to the loss."""
-        stream = io.StringIO()
+        """The last evaluation's metrics are shown before the loss."""
+        stream = Terminal()
 
         make_loop(ProgressBarLogger(stream)).fit(evaluate=True)
 
-        assert re.search(r"\| 3/6 .*loss=2, eval/Accuracy=0.75\]", stream.getvalue())
-        assert re.search(r"\| 6/6 .*loss=5, eval/Accuracy=0.75\] *\n$", stream.getvalue())
+        assert re.search(r"\| 3/6 .*, Accuracy=0.75, loss=2\]", stream.getvalue())
+        assert re.search(r"\| 6/6 .*, Accuracy=0.75, loss=5\] *\n$", stream.getvalue())
+
+    @pytest.mark.parametrize("columns", [24, 60, 80, 110, 200])
+    def test_is_not_wider_than_the_terminal(self, make_loop, always_due, set_width, columns):
+        """No drawing is wider than the terminal."""
+        stream = Terminal()
+        set_width(columns)
+        loop = make_loop(ProgressBarLogger(stream), batches=120, max_duration="2ep")
+
+        loop.fit(evaluate=True)
+
+        drawn = [text for text in re.split(r"[\r\n]|\x1b\[A", stream.getvalue()) if text.startswith(("Epoch", "eval"))]
+        assert 24 <= max(map(len, drawn)) <= columns
+
+    @pytest.mark.parametrize(
+        ("columns", "shown"),
+        [
+            (40, ["Accuracy=0.75"]),
+            (70, ["Accuracy=0.75"]),
+            (80, ["Accuracy=0.75", "loss=0.25"]),
+            (110, ["ba/s", "Accuracy=0.75", "loss=0.25"]),
+        ],
+    )
+    def test_first_metric_stays_where_room_is_short(self, make_loop, set_width, columns, shown):
+        """Rate and loss are left out before the first metric of the evaluation."""
+        stream = Terminal()
+        set_width(columns)
+        loop = make_loop(ProgressBarLogger(stream), batches=1_200, max_duration="10ep")
+        loop.state.timestamp = Timestamp(epoch=9, batch=11_000, batch_in_epoch=200)
+        loop.engine.run_event("fit_start")
+        loop.logger.log_metrics({"loss/train/total": 0.25})
+
+        loop.evaluate()
+        loop.engine.run_event("fit_end")
+
+        last = drawings_with_time(stream)[-1]
+        assert [part for part in ("ba/s", "Accuracy=0.75", "loss=0.25") if part in last] == shown
 
     def test_loss_is_read_only_when_drawn(self, make_loop, unread):
         """Between updates nothing synchronizes."""
-        bar = ProgressBarLogger(io.StringIO())
+        bar = ProgressBarLogger(Terminal())
         loop = make_loop(bar, max_duration="1000ba")
         loop.engine.run_event("fit_start")
         began = time.monotonic()
@@ -107,7 +166,7 @@ class TestFitBar:
 
     def test_update_rate(self, make_loop):
         """The bar is drawn at most ten times per second."""
-        stream = io.StringIO()
+        stream = Terminal()
         loop = make_loop(ProgressBarLogger(stream), max_duration="1000000ba")
         loop.engine.run_event("fit_start")
         began = time.monotonic()
@@ -119,7 +178,7 @@ class TestFitBar:
 
     def test_rank_zero_only(self, make_loop):
         """Other processes draw nothing."""
-        stream = io.StringIO()
+        stream = Terminal()
 
         make_loop(ProgressBarLogger(stream), rank=1).fit(evaluate=True)
 
@@ -129,11 +188,11 @@ class TestFitBar:
         """Standard streams that are replaced after construction are used; the default is stderr."""
         make_loop(ProgressBarLogger()).fit()
 
-        assert "6/6" in capsys.readouterr().err
+        assert "epoch 2/2" in capsys.readouterr().err
 
     def test_log_traces(self, make_loop):
         """Traces are shown with log_traces=True only."""
-        silent, stream = io.StringIO(), io.StringIO()
+        silent, stream = Terminal(), Terminal()
         loop = make_loop(ProgressBarLogger(silent), ProgressBarLogger(stream, log_traces=True))
         loop.engine.run_event("fit_start")
 
@@ -148,9 +207,18 @@ class TestFitBar:
         monkeypatch.setattr(tqdm.std.tqdm, "monitor", None)
         monkeypatch.setattr(tqdm.std, "TMonitor", lambda *arguments: started.append(arguments))
 
-        make_loop(ProgressBarLogger(io.StringIO())).fit()
+        make_loop(ProgressBarLogger(Terminal())).fit()
 
         assert started == []
+
+    def test_disabled_by_the_environment(self, make_loop, monkeypatch):
+        """With TQDM_DISABLE=1 no bar is drawn, and the lines of the epochs remain."""
+        stream = Terminal()
+        monkeypatch.setattr(module, "_bar_class", lambda: (functools.partial(tqdm.std.tqdm, disable=True), False))
+
+        make_loop(ProgressBarLogger(stream)).fit(evaluate=True)
+
+        assert [line.split(",")[0] for line in stream.getvalue().splitlines()] == ["epoch 1/2", "epoch 2/2"]
 
     def test_bad_stream(self):
         """A value without write raises at construction."""
@@ -158,10 +226,184 @@ class TestFitBar:
             ProgressBarLogger("file.txt")
 
 
+def drawings_with_time(stream):
+    """Return the drawn bars."""
+    return [text.strip() for text in re.split(r"[\r\n]|\x1b\[A", stream.getvalue()) if text.strip()]
+
+
+class TestLinesOfEpochs:
+    def lines(self, stream):
+        return [text for text in drawings_with_time(stream) if text.startswith("epoch")]
+
+    def test_each_epoch_leaves_a_line(self, make_loop):
+        """The line has the epoch, its time, the metrics of its evaluation and the loss of its last batch."""
+        stream = Terminal()
+
+        make_loop(ProgressBarLogger(stream)).fit(evaluate=True)
+
+        assert [re.sub(r"[\d.]+ s", "0 s", line) for line in self.lines(stream)] == [
+            "epoch 1/2, 0 s: Accuracy=0.75, loss=2",
+            "epoch 2/2, 0 s: Accuracy=0.75, loss=5",
+        ]
+
+    @pytest.mark.parametrize(
+        ("metric", "best"), [(BinaryAccuracy, "0.9 in epoch 2"), (MeanSquaredError, "0.5 in epoch 1")]
+    )
+    def test_best_value_so_far(self, make_loop, metric, best):
+        """The best value is the largest or the smallest, as the metric declares, with its epoch."""
+        stream, accuracies = Terminal(), iter([0.5, 0.9, 0.75])
+        loop = make_loop(ProgressBarLogger(stream), max_duration="3ep")
+        loop.state.eval_metrics = {"eval": {"Accuracy": metric()}}
+        evaluate = loop.evaluate
+        loop.evaluate = lambda: evaluate(accuracy=next(accuracies))
+
+        loop.fit(epochs=3, evaluate=True)
+
+        assert f"Accuracy=0.75 (best {best}), loss=8" in self.lines(stream)[-1]
+
+    def test_metrics_of_which_more_is_better_come_first(self, make_loop):
+        """The order is that of the model's metrics, apart from those that have to decrease."""
+        stream = Terminal()
+        loop = make_loop(ProgressBarLogger(stream))
+        loop.state.eval_metrics = {"eval": {"CrossEntropy": MeanSquaredError(), "Accuracy": BinaryAccuracy()}}
+        loop.engine.run_event("fit_start")
+        loop.engine.run_event("eval_before_all")
+        loop.logger.log_metrics({"metrics/eval/CrossEntropy": 0.5, "metrics/eval/Accuracy": 0.75})
+        loop.engine.run_event("eval_after_all")
+
+        loop.engine.run_event("epoch_checkpoint")
+
+        assert "Accuracy=0.75 (best 0.75 in epoch 0), CrossEntropy=0.5" in self.lines(stream)[-1]
+
+    @pytest.mark.parametrize(
+        ("metrics", "shown"),
+        [
+            (["eval/MulticlassAccuracy"], ["Accuracy"]),
+            (["eval/BinaryF1Score", "eval/Perplexity"], ["F1Score", "Perplexity"]),
+            (["easy/BinaryRecall", "hard/BinaryRecall"], ["easy/Recall", "hard/Recall"]),
+            (["eval/BinaryAccuracy", "eval/MulticlassAccuracy"], ["BinaryAccuracy", "MulticlassAccuracy"]),
+            (["eval/MAP/map_50", "eval/MAP/map_75"], ["MAP/map_50", "MAP/map_75"]),
+        ],
+    )
+    def test_names_are_short_and_different(self, make_loop, metrics, shown):
+        """The evaluator's label and the task are left out where names stay different."""
+        assert module._shown({f"metrics/{name}": 1 for name in metrics}) == [f"{name}=1" for name in shown]
+
+
+class TestWithoutTerminal:
+    def test_short_training_writes_the_lines_of_its_epochs(self, make_loop):
+        """In a file there is no bar and no control character; a training of seconds leaves a line for each epoch."""
+        stream = io.StringIO()
+
+        make_loop(ProgressBarLogger(stream)).fit(evaluate=True)
+
+        assert [re.sub(r"[\d.]+ s", "0 s", line) for line in stream.getvalue().splitlines()] == [
+            "epoch 1/2, 0 s: Accuracy=0.75, loss=2",
+            "epoch 2/2, 0 s: Accuracy=0.75, loss=5",
+        ]
+
+    def test_progress_is_written_at_intervals(self, make_loop, monkeypatch):
+        """A line with the progress is written when ten seconds have passed since the last one."""
+        stream, now = io.StringIO(), [100.0]
+        monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+        loop = make_loop(ProgressBarLogger(stream), batches=10)
+        loop.engine.run_event("fit_start")
+        loop.engine.run_event("epoch_start")
+
+        for _ in range(10):
+            now[0] += 4.0
+            loop.batch()
+
+        assert drawings(stream) == [
+            "Epoch 1/2:  15% 3/20 [, loss=2",
+            "Epoch 1/2:  30% 6/20 [, loss=5",
+            "Epoch 1/2:  45% 9/20 [, loss=8",
+        ]
+
+    def test_end_within_an_epoch(self, make_loop):
+        """A training that ends within an epoch writes its last numbers."""
+        stream = io.StringIO()
+        loop = make_loop(ProgressBarLogger(stream), max_duration="2ba")
+        for event in ("fit_start", "epoch_start"):
+            loop.engine.run_event(event)
+        loop.batch()
+        loop.batch()
+
+        loop.engine.run_event("fit_end")
+
+        assert drawings(stream) == ["Epoch 1: 100% 2/2 [, loss=1"]
+
+    def test_standalone_evaluation(self, make_loop):
+        """An evaluation without a fit writes a line with its metrics."""
+        stream = io.StringIO()
+
+        make_loop(ProgressBarLogger(stream)).evaluate("test")
+
+        assert drawings(stream) == ["test: 100% 2/2 [, Accuracy=0.75"]
+
+
+class PseudoTerminal:
+    """A pseudo-terminal whose output is read in a thread."""
+
+    def __init__(self, columns):
+        self.master, slave = pty.openpty()
+        self.set_width(columns)
+        self.stream, self.output = os.fdopen(slave, "w", encoding="utf-8"), b""
+        self.reader = threading.Thread(target=self.read)
+        self.reader.start()
+
+    def set_width(self, columns):
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", 24 if columns else 0, columns, 0, 0))
+
+    def read(self):
+        with contextlib.suppress(OSError):  # when the other end is closed
+            while part := os.read(self.master, 4096):
+                self.output += part
+
+    def drawings(self):
+        """Close the terminal, and return what was drawn."""
+        self.stream.close()
+        self.reader.join()
+        os.close(self.master)
+        parts = re.split(r"[\r\n]|\x1b\[A", self.output.decode())
+        return [part for part in parts if part.strip()]
+
+
+class TestPseudoTerminal:
+    @pytest.mark.parametrize(("columns", "width"), [(0, 80), (80, 80), (110, 110)])
+    def test_bar_fits_and_keeps_the_metric(self, make_loop, always_due, monkeypatch, columns, width):
+        """On a real terminal the bar has its width, or 80 columns where it is 0, and shows metric and loss."""
+        monkeypatch.delenv("COLUMNS", raising=False)
+        monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((80, 24)))  # without a terminal
+        terminal = PseudoTerminal(columns)
+        monkeypatch.setattr(sys, "stderr", terminal.stream)
+
+        make_loop(ProgressBarLogger("stderr"), batches=1200).fit(evaluate=True)
+
+        drawn = terminal.drawings()
+        assert max(map(len, drawn)) == width
+        assert re.search(r"Epoch 2/2: 100%\|█+\| 2400/2400 \[.*Accuracy=0.75, loss=2399\]", drawn[-1])
+        assert sum(part.startswith("epoch") for part in drawn) == 2
+
+    def test_resized_while_training(self, make_loop, always_due):
+        """The bar takes the width that the terminal has when it is drawn."""
+        terminal = PseudoTerminal(110)
+        loop = make_loop(ProgressBarLogger(terminal.stream))
+        loop.engine.run_event("fit_start")
+        loop.batch()
+        terminal.set_width(70)
+
+        loop.batch()
+        loop.engine.run_event("fit_end")
+
+        before, *_, after = terminal.drawings()
+        assert (len(before), len(after)) == (110, 70)
+
+
 class TestShortBars:
     def test_evaluation_within_fit(self, make_loop, always_due):
         """The bar of an evaluation in a fit disappears."""
-        stream = io.StringIO()
+        stream = Terminal()
 
         make_loop(ProgressBarLogger(stream)).fit(evaluate=True)
 
@@ -171,7 +413,7 @@ class TestShortBars:
 
     def test_standalone_evaluation(self, make_loop):
         """The bar of a standalone evaluation stays and shows its metrics."""
-        stream = io.StringIO()
+        stream = Terminal()
 
         make_loop(ProgressBarLogger(stream)).evaluate("test")
 
@@ -179,7 +421,7 @@ class TestShortBars:
 
     def test_prediction(self, make_loop, always_due):
         """The bar of a prediction disappears."""
-        stream = io.StringIO()
+        stream = Terminal()
         loop = make_loop(ProgressBarLogger(stream))
 
         for event in ["predict_start", *["predict_batch_end"] * 3, "predict_end"]:
@@ -190,7 +432,7 @@ class TestShortBars:
 
     def test_aborted_run_is_cleaned_up(self, make_loop):
         """After an error in an evaluation no bar is open, and another fit draws a bar."""
-        stream = io.StringIO()
+        stream = Terminal()
         loop = make_loop(ProgressBarLogger(stream))
         for event in ["fit_start", "eval_before_all", "eval_start"]:
             loop.engine.run_event(event)
@@ -254,7 +496,7 @@ class TestNotebook:
 
         assert [(bar["value"], bar["max"]) for bar in bars if bar["bar_style"] == "success"] == [(10, 10)]
         assert "Epoch 2/2: 100%" in texts
-        assert any(re.search(r"10/10 .*loss=.*, eval/MulticlassAccuracy=", text) for text in texts)
+        assert any(re.search(r"10/10 .*Accuracy=.*, loss=", text) for text in texts)
 
     def test_short_bars_complete(self, widgets):
         """The bars of evaluations and predictions reach their totals, so that none is shown as failed."""

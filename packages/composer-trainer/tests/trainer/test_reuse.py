@@ -49,7 +49,6 @@ from composer.loggers import (
     TensorboardLogger,
     WandBLogger,
 )
-from composer.loggers.progress_bar_logger import _numbers
 from composer.models import ComposerClassifier
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*memory of CUDA devices", "ignore:.*CUDA's allocator")
@@ -172,8 +171,7 @@ class Probe(Callback):
 
     def epoch_start(self, state, logger):
         if isinstance(self.component, ProgressBarLogger):
-            loss = {} if self.component._loss is None else {"metrics/loss": self.component._loss}
-            self.shown.append(_numbers(loss | self.component._evaluation, "metrics/"))
+            self.shown.append(self.component._values(state, best=True))
 
     def batch_start(self, state, logger):
         until = time.monotonic() + 5
