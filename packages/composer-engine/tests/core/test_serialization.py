@@ -35,6 +35,7 @@ from composer.core import (
     split_tensors,
     to_data,
 )
+from composer.core.serializable import settings_to_data, transient
 from composer.core.serialization import field_types, plain
 
 
@@ -659,6 +660,19 @@ class TestSavedFields:
 
         assert own.state_dict() == {"seen": 3}
         assert own.settings() == {}
+
+    def test_transient_fields_are_neither_settings_nor_saved(self):
+        """What an algorithm keeps within a step is not in its settings, its state or its text; it is set unchecked."""
+
+        @attrs.define(eq=False)
+        class Keeps(Remember):
+            kept: int = transient(default=1, validator=attrs.validators.gt(0))
+
+        one = Keeps()
+        one.kept = -1
+
+        assert "kept" not in {*settings_to_data(one), *one.state_dict()}
+        assert "kept" not in repr(one)
 
     def test_inherited_fields_are_saved(self):
         """Inherited fields are included."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from composer import functional as cf
@@ -41,5 +42,10 @@ def check_keys(algorithm: Algorithm) -> None:
 
 
 def _keys(algorithm: Algorithm) -> dict[str, object]:
-    keys = {name: getattr(algorithm, field, None) for name, field in _KEYS.items()}
-    return {name: key for name, key in keys.items() if key is not None}
+    fields = _fields(type(algorithm))
+    return {name: key for name, field in fields if (key := getattr(algorithm, field)) is not None}
+
+
+@functools.cache
+def _fields(kind: type) -> list[tuple[str, str]]:
+    return [(name, field) for name, field in _KEYS.items() if hasattr(kind, field)]

@@ -14,6 +14,7 @@ from torch import Tensor
 from composer import functional as cf
 from composer.algorithms._annotations import annotated_images, check_keys, set_annotated_images
 from composer.core import Algorithm, BatchKey, Event, FieldsByEvent, Stage, get_precision_context
+from composer.functional.augmentations.mixup import select
 from composer.functional.nested import rebuild
 
 if TYPE_CHECKING:
@@ -106,10 +107,10 @@ class SampleMixing(Algorithm):
         if event is Event.BEFORE_LOSS:
             scores = state.outputs["logits"] if isinstance(state.outputs, Mapping) else state.outputs
             target = cf.ensure_targets_one_hot(scores, target)
-            blended = torch.lerp(target, target[self._partners], self._partner_weight)
+            blended = torch.lerp(target, select(target, self._partners), self._partner_weight)
             state.batch_set_item(self.target_key, blended)
             return
-        state.batch_set_item(self.target_key, target[self._partners])
+        state.batch_set_item(self.target_key, select(target, self._partners))
         with get_precision_context(state.precision, state.device.type):
             partner_loss = state.compute_loss(state.outputs, state.batch)
         state.batch_set_item(self.target_key, target)

@@ -11,6 +11,7 @@ from composer.algorithms._checks import warn_if_idle
 from composer.algorithms._dataset import ImageAugmentation
 from composer.core import BatchKey, Event, FieldsByEvent, Stage, State
 from composer.core.checks import number_between, one_of, true_or_false, whole_number_from
+from composer.core.serializable import transient
 
 __all__ = ["AugMix"]
 
@@ -54,7 +55,7 @@ class AugMix(ImageAugmentation):
     augmentation_set: str = attrs.field(default="all", validator=one_of("all", "safe", "original"))
     batch: bool = attrs.field(default=False, validator=true_or_false)
     input_key: BatchKey = 0
-    _transform: Any = attrs.field(default=None, init=False, repr=False)
+    _transform: Any = transient(default=None)
 
     runs_at: ClassVar = {Event.FIT_START: Stage.AUGMENT, Event.AFTER_DATALOADER: Stage.AUGMENT}
     reads: ClassVar = FieldsByEvent(

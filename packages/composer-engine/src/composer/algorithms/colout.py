@@ -12,6 +12,7 @@ from composer.algorithms._checks import warn_if_idle
 from composer.algorithms._dataset import ImageAugmentation
 from composer.core import BatchKey, Event, FieldsByEvent, Stage, State
 from composer.core.checks import number_between, one_of, true_or_false
+from composer.core.serializable import transient
 
 __all__ = ["ColOut"]
 
@@ -64,7 +65,7 @@ class ColOut(ImageAugmentation):
     keypoints_key: BatchKey | None = None
     labels_key: BatchKey | None = None
     box_format: str = attrs.field(default="xyxy", validator=one_of("xyxy", "xywh", "cxcywh"))
-    _transform: Any = attrs.field(default=None, init=False, repr=False)
+    _transform: Any = transient(default=None)
 
     runs_at: ClassVar = {Event.FIT_START: Stage.RESHAPE, Event.AFTER_DATALOADER: Stage.RESHAPE}
     reads: ClassVar = FieldsByEvent(

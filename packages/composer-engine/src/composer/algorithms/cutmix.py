@@ -12,6 +12,7 @@ from composer import functional as cf
 from composer.algorithms._mixing import SampleMixing
 from composer.core import BatchKey  # noqa: TC001
 from composer.core.checks import number_between, one_of, true_or_false
+from composer.core.serializable import transient
 
 __all__ = ["CutMix"]
 
@@ -62,8 +63,8 @@ class CutMix(SampleMixing):
     min_visible: float = attrs.field(
         default=0.0, validator=number_between(0, 1, meaning="It is a fraction of a box's area.")
     )
-    _partner_weight: float = attrs.field(default=0.0, init=False, repr=False)
-    _partners: Tensor | None = attrs.field(default=None, init=False, repr=False)
+    _partner_weight: float = transient(default=0.0)
+    _partners: Tensor | None = transient(default=None)
 
     def __attrs_post_init__(self) -> None:
         self.check_annotations()

@@ -11,6 +11,7 @@ from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveragin
 from composer.algorithms._checks import to_time, warn_if_idle
 from composer.core import Event, Logger, State, Time, Timestamp, TimeUnit
 from composer.core.checks import number_between
+from composer.core.serializable import transient
 
 if TYPE_CHECKING:
     from torch import nn
@@ -64,8 +65,8 @@ class EMA(WeightAveraging):
     ema_start: Time = attrs.field(default=Time(0.0, "dur"), converter=_to_ema_start)
     update_interval: Time | None = attrs.field(default=None, converter=_to_update_interval)
 
-    _averages: AveragedWeights = attrs.field(factory=lambda: AveragedWeights("EMA"), init=False, repr=False)
-    _updated_at: Timestamp = attrs.field(factory=Timestamp, init=False, repr=False)
+    _averages: AveragedWeights = transient(factory=lambda: AveragedWeights("EMA"))
+    _updated_at: Timestamp = transient(factory=Timestamp)
 
     reads: ClassVar = {"model", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"model"}

@@ -11,6 +11,7 @@ from composer import functional as cf
 from composer.algorithms._checks import warn_if_idle
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
 from composer.core.checks import number_between
+from composer.core.serializable import transient
 
 __all__ = ["LabelSmoothing"]
 
@@ -39,7 +40,7 @@ class LabelSmoothing(Algorithm):
         default=0.1, validator=number_between(0, 1, meaning="It is the part of each label to distribute.")
     )
     target_key: BatchKey = 1
-    _target: Any = attrs.field(default=None, init=False, repr=False)
+    _target: Any = transient(default=None)
 
     runs_at: ClassVar = {Event.BEFORE_LOSS: Stage.LABEL, Event.AFTER_LOSS: Stage.LABEL}
     reads: ClassVar = {"batch.target", "outputs"}

@@ -11,6 +11,7 @@ from composer import functional as cf
 from composer.algorithms._checks import elapsed_duration, warn_if_idle
 from composer.core import Algorithm, Event, ExclusiveResource, Logger, NoEffectWarning, Stage, State, TimeUnit, saved
 from composer.core.checks import number_between
+from composer.core.serializable import transient
 
 __all__ = ["LayerFreezing"]
 
@@ -42,7 +43,7 @@ class LayerFreezing(Algorithm):
         default=1.0, validator=number_between(0, 1, meaning="It is a fraction of the layers.")
     )
     _frozen_at: float | None = saved(default=None)  # the fraction of the training at which layers were last frozen
-    _has_frozen: bool = attrs.field(default=False, init=False, repr=False)  # in this fit, before its end
+    _has_frozen: bool = transient(default=False)  # in this fit, before its end
 
     # At FIT_START the layers that an earlier process had frozen are frozen again.
     runs_at: ClassVar = dict.fromkeys((Event.FIT_START, Event.EPOCH_END, Event.FIT_END), Stage.WEIGHTS)

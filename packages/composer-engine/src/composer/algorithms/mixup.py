@@ -13,6 +13,7 @@ from composer.algorithms._checks import warn_if_idle
 from composer.algorithms._mixing import SampleMixing
 from composer.core import BatchKey  # noqa: TC001
 from composer.core.checks import number_between, one_of, true_or_false
+from composer.core.serializable import transient
 
 __all__ = ["MixUp"]
 
@@ -56,8 +57,8 @@ class MixUp(SampleMixing):
     boxes_key: BatchKey | None = None
     labels_key: BatchKey | None = None
     box_format: str = attrs.field(default="xyxy", validator=one_of("xyxy", "xywh", "cxcywh"))
-    _partner_weight: float = attrs.field(default=0.0, init=False, repr=False)
-    _partners: Tensor | None = attrs.field(default=None, init=False, repr=False)
+    _partner_weight: float = transient(default=0.0)
+    _partners: Tensor | None = transient(default=None)
 
     def __attrs_post_init__(self) -> None:
         warn_if_idle(self, alpha=self.alpha == 0)

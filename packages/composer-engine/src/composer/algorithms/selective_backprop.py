@@ -28,6 +28,7 @@ from composer.core import (
     get_precision_context,
 )
 from composer.core.checks import number_between, whole_number_from
+from composer.core.serializable import transient
 
 __all__ = ["SelectiveBackprop"]
 
@@ -70,7 +71,7 @@ class SelectiveBackprop(Algorithm):
     input_key: BatchKey = 0
     target_key: BatchKey = 1
 
-    _is_due: bool = attrs.field(default=False, init=False, repr=False)  # the fit started before ``start``
+    _is_due: bool = transient(default=False)  # the fit started before ``start``
 
     runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.SELECT, Event.FIT_END: Stage.SELECT}
     reads: ClassVar = FieldsByEvent(

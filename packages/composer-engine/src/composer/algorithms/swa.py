@@ -12,6 +12,7 @@ from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveragin
 from composer.algorithms._checks import to_time, warn_if_idle
 from composer.core import Event, Logger, Stage, State, Time, TimeUnit
 from composer.core.checks import number_between, one_of, true_or_false, whole_number_from
+from composer.core.serializable import transient
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,10 +70,10 @@ class SWA(WeightAveraging):
         default=None, validator=attrs.validators.optional(number_between(0, meaning="It is a learning rate."))
     )
 
-    _averages: AveragedWeights = attrs.field(factory=lambda: AveragedWeights("SWA"), init=False, repr=False)
-    _num_averaged: int = attrs.field(default=0, init=False, repr=False)
-    _is_over: bool = attrs.field(default=False, init=False, repr=False)
-    _first_lrs: list[list[float]] | None = attrs.field(default=None, init=False, repr=False)
+    _averages: AveragedWeights = transient(factory=lambda: AveragedWeights("SWA"))
+    _num_averaged: int = transient(default=0)
+    _is_over: bool = transient(default=False)
+    _first_lrs: list[list[float]] | None = transient(default=None)
 
     reads: ClassVar = {"model", "optimizers", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"model", "optimizers"}

@@ -470,8 +470,7 @@ class SplitStep:
             raise _Stop(forward(*args, **kwargs))
 
         try:
-            with self._replaced_once(stop):
-                self._step(batch)
+            self._run(batch, stop)
         except _Stop as stopped:
             return stopped.outputs
         name = type(self._module).__name__
@@ -482,18 +481,18 @@ class SplitStep:
 
     def loss(self, outputs: Any, batch: Batch) -> Any:
         """Return the loss of the outputs."""
-        with self._replaced_once(lambda *_, **__: outputs):
-            return self._step(batch)
+        return self._run(batch, lambda *_, **__: outputs)
 
-    @contextlib.contextmanager
-    def _replaced_once(self, forward: Callable[..., Any]) -> Iterator[None]:
-        """Replace the module's forward function until it is called or the block ends."""
+    def _run(self, batch: Batch, forward: Callable[..., Any]) -> Any:
+        """Call the function with another forward function of the module, until that is called."""
         attributes = vars(self._module)
-        before = {"forward": attributes["forward"]} if "forward" in attributes else {}
+        before = attributes.get("forward")
 
         def restore() -> None:
-            attributes.pop("forward", None)
-            attributes.update(before)
+            if before is None:
+                attributes.pop("forward", None)
+            else:
+                attributes["forward"] = before
 
         def call(*args: Any, **kwargs: Any) -> Any:
             restore()
@@ -501,7 +500,7 @@ class SplitStep:
 
         attributes["forward"] = call
         try:
-            yield
+            return self._step(batch)
         finally:
             restore()
 

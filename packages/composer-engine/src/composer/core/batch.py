@@ -14,6 +14,7 @@ from composer.functional.nested import rebuild
 __all__ = ["Batch", "BatchKey", "batch_get", "batch_set", "describe_batch", "note_batch", "usual_key"]
 
 _MANY = 8
+_PLAIN = {list, tuple}
 _USUAL_NAMES = {
     0: ("input_ids", "pixel_values", "input_values", "input_features", "inputs", "input", "images", "image", "x"),
     1: ("labels", "label", "targets", "target", "y"),
@@ -94,10 +95,13 @@ def batch_set(batch: Batch, key: BatchKey, value: Any) -> Batch:
         >>> batch_set({"x": 1, "y": 2}, ["x", "y"], [3, 4])
         {'x': 3, 'y': 4}
     """
-    if callable(key):
-        return key(batch, value)
-    if _is_pair(key):
-        return key[1](batch, value)
+    if type(key) is int and type(batch) in _PLAIN and -len(batch) <= key < len(batch):  # fast: in nearly every step
+        items = [*batch]
+        items[key] = value
+        return items if type(batch) is list else tuple(items)
+    setter = key[1] if _is_pair(key) else key
+    if callable(setter):
+        return setter(batch, value)
     if _is_several(key, batch):
         if len(value) != len(key):
             raise ValueError(f"value must have one item for each of the {len(key)} keys {key!r}, got {len(value)}.")
@@ -110,7 +114,7 @@ def batch_set(batch: Batch, key: BatchKey, value: Any) -> Batch:
         return batch._replace(**{key: value})
     if isinstance(batch, tuple):
         place: Any = key
-        items = list(batch)
+        items = [*batch]
         items[place] = value
         return rebuild(batch, items)
     changed: Any = batch.clone() if isinstance(batch, Tensor) else copy.copy(batch)  # a tensor's copy shares its memory

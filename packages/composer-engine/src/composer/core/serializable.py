@@ -18,6 +18,7 @@ __all__ = [
     "saved",
     "saved_fields",
     "settings_to_data",
+    "transient",
 ]
 
 
@@ -38,6 +39,25 @@ def saved(**options: Any) -> Any:
         {'seen': 0}
     """
     return attrs.field(metadata={"lifetime": "saved"}, init=False, repr=False, **options)
+
+
+def transient(**options: Any) -> Any:
+    """Return an attrs field that is neither a setting nor saved: what an algorithm keeps within a step or a fit.
+
+    Setting it calls no validators and converters, which takes time in each step.
+
+    Args:
+        options: As those of :func:`attrs.field`; a ``default`` or ``factory`` is needed.
+
+    Example:
+        >>> @attrs.define
+        ... class Count:
+        ...     limit: int = attrs.field(default=3, validator=attrs.validators.gt(0))
+        ...     seen: int = transient(default=0)
+        >>> Count(limit=2)
+        Count(limit=2)
+    """
+    return attrs.field(init=False, repr=False, on_setattr=attrs.setters.NO_OP, **options)
 
 
 def saved_fields(kind: type) -> dict[str, attrs.Attribute[Any]]:

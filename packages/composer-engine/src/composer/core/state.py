@@ -386,7 +386,8 @@ class State:
         if known is not None and known[0] == batch and known[1] == microbatch:
             return known[2]
         generator = torch.Generator() if known is None else known[2]
-        generator.manual_seed(derive_seed(self.rank_zero_seed, self.rank, key, batch, microbatch))
+        # Formatted here, as derive_seed would do it: this takes half the time.
+        generator.manual_seed(derive_seed(f"{self.rank_zero_seed}/{self.rank}/{key}/{batch}/{microbatch}"))
         self._generators[key] = (batch, microbatch, generator)
         return generator
 

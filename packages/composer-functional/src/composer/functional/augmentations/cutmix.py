@@ -18,7 +18,7 @@ from composer.functional.augmentations.annotations import (
     mix_boxes,
 )
 from composer.functional.augmentations.cutout import check_box, check_images, check_length, draw_box
-from composer.functional.augmentations.mixup import check_indices, check_target, draw_part, encode_ids
+from composer.functional.augmentations.mixup import check_indices, check_target, draw_part, encode_ids, select
 from composer.functional.checks import check_pairs
 from composer.functional.random import draw_permutation
 
@@ -168,7 +168,7 @@ def cutmix_batch(
                 box_format=box_format,
                 min_visible=min_visible,
             )
-    return mixed, None if target is None else target[indices], weight, bbox
+    return mixed, None if target is None else select(target, indices), weight, bbox
 
 
 def cutmix(

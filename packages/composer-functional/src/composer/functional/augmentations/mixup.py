@@ -125,14 +125,18 @@ def mixup_batch(
                 partner=lambda xyxy: (xyxy, xyxy.new_full(xyxy.shape[:2], partner)),
                 box_format=box_format,
             )
-    return mixed, None if target is None else target[indices], mixing
+    return mixed, None if target is None else select(target, indices), mixing
 
 
 def _blend(samples: Tensor, indices: Tensor, mixing: float) -> Tensor:
+    return select(samples, indices).lerp_(samples, 1 - mixing)
+
+
+def select(samples: Tensor, indices: Tensor) -> Tensor:
+    """Return ``samples[indices]``."""
     # index_select takes a third to half the time of indexing (one thread: 128 images of 32 x 32: 29 against 100 us;
     # 32 of 224 x 224: 0.65 against 1.23 ms), but it does not preserve the memory format.
-    partners = samples.index_select(0, indices) if samples.is_contiguous() else samples[indices]
-    return partners.lerp_(samples, 1 - mixing)
+    return samples.index_select(0, indices) if samples.is_contiguous() else samples[indices]
 
 
 def mixup(
