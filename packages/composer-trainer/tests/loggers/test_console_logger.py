@@ -17,19 +17,48 @@ def printed(stream):
     return stream.getvalue().splitlines()
 
 
+def headings(stream):
+    return [line for line in printed(stream) if line.startswith("[")]
+
+
 class TestConsoleLogger:
-    def test_line_at_every_interval_and_epoch_end(self, make_loop):
-        """A line has the clock and the latest values; printed values are not printed again."""
+    def test_first_batch_and_every_interval(self, make_loop):
+        """The place is followed by all values that are new since the last time, in their order."""
         stream = io.StringIO()
 
         make_loop(ConsoleLogger("2ba", stream)).fit()
 
         assert printed(stream) == [
-            "[epoch 1/2, batch 2/3] loss/train/total=1",
-            "[epoch 1/2, end] loss/train/total=2",
-            "[epoch 2/2, batch 1/3] loss/train/total=3",
-            "[epoch 2/2, batch 3/3] loss/train/total=5",
+            "[epoch=1][batch=1/3]:",
+            "\t Train loss/train/total: 0.0000",
+            "\t Train time/batch: 0",
+            "[epoch=1][batch=2/3]:",
+            "\t Train loss/train/total: 1.0000",
+            "\t Train time/batch: 1",
+            "[epoch=2][batch=1/3]:",
+            "\t Train loss/train/total: 3.0000",
+            "\t Train time/batch: 3",
+            "[epoch=2][batch=3/3]:",
+            "\t Train loss/train/total: 5.0000",
+            "\t Train time/batch: 5",
         ]
+
+    def test_training_metrics_of_an_epoch(self, make_loop):
+        """Metrics are printed when the epoch ends, at its last batch; other values wait for the interval."""
+        stream = io.StringIO()
+        loop = make_loop(ConsoleLogger("100ba", stream))
+        loop.engine.on("batch_end", lambda state, logger: logger.log_metrics({"metrics/train/Accuracy": 0.5}))
+
+        loop.fit()
+
+        assert headings(stream) == [
+            "[epoch=1][batch=1/3]:",
+            "[epoch=1][batch=3/3]:",
+            "[epoch=2][batch=3/3]:",
+            "[epoch=2][batch=3/3]:",
+        ]
+        assert printed(stream).count("\t Train metrics/train/Accuracy: 0.5000") == 3
+        assert printed(stream)[-2:] == ["\t Train loss/train/total: 5.0000", "\t Train time/batch: 5"]
 
     def test_every_batch_by_default(self, make_loop):
         """The default interval is one batch."""
@@ -37,16 +66,16 @@ class TestConsoleLogger:
 
         make_loop(ConsoleLogger(stream=stream)).fit()
 
-        assert len(printed(stream)) == 6
+        assert len(headings(stream)) == 6
 
-    @pytest.mark.parametrize(("interval", "lines"), [(1, 2), ("2ep", 1)])
-    def test_interval_in_epochs(self, make_loop, interval, lines):
-        """An interval in epochs prints at the end of those epochs only."""
+    @pytest.mark.parametrize(("interval", "epochs"), [(1, [1, 2, 3, 4]), ("2ep", [1, 2, 4]), ("3ep", [1, 3, 4])])
+    def test_interval_in_epochs(self, make_loop, interval, epochs):
+        """An interval in epochs prints at the end of the first epoch, of those, and of the training."""
         stream = io.StringIO()
 
-        make_loop(ConsoleLogger(interval, stream)).fit()
+        make_loop(ConsoleLogger(interval, stream), max_duration="4ep").fit(epochs=4)
 
-        assert len(printed(stream)) == lines
+        assert headings(stream) == [f"[epoch={epoch}][batch=3/3]:" for epoch in epochs]
 
     def test_fraction_of_a_training_in_epochs(self, make_loop):
         """A sixth of two epochs of three batches is a batch."""
@@ -54,7 +83,7 @@ class TestConsoleLogger:
 
         make_loop(ConsoleLogger(f"{1 / 6}dur", stream)).fit()
 
-        assert len(printed(stream)) == 6
+        assert len(headings(stream)) == 6
 
     def test_interval_in_iterations(self):
         """With iterations of two epochs, a line is printed at the end of each, with the last batch's values."""
@@ -72,10 +101,7 @@ class TestConsoleLogger:
             trainer.state.iteration_length = "2ep"
             trainer.fit()
 
-        assert [line.partition("]")[0] for line in printed(stream) if line.startswith("[")] == [
-            "[epoch 2, end",
-            "[epoch 4, end",
-        ]
+        assert headings(stream) == ["[epoch=2][batch=3/3]:", "[epoch=4][batch=3/3]:"]
 
     def test_total_batches(self, make_loop):
         """If the training's length is in batches, batches are counted from the start."""
@@ -83,17 +109,53 @@ class TestConsoleLogger:
 
         make_loop(ConsoleLogger("0.5dur", stream), max_duration="6ba").fit()
 
-        assert printed(stream)[-1] == "[epoch 2, batch 6/6] loss/train/total=5"
+        assert headings(stream) == [f"[batch={batch}/6]:" for batch in (1, 3, 6)]
 
-    def test_evaluation_line(self, make_loop):
-        """Evaluation results are printed when it ends, without training values."""
+    def test_values_after_the_last_lines(self, make_loop):
+        """What is logged between the last batch and the end of the training is not printed as a second place."""
+        stream = io.StringIO()
+        loop = make_loop(ConsoleLogger(stream=stream))
+        loop.engine.on("fit_end", lambda state, logger: logger.log_metrics({"time/total": 1.0}))
+
+        loop.fit()
+
+        assert headings(stream)[-2:] == ["[epoch=2][batch=2/3]:", "[epoch=2][batch=3/3]:"]
+
+    def test_evaluation(self, make_loop):
+        """The results of an evaluation are printed when it ends, without values of the training."""
         stream = io.StringIO()
         loop = make_loop(ConsoleLogger("100ba", stream))
+        loop.batch()
         loop.batch()
 
         loop.evaluate("test", accuracy=0.9375)
 
-        assert printed(stream) == ["[batch 1, test] metrics/test/Accuracy=0.9375"]
+        assert printed(stream)[3:] == [
+            "[Eval batch=1/2] Eval on test data",
+            "[Eval batch=2/2] Eval on test data:",
+            "\t Eval metrics/test/Accuracy: 0.9375",
+        ]
+
+    @pytest.mark.parametrize(
+        ("batches", "shown"),
+        [(320, [*range(1, 320, 32), 320]), (3, [1, 2, 3]), (13, [1, 3, 4, 5, 7, 8, 9, 11, 12, 13]), (1, [1])],
+    )
+    def test_progress_of_an_evaluation(self, make_loop, batches, shown):
+        """There is a line for the first batch, for about each tenth of the batches, and for the last."""
+        stream = io.StringIO()
+        loop = make_loop(ConsoleLogger(stream=stream), batches=batches)
+        loop.engine.run_event("eval_start")
+
+        for _ in range(batches):
+            loop.engine.run_event("eval_batch_end")
+        loop.logger.log_metrics({"metrics/eval/Accuracy": 1.0})
+        loop.engine.run_event("eval_end")
+
+        ends = [int(line.partition("=")[2].partition("/")[0]) for line in headings(stream)]
+        assert ends[0] == 1
+        assert ends[-1] == batches
+        assert len(ends) <= 11
+        assert ends == shown
 
     def test_remaining_values_are_printed_at_the_end(self, make_loop):
         """Values logged after the last interval are printed at the end of training."""
@@ -101,7 +163,11 @@ class TestConsoleLogger:
 
         make_loop(ConsoleLogger("100ba", stream), max_duration="3ba").fit(epochs=1)
 
-        assert printed(stream) == ["[epoch 1, end] loss/train/total=2"]
+        assert printed(stream)[3:] == [
+            "[batch=3/3]:",
+            "\t Train loss/train/total: 2.0000",
+            "\t Train time/batch: 2",
+        ]
 
     def test_values_are_read_when_printed(self, make_loop, unread):
         """Device values are read when printed, all of a line together."""
@@ -112,21 +178,29 @@ class TestConsoleLogger:
             loop.batch(slow=unread(number), slower=unread(number))
             reads.append(unread.counter.reads)
 
-        assert reads == [0, 0, 0, 1]
+        assert reads == [1, 1, 1, 2]
 
-    def test_long_lines_are_wrapped(self, make_loop):
-        """Losses and metrics are first, on lines of at most 120 characters."""
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [
+            (12, "12"),
+            (0.0, "0.0000"),
+            (56817.21484375, "56817.2148"),
+            (-0.25, "-0.2500"),
+            (0.000123456, "0.0001235"),
+            (1.25e-05, "0.00001250"),
+            (float("nan"), "nan"),
+            (float("-inf"), "-inf"),
+            ("x" * 1000, "x" * 197 + "..."),
+        ],
+    )
+    def test_numbers(self, make_loop, value, text):
+        """Numbers have four decimals, or more if they are small, and never an exponent."""
         stream = io.StringIO()
-        rest = {f"throughput/number_{place}": place for place in range(9)}
 
-        make_loop(ConsoleLogger(stream=stream)).batch(**rest, **{"metrics/train/Accuracy": 0.5})
+        make_loop(ConsoleLogger(stream=stream)).batch(value=value)
 
-        first, second, *_ = printed(stream)
-        assert first.startswith(
-            "[epoch 1/2, batch 1/3] loss/train/total=0, metrics/train/Accuracy=0.5, throughput/number_0=0,"
-        )
-        assert second.startswith("    throughput/")
-        assert max(map(len, printed(stream))) <= 120
+        assert printed(stream)[-1] == f"\t Train value: {text}"
 
     def test_tensor_values(self, make_loop):
         """A metric with several values is printed."""
@@ -134,13 +208,13 @@ class TestConsoleLogger:
 
         make_loop(ConsoleLogger(stream=stream)).batch(per_class=torch.tensor([0.5, 1.0]))
 
-        assert printed(stream) == ["[epoch 1/2, batch 1/3] loss/train/total=0, per_class=[0.5, 1.0]"]
+        assert printed(stream)[-1] == "\t Train per_class: [0.5000, 1.0000]"
 
     def test_replaced_streams(self, make_loop, capsys):
         """Standard streams that are replaced after construction are used."""
         make_loop(ConsoleLogger(stream="stdout")).batch()
 
-        assert capsys.readouterr().out == "[epoch 1/2, batch 1/3] loss/train/total=0\n"
+        assert capsys.readouterr().out.startswith("[epoch=1][batch=1/3]:\n")
 
     def test_rank_zero_only(self, make_loop):
         """Other processes print nothing."""
@@ -152,15 +226,28 @@ class TestConsoleLogger:
 
         assert stream.getvalue() == ""
 
-    def test_settings_and_tables(self, make_loop):
-        """Hyperparameters are one line, tables are columns."""
+    @pytest.mark.parametrize("begin", ["fit_start", "eval_standalone_start", "predict_start"])
+    def test_hyperparameters(self, make_loop, begin):
+        """All hyperparameters are printed once, sorted, when something begins."""
         stream = io.StringIO()
-        logger = make_loop(ConsoleLogger(stream=stream)).logger
+        loop = make_loop(ConsoleLogger(stream=stream))
+        loop.logger.log_hyperparameters({"seed": 17, "BlurPool": {"min_channels": 16}})
+        loop.logger.log_hyperparameters({"lr": 0.1})
+        assert printed(stream) == []
 
-        logger.log_hyperparameters({"lr": 0.1, "seed": 17})
-        logger.log_table(["id", "score"], [[1000, 0.5]], name="best")
+        for event in (begin, "fit_start"):
+            loop.engine.run_event(event)
 
-        assert printed(stream) == ["hyperparameters: lr=0.1, seed=17", "best:", "id    score", "1000  0.5"]
+        frame = "*" * 30
+        assert printed(stream) == [frame, "Config:", "BlurPool/min_channels: 16", "lr: 0.1", "seed: 17", "", frame]
+
+    def test_tables(self, make_loop):
+        """Tables are columns."""
+        stream = io.StringIO()
+
+        make_loop(ConsoleLogger(stream=stream)).logger.log_table(["id", "score"], [[1000, 0.5]], name="best")
+
+        assert printed(stream) == ["best:", "id    score", "1000  0.5"]
 
     def test_log_traces(self, make_loop):
         """Traces are printed with log_traces=True only."""
@@ -170,7 +257,7 @@ class TestConsoleLogger:
         loop.logger.log_traces({"algorithm_traces/EMA/batch_end": Trace("EMA", Event.BATCH_END, run=True)})
         loop.batch()
 
-        assert "algorithm_traces/EMA/batch_end=ran" in stream.getvalue()
+        assert "\t Train algorithm_traces/EMA/batch_end: ran" in stream.getvalue()
         assert "EMA" not in silent.getvalue()
 
     def test_progress_bar(self, make_loop):
@@ -181,14 +268,14 @@ class TestConsoleLogger:
         with tqdm(total=3, file=stream):
             loop.batch()
 
-        assert "\r[epoch 1/2, batch 1/3] loss/train/total=0\n" in stream.getvalue()
+        assert "\r[epoch=1][batch=1/3]:\n\t Train loss/train/total: 0.0000\n" in stream.getvalue()
 
     def test_file_is_flushed(self, make_loop, tmp_path):
         """Lines are flushed to a file, also if tqdm prints them."""
         with (tmp_path / "lines.txt").open("w") as file:
             make_loop(ConsoleLogger(stream=file)).batch()
 
-            assert (tmp_path / "lines.txt").read_text() == "[epoch 1/2, batch 1/3] loss/train/total=0\n"
+            assert (tmp_path / "lines.txt").read_text().startswith("[epoch=1][batch=1/3]:\n")
 
     def test_without_tqdm(self, make_loop, monkeypatch):
         """If tqdm is not imported, lines are printed directly."""
@@ -197,7 +284,7 @@ class TestConsoleLogger:
 
         make_loop(ConsoleLogger(stream=stream)).batch()
 
-        assert printed(stream) == ["[epoch 1/2, batch 1/3] loss/train/total=0"]
+        assert headings(stream) == ["[epoch=1][batch=1/3]:"]
 
     @pytest.mark.parametrize(
         ("options", "message"),

@@ -122,7 +122,7 @@ LOGGERS = {
     CometMLLogger: Case(lambda folder: CometMLLogger(exp_kwargs={"online": False}), stored),
     ConsoleLogger: Case(
         lambda folder: ConsoleLogger("4ba", stream=io.StringIO()),
-        lambda one: {"lines": [line for line in one.stream.getvalue().splitlines() if "[epoch" in line]},
+        lambda one: {"lines": [line for line in one.stream.getvalue().splitlines() if "loss/" in line]},
     ),
     FileLogger: Case(lambda folder: FileLogger(f"{folder}/{{run_name}}.txt", capture_stdout=False), file_of),
     InMemoryLogger: Case(

@@ -2,45 +2,48 @@
 
 from __future__ import annotations
 
+import math
 import sys
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 from composer.core import Interval, Logger, LoggerDestination, State, Time, Timestamp, TimeUnit, Trace
 from composer.functional.checks import check_flags
 from composer.loggers.progress_bar_logger import ProgressBarLogger
-from composer.loggers.values import Stream, check_stream, open_stream, show
+from composer.loggers.values import Stream, check_stream, flat, open_stream, read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 __all__ = ["ConsoleLogger", "terminal_destinations"]
 
-_NOT_SHOWN = frozenset(  # parts of the heading
-    f"time/{counter}{part}"
-    for counter in ("iteration", "epoch", "batch", "sample", "token")
-    for part in ("", "_in_iteration", "_in_epoch")
-) | {"trainer/device_train_microbatch_size"}
-_WIDTH = 120
 _WHOLE_EPOCHS = (TimeUnit.EPOCH, TimeUnit.ITERATION)
+_FRAME = "*" * 30
+_LINES_OF_EVALUATION = 10
+_SIGNIFICANT, _LONGEST = 4, 200
 
 
 class ConsoleLogger(LoggerDestination):
-    """Print a line of metrics every ``log_interval``, at the end of each epoch and after each evaluation.
+    r"""Print the metrics of the first batch and of every ``log_interval``, and of each evaluation.
 
     Example::
 
-        [epoch 2/10, batch 40/120] loss/train/total=0.3215, lr-SGD/group0=0.05
-        [epoch 2/10, end] metrics/train/MulticlassAccuracy=0.9417
-        [epoch 2/10, batch 240, eval] metrics/eval/MulticlassAccuracy=0.9521
+        [epoch=2][batch=40/120]:
+        \t Train loss/train/total: 0.3215
+        \t Train lr-SGD/group0: 0.0500
+        [Eval batch=1/20] Eval on eval data
+        [Eval batch=20/20] Eval on eval data:
+        \t Eval metrics/eval/MulticlassAccuracy: 0.9521
 
-    A line contains the latest values logged since the previous line, losses and metrics first; long lines are wrapped.
-    Values are read only when a line is printed. In a distributed run the process of rank 0 prints. Lines and a progress
+    The hyperparameters are printed when a training, evaluation or prediction begins. Then, in the format of MosaicML
+    Composer, there are the latest values of all metrics logged since the previous lines; at the end of an epoch its
+    training metrics; a line for each tenth of an evaluation, and its results.
+
+    Values are read only when they are printed. In a distributed run the process of rank 0 prints. Lines and a progress
     bar can share a terminal.
 
     Args:
-        log_interval: How often: a time, a text, or a number of epochs. An interval in epochs also selects the epochs at
-            whose end a line is printed; with other units there is one at the end of each.
+        log_interval: How often: a time, a text, or a number of epochs. With an interval in epochs there are lines at
+            the end of the first epoch and of those; with other units also for the first batch.
         stream: ``"stderr"``, ``"stdout"`` or an open text file.
         log_traces: Whether to print which algorithms ran.
 
@@ -50,8 +53,10 @@ class ConsoleLogger(LoggerDestination):
     Example:
         >>> from composer.core import Logger, State
         >>> console = ConsoleLogger(log_interval="10ba", stream="stdout")
-        >>> Logger(State(model=None), destinations=console).log_hyperparameters({"seed": 17})
-        hyperparameters: seed=17
+        >>> Logger(State(model=None), destinations=console).log_table(["id", "score"], [[7, 0.5]], name="best")
+        best:
+        id  score
+        7   0.5
     """
 
     def __init__(
@@ -64,24 +69,27 @@ class ConsoleLogger(LoggerDestination):
         self.stream = check_stream(stream)
         check_flags(log_traces=log_traces)
         self.should_log_traces = log_traces
+        self._hyperparameters: dict[str, Any] = {}
         self._new: dict[str, Any] = {}
         self._evaluation: dict[str, Any] = {}
         self._is_evaluating = False
+        self._evaluated_batches = 0
         self._is_first_rank = True
-        self._last_look = Timestamp()
+        self._last_batch = self._last_look = Timestamp()
+        self._printed_batch: Timestamp | None = None
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Print hyperparameters."""
-        self._print(_folded(f"hyperparameters: {show(hyperparameters.items())}"))
+        """Store hyperparameters until a training, evaluation or prediction begins."""
+        self._hyperparameters |= flat(hyperparameters)
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Store the metrics until the next line."""
+        """Store the metrics until they are printed."""
         latest = self._evaluation if self._is_evaluating else self._new
         for name, value in metrics.items():
             latest[name] = value.detach() if hasattr(value, "detach") else value
 
     def log_traces(self, traces: Mapping[str, Any]) -> None:
-        """Store which algorithms ran until the next line, if ``log_traces`` is True."""
+        """Store which algorithms ran until it is printed, if ``log_traces`` is True."""
         if self.should_log_traces:
             self._new.update({name: _ran(trace) for name, trace in traces.items()})
 
@@ -96,54 +104,105 @@ class ConsoleLogger(LoggerDestination):
 
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run, and print only in the process of rank 0."""
-        self._new, self._evaluation, self._is_evaluating = {}, {}, False
+        self._hyperparameters, self._new, self._evaluation, self._is_evaluating = {}, {}, {}, False
         self._is_first_rank = state.rank == 0
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Count the interval from here."""
+        """Print the hyperparameters, and count the interval from here."""
+        self._print_hyperparameters()
         self._is_evaluating = False
-        self._last_look = state.timestamp
+        self._last_batch = self._last_look = state.timestamp
+        self._printed_batch = None
+
+    def eval_standalone_start(self, state: State, logger: Logger) -> None:
+        """Print the hyperparameters."""
+        self._print_hyperparameters()
+
+    def predict_start(self, state: State, logger: Logger) -> None:
+        """Print the hyperparameters."""
+        self._print_hyperparameters()
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Print a line, if one is due."""
-        if self.log_interval.every.unit not in _WHOLE_EPOCHS and self._is_due(state):
-            self._print_and_clear(self._new, f"{_epoch(state, 1)}, {_batch(state)}")
+        """Print the metrics if they are due."""
+        self._last_batch = state.timestamp
+        every = self.log_interval.every
+        if every.unit not in _WHOLE_EPOCHS and (self._is_due(state) or self._is_first(TimeUnit.BATCH, state)):
+            self._print_all(state)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
-        """Print a line, if there are new values and no longer interval in epochs is running."""
+        """Print the metrics if they are due with an interval in epochs, else those of the epoch."""
         unit = self.log_interval.every.unit
-        if unit not in _WHOLE_EPOCHS or (unit is TimeUnit.EPOCH and self._is_due(state)):
-            self._print_and_clear(self._new, f"{_epoch(state)}, end")
+        if unit is TimeUnit.EPOCH and (self._is_due(state) or self._is_first(TimeUnit.EPOCH, state)):
+            self._print_all(state)
+        elif unit not in _WHOLE_EPOCHS:
+            names = [name for name in self._new if name.startswith("metrics/")]
+            self._print_metrics({name: self._new.pop(name) for name in names}, "Train", self._where(state))
 
     def iteration_end(self, state: State, logger: Logger) -> None:
-        """Print a line, if the interval is in iterations and one is due."""
-        if self.log_interval.every.unit is TimeUnit.ITERATION and self._is_due(state):
-            self._print_and_clear(self._new, f"{_epoch(state)}, end")
+        """Print the metrics if they are due with an interval in iterations."""
+        unit = TimeUnit.ITERATION
+        if self.log_interval.every.unit is unit and (self._is_due(state) or self._is_first(unit, state)):
+            self._print_all(state)
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Print the remaining values."""
-        self._print_and_clear(self._new, f"{_epoch(state)}, end of the fit")
+        """Print the remaining metrics, if the last batch has not been printed."""
+        if self._printed_batch is not self._last_batch:
+            self._print_all(state)
 
     def eval_start(self, state: State, logger: Logger) -> None:
-        """Collect the values of an evaluation for a separate line."""
+        """Collect the metrics of an evaluation separately."""
         self._evaluation.clear()
-        self._is_evaluating = True
+        self._is_evaluating, self._evaluated_batches = True, 0
+
+    def eval_batch_end(self, state: State, logger: Logger) -> None:
+        """Print the progress of an evaluation at its first batch and with each tenth."""
+        before, of = self._evaluated_batches, state.dataloader_len
+        self._evaluated_batches = now = before + 1
+        if of is None or now == of:  # of the last batch the results follow
+            return
+        if not before or before * _LINES_OF_EVALUATION // of != (before - 1) * _LINES_OF_EVALUATION // of:
+            self._print(self._progress(state))
 
     def eval_end(self, state: State, logger: Logger) -> None:
-        """Print the values of the evaluation."""
+        """Print the results of the evaluation."""
         self._is_evaluating = False
-        where = f"batch {state.timestamp.count(TimeUnit.BATCH)}, {state.dataloader_label or 'eval'}"
-        self._print_and_clear(self._evaluation, where)
+        self._print_metrics(self._evaluation, "Eval", self._progress(state))
+
+    def _print_all(self, state: State) -> None:
+        self._printed_batch = self._last_batch
+        self._print_metrics(self._new, "Train", self._where(state))
 
     def _is_due(self, state: State) -> bool:
         before, self._last_look = self._last_look, state.timestamp
         return self.log_interval.passed(before, state.timestamp, state.max_duration, state.dataloader_len)
 
-    def _print_and_clear(self, metrics: dict[str, Any], where: str) -> None:
-        shown = [(name, value) for name, value in metrics.items() if name not in _NOT_SHOWN]
-        shown.sort(key=lambda pair: not pair[0].startswith(("loss/", "metrics/")))
-        if shown and self._is_first_rank:
-            self._print(_folded(f"[{where}] {show(shown)}"))
+    def _is_first(self, unit: TimeUnit, state: State) -> bool:
+        return bool(self.log_interval.every.value) and state.timestamp.count(unit) == 1
+
+    def _where(self, state: State) -> str:
+        """Return the place of the last batch: in the training if ``max_duration`` is in batches, else in its epoch."""
+        clock, whole = self._last_batch, state.max_duration
+        if whole is not None and whole.unit is TimeUnit.BATCH:
+            return f"[batch={clock.count(TimeUnit.BATCH)}/{whole.value}]"
+        of = "" if state.dataloader_len is None else f"/{state.dataloader_len}"
+        batch = clock.count(TimeUnit.BATCH, in_epoch=True)
+        return f"[epoch={clock.count(TimeUnit.EPOCH) + 1}][batch={batch}{of}]"
+
+    def _progress(self, state: State) -> str:
+        of = "" if state.dataloader_len is None else f"/{state.dataloader_len}"
+        return f"[Eval batch={self._evaluated_batches}{of}] Eval on {state.dataloader_label or 'eval'} data"
+
+    def _print_hyperparameters(self) -> None:
+        if self._hyperparameters:
+            lines = [f"{name}: {value}" for name, value in sorted(self._hyperparameters.items())]
+            self._print("\n".join([_FRAME, "Config:", *lines, "", _FRAME]))
+        self._hyperparameters = {}
+
+    def _print_metrics(self, metrics: dict[str, Any], kind: str, where: str) -> None:
+        if metrics and self._is_first_rank:
+            values = map(_text, read(list(metrics.values())))
+            lines = [f"\t {kind} {name}: {value}" for name, value in zip(metrics, values, strict=True)]
+            self._print("\n".join([f"{where}:", *lines]))
         metrics.clear()
 
     def _print(self, text: str) -> None:
@@ -188,25 +247,21 @@ def terminal_destinations(
     return destinations
 
 
-def _folded(line: str) -> str:
-    return textwrap.fill(line, _WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
-
-
 def _ran(trace: Trace) -> str:
     code = "" if trace.exit_code is None else f" ({trace.exit_code})"
     return f"ran{code}" if trace.run else "did not run"
 
 
-def _epoch(state: State, unfinished: int = 0) -> str:
-    whole = state.max_duration
-    of = f"/{whole.value}" if whole is not None and whole.unit is TimeUnit.EPOCH else ""
-    return f"epoch {state.timestamp.count(TimeUnit.EPOCH) + unfinished}{of}"
+def _text(value: Any) -> str:
+    """Return a value with at least four decimals, and as many as four significant digits need.
 
-
-def _batch(state: State) -> str:
-    """Return the batch of the training if ``max_duration`` is in batches, else the batch of the epoch."""
-    clock, whole = state.timestamp, state.max_duration
-    if whole is not None and whole.unit is TimeUnit.BATCH:
-        return f"batch {clock.count(TimeUnit.BATCH)}/{whole.value}"
-    of = "" if state.dataloader_len is None else f"/{state.dataloader_len}"
-    return f"batch {int(clock.batch_in_epoch)}{of}"
+    Example:
+        >>> _text(56817.21484375), _text(0.0000125), _text([0.5, 1.0]), _text(7)
+        ('56817.2148', '0.00001250', '[0.5000, 1.0000]', '7')
+    """
+    if isinstance(value, float):
+        is_small = value and math.isfinite(value) and abs(value) < 1
+        decimals = _SIGNIFICANT - 1 - math.floor(math.log10(abs(value))) if is_small else 0
+        return f"{value:.{max(_SIGNIFICANT, decimals)}f}"
+    text = f"[{', '.join(map(_text, value))}]" if isinstance(value, list) else str(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
