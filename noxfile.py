@@ -31,6 +31,7 @@ TOOLS = {
     "tests": ["pytest-xdist>=3.8"],
     # hatchling builds editable installations with editables; tests build offline, from the cache.
     "together": ["accelerate", "editables", "import-linter", "lightning", "pytorch-ignite", "uv"],
+    "site": ["myst-parser", "pydata-sphinx-theme", "selenium", "sphinx", "sphinx-copybutton", "sphinx-design"],
     "lint": ["ruff"],
     "types": ["mypy", "types-tqdm"],
 }
@@ -44,6 +45,8 @@ MMDET = {
 # compiles torch's modules again, which takes five seconds.
 TEST_ENV = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": None}
 PYTEST = ["pytest", "--numprocesses=2", "--dist=loadfile", "--durations=20"]
+
+DOCUMENT_TESTS = ["tests/test_documents.py", "tests/test_site.py"]
 
 each_package = nox.parametrize("package", PACKAGES, ids=PACKAGES)
 
@@ -71,7 +74,8 @@ for python in PYTHONS:
 def integration(session: nox.Session) -> None:
     """Test all packages together: the namespace, the examples, training end to end."""
     python = together(session)
-    command = [python, "-m", *PYTEST, "tests", "--ignore=tests/test_documents.py", *session.posargs]
+    ignored = [f"--ignore={test}" for test in DOCUMENT_TESTS]
+    command = [python, "-m", *PYTEST, "tests", *ignored, *session.posargs]
     session.run(*command, env=TEST_ENV, external=True)
 
 
@@ -151,9 +155,18 @@ sys.exit(", ".join({{"accelerate", "kornia", "lightning", "torchmetrics", "torch
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Run every Python block in the README, the guides and the packages' READMEs."""
+    """Run every Python block in the pages and the READMEs, build the site, and check its links in a browser."""
     python = together(session)
-    session.run(python, "-m", *PYTEST, "tests/test_documents.py", *session.posargs, env=TEST_ENV, external=True)
+    session.run(python, "-m", *PYTEST, *DOCUMENT_TESTS, *session.posargs, env=TEST_ENV, external=True)
+
+
+@nox.session
+def site(session: nox.Session) -> None:
+    """Build the site in build/site, offline; an unknown reference or a page without a link to it is an error."""
+    python = together(session)
+    options = ["--nitpicky", "--fail-on-warning", "--keep-going", "--quiet", "--jobs=2", *session.posargs]
+    session.run(python, "-m", "sphinx", *options, "docs", "build/site", env={"OMP_NUM_THREADS": "1"}, external=True)
+    session.log("Open it with: python -m http.server --directory build/site")
 
 
 @nox.session
@@ -211,7 +224,7 @@ def together(session: nox.Session) -> str:
     python = str(environment / "bin" / "python")
     if python not in _made:
         session.run("uv", "venv", "--quiet", "--clear", f"--python={sys.executable}", str(environment))
-        what = [*wheels(session, *PACKAGES), *test_group(*PACKAGES), *EXAMPLES, *TOOLS["together"]]
+        what = [*wheels(session, *PACKAGES), *test_group(*PACKAGES), *EXAMPLES, *TOOLS["together"], *TOOLS["site"]]
         session.run("uv", "pip", "install", "--quiet", f"--python={python}", f"--constraint={CONSTRAINTS}", *what)
         _made.add(python)
     return python

@@ -94,7 +94,7 @@ class Algorithm(Serializable, ABC):
         Ask :func:`composer.core.evaluation_weights` instead, which takes the optimizers into account, too. An algorithm
         that returns a context should own the weights used for evaluation (:attr:`owns`), must allow nested contexts,
         and restores the training weights at the end, also after an error. While its averages are outside the model,
-        its :meth:`state_dict` has them by name under ``"averaged_weights"``, where readers of checkpoints find them.
+        its ``state_dict()`` has them by name under ``"averaged_weights"``, where readers of checkpoints find them.
         """
         return None
 

@@ -29,7 +29,7 @@ BatchKey: TypeAlias = int | str | tuple[Callable[[Any], Any], Callable[[Any, Any
 ``set(batch, value)``, of which the second returns the changed batch. A slice, or a list of places, is several items.
 
 In a dictionary, 0 is the samples and 1 the targets under their usual names, such as ``"input_ids"`` and ``"labels"``;
-see :func:`usual_key`."""
+see ``composer.core.batch.usual_key``."""
 
 
 def batch_get(batch: Batch, key: BatchKey) -> Any:

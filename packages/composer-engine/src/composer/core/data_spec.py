@@ -81,10 +81,11 @@ class DataSpec:
         num_tokens: Tokens in an epoch.
         batch_transforms: ``f(batch) -> batch``, called after the batch has been moved to the device.
         microbatch_transforms: ``f(batch) -> batch`` for each microbatch.
-        split_batch: ``f(batch, microbatch_size) -> microbatches``; :func:`split_batch` if None.
-        get_num_samples_in_batch: ``f(batch) -> int``; :func:`count_samples` if None.
+        split_batch: ``f(batch, microbatch_size) -> microbatches``; if None, tensors and lists are split along their
+            first dimension.
+        get_num_samples_in_batch: ``f(batch) -> int``; if None, the size of the first dimension of its tensors.
         get_num_tokens_in_batch: ``f(batch) -> int``, or a dictionary of ``"total"`` and ``"loss_generating"``, the
-            tokens whose loss counts; :func:`count_tokens` if None.
+            tokens whose loss counts; if None, the number of its ``input_ids``.
 
     Raises:
         TypeError: ``dataloader`` is not iterable, or another argument is of the wrong type.

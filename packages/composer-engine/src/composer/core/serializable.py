@@ -26,7 +26,7 @@ def saved(**options: Any) -> Any:
     """Return an attrs field that is saved with a run and is not a setting: the progress of an algorithm or callback.
 
     Args:
-        options: As those of :func:`attrs.field`; a ``default`` or ``factory`` is needed.
+        options: As those of ``attrs.field``; a ``default`` or ``factory`` is needed.
 
     Example:
         >>> from composer.core import Callback

@@ -307,7 +307,7 @@ class State:
     def get_elapsed_duration(self) -> Time | None:
         """Return the completed fraction of the training, ``Time(0.25, "dur")``; None if ``max_duration`` is not set.
 
-        The completed part of the current epoch counts if :attr:`dataloader_len` is known.
+        The completed part of the current epoch counts if ``dataloader_len`` is known.
         """
         whole = self._max_duration
         if whole is None:
@@ -368,7 +368,7 @@ class State:
             owner: An algorithm or callback, or any name. One that does not belong to this state, such as an algorithm
                 whose ``apply`` is called by the loop itself, draws as the only one of its class would; several such of
                 one class share a generator.
-            microbatch: The number of the microbatch, if it is not that in :attr:`microbatch`.
+            microbatch: The number of the microbatch, if it is not that in ``state.microbatch``.
 
         Returns:
             A generator on the CPU.

@@ -20,7 +20,7 @@ __all__ = ["Subscription", "check_function"]
 
 @attrs.frozen(eq=False)
 class Subscription:
-    """A function that the engine calls at an event, until :meth:`remove`; ``engine.on(…)`` returns one.
+    """A function that the engine calls at an event, until ``remove()``; ``engine.on(…)`` returns one.
 
     Args:
         event: The event.

@@ -1,4 +1,4 @@
-"""Algorithms in a training loop with Hugging Face Accelerate: :func:`accelerate_algorithms`."""
+"""Algorithms in a training loop with Hugging Face Accelerate: ``accelerate_algorithms``."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def accelerate_algorithms(
 
 
 class AccelerateAlgorithms:
-    """Algorithms in a training loop with Accelerate; see :func:`accelerate_algorithms`."""
+    """Algorithms in a training loop with Accelerate; see :func:`.accelerate_algorithms`."""
 
     def __init__(
         self,

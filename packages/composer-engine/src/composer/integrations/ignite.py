@@ -1,4 +1,4 @@
-"""Algorithms in an engine of PyTorch-Ignite: :func:`attach_algorithms`."""
+"""Algorithms in an engine of PyTorch-Ignite: ``attach_algorithms``."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def attach_algorithms(
 
 
 class IgniteAlgorithms:
-    """Algorithms in an engine of PyTorch-Ignite; see :func:`attach_algorithms`."""
+    """Algorithms in an engine of PyTorch-Ignite; see :func:`~composer.integrations.ignite.attach_algorithms`."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ __all__ = ["CrossEntropy"]
 class CrossEntropy(MeanMetricBase):
     """The cross entropy, averaged over all targets, whatever the split into batches.
 
-    Sums and counts are accumulated separately until :meth:`compute`, in each process and across processes.
+    Sums and counts are accumulated separately until ``compute()``, in each process and across processes.
 
     Args:
         ignore_index: The class id of targets that do not count.

@@ -103,7 +103,7 @@ class ComposerDetector(DetectionModel):
     :func:`count_detection_samples` and :func:`split_detection_batch` to count and split them.
 
     The module computes its losses in the forward pass, and only in training: then the outputs are a dictionary of
-    losses, which :meth:`loss` returns. In evaluation the outputs are predictions. So there are no metrics in training,
+    losses, which ``loss()`` returns. In evaluation the outputs are predictions. So there are no metrics in training,
     and no loss in evaluation.
 
     Args:

@@ -34,7 +34,7 @@ class LoadCheckpoint(Callback):
         ignore_keys: State that is not loaded; see :func:`~composer.checkpoint.load_checkpoint`.
         event: ``INIT``, ``BEFORE_LOAD``, ``AFTER_LOAD`` or ``FIT_START``.
 
-    The result is in :attr:`loaded`.
+    The result is in ``loaded``.
 
     Raises:
         ValueError: The event is none of these.

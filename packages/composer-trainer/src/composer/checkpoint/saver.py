@@ -69,9 +69,9 @@ class CheckpointSaver(Callback):
         ignore_keys: What not to save; see :func:`~composer.checkpoint.save_checkpoint`.
         background: Whether training continues while a checkpoint is written.
 
-    The attribute :attr:`extra`, if set, is a function that returns plain data and tensors to save beside the state,
+    The attribute ``extra``, if set, is a function that returns plain data and tensors to save beside the state,
     such as the position in the data. A run that has resumed from the newest undamaged checkpoint of the folder sets
-    :attr:`goes_on`: later checkpoints, which are damaged, are replaced, and anything else with the name of the next
+    ``goes_on``: later checkpoints, which are damaged, are replaced, and anything else with the name of the next
     checkpoint, such as an incomplete folder, is renamed to a hidden name, which is logged.
 
     Raises:

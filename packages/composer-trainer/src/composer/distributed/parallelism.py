@@ -97,11 +97,11 @@ class Parallelism:
 
     The state's model stays the bare module, which algorithms, metrics and checkpoints use. A loop calls :meth:`prepare`
     once algorithms have changed the model, :meth:`begin_batch` with each batch, :meth:`begin_microbatch` before each
-    forward pass, :attr:`forward` instead of the model, and :meth:`end_batch` when the batch's gradients are computed.
+    forward pass, ``forward`` instead of the model, and :meth:`end_batch` when the batch's gradients are computed.
     All processes must call the same methods in the same order.
 
     A batch consists of the parts of all processes. Gradients are averaged over processes, so that each loss must be
-    multiplied by :attr:`BatchTotals.weight`: the step then equals that of one process with the complete batch, even if
+    multiplied by ``BatchTotals.weight``: the step then equals that of one process with the complete batch, even if
     the parts have different sizes.
 
     Args:
@@ -288,7 +288,7 @@ class Parallelism:
     def reduce_mean(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the means of scalars over processes, in one reduction that does not synchronize with a CUDA device.
 
-        For losses multiplied by :attr:`BatchTotals.weight`, these are the means over all samples.
+        For losses multiplied by ``BatchTotals.weight``, these are the means over all samples.
 
         Args:
             losses: Scalars by name, with the same names in every process.

@@ -150,7 +150,7 @@ class FileLogger(GatheringLogger):
         _Place.of(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the file of :attr:`filename` at its size when ``state`` was saved, if it is the same file.
+        """Continue the file of ``filename`` at its size when ``state`` was saved, if it is the same file.
 
         Raises:
             ValueError: ``state`` is not the state of a FileLogger.

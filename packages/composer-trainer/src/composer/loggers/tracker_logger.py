@@ -72,7 +72,7 @@ class TrackerLogger(GatheringLogger, ABC):
     """
 
     saved_as: ClassVar[str] = "run_id"
-    """The name of :attr:`run_id` in a checkpoint."""
+    """The name of ``run_id`` in a checkpoint."""
 
     def __init__(
         self,

@@ -44,10 +44,7 @@ class Profiler(Callback):
         sys_prof_net: Whether to record network traffic.
         sys_prof_stats_thread_interval_seconds: Seconds between two records of the machine.
         torch_prof_folder: Folder of the traces of torch's profiler; None disables it.
-        torch_prof_filename, torch_prof_remote_file_name, torch_prof_memory_filename,
-        torch_prof_memory_remote_file_name, torch_prof_overwrite, torch_prof_use_gzip, torch_prof_record_shapes,
-        torch_prof_profile_memory, torch_prof_with_stack, torch_prof_with_flops, torch_prof_num_traces_to_keep: As for
-            :class:`TorchProfiler`.
+        torch_prof_filename: This and the other ``torch_prof_*`` arguments are passed to :class:`TorchProfiler`.
 
     Raises:
         TypeError: ``schedule`` is not a function, or a handler is not a :class:`TraceHandler`.

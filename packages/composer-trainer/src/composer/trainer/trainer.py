@@ -104,7 +104,8 @@ class Trainer:
         model: A module with ``forward(batch)`` and ``loss(outputs, batch)``, such as a
             :class:`~composer.models.ComposerModel`; to be evaluated it also needs ``eval_forward``, ``get_metrics`` and
             ``update_metric``.
-        train_dataloader: The data: an iterable of batches or a :class:`DataSpec`. May be given to :meth:`fit` instead.
+        train_dataloader: The data: an iterable of batches or a :class:`~composer.core.DataSpec`. May be given to
+            :meth:`fit` instead.
         train_dataloader_label: Its name in logs.
         train_subset_num_batches: Batches in an epoch, if not all of them (-1).
         spin_dataloaders: Whether a loader that cannot start in the middle of an epoch is fast-forwarded to the resume
@@ -112,14 +113,14 @@ class Trainer:
         max_duration: How long to train: a time, a text (``"10ep"``, ``"500ba"``, ``"30sec"``) or a number of epochs.
             With an endless loader, use batches, samples, tokens or seconds, or set ``train_subset_num_batches``.
         algorithms: One or several; the engine puts them in order.
-        algorithm_passes: Functions that change this order; see :mod:`composer.core.passes`.
+        algorithm_passes: Functions that change this order; see :data:`composer.core.AlgorithmPass`.
         optimizers: One or several. ``DecoupledSGDW`` with a learning rate of 0.1, with a warning,
             if None.
         schedulers: torch's schedulers or functions ``f(state, ssr) -> multiplier``; one or several.
         scale_schedule_ratio: The factor by which the duration and the schedule are scaled; 0.5 trains half as long.
         step_schedulers_every_batch: Whether schedulers step after each batch; if None, torch's own step after each
             epoch and functions after each batch.
-        eval_dataloader: The data to evaluate on: a loader, an :class:`Evaluator`, or several evaluators.
+        eval_dataloader: The data to evaluate on: a loader, an :class:`~composer.core.Evaluator`, or several evaluators.
         eval_interval: How often; a whole number counts epochs, 0 is never.
         eval_subset_num_batches: Batches of an evaluation, if not all of them (-1).
         callbacks: One or several.

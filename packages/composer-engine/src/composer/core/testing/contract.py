@@ -61,7 +61,7 @@ class Case:
         batches: The number of batches to train, so that all events of the algorithm occur.
         make_unfit_state: Returns a state in which the algorithm finds nothing to change, if there is such a state.
         refused: Invalid settings, each combined with the other settings of ``make``: ``(("alpha", -1), ...)``.
-        names: The names in the algorithm's ``repr`` besides its class and those of :mod:`composer.core.time`.
+        names: The names in the algorithm's ``repr`` besides its class and those of ``composer.core.time``.
     """
 
     make: Callable[[], Algorithm]

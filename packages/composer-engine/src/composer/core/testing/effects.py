@@ -386,7 +386,7 @@ _Moment: TypeAlias = tuple[int, Event]
 
 @attrs.define
 class Watch:
-    """A record of what an algorithm does in a training, by the engine of :meth:`make_engine`.
+    """A record of what an algorithm does in a training, by the engine of ``make_engine``.
 
     Args:
         algorithm: The algorithm.
