@@ -15,6 +15,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
+
 import composer.algorithms
 from composer.ablation import Study
 from composer.compat.table import ARGUMENTS, NAMES, parse_home
@@ -42,6 +44,13 @@ STATE = {
     "timestamp": "`timestamp`",
 }
 """Fields that a loop must set for the algorithms that read them, besides model, batch, outputs and loss."""
+
+TASKS = {
+    "fashion_mnist_each": "Fashion-MNIST, 78 steps",
+    "few_labels": "few labels",
+    "language_model_each": "language model, 300 steps",
+}
+"""The tasks of the studies of single methods."""
 
 MEETINGS = {
     (Event.INIT, Stage.ARCHITECTURE): (
@@ -280,12 +289,12 @@ def environment(task: str) -> str:
 def measured(kind: str) -> str:
     """Return a table of what the studies measured for an algorithm alone."""
     return _table(
-        ("task", "settings", "metric", "difference (95 % interval)", "p (Holm)", "time relative to the baseline"),
+        ("task", "settings", "metric", "difference", "p (Holm)", "relative time"),
         (
             (
-                f"[{task}](../evidence/{task.removesuffix('_each')}.md)",
-                f"`{text}`",
-                one.settings.metric,
+                f"[{TASKS.get(task, task)}](../evidence/{task.removesuffix('_each')}.md)",
+                f"`{_changed_settings(kind, text)}`",
+                one.settings.metric.removeprefix("eval/"),
                 _interval(row.difference, "{:+.3g}"),
                 "" if row.adjusted_p is None else f"{row.adjusted_p:.2g}",
                 _interval(row.time_ratio, "~{:.2f}" if one.settings.is_rough else "{:.2f}"),
@@ -295,6 +304,18 @@ def measured(kind: str) -> str:
             if len(row.arm) == 1 and (text := one.settings.algorithms[row.arm[0]]).startswith(f"{kind}(")
         ),
     )
+
+
+def _changed_settings(kind: str, text: str) -> str:
+    """Return the description of an algorithm without the settings that have their defaults."""
+    fields = attrs.fields_dict(getattr(composer.algorithms, kind))
+    settings = re.split(rf"(?:^|, )(?=(?:{'|'.join(fields)})=)", text.removeprefix(f"{kind}(").removesuffix(")"))
+    changed = [
+        re.sub(r"(?:object of|class|function) (?:\w+\.)*", "", re.sub(r"<class '([\w.]+)'>", r"class \1", one))
+        for one in settings
+        if one and str(fields[one.partition("=")[0]].default) != one.partition("=")[2]
+    ]
+    return f"{kind}({', '.join(changed)})"
 
 
 def moved() -> str:

@@ -14,6 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")])
+CARDS = [path for path in DOCUMENTS if path.parent.name == "methods" and path.name != "README.md"]
+SECTIONS = ["Code", "When", "Settings", "Pitfalls", "Measured here", "Source"]
 BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>.+?) -->\n+)?```(?:python|py)\b[^\n]*\n(?P<code>.*?)^```$", re.DOTALL | re.M
 )
@@ -71,6 +73,27 @@ def test_links_are_valid(document):
     targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", document.read_text())
 
     assert [target for target in targets if not (document.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda path: path.stem)
+class TestCards:
+    """All method cards have the same form."""
+
+    def test_sections(self, card):
+        """A card has the same sections in the same order, and each has text."""
+        text = re.sub(r"^```.*?^```$", "code", card.read_text(), flags=re.DOTALL | re.M)
+        parts = re.split(r"^## (.+)\n", text, flags=re.M)
+
+        assert parts[1::2] == SECTIONS
+        assert all(part.strip() for part in parts[2::2])
+
+    def test_three_depths(self, card):
+        """The method is shown as a function, in an engine and in the trainer, each with code."""
+        depths = re.findall(r"^### (Functional|Engine|Trainer)\n\n```python\n(.+?)^```$", card.read_text(), re.S | re.M)
+
+        assert [name for name, _ in depths] == ["Functional", "Engine", "Trainer"]
+        for (_, code), needed in zip(depths, ["cf.", "engine.run_event(", "trainer.fit()"], strict=True):
+            assert needed in code
 
 
 class TestRunner:
