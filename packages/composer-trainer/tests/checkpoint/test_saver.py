@@ -255,6 +255,32 @@ class TestKeeping:
 
         assert [one.name for one in find_checkpoints(tmp_path)] == ["ep2-ba10", "ep4-ba20"]
 
+    @pytest.mark.parametrize(("mode", "best"), [("max", "ep2-ba10"), ("min", "ep3-ba15")])
+    def test_link_to_the_best(self, make_trainer, tmp_path, mode, best):
+        """A link points to the best checkpoint, also where all are kept."""
+        values = iter([0.5, 0.9, 0.2, 0.3])
+
+        class Claim(Callback):
+            def eval_after_all(self, state, logger):
+                state.eval_metric_values["MulticlassAccuracy"] = torch.tensor(next(values))
+
+        saver = CheckpointSaver(tmp_path, keep_best=KeepBest(METRIC, 1, mode))
+        make_trainer(saver, max_duration="4ep", evaluates=True, callbacks=[Claim()]).fit()
+
+        assert len(find_checkpoints(tmp_path)) == 4
+        assert (tmp_path / "best").resolve() == tmp_path / best
+        assert saver.best_checkpoint == str(tmp_path / best)
+
+    @pytest.mark.parametrize("best_filename", [None, "{run_name}-best"])
+    def test_best_filename(self, make_trainer, tmp_path, best_filename):
+        """The link may have another name, or none."""
+        saver = CheckpointSaver(tmp_path, keep_best=KeepBest(METRIC), best_filename=best_filename)
+
+        make_trainer(saver, max_duration="1ep", evaluates=True).fit()
+
+        names = [".lock", *(["blur-best"] if best_filename else []), "ep1-ba5", "latest"]
+        assert names_in(tmp_path) == names
+
     @pytest.mark.parametrize("latest", [None, "{run_name}-newest"])
     def test_latest_filename(self, make_trainer, tmp_path, latest):
         """The link may have another name, or none."""
@@ -460,7 +486,6 @@ class TestSettings:
             ({"num_checkpoints_to_keep": 0}, ValueError, "num_checkpoints_to_keep"),
             ({"num_checkpoints_to_keep": -2}, ValueError, "num_checkpoints_to_keep"),
             ({"num_checkpoints_to_keep": True}, ValueError, "num_checkpoints_to_keep"),
-            ({"keep_best": KeepBest(METRIC)}, ValueError, "num_checkpoints_to_keep=1"),
             ({"keep_best": METRIC, "num_checkpoints_to_keep": 1}, TypeError, "KeepBest"),
             ({"save_interval": "often"}, ValueError, "often"),
             ({"save_interval": "-1ep"}, ValueError, "0 .never. or more"),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from composer.checkpoint.finding import Folder, FoundCheckpoint
 
-__all__ = ["KeepBest", "delete_old", "expired"]
+__all__ = ["KeepBest", "delete_old", "expired", "own_checkpoints"]
 
 
 @attrs.frozen
@@ -77,6 +77,15 @@ def expired(
     return [checkpoint for checkpoint in complete if checkpoint not in to_keep]
 
 
+def own_checkpoints(folder: Folder, run_name: str, *, weights_only: bool) -> list[FoundCheckpoint]:
+    """Return the checkpoints of a run in a folder, complete ones or those of weights, the oldest first."""
+    return [
+        one
+        for one in find_checkpoints(folder)
+        if one.manifest is not None and (one.manifest.run_name, one.manifest.weights_only) == (run_name, weights_only)
+    ]
+
+
 def _warn_if_none_has_it(keep_best: KeepBest, checkpoints: Iterable[FoundCheckpoint], folder: Folder) -> None:
     """Warn that a metric is none of those of its evaluation; before the first one there is nothing to tell by."""
     found = {name for one in checkpoints if one.manifest is not None for name in one.manifest.metrics}
@@ -109,11 +118,7 @@ def delete_old(
     """
     if keep_last < 0:
         return []
-    own = [
-        one
-        for one in find_checkpoints(folder)
-        if one.manifest is not None and (one.manifest.run_name, one.manifest.weights_only) == (run_name, weights_only)
-    ]
+    own = own_checkpoints(folder, run_name, weights_only=weights_only)
     names = [one.name for one in expired(own, keep_last, keep_best) if not folder.foreign(one.name)]
     if names and keep_best is not None:
         _warn_if_none_has_it(keep_best, own, folder)

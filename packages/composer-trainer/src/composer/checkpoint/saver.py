@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from composer.checkpoint.errors import CheckpointSaveError
 from composer.checkpoint.finding import Folder, find_checkpoints, open_folder
 from composer.checkpoint.local import FolderLock, LocalFolder
-from composer.checkpoint.retention import KeepBest, delete_old
+from composer.checkpoint.retention import KeepBest, delete_old, own_checkpoints
 from composer.checkpoint.saving import (
     IgnoreKeys,
     Snapshot,
@@ -38,6 +38,9 @@ _PATIENCE = 5.0
 
 SaveInterval: TypeAlias = Time | str | int | Callable[[State, Event], bool]
 
+_Links: TypeAlias = tuple[str | None, str | None]
+"""The names of the links to the latest and to the best checkpoint; None for no link."""
+
 
 class CheckpointSaver(Callback):
     """Save checkpoints of a run, and keep the last and the best of them.
@@ -63,7 +66,8 @@ class CheckpointSaver(Callback):
             which is called after each batch, epoch and iteration, and at the end.
         overwrite: Whether to replace checkpoints of other runs with the same names.
         num_checkpoints_to_keep: The number of the last checkpoints to keep; -1 keeps all.
-        keep_best: The best checkpoints to keep in addition; needs ``num_checkpoints_to_keep``.
+        keep_best: The best checkpoints to keep in addition to the last ones.
+        best_filename: The name of a link to the best checkpoint by ``keep_best``; none if None.
         weights_only: Whether to save only the weights that the model is evaluated with; training cannot resume from
             them.
         ignore_keys: What not to save; see :func:`~composer.checkpoint.save_checkpoint`.
@@ -94,6 +98,7 @@ class CheckpointSaver(Callback):
         overwrite: bool = False,
         num_checkpoints_to_keep: int = -1,
         keep_best: KeepBest | None = None,
+        best_filename: str | None = "best",
         weights_only: bool = False,
         ignore_keys: IgnoreKeys = None,
         background: bool = True,
@@ -102,6 +107,7 @@ class CheckpointSaver(Callback):
         check_flags(overwrite=overwrite, weights_only=weights_only, background=background)
         _check_keeping(num_checkpoints_to_keep, keep_best)
         self.folder, self.filename, self.latest_filename = str(folder), filename, latest_filename
+        self.best_filename = best_filename
         self._check_names(State(model=None))
         self.save_interval = (
             save_interval if callable(save_interval) else Interval.named("save_interval", save_interval)
@@ -112,6 +118,7 @@ class CheckpointSaver(Callback):
         self.extra: Callable[[], Mapping[str, Any]] | None = None
         self.goes_on = False
         self._saved: list[str] = []
+        self._best: str | None = None
         self._opened: Folder | None = None
         self._lock: FolderLock | None = None
         self._saving = Background()
@@ -125,10 +132,15 @@ class CheckpointSaver(Callback):
         """The paths of the checkpoints that this run has saved and not deleted, the oldest first."""
         return list(self._saved)
 
+    @property
+    def best_checkpoint(self) -> str | None:
+        """The path of the best checkpoint of this run by ``keep_best``; None until one with the metric is saved."""
+        return self._best
+
     def init(self, state: State, logger: Logger) -> None:
         """Forget an earlier run."""
         del state, logger
-        self._saved, self._last = [], None
+        self._saved, self._best, self._last = [], None, None
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Create the folder, and check that no other process saves to it."""
@@ -200,7 +212,7 @@ class CheckpointSaver(Callback):
             "ignore_keys": self.ignore_keys,
             "memory": self._memory,
         }
-        latest = None if self.latest_filename is None else checkpoint_name(self.latest_filename, state)
+        links = self._links(state)
         if is_sharded(state.model):
             folder = open_folder(fill_in_run(self.folder, state))
             with saving_together(folder.at(name)):
@@ -208,10 +220,10 @@ class CheckpointSaver(Callback):
                     folder = self._opened or self._open(state)
             sharded = take_sharded_snapshot(state, folder.at(name), extra, **how)
             self._together = (sharded, folder.at(name))
-            job = partial(self._write_sharded, folder, name, latest, sharded)
+            job = partial(self._write_sharded, folder, name, links, sharded)
         else:
             folder = self._opened or self._open(state)
-            job = partial(self._write, folder, name, latest, take_snapshot(state, extra, **how))
+            job = partial(self._write, folder, name, links, take_snapshot(state, extra, **how))
         self._last = moment
         self._settle(partial(self._saving.start, job))
         if not self.background:
@@ -225,6 +237,11 @@ class CheckpointSaver(Callback):
         (_, path), self._together = self._together, None
         with saving_together(path):
             self._settle(self._saving.wait)
+
+    def _links(self, state: State) -> _Links:
+        names = (self.latest_filename, self.best_filename)
+        latest, best = (None if name is None else checkpoint_name(name, state) for name in names)
+        return latest, best
 
     def _settle(self, call: Callable[[], object]) -> None:
         """Start, check or await a save; one that fails can be repeated at the same time."""
@@ -241,6 +258,8 @@ class CheckpointSaver(Callback):
         checkpoint_name(self.filename, state, "filename (save_filename)")
         if self.latest_filename is not None:
             checkpoint_name(self.latest_filename, state, "latest_filename (save_latest_filename)")
+        if self.best_filename is not None:
+            checkpoint_name(self.best_filename, state, "best_filename")
 
     def _save_if_due(self, state: State, event: Event) -> None:
         if self._together is None:  # otherwise the processes would raise it in different batches
@@ -253,15 +272,15 @@ class CheckpointSaver(Callback):
         elif (elapsed is None or elapsed.value < 1) and interval.is_due(state):
             self.save(state)
 
-    def _write(self, folder: Folder, name: str, latest: str | None, snapshot: Snapshot) -> None:
+    def _write(self, folder: Folder, name: str, links: _Links, snapshot: Snapshot) -> None:
         try:
             self._make_way(folder, name)
             write_snapshot(folder, name, snapshot, overwrite=self.overwrite)
         finally:
             self._memory.give(snapshot.tensors.values())
-        self._finish(folder, name, latest, snapshot.manifest.run_name)
+        self._finish(folder, name, links, snapshot.manifest.run_name)
 
-    def _write_sharded(self, folder: Folder, name: str, latest: str | None, snapshot: ShardedSnapshot) -> None:
+    def _write_sharded(self, folder: Folder, name: str, links: _Links, snapshot: ShardedSnapshot) -> None:
         try:
             write_sharded(
                 folder,
@@ -269,14 +288,15 @@ class CheckpointSaver(Callback):
                 snapshot,
                 overwrite=self.overwrite,
                 make_way=lambda: self._make_way(folder, name),
-                finish=lambda manifest: self._finish(folder, name, latest, manifest.run_name),
+                finish=lambda manifest: self._finish(folder, name, links, manifest.run_name),
             )
         finally:
             if not isinstance(snapshot.tensors, Exception):
                 self._memory.give(snapshot.tensors.values())
 
-    def _finish(self, folder: Folder, name: str, latest: str | None, run_name: str) -> None:
-        """List a checkpoint that has been written, update the link to the latest, and delete old ones."""
+    def _finish(self, folder: Folder, name: str, links: _Links, run_name: str) -> None:
+        """List a checkpoint that has been written, update the links, and delete old ones."""
+        latest, best_link = links
         if folder.at(name) not in self._saved:
             self._saved.append(folder.at(name))
         if latest is not None:
@@ -291,6 +311,13 @@ class CheckpointSaver(Callback):
         )
         gone = {folder.at(one) for one in deleted}
         self._saved = [path for path in self._saved if path not in gone]
+        if self.keep_best is not None:
+            best = self.keep_best.best(own_checkpoints(folder, run_name, weights_only=self.weights_only))
+            if best:
+                self._best = folder.at(best[0].name)
+            if best and best_link is not None:
+                self._make_way(folder, best_link, for_link=True)
+                folder.set_latest(best_link, best[0].name)
 
     def _make_way(self, folder: Folder, name: str, *, for_link: bool = False) -> None:
         aside = folder.set_aside(name, for_link=for_link) if self.goes_on else None
@@ -321,6 +348,7 @@ def savers(
     *,
     overwrite: bool,
     num_checkpoints_to_keep: int,
+    keep_best: KeepBest | None,
     weights_only: bool,
     ignore_keys: IgnoreKeys,
     goes_on: bool,
@@ -333,13 +361,16 @@ def savers(
     Example:
         >>> savers(
         ...     None, "ep{epoch}", None, "1ep",
-        ...     overwrite=False, num_checkpoints_to_keep=-1, weights_only=False, ignore_keys=None, goes_on=False,
+        ...     overwrite=False, num_checkpoints_to_keep=-1, keep_best=None, weights_only=False, ignore_keys=None,
+        ...     goes_on=False,
         ... )
         []
     """
     _check_keep_last(num_checkpoints_to_keep, "save_num_checkpoints_to_keep")
     if not callable(save_interval):
         Interval.named("save_interval", save_interval)
+    if folder is None and keep_best is not None:
+        raise ValueError("save_best chooses among the checkpoints in save_folder: give that, too.")
     if folder is None:
         return []
     _check_folder(folder, "save_folder")
@@ -350,6 +381,7 @@ def savers(
         save_interval,
         overwrite=overwrite,
         num_checkpoints_to_keep=num_checkpoints_to_keep,
+        keep_best=keep_best,
         weights_only=weights_only,
         ignore_keys=ignore_keys,
     )
@@ -376,11 +408,6 @@ def _check_keeping(keep_last: object, keep_best: object) -> None:
     _check_keep_last(keep_last)
     if keep_best is not None and not isinstance(keep_best, KeepBest):
         raise TypeError(f"keep_best must be e.g. KeepBest('metrics/eval/MulticlassAccuracy', 3), got {keep_best!r}.")
-    if keep_best is not None and keep_last == -1:
-        raise ValueError(
-            "keep_best needs num_checkpoints_to_keep, the number of the last checkpoints to keep beside the best, "
-            "got -1, which keeps all of them: set e.g. num_checkpoints_to_keep=1."
-        )
 
 
 def _check_no_later_ones(folder: Folder, state: State) -> None:

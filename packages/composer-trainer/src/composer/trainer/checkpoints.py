@@ -9,6 +9,7 @@ import attrs
 
 from composer.checkpoint import (
     CheckpointSaveError,
+    KeepBest,
     LoadedCheckpoint,
     find_checkpoints,
     newest_checkpoint,
@@ -17,7 +18,7 @@ from composer.checkpoint import (
 from composer.checkpoint.finding import agreed_path
 from composer.checkpoint.loading import check_checkpoint, loading_together
 from composer.checkpoint.saving import refuse_fsdp1
-from composer.core.checks import to_path, to_texts
+from composer.core.checks import nearest, to_path, to_texts
 from composer.core.files import fill_in_run
 from composer.distributed import all_agree, any_rank, from_rank_zero, get_global_rank
 from composer.distributed.collectives import failing_together
@@ -25,14 +26,14 @@ from composer.distributed.sharding import is_sharded
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from composer.checkpoint.saving import IgnoreKeys
     from composer.core import Engine, State
     from composer.core.passes import Passes
     from composer.trainer.progress import ResumeState
 
-__all__ = ["Loading", "save_together"]
+__all__ = ["Loading", "best_by", "save_together"]
 
 _log = logging.getLogger(__name__)
 
@@ -183,3 +184,36 @@ def save_together(state: State, path: str, *, extra: Mapping[str, Any], weights_
     if any_rank(flag=False):
         raise CheckpointSaveError(path, "the process of rank 0 has failed; see its error.")
     return from_rank_zero(saved)
+
+
+def best_by(save_best: str | KeepBest | None, model: Any, labels: Collection[str]) -> KeepBest | None:
+    """Return by which metric the best checkpoint is chosen.
+
+    Args:
+        save_best: ``"label/metric"``, or a :class:`~composer.checkpoint.KeepBest`; None chooses none.
+        model: Its metrics declare whether more is better.
+        labels: The labels of the data sets that have metrics, if they are known.
+
+    Raises:
+        TypeError: ``save_best`` is something else.
+        ValueError: There is no such label or metric, or the metric does not declare whether more is better.
+    """
+    if save_best is None or isinstance(save_best, KeepBest):
+        return save_best
+    if not isinstance(save_best, str):
+        raise TypeError(
+            f"save_best must be a metric such as 'eval/MulticlassAccuracy' or a KeepBest, got {save_best!r}."
+        )
+    label, _, name = save_best.removeprefix("metrics/").partition("/")
+    metrics = model.get_metrics(is_train=False) if hasattr(model, "get_metrics") else {}
+    known = [f"{one}/{metric}" for one in labels or [label] for metric in metrics]
+    metric = metrics.get(name) or metrics.get(name.partition("/")[0])
+    if metric is None or (labels and label not in labels):
+        raise ValueError(f"save_best must be one of {known}, got {save_best!r}{nearest(save_best, known)}")
+    more_is_better = getattr(metric, "higher_is_better", None)
+    if more_is_better is None:
+        raise ValueError(
+            f"save_best: {type(metric).__name__} does not declare whether more is better: give "
+            f"save_best=KeepBest('metrics/{label}/{name}', mode='max') of composer.checkpoint, or mode='min'."
+        )
+    return KeepBest(f"metrics/{label}/{name}", mode="max" if more_is_better else "min")

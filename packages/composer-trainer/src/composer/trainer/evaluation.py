@@ -111,6 +111,10 @@ class Evaluations:
             self.subset_num_batches if subset is None else subset,
         )
 
+    def labels(self) -> list[str]:
+        """Return the labels of the evaluators."""
+        return [evaluator.label for evaluator in self.evaluators]
+
     def install(self, state: State) -> None:
         """Set a state's evaluators, and give each its own metrics."""
         if self.evaluators:

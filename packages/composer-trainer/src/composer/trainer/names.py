@@ -24,7 +24,6 @@ _THEIRS = {
         "max_steps max_iters num_steps num_training_steps train_steps"
     ),
     "max_duration='3600sec'": "max_time",
-    "max_duration='1ba' and eval_subset_num_batches=1": "fast_dev_run",
     # Data
     "train_dataloader": "train_dataloaders train_loader trainloader dataloader",
     "eval_dataloader": (

@@ -48,9 +48,10 @@ from composer.trainer.arguments import (
     check_text,
     set_log_level,
 )
-from composer.trainer.checkpoints import Loading, save_together
+from composer.trainer.checkpoints import Loading, best_by, save_together
 from composer.trainer.computing import ComputeConfig, check_microbatch_size, choose_precision
 from composer.trainer.data_order import make_order
+from composer.trainer.dry_run import check_dry_run, dry_run_arguments, end_dry_run, short_evaluators
 from composer.trainer.environment import run_name_of_environment, warn_of_mosaicml
 from composer.trainer.evaluation import (
     EvalData,
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
+    from composer.checkpoint import KeepBest
     from composer.checkpoint.saving import IgnoreKeys
     from composer.core.passes import Passes
 
@@ -147,6 +149,8 @@ class Trainer:
         save_weights_only: Whether only the model's evaluation weights are saved.
         save_ignore_keys: The parts not to save.
         save_num_checkpoints_to_keep: The number of newest checkpoints to keep; -1 keeps all.
+        save_best: A metric, ``"eval/MulticlassAccuracy"``: the checkpoint with its best value is kept, too, and the
+            link ``best`` in ``save_folder`` points to it. For several, a :class:`~composer.checkpoint.KeepBest`.
         save_metrics: Accepted for compatibility: the states of the training metrics are always saved.
         autoresume: Whether to resume from the newest valid checkpoint of ``run_name`` in ``save_folder``, so that the
             same program can be restarted until the training is complete.
@@ -167,6 +171,9 @@ class Trainer:
         python_log_level: What of ``logging.getLogger("composer")`` is shown: ``"INFO"``, ``"DEBUG"``, …
         compile_config: Arguments of ``model.compile()``, ``{}`` for its defaults; None does not compile. The names of
             the weights do not change.
+        fast_dev_run: A number of batches for a dry run, 1 if True. :meth:`fit` ends after an epoch of so many batches
+            and an evaluation of so many; nothing is saved; ``loggers``, ``profiler`` and ``autoresume`` are ignored; of
+            ``load_path`` only the weights are loaded.
 
     Raises:
         TypeError: An argument is of the wrong kind. Flags accept only True and False.
@@ -189,6 +196,9 @@ class Trainer:
         >>> result.steps, result.reason
         (3, "max_duration='3ep' is reached")
     """
+
+    _dry_run = 0
+    """The number of batches of each kind in a dry run; else 0."""
 
     @suggests_names
     def __init__(  # noqa: PLR0915  (each argument goes to its part, which checks it)
@@ -231,6 +241,7 @@ class Trainer:
         save_weights_only: bool = False,
         save_ignore_keys: IgnoreKeys = None,
         save_num_checkpoints_to_keep: int = -1,
+        save_best: str | KeepBest | None = None,
         save_metrics: bool = False,
         autoresume: bool = False,
         device: str | torch.device | None = None,
@@ -246,8 +257,14 @@ class Trainer:
         profiler: Callback | None = None,
         python_log_level: str | None = None,
         compile_config: Mapping[str, Any] | None = None,
+        fast_dev_run: int = 0,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}
+        if dry_run := check_dry_run(fast_dev_run):
+            Trainer.__init__(self, **dry_run_arguments(arguments, dry_run))
+            self._dry_run = dry_run
+            self.engine.on("epoch_checkpoint", end_dry_run)
+            return
         warn_of_mosaicml()
         problems = Problems()
         collect = problems.collect
@@ -281,6 +298,7 @@ class Trainer:
             save_interval,
             overwrite=save_overwrite,
             num_checkpoints_to_keep=save_num_checkpoints_to_keep,
+            keep_best=collect(best_by, save_best, model, self._evaluations.labels() if self._evaluations else ()),
             weights_only=save_weights_only,
             ignore_keys=save_ignore_keys,
             goes_on=autoresume,
@@ -333,7 +351,7 @@ class Trainer:
         problems.check()
         self.state.profiler = profiler
         self.logger = Logger(self.state, [*as_list(loggers), *shown])
-        self.engine = Engine(self.state, self.logger, algorithm_passes, log_traces=log_traces)
+        self.engine: Engine = Engine(self.state, self.logger, algorithm_passes, log_traces=log_traces)
         if isinstance(getattr(model, "logger", 0), Logger | None):
             model.logger = self.logger  # type: ignore[assignment]  # no parameter or module
         self._data.install(self.state)
@@ -435,6 +453,9 @@ class Trainer:
                 "neither is given: give duration or schedulers, too, or give the ratio to the Trainer."
             )
         check_ratio(scale_schedule_ratio)
+        if self._dry_run:
+            train_subset_num_batches = self._dry_run
+            eval_dataloader = None if eval_dataloader is None else short_evaluators(eval_dataloader, self._dry_run)
         self._data.change(state, train_dataloader, train_dataloader_label, train_subset_num_batches, spin_dataloaders)
         if (eval_dataloader, eval_interval, eval_subset_num_batches) != (None, None, None):
             self._evaluations = self._evaluations.with_changes(eval_dataloader, eval_interval, eval_subset_num_batches)
@@ -469,7 +490,8 @@ class Trainer:
             self._progress.resume()
             train(run)
         steps = int(state.timestamp.batch) - first_batch
-        return self._result(reason_of_end(run, length), began, steps, run.losses.logged)
+        reason = f"fast_dev_run={self._dry_run} is complete" if self._dry_run else reason_of_end(run, length)
+        return self._result(reason, began, steps, run.losses.logged)
 
     def _result(
         self, reason: str, began: float, steps: int = 0, losses: Mapping[str, torch.Tensor] | None = None
@@ -482,6 +504,7 @@ class Trainer:
             time.perf_counter() - began,
             final_metrics(self.state, losses or {}),
             next(reversed(self.saved_checkpoints), None),
+            self.best_checkpoint,
         )
 
     @suggests_names
@@ -504,6 +527,8 @@ class Trainer:
         if subset_num_batches is not None:
             subset = check_subset("eval_subset_num_batches", subset_num_batches)
         evaluators = self.state.evaluators if eval_dataloader is None else to_evaluators(eval_dataloader)
+        if self._dry_run:
+            evaluators = short_evaluators(evaluators, self._dry_run)
         if not evaluators:
             raise ValueError("There is nothing to evaluate on: give eval_dataloader to eval() or to the Trainer.")
         metrics = dict(self.state.eval_metrics)
@@ -535,6 +560,7 @@ class Trainer:
         """
         check_flags(Trainer.predict, locals())
         spec, subset = ensure_data_spec(dataloader), check_subset("subset_num_batches", subset_num_batches)
+        subset = self._dry_run or subset
         with self._closing_on_error():
             return predict(self.engine, spec, subset, return_outputs=return_outputs)
 
@@ -542,6 +568,12 @@ class Trainer:
     def saved_checkpoints(self) -> list[str]:
         """The paths of the checkpoints that this trainer has saved and not deleted, the oldest first."""
         return [path for callback in self.state.callbacks for path in getattr(callback, "saved_checkpoints", [])]
+
+    @property
+    def best_checkpoint(self) -> str | None:
+        """The path of the best checkpoint by ``save_best``; None until one with a value of the metric is saved."""
+        paths = (getattr(callback, "best_checkpoint", None) for callback in self.state.callbacks)
+        return next((path for path in paths if path is not None), None)
 
     @suggests_names
     def save_checkpoint(self, name: str = "ep{epoch}-ba{batch}", *, weights_only: bool = False) -> str:
@@ -570,7 +602,7 @@ class Trainer:
             ValueError: The trainer has no ``save_folder``.
         """
         saving = [callback for callback in self.state.callbacks if isinstance(callback, SavesProgress)]
-        if not saving:
+        if not saving and not self._dry_run:
             raise ValueError("There is no folder to save to: give save_folder to the Trainer.")
         for callback in saving:
             callback.save(self.state)

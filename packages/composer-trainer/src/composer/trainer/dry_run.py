@@ -1,0 +1,67 @@
+"""``fast_dev_run``: a few batches of each kind, to find errors before a long training does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from composer.core import Evaluator, evaluate_periodically
+from composer.trainer.arguments import as_list
+from composer.trainer.evaluation import to_evaluators
+from composer.trainer.progress import SavesProgress
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from composer.core import Logger, State
+    from composer.trainer.evaluation import EvalData
+
+__all__ = ["check_dry_run", "dry_run_arguments", "end_dry_run", "short_evaluators"]
+
+
+def check_dry_run(fast_dev_run: int) -> int:
+    """Return the number of batches of each kind; 0 for a usual run.
+
+    Raises:
+        ValueError: It is neither a flag nor a number of batches.
+
+    Example:
+        >>> check_dry_run(True), check_dry_run(3), check_dry_run(False)
+        (1, 3, 0)
+    """
+    if not isinstance(fast_dev_run, int) or fast_dev_run < 0:
+        raise ValueError(f"fast_dev_run must be False, True or a number of batches, got {fast_dev_run!r}.")
+    return int(fast_dev_run)
+
+
+def dry_run_arguments(arguments: Mapping[str, Any], batches: int) -> dict[str, Any]:
+    """Return the arguments of a trainer for a run of a few batches without checkpoints and files of loggers."""
+    evaluation = arguments["eval_dataloader"]
+    return {
+        **arguments,
+        "fast_dev_run": 0,
+        "train_subset_num_batches": batches,
+        "eval_dataloader": None if evaluation is None else short_evaluators(evaluation, batches),
+        "callbacks": [one for one in as_list(arguments["callbacks"]) if not isinstance(one, SavesProgress)],
+        "loggers": None,
+        "profiler": None,
+        "save_folder": None,
+        "save_best": None,
+        "autoresume": False,
+        # A complete run would have nothing left to train.
+        "load_path": None if arguments["load_path"] == "latest" else arguments["load_path"],
+        "load_weights_only": True,
+    }
+
+
+def short_evaluators(data: EvalData, batches: int) -> list[Evaluator]:
+    """Return the evaluators of one or several data sets, each for a few batches after every epoch."""
+    every_epoch = evaluate_periodically("1ep")
+    return [attrs.evolve(one, subset_num_batches=batches, eval_interval=every_epoch) for one in to_evaluators(data)]
+
+
+def end_dry_run(state: State, logger: Logger) -> None:
+    """End the training; called after the first epoch, which has a few batches."""
+    del logger
+    state.stop_training()

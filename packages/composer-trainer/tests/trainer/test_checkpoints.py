@@ -1,0 +1,109 @@
+"""save_best: the best checkpoint by a metric of an evaluator."""
+
+from pathlib import Path
+
+import pytest
+from torchmetrics import Metric
+
+from composer.checkpoint import KeepBest, find_checkpoints
+from composer.core import Evaluator
+from composer.trainer.checkpoints import best_by
+
+
+class Undirected(Metric):
+    """A metric that does not declare whether more is better."""
+
+    def update(self):
+        pass
+
+    def compute(self):
+        return 0.0
+
+
+class WithMetrics:
+    """A model with one metric."""
+
+    def __init__(self, metric):
+        self.metric = metric
+
+    def get_metrics(self, is_train):
+        return {"Metric": self.metric}
+
+
+def evaluated(make_trainer, folder, **options):
+    """Train with an evaluation after each epoch, and return the trainer and the accuracy of each checkpoint by name."""
+    trainer = make_trainer(
+        max_duration="4ep", eval_dataloader=make_trainer.loader(seed=1), save_folder=str(folder), **options
+    )
+    trainer.fit()
+    name = "metrics/eval/MulticlassAccuracy"
+    return trainer, {one.name: one.manifest.metrics[name] for one in find_checkpoints(str(folder))}
+
+
+def test_best_checkpoint_of_a_training(make_trainer, tmp_path):
+    """The link and the trainer name the first checkpoint with the highest accuracy."""
+    trainer, accuracies = evaluated(make_trainer, tmp_path, save_best="eval/MulticlassAccuracy")
+
+    best = max(accuracies, key=accuracies.get)
+    assert len(accuracies) == 4
+    assert Path(trainer.best_checkpoint).name == (tmp_path / "best").resolve().name == best
+
+
+def test_only_the_last_and_the_best_are_kept(make_trainer, tmp_path):
+    """With a number of checkpoints to keep, the best one is kept in addition."""
+    options = {"save_num_checkpoints_to_keep": 1, "save_best": "metrics/eval/MulticlassAccuracy"}
+
+    trainer, accuracies = evaluated(make_trainer, tmp_path, **options)
+
+    assert {*accuracies} == {"ep4-ba20", Path(trainer.best_checkpoint).name}
+    assert trainer.fit().best_checkpoint == trainer.best_checkpoint
+
+
+def test_best_checkpoint_can_be_loaded_by_its_link(make_trainer, tmp_path):
+    """The link is a path to load."""
+    trainer, _ = evaluated(make_trainer, tmp_path, save_best="eval/MulticlassAccuracy")
+    trainer.close()
+
+    again = make_trainer(load_path=str(tmp_path / "best"))
+
+    assert f"ep{int(again.state.timestamp.epoch)}-" in trainer.best_checkpoint
+
+
+@pytest.mark.parametrize(
+    ("save_best", "message"),
+    [
+        ("eval/MulticlassAcuracy", r"save_best must be one of \[.*did you mean 'eval/MulticlassAccuracy'"),
+        ("test/MulticlassAccuracy", r"save_best must be one of \['eval/"),
+        ("MulticlassAccuracy", r"save_best must be one of \["),
+        (3, "save_best must be a metric such as 'eval/MulticlassAccuracy' or a KeepBest, got 3"),
+    ],
+)
+def test_bad_value(make_trainer, tmp_path, save_best, message):
+    """An unknown metric or label raises at construction, with the known ones."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        make_trainer(save_best=save_best, save_folder=str(tmp_path), eval_dataloader=make_trainer.loader())
+
+
+def test_folder_is_needed(make_trainer):
+    """Without a folder there is nothing to choose among."""
+    with pytest.raises(ValueError, match="save_best chooses among the checkpoints in save_folder"):
+        make_trainer(save_best="eval/MulticlassAccuracy", eval_dataloader=make_trainer.loader())
+
+
+def test_metric_of_an_evaluator_that_is_given_to_fit(make_trainer, tmp_path):
+    """Without evaluators at construction, the label is that of a later one."""
+    trainer = make_trainer(max_duration="1ep", save_folder=str(tmp_path), save_best="late/MulticlassAccuracy")
+
+    result = trainer.fit(eval_dataloader=Evaluator(label="late", dataloader=make_trainer.loader()))
+
+    assert result.best_checkpoint == str(tmp_path / "ep1-ba5")
+
+
+def test_mode_follows_the_metric():
+    """A metric that should decrease is minimized; one that declares nothing raises, and a KeepBest is used as it is."""
+    from composer.metrics import CrossEntropy
+
+    assert best_by("eval/Metric", WithMetrics(CrossEntropy()), ["eval"]).mode == "min"
+    assert best_by(KeepBest("a/b", 3), None, []) == KeepBest("a/b", 3)
+    with pytest.raises(ValueError, match="Undirected does not declare whether more is better: give save_best=KeepBest"):
+        best_by("eval/Metric", WithMetrics(Undirected()), ["eval"])
