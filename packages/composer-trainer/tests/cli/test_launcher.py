@@ -13,6 +13,7 @@ from composer.cli.launcher import torchrun_arguments
 PROGRAM = """
 import os, pathlib, sys
 pathlib.Path(__file__).with_name(os.environ["RANK"]).write_text(os.environ["WORLD_SIZE"] + " " + " ".join(sys.argv[1:]))
+assert os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"  # restarts on several hosts need it
 sys.exit(int(os.environ["RANK"]) if "fail" in sys.argv else 0)
 """
 

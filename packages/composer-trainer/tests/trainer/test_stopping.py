@@ -83,6 +83,21 @@ class TestSignals:
         assert code == 143 or "end" not in lines
 
 
+def test_batch_that_does_not_end(tmp_path):
+    """Some time after a SIGTERM the process ends with exit code 143, and the stacks of all threads are printed."""
+    limit = "import composer.trainer.stopping; composer.trainer.stopping._BATCH_SECONDS = 0.3\n"
+    program = limit + PROGRAM.replace("time.sleep(0.2)", "time.sleep(300)")
+    command = [sys.executable, "-c", program, str(tmp_path / "log.jsonl")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=60)
+
+    assert (process.returncode, output) == (143, "")
+    assert "batch 0 did not end within 0 seconds after a SIGTERM; the stacks of all threads:" in errors
+    assert "in batch_start" in errors
+
+
 class TestListening:
     def test_handlers_are_restored(self):
         """Afterwards the previous handlers are active."""

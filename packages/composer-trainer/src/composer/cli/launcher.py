@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print the equivalent torchrun command and run it; exit with its status."""
     command = torchrun_arguments(sys.argv[1:] if arguments is None else arguments)
     print(shlex.join(["torchrun", *command]), file=sys.stderr, flush=True)  # noqa: T201
+    # Restarted processes of several hosts may read the addresses of those that have ended from a store that is kept.
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     from torch.distributed.run import main as torchrun  # noqa: PLC0415  (--help must not import torch)
 
     torchrun(command)

@@ -19,7 +19,7 @@ from composer.distributed.environment import get_global_rank
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["explain_loss", "explaining_loss", "introduce", "report_failure"]
+__all__ = ["explain_loss", "explaining_loss", "introduce", "is_process_lost", "report_failure"]
 
 _WORDS = (
     "connection closed",
@@ -107,8 +107,7 @@ def explain_loss(error: BaseException) -> bool:
     is_of_torch = is_of_gloo or isinstance(error, torch.distributed.DistError)
     if not _peers or not is_of_torch or not any(words in str(error).lower() for words in _WORDS):
         return False
-    own = _peers[get_global_rank()]
-    visible = [peer for peer in _peers if own.pids is not None and (peer.host, peer.pids) == (own.host, own.pids)]
+    visible = _visible()
     gone: list[Peer] = []
     until = time.monotonic() + _WAITING_SECONDS
     while not gone and time.monotonic() < until:
@@ -125,6 +124,19 @@ def explain_loss(error: BaseException) -> bool:
         found = f"all {len(_peers)} processes still run, so that one may be stuck or need longer than dist_timeout"
     error.add_note(f"{_LOST}{found}.")
     return bool(gone)
+
+
+def is_process_lost() -> bool:
+    """Return whether another process of this machine has ended."""
+    return any(peer.is_gone() for peer in _visible())
+
+
+def _visible() -> list[Peer]:
+    """Return the processes of this machine, whose ends can be seen; none before :func:`introduce`."""
+    own = next((peer for peer in _peers if peer.rank == get_global_rank()), None)
+    if own is None or own.pids is None:
+        return []
+    return [peer for peer in _peers if (peer.host, peer.pids) == (own.host, own.pids)]
 
 
 @contextlib.contextmanager

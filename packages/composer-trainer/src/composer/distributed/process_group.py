@@ -8,13 +8,14 @@ import math
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from composer.distributed.environment import (
     get_global_rank,
     get_local_rank,
+    get_local_world_size,
     get_world_size,
     is_available,
     is_initialized,
@@ -81,7 +82,8 @@ def initialize_dist(device: str | torch.device, timeout: float = 300.0) -> None:
     _check_can_start(kind)
     if kind == "cuda":
         torch.cuda.set_device(device_of_process(device))
-    torch.distributed.init_process_group(_BACKENDS[kind], timeout=datetime.timedelta(seconds=timeout))
+    waiting = datetime.timedelta(seconds=timeout)
+    torch.distributed.init_process_group(_BACKENDS[kind], timeout=waiting, **_store_of_this_start(waiting))
     _remember()
     _introduce_once()
 
@@ -180,6 +182,23 @@ def _close_at_exit() -> None:
         close_dist()
     else:
         report_failure(error)
+
+
+def _store_of_this_start(timeout: datetime.timedelta) -> dict[str, Any]:
+    """Return the arguments for a store without the addresses of processes that torchrun has restarted.
+
+    Torchrun's own store is the same in all starts, so that a restarted process may read the address of one that has
+    ended, and cannot connect. Hosts may count restarts differently, so that this requires a single host.
+    """
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    is_kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if start == "0" or not is_kept or get_local_world_size() != get_world_size():
+        return {}
+    from torch.distributed.distributed_c10d import PrefixStore  # noqa: PLC0415  (not in every build of torch)
+    from torch.distributed.rendezvous import rendezvous  # noqa: PLC0415
+
+    store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+    return {"store": PrefixStore(f"start {start}", store), "rank": rank, "world_size": world_size}
 
 
 def _check_variables() -> None:

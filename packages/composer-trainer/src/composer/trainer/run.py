@@ -62,7 +62,9 @@ class Run:
         self.engine, self.state, self.model = engine, engine.state, engine.state.model
         self.batches, self.optimization, self.schedules, self.parallel = batches, optimization, schedules, parallel
         schedules.follow_clock()
-        self.clock, self.losses, self.signals = Clock(self.state), LossSum(self.state), StopSignals()
+        self.clock, self.losses = Clock(self.state), LossSum(self.state)
+        self._is_in_batch = False
+        self.signals = StopSignals(lambda: int(self.state.timestamp.batch) if self._is_in_batch else None)
         self._evaluate, self._resume = evaluate, resume
         self._length = self.state.max_duration
         self._runs_alone, self._is_stopped_by_agreement = True, False
@@ -147,8 +149,10 @@ class Run:
 
     def next_batch(self) -> bool:
         """Set the state's next batch; return False at the end of the epoch."""
+        self._is_in_batch = True
         batch = self.batches.next()
         if batch is END:
+            self._is_in_batch = False
             return False
         self._num_samples = self._count_samples(batch)
         self._num_tokens = self._count_tokens(batch)
@@ -240,6 +244,7 @@ class Run:
             samples, tokens, elapsed = totals.samples, totals.tokens, round(totals.seconds * 1e6)
             self._is_stopped_by_agreement = totals.stop
         self.state.microbatch = -2
+        self._is_in_batch = False
         self.clock.count_batch(samples, tokens, elapsed)
         if self.schedules.every_batch:
             self._step(self.schedules.every_batch)

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
+import os
 import signal
+import socket
+import sys
 import threading
+import time
+import traceback
 from typing import TYPE_CHECKING, Any, Self
 
+from composer.distributed import get_world_size
+from composer.distributed.failures import is_process_lost, report_failure
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType, TracebackType
 
 __all__ = ["StopSignals"]
 
 _log = logging.getLogger(__name__)
+
+_BATCH_SECONDS = 20.0
+"""How long a batch may take after a SIGTERM: less than the 30 seconds after which torchrun and SLURM kill a process."""
+
+_LOST_SECONDS = 3.0
+"""The same if another process has ended: collectives of the batch fail then, and only a process that hangs goes on."""
+
+_STDERR = 2
 
 
 class StopSignals:
@@ -22,27 +40,44 @@ class StopSignals:
     raises ``SystemExit(143)``, or the program's own handler is called. Signals are received only in the main thread of
     a process.
 
+    A batch that does not end within 20 seconds after a SIGTERM (3 seconds if another process has ended) ends the
+    process with exit code 143, after the stacks of all threads have been printed. With several processes this includes
+    main threads that are blocked outside of Python.
+
+    Args:
+        batch: Returns the number of the current batch; None between batches.
+
     Example:
         >>> with StopSignals() as signals:
         ...     signals.received is None
         True
     """
 
-    def __init__(self) -> None:
+    def __init__(self, batch: Callable[[], int | None] = lambda: None) -> None:
         self.received: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
+        self._batch = batch
+        self._ended = threading.Event()
+        self._wakeup: tuple[socket.socket, socket.socket] | None = None
 
     def __enter__(self) -> Self:
         """Install the signal handlers."""
+        self._ended.clear()
         if threading.current_thread() is threading.main_thread():
             for one in (signal.SIGINT, signal.SIGTERM):
                 if signal.getsignal(one) is not signal.SIG_IGN:  # for example under nohup
                     self._before[one] = signal.signal(one, self._receive)
+            if get_world_size() > 1 and signal.SIGTERM in self._before:
+                self._listen()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Restore the former handlers, and call that of a received signal."""
         self._restore_handlers()
+        self._ended.set()
+        if self._wakeup is not None:
+            signal.set_wakeup_fd(-1)
+            self._wakeup[1].close()
         if self.received is not None and error is None:
             handler = self._before.get(self.received)
             if not callable(handler):
@@ -55,8 +90,56 @@ class StopSignals:
         before = dict(self._before)
         self._restore_handlers()
         self._before = before
+        if self.received is signal.SIGTERM and self._wakeup is None:
+            threading.Thread(target=self._watch, name="stopping", daemon=True).start()
         _log.warning("%s: training stops after this batch; a second one stops it at once.", self.received.name)
 
     def _restore_handlers(self) -> None:
         for one, handler in self._before.items():
             signal.signal(one, signal.SIG_DFL if handler is None else handler)
+
+    def _listen(self) -> None:
+        """Start a thread that reads received signals, because a blocked main thread does not call its handlers."""
+        reader, writer = socket.socketpair()
+        writer.setblocking(False)
+        before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        if before != -1:  # that of an event loop, for example
+            signal.set_wakeup_fd(before)
+            reader.close()
+            writer.close()
+            return
+        self._wakeup = reader, writer
+        os.register_at_fork(after_in_child=self._stop_listening)
+        threading.Thread(target=self._read, args=(reader,), name="stopping", daemon=True).start()
+
+    def _stop_listening(self) -> None:
+        """Detach a forked process, which would report its own signals to this one."""
+        if self._wakeup is not None and not self._ended.is_set():
+            signal.set_wakeup_fd(-1)
+
+    def _read(self, reader: socket.socket) -> None:
+        with reader:
+            while numbers := reader.recv(16):
+                if signal.SIGTERM in numbers:
+                    self._watch()
+
+    def _watch(self) -> None:
+        """End the process if a batch takes too long; returns at the end of the context."""
+        batch, began = self._batch(), time.monotonic()
+        while not self._ended.wait(0.1):
+            now = self._batch()
+            if now is None or now != batch:
+                batch, began = now, time.monotonic()
+                continue
+            seconds = _LOST_SECONDS if is_process_lost() else _BATCH_SECONDS
+            if time.monotonic() - began > seconds:
+                self._abort(f"batch {batch} did not end within {seconds:.0f} seconds after a SIGTERM")
+
+    def _abort(self, reason: str) -> None:
+        os.write(_STDERR, f"{reason}; the stacks of all threads:\n".encode())
+        faulthandler.dump_traceback(_STDERR, all_threads=True)
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001  (documented)
+        error = TimeoutError(reason)
+        error.add_note("".join(["The stack of the main thread:\n", *traceback.format_stack(frame)]))
+        report_failure(error)
+        os._exit(128 + signal.SIGTERM)

@@ -1,0 +1,77 @@
+"""Torchrun ends all processes when one fails, reports the failed one, and restarted runs end in the same weights.
+
+Each test starts processes of torchrun, and takes more than 5 seconds. With ``FAULTS=all`` in the environment 20 runs
+are restarted three times each, otherwise one.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+SEEDS = range(20 if os.environ.get("FAULTS") == "all" else 1)
+DIST_TIMEOUT = 15.0
+LONGEST = 60.0  # about 5 seconds on a machine without other work
+
+
+def run(environment, folder, how, *options, count=2, **variables):
+    """Run the program in processes of torchrun, and return the completed process and its time of ending."""
+    program = Path(__file__).with_name("failing_training.py")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", *options]
+    command = [*launcher, str(program), how, str(folder)]
+    done = subprocess.run(
+        command, env=environment | variables, capture_output=True, text=True, timeout=300, check=False
+    )
+    return done, time.time()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="which processes run is read from /proc")
+class TestFailure:
+    @pytest.mark.parametrize(
+        ("how", "count", "summary"),
+        [
+            ("raises", 2, ["rank      : 1 (local_rank: 1)", "host      : ", "KeyError: 'the labels'"]),
+            ("dies", 4, ["rank      : 3 (local_rank: 3)", "host      : ", "Signal 9 (SIGKILL) received by PID"]),
+        ],
+    )
+    def test_all_processes_end(self, environment, tmp_path, how, count, summary):
+        """They end soon after the failure, and the root cause names the rank, the host and the error."""
+        done, ended = run(environment, tmp_path, how, count=count)
+
+        assert done.returncode == 1
+        assert ended - float((tmp_path / "failed").read_text()) < LONGEST
+        cause = done.stderr.partition("Root Cause (first observed failure):")[2]
+        assert [line for line in summary if line not in cause] == []
+
+    def test_hanging_process_ends(self, environment, tmp_path):
+        """After the timeout the others raise, and torchrun's SIGTERM ends the hanging one, which prints its stacks."""
+        done, ended = run(environment, tmp_path, "hangs")
+
+        assert done.returncode == 1
+        assert ended - float((tmp_path / "failed").read_text()) < DIST_TIMEOUT + LONGEST
+        assert "all 2 processes still run" in done.stderr.partition("Root Cause (first observed failure):")[2]
+        _, _, stacks = done.stderr.partition("batch 2 did not end within 3 seconds after a SIGTERM; the stacks of all")
+        assert "in batch_start" in stacks
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(environment, tmp_path_factory):
+    """The weights of a training that is not interrupted."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    done, _ = run(environment, folder, "trains")
+    assert done.returncode == 0, done.stderr
+    return torch.load(folder / "weights.pt")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_restarted_runs_end_in_the_same_weights(environment, tmp_path, uninterrupted, seed):
+    """Killed three times at random moments, a run that torchrun restarts has bit-identical weights."""
+    done, _ = run(environment, tmp_path, "restarts", "--max-restarts=3", FAILING_SEED=str(seed))
+
+    assert done.returncode == 0, done.stderr
+    weights = torch.load(tmp_path / "weights.pt")
+    assert all(torch.equal(weights[name], one) for name, one in uninterrupted.items())
