@@ -54,8 +54,8 @@ class Run:
         """Train as a user does, from the clock on, and return the weights."""
         for _ in range(int(self.clock.epoch), self.epochs):
             skipped = int(self.clock.batch_in_epoch) * self.accelerator.gradient_accumulation_steps
-            self.loader.set_epoch(int(self.clock.epoch))
             loader = self.accelerator.skip_first_batches(self.loader, skipped) if skipped else self.loader
+            loader.set_epoch(int(self.clock.epoch))
             for batch in loader:
                 with self.accelerator.accumulate(self.model):
                     loss = self.algorithms.compute_loss(batch)

@@ -56,6 +56,12 @@ def _fast_garbage_collection():
     gc.unfreeze()
 
 
+@pytest.fixture(autouse=True)
+def _new_precision(monkeypatch):
+    """Transformers 4 keeps the precision of a training in the environment, for all later ones of the process."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+
+
 class Ordered(Trainer):
     """A user's own subclass: the samples come in the order of the dataset."""
 
