@@ -4,6 +4,7 @@ import copy
 import csv
 import itertools
 import logging
+import warnings
 from pathlib import Path
 
 import pytest
@@ -273,16 +274,35 @@ class TestResume:
         assert callback.adapter.state.timestamp == expected.adapter.state.timestamp
         assert equal(callback.state_dict()["algorithms"], expected.state_dict()["algorithms"])
 
+    def test_checkpoint_without_callback(self, tmp_path):
+        """The checkpoint of a training without algorithms is refused, before weights are loaded."""
+        make_trainer(StopAt(2, tmp_path / "last.ckpt")).fit(Classifier(), make_loader())
+        module = Classifier()
+        module.network[5].bias.data.zero_()
+        with pytest.raises(ValueError, match="must be a checkpoint of a training with ComposerCallback, but it has no"):
+            make_trainer(ComposerCallback(EMA())).fit(module, make_loader(), ckpt_path=tmp_path / "last.ckpt")
+        assert not module.network[5].bias.any()
+
+    def test_resume_without_callback(self, tmp_path):
+        """Lightning itself warns about a training that continues without the algorithms."""
+        callback = ComposerCallback(EMA("2ba"))
+        make_trainer(callback, StopAt(2, tmp_path / "last.ckpt")).fit(Classifier(), make_loader())
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            make_trainer().fit(Classifier(), make_loader(), ckpt_path=tmp_path / "last.ckpt")
+        assert any("need to be provided" in (text := str(one.message)) and "Composer" in text for one in caught)
+
 
 class TestEvaluation:
     """Validations, tests, predictions and checkpoints use the averages."""
 
+    @pytest.mark.parametrize("inference_mode", [True, False])
     @pytest.mark.parametrize("run", ["validate", "test", "predict"])
-    def test_averages(self, run):
-        """The evaluated weights are the averages, and the training weights return."""
+    def test_averages(self, run, inference_mode):
+        """The evaluated weights are the averages, and the training weights return, to be trained further."""
         ema = EMA("2ba")
         module, callback = Classifier(), ComposerCallback(ema, seed=SEED)
-        trainer = make_trainer(callback)
+        trainer = make_trainer(callback, inference_mode=inference_mode)
         trainer.fit(module, make_loader())
         before = copy.deepcopy(module.network.state_dict())
         averages = ema.get_ema_model(module).network[5].bias
@@ -293,6 +313,14 @@ class TestEvaluation:
         assert not torch.equal(module.seen[-1], before["5.bias"])
         assert_same(module, before)
         assert not module.network[5].bias.is_inference()
+
+    @pytest.mark.parametrize("inference_mode", [True, False])
+    def test_training_after_validation(self, inference_mode):
+        """A training with a validation in each epoch has the weights of one without."""
+        module, callback = Classifier(), ComposerCallback([MixUp(), EMA("2ba")], seed=SEED)
+        make_trainer(callback, inference_mode=inference_mode).fit(module, make_loader(), make_loader(1))
+
+        assert_same(module, fit([MixUp(), EMA("2ba")])[0].network.state_dict())
 
     def test_best_checkpoint(self, tmp_path):
         """The saved state_dict is what was evaluated, and a test of it evaluates the same again."""

@@ -146,6 +146,11 @@ class ComposerCallback(Callback):  # type: ignore[misc]  # Lightning is not inst
             self._prepare(stage)
 
         def on_load_checkpoint(checkpoint: dict[str, Any]) -> None:
+            if stage == "fit" and self.state_key not in checkpoint.get("callbacks", {}):
+                raise ValueError(
+                    "ckpt_path must be a checkpoint of a training with ComposerCallback, but it has no state of one. "
+                    "Load its weights into the module, and start a new training without ckpt_path."
+                )
             load(checkpoint)
             if stage == "fit":
                 checkpoint["state_dict"] = checkpoint.pop(_TRAINING_WEIGHTS, checkpoint["state_dict"])
