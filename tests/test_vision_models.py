@@ -163,7 +163,7 @@ class TestSegmentation:
         guesses = outputs.argmax(dim=1).flatten().numpy()
         labels = sorted({*guesses.tolist(), *masks.unique().tolist()})
         expected = jaccard_score(masks.flatten().numpy(), guesses, labels=labels, average="macro", zero_division=0)
-        assert trainer.state.eval_metric_values["MIoU"].item() == pytest.approx(expected, rel=1e-5)
+        assert trainer.state.eval_metric_values["MIoU"].item() == pytest.approx(100 * expected, rel=1e-5)
 
     def test_parts_of_a_batch_make_the_same_step(self):
         """Without layers that depend on the complete batch, microbatches give the same weights."""

@@ -52,7 +52,7 @@ class TestMAP:
 
         metric.update(PREDICTIONS, TARGETS)
 
-        values = {name: value.item() for name, value in metric.compute().items()}
+        values = {name: value.item() for name, value in metric.compute().items() if "per_class" not in name}
         assert values["map_class_2"] == pytest.approx(1.0)
         assert values["map_class_3"] == 0.0
         # Both count up to an overlap of 0.8, one up to 0.9 (its recall is a half: 51 of the 101 points).
@@ -73,6 +73,8 @@ class TestMAP:
         result, expected = actual.compute(), reference.compute()
         for name in ("map", "map_50", "map_75", "map_small", "map_medium", "mar_1", "mar_10", "mar_100", "mar_large"):
             assert result[name] == expected[name]
+        for name in ("map_per_class", "mar_100_per_class"):
+            assert torch.equal(result[name], expected[name])
         if class_metrics:
             for label in range(3):
                 assert result[f"map_class_{label}"] == expected["map_per_class"][label]
@@ -84,16 +86,16 @@ class TestMAP:
         [(PREDICTIONS, TARGETS), (PREDICTIONS[:0], TARGETS[:0]), (PREDICTIONS[2:], TARGETS[2:])],
         ids=["several classes", "no image", "one class"],
     )
-    def test_all_values_are_scalars(self, class_metrics, predictions, targets):
-        """For any detections, the values are scalars by name, as loggers require."""
+    def test_all_values_have_names(self, class_metrics, predictions, targets):
+        """For any detections, there is a scalar for each name; those of the classes also have one name together."""
         metric = MAP(class_metrics)
         metric.update(predictions, targets)
 
         values = metric.compute()
 
         assert {"map", "map_50", "mar_100"} <= values.keys()
-        assert all(value.numel() == 1 for value in values.values())
-        assert any("class" in name for name in values) == (class_metrics and bool(targets))
+        assert all(value.numel() == 1 for name, value in values.items() if "per_class" not in name)
+        assert any("_class_" in name for name in values) == (class_metrics and bool(targets))
 
     def test_more_than_a_hundred_boxes_do_not_warn(self):
         """The best hundred are used, as in COCO."""

@@ -33,14 +33,14 @@ def _masks(seed, shape=(3, 6, 5), classes=4):
 
 class TestMIoU:
     def test_equals_scikit_learn(self):
-        """On masks with every class it is the macro average of the Jaccard scores."""
+        """On masks with every class it is the macro average of the Jaccard scores, in percent."""
         guess, target = _masks(seed=0)
         metric = MIoU(num_classes=4)
 
         metric.update(guess, target)
 
         expected = jaccard_score(target.flatten().numpy(), guess.flatten().numpy(), average="macro")
-        assert metric.compute().item() == pytest.approx(expected, rel=1e-6)
+        assert metric.compute().item() == pytest.approx(100 * expected, rel=1e-6)
 
     def test_scores_are_converted_to_ids(self):
         """Scores (N, C, H, W) give the same as their argmax."""
@@ -66,11 +66,11 @@ class TestMIoU:
             metric.update(torch.tensor([guesses[start:stop]]).long(), torch.tensor([truths[start:stop]]).long())
 
         expected = _reference(guesses, truths)
-        assert metric.compute().item() == pytest.approx(expected, rel=1e-6, nan_ok=True)
+        assert metric.compute().item() == pytest.approx(100 * expected, rel=1e-6, nan_ok=True)
 
     @pytest.mark.parametrize("ignore_index", [-1, 255, 0])
     def test_equals_torchmetrics(self, ignore_index):
-        """With ignored pixels, also if the ignored id is a class, it equals torchmetrics' Jaccard index."""
+        """With ignored pixels, also if the ignored id is a class, it is torchmetrics' Jaccard index in percent."""
         guess, target = _masks(seed=1)
         target[:, :2] = ignore_index
         actual = MIoU(4, ignore_index)
@@ -79,7 +79,7 @@ class TestMIoU:
         actual.update(guess, target)
         second.update(guess, target)
 
-        assert actual.compute().item() == pytest.approx(second.compute().item(), rel=1e-6)
+        assert actual.compute().item() == pytest.approx(100 * second.compute().item(), rel=1e-6)
 
     def test_ignored_images_have_no_effect(self):
         """An image with only ignored pixels changes nothing."""
@@ -103,7 +103,7 @@ class TestMIoU:
         wide.update(guess, target.to(dtype))
 
         expected = _reference(guess.flatten().tolist(), target.flatten().tolist(), ignored=255)
-        assert stored.compute().item() == wide.compute().item() == pytest.approx(expected, rel=1e-6)
+        assert stored.compute().item() == wide.compute().item() == pytest.approx(100 * expected, rel=1e-6)
 
     def test_is_nan_if_all_pixels_are_ignored(self):
         """The mean of no pixels is nan."""
@@ -123,7 +123,7 @@ class TestMIoU:
         first.merge_state(second)
 
         expected = _reference(guess.flatten().tolist(), target.flatten().tolist())
-        assert first.compute().item() == pytest.approx(expected, rel=1e-6)
+        assert first.compute().item() == pytest.approx(100 * expected, rel=1e-6)
 
     @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda metric: pickle.loads(pickle.dumps(metric))])
     def test_copies_are_independent(self, duplicate):
@@ -136,7 +136,7 @@ class TestMIoU:
         metric.reset()
         metric.update(torch.tensor([[0]]), torch.tensor([[1]]))
 
-        assert other.compute().item() == pytest.approx((1 / 3 + 1 / 3) / 2)
+        assert other.compute().item() == pytest.approx(100 / 3)
         assert metric.compute() == 0
 
     def test_does_not_synchronize(self):

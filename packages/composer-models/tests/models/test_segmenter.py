@@ -166,7 +166,7 @@ class TestMetrics:
         expected = jaccard_score(
             masks[counted].numpy(), outputs.argmax(dim=1)[counted].numpy(), average="macro", zero_division=0
         )
-        assert metrics["MIoU"].compute().item() == pytest.approx(expected, rel=1e-6)
+        assert metrics["MIoU"].compute().item() == pytest.approx(100 * expected, rel=1e-6)
         torch.testing.assert_close(metrics["CrossEntropy"].compute(), F.cross_entropy(outputs, masks, ignore_index=-1))
 
     def test_probabilities_are_converted_to_ids(self):

@@ -18,9 +18,9 @@ __all__ = ["MAP"]
 class MAP(MeanAveragePrecision):
     """The mean average precision and recall of boxes, as COCO defines them, computed by pycocotools.
 
-    It is ``torchmetrics.detection.MeanAveragePrecision`` for a trainer: all its values are scalars with separate names,
-    and processes may have different numbers of images. The 100 predictions with the highest scores of an image count,
-    as in COCO, without a warning if there are more.
+    It is ``torchmetrics.detection.MeanAveragePrecision`` for a trainer: the values of each class also have names of
+    their own, and processes may have different numbers of images. The 100 predictions with the highest scores of an
+    image count, as in COCO, without a warning if there are more.
 
     Args:
         class_metrics: Whether to also compute precision and recall of each class.
@@ -78,22 +78,19 @@ class MAP(MeanAveragePrecision):
         super().update(preds, target)
 
     def compute(self) -> dict[str, Tensor]:
-        """Return COCO's numbers by name, each a scalar; -1 where there is no object to measure.
+        """Return COCO's numbers by name; -1 where there is no object to measure.
 
-        ``map`` and ``mar_100`` are means over the overlaps from 0.5 to 0.95. With ``class_metrics``, class 3's are
+        ``map`` and ``mar_100`` are means over the overlaps from 0.5 to 0.95. ``map_per_class`` and
+        ``mar_100_per_class`` are -1, or with ``class_metrics`` one number for each class; then class 3's are also
         ``map_class_3`` and ``mar_100_class_3``.
         """
-        values = super().compute()
+        values: dict[str, Tensor] = super().compute()
         classes = values.pop("classes").reshape(-1).tolist()
-        scalars = {name: value for name, value in values.items() if "per_class" not in name}
         if self.class_metrics:
-            for name in sorted(values.keys() - scalars.keys()):
-                of_classes = values[name].reshape(-1)
-                scalars |= {
-                    name.replace("per_class", f"class_{label}"): value
-                    for label, value in zip(classes, of_classes, strict=True)
-                }
-        return scalars
+            for name in [name for name in values if "per_class" in name]:  # none without any image
+                named = zip(classes, values[name].reshape(-1), strict=True)
+                values |= {name.replace("per_class", f"class_{label}"): value for label, value in named}
+        return values
 
     def _sync_dist(self, dist_sync_fn: Callable[..., Any] | None = None, process_group: Any = None) -> None:
         """Gather the images of all processes.

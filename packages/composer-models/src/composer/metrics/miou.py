@@ -16,8 +16,8 @@ class MIoU(Metric):
 
     Pixels are counted over the entire data set and divided at the end, so the value does not depend on the split
     into batches and processes. A class that is neither predicted nor a target anywhere is excluded from the mean. The
-    value is between 0 and 1. It equals ``torchmetrics.classification.MulticlassJaccardIndex`` and, unlike it, does
-    not wait for the device.
+    value is in percent, between 0 and 100, as in MosaicML Composer. It is 100 times
+    ``torchmetrics.classification.MulticlassJaccardIndex`` and, unlike it, does not wait for the device.
 
     Args:
         num_classes: The number of classes.
@@ -30,8 +30,8 @@ class MIoU(Metric):
         >>> metric = MIoU(num_classes=2)
         >>> logits = torch.tensor([[[4.0, 4.0, 0.0], [0.0, 0.0, 4.0]]])  # one image of three pixels: 0, 0, 1
         >>> metric.update(logits, torch.tensor([[0, 1, -1]]))
-        >>> metric.compute()  # the mean of 1/2 and 0
-        tensor(0.2500)
+        >>> metric.compute()  # the mean of 50 and 0
+        tensor(25.)
     """
 
     is_differentiable = False
@@ -65,6 +65,6 @@ class MIoU(Metric):
         self.union = self.union + (predicted + actual - agreed)
 
     def compute(self) -> Tensor:
-        """Return the mean over the classes that occur, a scalar; ``nan`` if there are none."""
+        """Return the mean over the classes that occur, in percent, a scalar; ``nan`` if there are none."""
         counts = torch.arange(self.num_classes, device=self.union.device) != self.ignore_index
-        return class_mean(self.intersection, self.union, counts)
+        return 100 * class_mean(self.intersection, self.union, counts)
