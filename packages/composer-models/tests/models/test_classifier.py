@@ -67,6 +67,26 @@ class TestForwardAndLoss:
 
         assert model.loss_fn.weight.dtype == torch.float64
 
+    @pytest.mark.parametrize("given", [nn.functional.cross_entropy, nn.CrossEntropyLoss(weight=torch.rand(3))])
+    @pytest.mark.parametrize("is_set_later", [False, True])
+    def test_former_name_of_the_loss(self, given, is_set_later):
+        """A subclass may use and set the loss as ``_loss_fn``, as with MosaicML Composer."""
+
+        class Doubled(ComposerClassifier):
+            def __init__(self, loss_fn):
+                super().__init__(nn.Linear(4, 3), **({} if is_set_later else {"loss_fn": loss_fn}))
+                if is_set_later:
+                    self._loss_fn = loss_fn
+
+            def loss(self, outputs, batch, *args, **kwargs):
+                return 2 * self._loss_fn(outputs, batch[1], *args, **kwargs)
+
+        model, outputs, target = Doubled(given), torch.randn(5, 3), torch.tensor([0, 1, 2, 0, 1])
+
+        assert model.loss(outputs, (None, target)) == 2 * given(outputs, target)
+        assert model.loss_fn is model._loss_fn is given
+        assert not any(name.startswith("_loss_fn") for name in model.state_dict())
+
     def test_trains(self):
         """A few steps lower the loss."""
         torch.manual_seed(0)

@@ -85,6 +85,15 @@ class ComposerClassifier(PhaseMetricsModel):
             val_metrics = _default_metrics(self.num_classes, is_train=False)
         self._set_metrics(train_metrics, val_metrics)
 
+    @property
+    def _loss_fn(self) -> Callable[..., Tensor]:
+        """``loss_fn``, under the name that it has for subclasses in MosaicML Composer."""
+        return self.loss_fn
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; ``_loss_fn`` is ``loss_fn``, which may be a module."""
+        super().__setattr__("loss_fn" if name == "_loss_fn" else name, value)
+
     def forward(self, batch: tuple[Any, Tensor]) -> Tensor:
         """Compute the scores of the batch's inputs.
 
