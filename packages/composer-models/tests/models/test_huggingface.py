@@ -288,6 +288,39 @@ class TestMetrics:
             HuggingFaceModel(model.model, metrics="accuracy")
 
 
+class TestLabels:
+    @pytest.mark.parametrize("use_logits", [False, True])
+    @pytest.mark.parametrize("kind", ["gpt2", "classifier", "masked", "t5"])
+    def test_own_update_metric(self, kind, use_logits, make_model, make_batch):
+        """A subclass updates metrics with the labels of eval_forward, as with MosaicML Composer: the same values."""
+
+        class Own(HuggingFaceModel):
+            def update_metric(self, batch, outputs, metric):
+                metric.update(outputs if isinstance(outputs, torch.Tensor) else outputs["logits"], self.labels)
+
+        bare = make_model(kind).eval()
+        models = [cls(bare, use_logits=use_logits) for cls in (HuggingFaceModel, Own)]
+        batch = make_batch(kind)
+        before = batch["labels"].clone()
+
+        usual, own = (_value(model, LanguageCrossEntropy(), batch) for model in models)
+
+        assert own == pytest.approx(usual, rel=1e-6)
+        assert torch.equal(batch["labels"], before)
+
+    def test_without_labels(self, make_model, make_batch):
+        """There are none before the first batch, and none of a batch without labels."""
+        model, batch = HuggingFaceModel(make_model("gpt2")), make_batch("gpt2")
+        assert model.labels is None
+        model.eval_forward(batch)
+        assert model.labels is not None
+
+        del batch["labels"]
+        model.eval_forward(batch)
+
+        assert model.labels is None
+
+
 class TestSpecification:
     def test_bert_example(self, make_model, make_batch):
         """The page's block: a BERT classifier with two metrics trains and is evaluated."""

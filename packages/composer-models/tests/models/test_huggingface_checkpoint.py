@@ -181,6 +181,53 @@ class TestFromCheckpoint:
         assert [type(auto), type(named), type(own)] == [GPT2LMHeadModel, GPT2LMHeadModel, CustomModel]
         assert auto.config.attn_pdrop == 0.5
 
+    @pytest.mark.parametrize("cls", ["BertForTokenClassification", "AutoModelForTokenClassification"])
+    def test_other_head(self, cls, make_model, make_batch, save):
+        """Weights of a new head are initialized and named, and those of the former head too; all others are loaded."""
+        import transformers
+
+        bare, batch = make_model("masked"), make_batch("masked")
+        folder = save(HuggingFaceModel(bare))
+
+        with pytest.warns(UserWarning, match=r"New weights.*classifier\.weight.*does not have: cls\.") as caught:
+            model, _ = HuggingFaceModel.hf_from_composer_checkpoint(folder, getattr(transformers, cls))
+
+        assert len(caught) == 1
+        assert type(model) is transformers.BertForTokenClassification
+        hidden = [one.bert(input_ids=batch["input_ids"]).last_hidden_state for one in (model.eval(), bare.eval())]
+        assert torch.equal(*hidden)
+        assert model.classifier.weight.std().item() == pytest.approx(model.config.initializer_range, rel=0.5)
+
+    def test_without_a_head(self, make_model, make_batch, save):
+        """The model without a head, whose weights have no prefix, and back."""
+        from transformers import GPT2LMHeadModel, GPT2Model
+
+        bare, batch = make_model("gpt2"), make_batch("gpt2")
+        ids = batch["input_ids"]
+        read = HuggingFaceModel.hf_from_composer_checkpoint
+
+        with pytest.warns(UserWarning, match=r"to be trained: none.*does not have: lm_head.weight"):
+            body, _ = read(save(HuggingFaceModel(bare)), GPT2Model)
+
+        assert torch.equal(body(ids).last_hidden_state, bare.eval().transformer(ids).last_hidden_state)
+        again, _ = read(save(HuggingFaceModel(body)), GPT2LMHeadModel)  # the head's weights are the embedding's
+        assert torch.equal(_logits(again, batch), _logits(bare, batch))
+
+    def test_other_architecture(self, make_model, save):
+        """A class that has none of the saved weights raises."""
+        from transformers import GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+        class Other(LlamaForCausalLM):
+            config_class = type(GPT2LMHeadModel.config_class)
+
+            def __init__(self, config):
+                super().__init__(LlamaConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
+
+        folder = save(HuggingFaceModel(make_model("gpt2")))
+
+        with pytest.raises(ValueError, match="Other shares no weight with the checkpoint"):
+            HuggingFaceModel.hf_from_composer_checkpoint(folder, Other)
+
     def test_custom_configuration(self, make_model, save):
         """A custom class must be passed, and its configuration class is used."""
         from transformers import GPT2Config, GPT2LMHeadModel

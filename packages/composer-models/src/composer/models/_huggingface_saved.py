@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import tempfile
+import warnings
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -121,7 +122,10 @@ def rebuild_model(
         if described.get("peft"):
             return _rebuild_adapters(described["peft"], weights, cls, config, folder, base_model)
         model = _build(cls, config, folder)
-    _load_weights(model, weights)
+    if model_class is None:
+        _load_weights(model, weights)
+    else:
+        _load_shared_weights(model, weights)
     return model
 
 
@@ -248,6 +252,35 @@ def _load_weights(model: PreTrainedModel | PeftModel, weights: Mapping[str, Tens
             "Transformers: build it, change it in the same way, and load the checkpoint into it."
         )
     model.load_state_dict(dict(weights), strict=False)
+
+
+def _load_shared_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
+    """Copy the weights that a model of another class has, too, and warn about the others.
+
+    Raises:
+        ValueError: There are none.
+    """
+    prefix, own = f"{model.base_model_prefix}.", model.state_dict()
+    if not any(name.startswith(prefix) for name in own):  # the model without a head has no prefix
+        weights = {name.removeprefix(prefix): value for name, value in weights.items()}
+    elif not any(name.startswith(prefix) for name in weights):
+        weights = {prefix + name: value for name, value in weights.items()}
+    shared = {name: value for name, value in weights.items() if name in own and own[name].shape == value.shape}
+    loaded = {own[name].data_ptr() for name in shared}
+    new = [name for name, value in own.items() if name not in shared and value.data_ptr() not in loaded]
+    if not shared:
+        raise ValueError(
+            f"{type(model).__name__} shares no weight with the checkpoint, which has {_some(list(weights))}. Pass a "
+            "class of the same architecture as model_instantiation_class."
+        )
+    if new or len(shared) < len(weights):
+        warnings.warn(
+            f"{type(model).__name__} is not the class that was saved. New weights, to be trained: {_some(new)}. Saved "
+            f"weights that it does not have: {_some([name for name in weights if name not in shared])}.",
+            UserWarning,
+            stacklevel=5,
+        )
+    _load_weights(model, {**{name: own[name] for name in new}, **shared})
 
 
 def _some(names: list[str]) -> str:

@@ -119,6 +119,9 @@ class HuggingFaceModel(PhaseMetricsModel):
         self._set_metrics(metrics, metrics if eval_metrics is None else eval_metrics, ("metrics", "eval_metrics"))
         self._argument_names = argument_names(base_of(self.model))
         self._labels_seen: Tensor | None = None
+        self.labels: Tensor | None = None
+        """The labels of the batch of the last :meth:`eval_forward`, for an own :meth:`update_metric`. With
+        ``shift_labels`` they are those of the next position, and -100 at the last."""
 
     def forward(self, batch: Mapping[str, Any]) -> Any:
         """Compute the model's output, with its loss if the batch has labels.
@@ -192,6 +195,10 @@ class HuggingFaceModel(PhaseMetricsModel):
         Returns:
             The logits with ``use_logits=True``, otherwise the model's output.
         """
+        self.labels = batch.get("labels") if isinstance(batch, Mapping) else None
+        if self.labels is not None and self.shift_labels:
+            self.labels = self.labels.roll(-1, dims=1)
+            self.labels[:, -1] = -100
         if not self.use_logits:
             return self(batch) if outputs is None else outputs
         if outputs is None:
@@ -341,7 +348,8 @@ class HuggingFaceModel(PhaseMetricsModel):
         Args:
             checkpoint_path: The folder of the checkpoint, local or remote (``"s3://bucket/ep3-ba1200"``).
             model_instantiation_class: Another class than that of the trained model: a class of Transformers or your
-                own, an ``AutoModelFor…``, or a name in ``transformers``.
+                own, an ``AutoModelFor…``, or a name in ``transformers``. Weights that only it has, such as those of
+                another head, are initialized by Transformers, and named in a warning.
             model_config_kwargs: Changes to the configuration.
             local_checkpoint_save_location: The folder for the files of a remote checkpoint; a temporary folder if
                 ``None``.
