@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from composer.functional.nested import is_list_of_samples, rebuild, sizes
+from composer.functional.nested import is_list_of_samples, leaves, rebuild, sizes
 
 if TYPE_CHECKING:
     from composer.core.batch import Batch
@@ -202,7 +202,7 @@ def ensure_data_spec(dataloader: DataSpec | Iterable[Batch] | Mapping[str, Any])
 def count_samples(batch: Batch) -> int:
     """Return the size of the first dimension of a batch's tensors (or the length of its lists of other objects).
 
-    A list in the batch may also have one item for each sample, such as boxes, of which there are more or fewer.
+    A list in the batch may also have a list of numbers for each sample, of any length.
 
     Raises:
         ValueError: The batch's parts have different lengths, or there is nothing to count.
@@ -286,9 +286,11 @@ def _fits(part: Any, num_samples: int, *, is_nested: bool = False) -> bool:
         return True
     items = part.values() if isinstance(part, Mapping) else part
     if not isinstance(part, Mapping) and not hasattr(part, "_fields"):
-        is_flat = not any(map(sizes, items))
-        if is_flat or (is_nested and len(part) == num_samples):
+        if not any(map(sizes, items)):
             return len(part) == num_samples
+        # A list with a tensor for each sample may by chance look like a list of fields, in some batches.
+        if is_nested and len(part) == num_samples and not any(isinstance(leaf, Tensor) for leaf in leaves(part)):
+            return True
     return all(_fits(item, num_samples, is_nested=True) for item in items)
 
 
