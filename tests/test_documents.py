@@ -7,6 +7,7 @@ reason: ``<!-- not run: it needs eight GPUs -->``.
 
 import multiprocessing
 import re
+import struct
 import subprocess
 from pathlib import Path
 
@@ -94,6 +95,30 @@ class TestCards:
         assert [name for name, _ in depths] == ["Functional", "Engine", "Trainer"]
         for (_, code), needed in zip(depths, ["cf.", "engine.run_event(", "trainer.fit()"], strict=True):
             assert needed in code
+
+
+PICTURES = sorted(ROOT.glob("docs/**/*.png"))
+
+
+@pytest.mark.parametrize("picture", ROOT.glob("docs/methods/pictures/*.png"), ids=lambda path: path.stem)
+def test_pictures_are_large_enough_and_small_files(picture):
+    """A method's picture has at least 320 pixels in height and a file of less than 120 kB."""
+    content = picture.read_bytes()
+    (height,) = struct.unpack(">I", content[20:24])  # in the first chunk of a PNG
+
+    assert height >= 320
+    assert len(content) < 120_000
+
+
+def test_pictures_have_descriptions_and_are_shown():
+    """Every picture is shown in a document, with an alternative text of several words."""
+    shown = {}
+    for document in DOCUMENTS:
+        for text, target in re.findall(r"!\[(.*?)\]\((?!https?:)(.+?\.png)\)", document.read_text(), re.DOTALL):
+            shown[(document.parent / target).resolve()] = text
+
+    assert [picture for picture in PICTURES if len(shown.get(picture, "").split()) < 4] == []
+    assert sum(picture.parent.parent.name == "methods" for picture in shown) >= 20
 
 
 class TestRunner:

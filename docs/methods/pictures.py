@@ -1,10 +1,10 @@
-"""Create the pictures of the method cards from two photographs of scikit-learn.
+"""Create the pictures of the method cards from data of scikit-learn.
 
 python docs/methods/pictures.py           # all of them
 python docs/methods/pictures.py cutmix    # one
 
-A picture is a function that returns panels, each a caption and an image; the function and the picture have the same
-name. New functions are added to PICTURES.
+A picture of images is a function that returns panels, each a caption and an image; the function and the picture have
+the same name. New functions are added to PICTURES. Diagrams and curves are in charts.py.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 import kornia.augmentation as ka
 import matplotlib.pyplot as plt
 import torch
+from charts import CHARTS
 from PIL import Image
 from sklearn.datasets import load_sample_images
 from torch import Tensor
@@ -26,15 +27,16 @@ from composer import functional as cf
 Panel = tuple[str, Tensor]
 """A caption and an image, shape (3, H, W), from 0 to 1, drawn pixel by pixel."""
 
-SIDE = 160
-MARGIN = 6
-CAPTION = 18
+SIDE = 200
+MARGIN = 8
+CAPTION = 24
 COLORS = 256
+DPI = 120
 FOLDER = Path(__file__).parent / "pictures"
 
 
 def augment() -> list[Panel]:
-    """Show a flower with its mask and box, before and after four augmentations of kornia."""
+    """Show a flower with its mask and box, before and after five augmentations of kornia."""
     flower = photographs()[1][None]
     height, width = flower.shape[-2:]
     mask = ellipse(height, width, (0.2, 0.15, 0.85, 0.8))[None]
@@ -42,6 +44,7 @@ def augment() -> list[Panel]:
     chosen = {
         "RandomHorizontalFlip": ka.RandomHorizontalFlip(p=1.0),
         "RandomAffine": ka.RandomAffine(25.0, scale=(0.7, 0.9), p=1.0),
+        "RandomResizedCrop": ka.RandomResizedCrop((SIDE, SIDE), scale=(0.3, 0.5), p=1.0),
         "RandomPerspective": ka.RandomPerspective(0.5, p=1.0),
         "ColorJitter": ka.ColorJitter(0.3, 0.3, 0.6, 0.2, p=1.0),
     }
@@ -79,25 +82,27 @@ def augmix() -> list[Panel]:
 
 
 def blurpool() -> list[Panel]:
-    """Show roof tiles after subsampling every fourth pixel, without and with a blur."""
-    border = 8
-    detail = photographs(427)[:1, :, 40 - border : 360 + border, 60 - border : 380 + border]
-    blur = cf.BlurPool2d(stride=2)
-    inside = slice(border, -border)
-    quarter = slice(border // 4, -border // 4)
-    return [
-        ("the photograph", resize(detail[..., inside, inside], SIDE)[0]),
-        ("every fourth pixel", enlarge(detail[0, :, ::4, ::4][:, quarter, quarter], 2)),
-        ("blurred before", enlarge(blur(blur(detail))[0, :, quarter, quarter], 2)),
-    ]
+    """Show roof tiles after subsampling every fourth pixel, without and with a blur, and moved by two pixels."""
+    top, left, side, border = 190, 150, 200, 8
+    blur, panels = cf.BlurPool2d(stride=2), []
+    for name, moved in (("{}", 0), ("{}, moved", 2)):
+        rows, columns = (slice(start - border, start + side + border) for start in (top, left + moved))
+        detail = photographs(427)[:1, :, rows, columns]
+        quarter = slice(border // 4, -border // 4)
+        panels += [
+            (name.format("every fourth pixel"), enlarge(detail[0, :, ::4, ::4][:, quarter, quarter], 4)),
+            (name.format("blurred before"), enlarge(blur(blur(detail))[0, :, quarter, quarter], 4)),
+        ]
+    return panels
 
 
 def colout() -> list[Panel]:
-    """Show a photograph and two draws."""
+    """Show a photograph and three draws."""
     temple = photographs()[0]
     return [
         ("before", temple),
         ("p_row = p_col = 0.15", cf.colout_batch(temple, generator=seeded(1))),
+        ("p_row=0.4, p_col=0", cf.colout_batch(temple, 0.4, 0.0, generator=seeded(2))),
         ("p_row = p_col = 0.4", cf.colout_batch(temple, 0.4, 0.4, generator=seeded(2))),
     ]
 
@@ -164,12 +169,13 @@ def progressive_resizing() -> list[Panel]:
 
 
 def randaugment() -> list[Panel]:
-    """Show a photograph and four pairs of operations on it."""
+    """Show a photograph and five pairs of operations on it."""
     flower = photographs()[1]
     pairs = {
         "shear_x, color": ([10, 5], [0.25, 0.3]),
         "solarize, rotate": ([4, 9], [0.75, 15.0]),
         "equalize, translate_y": ([2, 13], [0.0, 0.2]),
+        "contrast, translate_x": ([6, 12], [1.8, -0.25]),
         "posterize, sharpness": ([3, 8], [2.0, 1.9]),
     }
     panels = [("before", flower)]
@@ -211,41 +217,44 @@ def swap() -> Tensor:
     return torch.tensor([1, 0])
 
 
-def draw(panels: list[Panel], file: Path) -> None:
-    """Draw panels side by side with their captions above, one pixel of an image as one pixel of the file."""
-    tallest = max(image.shape[1] for _, image in panels)
-    columns = [max(image.shape[2], SIDE) for _, image in panels]
-    width, height = sum(columns) + MARGIN * (len(panels) + 1), tallest + CAPTION + MARGIN
-    figure = plt.figure(figsize=(width / 100, height / 100), dpi=100)
-    left = MARGIN
-    for (caption, image), column in zip(panels, columns, strict=True):
-        rows, cols = image.shape[1:]
-        x, y = left + (column - cols) // 2, MARGIN + (tallest - rows) // 2
+def draw(panels: list[Panel]) -> plt.Figure:
+    """Draw panels in two rows with their captions above, one pixel of an image as one pixel of the file."""
+    columns = (len(panels) + 1) // 2
+    cell_width = max(SIDE, *(image.shape[2] for _, image in panels)) + MARGIN
+    cell_height = max(image.shape[1] for _, image in panels) + CAPTION + MARGIN
+    width, height = columns * cell_width + MARGIN, 2 * cell_height + MARGIN
+    figure = plt.figure(figsize=(width / DPI, height / DPI), dpi=DPI)
+    for place, (caption, image) in enumerate(panels):
+        row, column = divmod(place, columns)
+        x = MARGIN + column * cell_width + (cell_width - MARGIN - image.shape[2]) // 2
+        top = height - MARGIN - row * cell_height
+        y = top - CAPTION - (cell_height - MARGIN - CAPTION + image.shape[1]) // 2
         figure.figimage(image.permute(1, 2, 0).numpy(), x, y)
-        figure.text((left + column / 2) / width, 1 - CAPTION / 2 / height, caption, ha="center", va="center", size=7.5)
-        left += column + MARGIN
-    write(figure, file)
+        middle = MARGIN + column * cell_width + (cell_width - MARGIN) / 2
+        figure.text(middle / width, (top - CAPTION / 2) / height, caption, ha="center", va="center", size=8)
+    return figure
 
 
 def write(figure: plt.Figure, file: Path) -> None:
     """Write a figure with few colours, to keep the file small."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=100)
+    figure.savefig(buffer, dpi=DPI)
     plt.close(figure)
     file.parent.mkdir(exist_ok=True)
-    Image.open(buffer).convert("RGB").quantize(COLORS).save(file, optimize=True)
+    Image.open(buffer).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(file, optimize=True)
 
 
 def main() -> None:
     """Create the pictures with the given names, or all."""
-    known = {picture.__name__: picture for picture in PICTURES}
+    known = {picture.__name__: picture for picture in [*PICTURES, *CHARTS]}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="name", help=f"any of {', '.join(known)}; all by default")
     names = parser.parse_args().names or list(known)
     for name in names:
         if name not in known:
             parser.error(f"There is no picture {name!r}. Choose from {', '.join(known)}.")
-        draw(known[name](), FOLDER / f"{name}.png")
+        shown = known[name]()
+        write(draw(shown) if isinstance(shown, list) else shown, FOLDER / f"{name}.png")
 
 
 if __name__ == "__main__":
