@@ -100,7 +100,7 @@ class TestCards:
 PICTURES = sorted(ROOT.glob("docs/**/*.png"))
 
 
-@pytest.mark.parametrize("picture", ROOT.glob("docs/methods/pictures/*.png"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("picture", sorted(ROOT.glob("docs/methods/pictures/*.png")), ids=lambda path: path.stem)
 def test_pictures_are_large_enough_and_small_files(picture):
     """A method's picture has at least 320 pixels in height and a file of less than 120 kB."""
     content = picture.read_bytes()
