@@ -101,6 +101,17 @@ def test_arguments_and_methods():
     ]
 
 
+def test_discarded_batches():
+    """A call of batch_set whose result is not used is reported: the batch is not changed in place."""
+    source = (
+        "from composer.core import batch_set\nimport composer\nbatch = batch_set({}, 'x', 1)\n"
+        "batch_set(batch, 'x', 2)\n"
+        "composer.core.batch_set(batch, 'x', 3)\nprint(batch_set(batch, 'x', 4))\n"
+    )
+
+    assert found(source) == [(4, "batch_set(...)", False), (5, "batch_set(...)", False)]
+
+
 def test_arguments_in_the_table_are_not_accepted():
     """The listed arguments are those that the classes here refuse."""
     import inspect

@@ -122,6 +122,12 @@ class _Visitor(ast.NodeVisitor):
             self._add(node.func.lineno, f".{method}()", ATTRIBUTES[method])
         self.generic_visit(node)
 
+    def visit_Expr(self, node: ast.Expr) -> None:
+        name = self._names(node.value.func)[1] if isinstance(node.value, ast.Call) else None
+        if name is not None and name.startswith("composer.") and name.endswith(".batch_set"):
+            self._add(node.lineno, "batch_set(...)", "state.batch = batch_set(...), which returns a changed copy")
+        self.generic_visit(node)
+
     def _uses_composer(self) -> bool:
         return any(name.partition(".")[0] == "composer" for name in self._imported.values())
 
