@@ -124,6 +124,13 @@ class TestRun:
         assert described["trainer"]["eval_interval"] == "1ep"
         assert described["trainer"]["model"].startswith("object of composer.models.classifier")
 
+    def test_names_of_composer(self, described):
+        """Dashboards of MosaicML Composer find the version, the number of processes and the algorithms."""
+        assert described["composer_version"] == described["versions"]["composer"]
+        assert (described["num_nodes"], described["num_gpus_per_node"]) == (1, 1)
+        enabled = {name.partition("/")[2] for name in described if name.startswith("enabled_algorithms/")}
+        assert enabled == {"MixUp", "LabelSmoothing"}
+
     def test_empty_state(self):
         """It works for an engine without a model or data."""
         described = hyperparameters(State(model=None))

@@ -23,6 +23,7 @@ from composer.core import Serializable, Time
 from composer.core.checks import describe
 from composer.core.components import by_key
 from composer.core.plan import component_keys
+from composer.distributed import get_local_world_size, get_world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,7 +69,9 @@ def hyperparameters(
         ``run_name``, ``rank_zero_seed``, ``device``, ``precision``, ``max_duration``,
         ``device_train_microbatch_size``; ``model``, ``train_dataloader`` and ``evaluators``; ``algorithms``,
         ``callbacks``, ``loggers``, ``optimizers`` and ``schedulers``, each a dictionary of settings by name;
-        ``versions``, ``git`` and ``hardware``; and ``trainer`` if ``extra`` is given.
+        ``versions``, ``git`` and ``hardware``; and ``trainer`` if ``extra`` is given. The names of MosaicML Composer
+        are also there: ``composer_version``, ``num_nodes``, ``num_gpus_per_node`` (its processes) and
+        ``enabled_algorithms/<class>``.
 
     Example:
         >>> from composer.core import State
@@ -76,7 +79,7 @@ def hyperparameters(
         >>> described["max_duration"], described["model"]["num_parameters"]
         ('10ep', 10)
     """
-    described = {
+    described: dict[str, Any] = {
         "run_name": state.run_name,
         "rank_zero_seed": state.rank_zero_seed,
         "device": str(state.device),
@@ -94,6 +97,10 @@ def hyperparameters(
         "versions": versions(),
         "git": commit(),
         "hardware": hardware(state.device),
+        "composer_version": environment(torch.device("cpu"))["composer-trainer"],
+        "num_nodes": get_world_size() // get_local_world_size(),
+        "num_gpus_per_node": get_local_world_size(),
+        **{f"enabled_algorithms/{type(algorithm).__name__}": True for algorithm in state.algorithms},
     }
     return described if extra is None else described | {"trainer": plain_settings(extra)}
 
