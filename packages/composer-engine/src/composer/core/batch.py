@@ -47,10 +47,11 @@ def batch_get(batch: Batch, key: BatchKey) -> Any:
         >>> batch_get(("image", "label"), 1), batch_get({"input_ids": 7, "labels": 8}, ["labels", "input_ids"])
         ('label', (8, 7))
     """
-    if callable(key):
-        return key(batch)
-    if _is_pair(key):
-        return key[0](batch)
+    if type(key) is not int and type(key) is not str:  # nearly always one of these, and in each step
+        if callable(key):
+            return key(batch)
+        if _is_pair(key):
+            return key[0](batch)
     try:
         return batch[key]
     except (TypeError, KeyError, IndexError):

@@ -137,7 +137,7 @@ class DataSpec:
             ValueError: The counting function returns no such type.
         """
         counts = self._get_num_tokens_in_batch(batch)
-        if isinstance(counts, int) and token_type == "total":  # noqa: S105
+        if type(counts) is int and token_type == "total":  # noqa: S105  (nearly always)
             return counts
         if isinstance(counts, Mapping) and token_type in counts:
             return counts[token_type]
@@ -268,7 +268,7 @@ def _slice(part: Any, of: slice, num_samples: int, *, is_nested: bool = False) -
     is_sequence = isinstance(part, (list, tuple))
     if is_sequence or isinstance(part, Mapping):
         # The items of the batch itself are its parts, unless they have no length.
-        may_be_samples = is_sequence and (is_nested or not any(map(sizes, part)))
+        may_be_samples = is_sequence and len(part) == num_samples and (is_nested or not any(map(sizes, part)))
         if may_be_samples and is_list_of_samples(part, num_samples):
             return part[of]
         items = part if is_sequence else part.values()
