@@ -24,7 +24,9 @@ LAYER_NORMS = ExclusiveResource(
 
 
 def report_surgery(algorithm: Algorithm, report: SurgeryReport, logger: Logger, *, missing: str) -> None:
-    """Log the number of replaced layers, also by :attr:`ModelSurgery.former_names`; warn if there are none.
+    """Store the report in the algorithm, log the number of replaced layers, and warn if there are none.
+
+    It is logged by :attr:`ModelSurgery.former_names`, too.
 
     Args:
         algorithm: The algorithm.
@@ -32,6 +34,7 @@ def report_surgery(algorithm: Algorithm, report: SurgeryReport, logger: Logger, 
         logger: The logger.
         missing: What the model lacks if nothing was replaced.
     """
+    algorithm.surgery_report = report
     if not report:
         warnings.warn(f"{algorithm!r} found nothing to change: {missing}", NoEffectWarning, stacklevel=3)
     counts = {f"{type(algorithm).__name__}/replaced_layers": len(report)}

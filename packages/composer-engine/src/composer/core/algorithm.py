@@ -15,6 +15,7 @@ from typing_extensions import deprecated
 from composer.core.event import Event  # noqa: TC001
 from composer.core.serializable import Serializable
 from composer.core.stage import Stage  # noqa: TC001
+from composer.functional import SurgeryReport  # noqa: TC001
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -57,6 +58,9 @@ class Algorithm(Serializable, ABC):
 
     writes: ClassVar[AbstractSet[str]] = frozenset()
     """The fields that it changes, in the same form."""
+
+    surgery_report: SurgeryReport | None = None
+    """The layers that this algorithm has replaced in the model; None if it replaces none, or has not run."""
 
     owns: ClassVar[AbstractSet[str]] = frozenset()
     """The exclusive resources that only one algorithm of a run may own: ``"the weights used for evaluation"``."""

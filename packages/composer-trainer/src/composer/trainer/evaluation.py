@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Evaluations",
     "evaluate",
+    "first_batch",
     "in_evaluation",
     "predict",
     "prepare_batch",
@@ -302,6 +303,13 @@ def predict(engine: Engine, spec: DataSpec, subset: int, *, return_outputs: bool
             engine.run_event(Event.PREDICT_BATCH_END)
         engine.run_event(Event.PREDICT_END)
     return outputs
+
+
+def first_batch(state: State, spec: DataSpec, name: str) -> Any:
+    """Return the first batch of data, on the state's device; errors call the loader ``name``."""
+    return prepare_batch(
+        next(make_order(spec.dataloader, state.rank_zero_seed).begin(0)), spec, state, name, Timestamp()
+    )
 
 
 def prepare_batch(batch: Any, spec: DataSpec, state: State, name: str, clock: Timestamp) -> Any:

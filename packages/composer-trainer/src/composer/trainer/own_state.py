@@ -124,6 +124,11 @@ class OwnState:
             if mark[0] == "generator"
         ]
 
+    def generator_states(self) -> list[tuple[Any, Any]]:
+        """Return all generators that were found and have a state, each with its current one."""
+        found = [one for holder in self._holders.values() for one in holder.attributes().values() if is_generator(one)]
+        return [(one, state) for one in found if (state := generator_state(one)) is not None]
+
     def to_data(self) -> dict[str, Any]:
         """Return the changes as plain data and tensors; :meth:`report` names what cannot be saved."""
         data: dict[str, Any] = {name: {} for name in _PARTS}

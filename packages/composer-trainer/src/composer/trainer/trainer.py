@@ -50,7 +50,6 @@ from composer.trainer.arguments import (
 )
 from composer.trainer.checkpoints import Loading, best_by, save_together
 from composer.trainer.computing import ComputeConfig, check_microbatch_size, choose_precision
-from composer.trainer.data_order import make_order
 from composer.trainer.dry_run import check_dry_run, dry_run_arguments, end_dry_run, short_evaluators
 from composer.trainer.environment import run_name_of_environment, warn_of_mosaicml
 from composer.trainer.evaluation import (
@@ -60,12 +59,13 @@ from composer.trainer.evaluation import (
     Loader,
     check_can_be_evaluated,
     evaluate,
+    first_batch,
     predict,
-    prepare_batch,
     prepare_metrics,
     to_evaluators,
 )
 from composer.trainer.hyperparameters import hyperparameters
+from composer.trainer.learning_rate import LRSearch, find_lr
 from composer.trainer.loop import train
 from composer.trainer.names import suggests_names
 from composer.trainer.optimization import Optimization, check_optimizers, default_optimizer, make_scaler
@@ -74,6 +74,7 @@ from composer.trainer.reproducibility import choose_seed, configure_deterministi
 from composer.trainer.result import FitResult, final_metrics, reason_of_end
 from composer.trainer.run import Run
 from composer.trainer.schedules import SchedulerLike, TrainingSchedule, check_optimizers_of, check_schedulers
+from composer.trainer.summary import ModelSummary, summarize
 from composer.trainer.training_data import TrainingData, check_model, check_trainable
 
 if TYPE_CHECKING:
@@ -564,6 +565,55 @@ class Trainer:
         with self._closing_on_error():
             return predict(self.engine, spec, subset, return_outputs=return_outputs)
 
+    @suggests_names
+    def summary(self, sample_input: Any = None, *, max_depth: int = 3) -> ModelSummary:
+        """Compute one batch and return the layers, their shapes and parameters, and the memory; prints as a table.
+
+        No algorithm runs at its events. The model and all generators are left as they were, bit for bit.
+
+        Args:
+            sample_input: A batch as the model's ``forward`` takes it; the first microbatch to train on if None.
+            max_depth: How many levels of modules are listed below the model.
+
+        Raises:
+            ValueError: There is no batch.
+        """
+        algorithms, key = self.state.algorithms, self.state.component_key
+        replacements = [(key(one), replaced) for one in algorithms for replaced in one.surgery_report or ()]
+        origins = {path: f"{name} (was {one.old})" for name, one in replacements for path in one.paths}
+        return summarize(self.state, self._data.spec, sample_input, origins=origins, max_depth=max_depth)
+
+    @suggests_names
+    def find_lr(
+        self, *, start_lr: float = 1e-6, end_lr: float = 10.0, num_batches: int = 100, stop_factor: float = 4.0
+    ) -> LRSearch:
+        """Train a few batches with growing learning rates and return the losses (range test, arXiv:1506.01186).
+
+        The rates grow from step to step by the same factor, in each parameter group in proportion. Afterwards weights,
+        optimizers and generators are restored bit for bit. No algorithm runs at its events; those that have changed the
+        model or wrapped the optimizers are in effect. It runs in one process.
+
+        Args:
+            start_lr: The first learning rate.
+            end_lr: The last one.
+            num_batches: The number of steps; the data are repeated if they have fewer batches.
+            stop_factor: The search ends early at a loss that is higher than the first one and so many times the lowest.
+
+        Returns:
+            The rates and losses; ``search.suggestion`` is a first guess, ``search.plot()`` draws them.
+
+        Raises:
+            ValueError: A value is out of range, there is no data, or the first loss is not finite.
+        """
+        return find_lr(
+            self.state,
+            self._data.spec,
+            start_lr=start_lr,
+            end_lr=end_lr,
+            num_batches=num_batches,
+            stop_factor=stop_factor,
+        )
+
     @property
     def saved_checkpoints(self) -> list[str]:
         """The paths of the checkpoints that this trainer has saved and not deleted, the oldest first."""
@@ -647,8 +697,7 @@ class Trainer:
         if not specs:
             raise ValueError("There is no batch to export with: give sample_input.")
         with preserve_rng_state(self.state.device):
-            batch = next(make_order(specs[0].dataloader, self.state.rank_zero_seed).begin(0))
-            batch = prepare_batch(batch, specs[0], self.state, "the loader whose first batch is exported", Timestamp())
+            batch = first_batch(self.state, specs[0], "the loader whose first batch is exported")
             transform = specs[0].microbatch_transforms
             return batch if transform is None else transform(batch)
 

@@ -1,0 +1,179 @@
+"""The learning rate range test (Smith 2017, arXiv:1506.01186)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from composer.core import DataSpec, Timestamp
+from composer.distributed import get_world_size
+from composer.functional.checks import check_interval, check_whole
+from composer.loggers.products import import_product
+from composer.trainer.data_order import make_order
+from composer.trainer.evaluation import prepare_batch
+from composer.trainer.microbatching import scaled_losses, split_microbatches
+from composer.trainer.optimization import Optimization
+from composer.trainer.training_data import check_trainable
+from composer.trainer.trial import trial
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from composer.core import State
+
+__all__ = ["LRSearch", "find_lr"]
+
+_WINDOW = 20
+"""A loss is smoothed over a tenth of the steps: over this part of them before it, and as many after it."""
+
+
+@attrs.frozen
+class LRSearch:
+    """The result of a learning rate range test: the loss at learning rates that grow from step to step.
+
+    Args:
+        lrs: The learning rates of the steps, in ascending order.
+        losses: The loss of each batch before its step.
+
+    Example:
+        >>> search = LRSearch(lrs=(0.001, 0.01, 0.1, 1.0, 10.0), losses=(2.3, 2.2, 1.5, 0.9, 8.0))
+        >>> search.suggestion
+        0.01
+    """
+
+    lrs: tuple[float, ...]
+    losses: tuple[float, ...]
+
+    @property
+    def smoothed(self) -> tuple[float, ...]:
+        """The losses, each averaged with its neighbours before and after it."""
+        reach = max(1, len(self.losses) // _WINDOW)
+        windows = [self.losses[max(0, step - reach) : step + reach + 1] for step in range(len(self.losses))]
+        return tuple(sum(window) / len(window) for window in windows)
+
+    @property
+    def suggestion(self) -> float | None:
+        """The learning rate whose step decreases the smoothed loss most; None if no step decreases it.
+
+        It is a first guess for a constant rate; a schedule with a warm-up may start from a larger one.
+        """
+        smoothed = self.smoothed
+        until_lowest = smoothed[: smoothed.index(min(smoothed)) + 1] if smoothed else ()
+        changes = [after - before for before, after in itertools.pairwise(until_lowest)]
+        return self.lrs[changes.index(min(changes))] if changes else None
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Plot the loss over the learning rate, with the suggestion.
+
+        Args:
+            ax: Axes to draw into; new axes if None.
+
+        Returns:
+            The axes; ``ax.figure.savefig("lr.png")`` saves the figure.
+
+        Raises:
+            ModuleNotFoundError: Matplotlib is not installed.
+        """
+        if ax is None:
+            ax = import_product("matplotlib.pyplot", "plot").subplots(layout="constrained")[1]
+        assert ax is not None
+        ax.plot(self.lrs, self.losses, alpha=0.35, label="loss")
+        ax.plot(self.lrs, self.smoothed, label="smoothed loss")
+        if self.suggestion is not None:
+            ax.axvline(self.suggestion, color="gray", linestyle="--", label=f"steepest at {self.suggestion:.2g}")
+        low, high = min(self.smoothed), max(self.smoothed[0], self.losses[0])
+        ax.set(xscale="log", xlabel="learning rate", ylabel="loss")
+        ax.set_ylim(low - 0.1 * (high - low) - 1e-9, high + 0.5 * (high - low) + 1e-9)
+        ax.legend()
+        return ax
+
+
+def find_lr(
+    state: State, spec: DataSpec | None, *, start_lr: float, end_lr: float, num_batches: int, stop_factor: float
+) -> LRSearch:
+    """Return the losses at growing learning rates; see :meth:`composer.trainer.Trainer.find_lr`."""
+    _check(start_lr, end_lr, num_batches, stop_factor)
+    if spec is None:
+        raise ValueError("find_lr has nothing to train on: give train_dataloader to the Trainer.")
+    if isinstance(spec.dataloader, Iterator):
+        raise ValueError(  # noqa: TRY004  (an iterator is a valid loader elsewhere)
+            "find_lr cannot use train_dataloader, an iterator whose batches would be missing in the training: give an "
+            "iterable that can be iterated over again."
+        )
+    if get_world_size() > 1:
+        raise ValueError(f"find_lr runs in one process, and there are {get_world_size()}: run it without torchrun.")
+    check_trainable(state.model)
+    lrs = [start_lr * (end_lr / start_lr) ** (step / (num_batches - 1)) for step in range(num_batches)]
+    losses: list[float] = []
+    with trial(state, spec.dataloader, steps=True):
+        optimization = Optimization(state, torch.zeros((), dtype=torch.int64, device=state.device))
+        optimization.train_mode()
+        for lr, batch in zip(lrs, _batches(spec, state), strict=False):
+            _set_lr(state, lr)
+            loss = _step(state, spec, optimization, batch)
+            if not math.isfinite(loss):
+                break
+            losses.append(loss)
+            if loss > stop_factor * abs(min(losses)) and loss > losses[0]:
+                break
+    if not losses:
+        raise ValueError("find_lr: the loss of the first batch is not a finite number; see the guide to debugging.")
+    return LRSearch(tuple(lrs[: len(losses)]), tuple(losses))
+
+
+def _check(start_lr: float, end_lr: float, num_batches: int, stop_factor: float) -> None:
+    check_interval("start_lr", start_lr, 0.0, math.inf, "It is the first learning rate.", open_low=True, open_high=True)
+    check_interval("end_lr", end_lr, start_lr, math.inf, "It is more than start_lr.", open_low=True, open_high=True)
+    check_whole("num_batches", num_batches, 2, "It is the number of steps.")
+    check_interval("stop_factor", stop_factor, 1.0, math.inf, "The search ends at a loss so many times the lowest.")
+
+
+def _batches(spec: DataSpec, state: State) -> Iterator[Any]:
+    """Yield batches of as many epochs as are wanted, from the first on, without moving the position of the training."""
+    order = make_order(spec.dataloader, state.rank_zero_seed)
+    for epoch in itertools.count():
+        batch = None
+        for batch in order.begin(epoch):
+            yield prepare_batch(batch, spec, state, "train_dataloader", Timestamp())
+        if batch is None:
+            raise ValueError("find_lr: train_dataloader has no batches.")
+
+
+def _set_lr(state: State, lr: float) -> None:
+    """Set the largest learning rate of all parameter groups to ``lr``, and the others in proportion."""
+    groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
+    largest = max(float(group["lr"]) for group in groups)
+    for group in groups:
+        rate = lr * (float(group["lr"]) / largest if largest else 1.0)
+        group["lr"] = torch.full_like(group["lr"], rate) if isinstance(group["lr"], Tensor) else rate
+        if "initial_lr" in group:  # decoupled weight decay is relative to it
+            group["initial_lr"] = group["lr"]
+
+
+def _step(state: State, spec: DataSpec, optimization: Optimization, batch: Any) -> float:
+    """Train on a batch and return its loss, before the step."""
+    forward, loss_of = optimization.in_precision(state.model), optimization.in_precision(state.model.loss)
+    totals: list[Tensor] = []
+
+    def compute() -> Tensor:
+        optimization.zero_grad()
+        parts = split_microbatches(batch, spec, state.device_train_microbatch_size, spec.get_num_samples_in_batch)
+        losses = []
+        for part, weight in parts:
+            inputs = part if spec.microbatch_transforms is None else spec.microbatch_transforms(part)
+            loss = loss_of(forward(inputs), inputs)
+            optimization.backward(loss, weight)
+            losses.append(scaled_losses(loss, weight)["total"])
+        if state.scaler is not None:
+            optimization.unscale()
+        totals.append(torch.stack(losses).sum())
+        return totals[-1]
+
+    optimization.step(compute)
+    return float(totals[0])

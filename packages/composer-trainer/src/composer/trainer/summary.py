@@ -1,0 +1,216 @@
+"""The layers of a model, what surgery replaced, and the memory of one batch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from composer.core import Event, get_precision_context
+from composer.core.batch import describe_batch, note_batch
+from composer.core.data_spec import move_batch
+from composer.functional.nested import leaves
+from composer.trainer.evaluation import first_batch
+from composer.trainer.microbatching import split_microbatches
+from composer.trainer.trial import trial
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from composer.core import DataSpec, State
+
+__all__ = ["Layer", "ModelSummary", "summarize"]
+
+_LONGEST = 40
+"""The number of characters of a shape in the table."""
+
+
+@attrs.frozen
+class Layer:
+    """A module of a model.
+
+    Args:
+        path: Its path; empty for the model itself.
+        kind: Its class.
+        input, output: The shapes of its first call, as text; empty if it was not called.
+        num_parameters: The number of its parameters, with those of its children; shared ones are counted once.
+        replaced: The algorithm that put it there, and the former class; empty if it is the user's own.
+    """
+
+    path: str
+    kind: str
+    input: str
+    output: str
+    num_parameters: int
+    replaced: str = ""
+
+
+@attrs.frozen(repr=False)
+class ModelSummary:
+    """The layers of a model and the memory of one batch. It prints as a table.
+
+    Args:
+        layers: The modules, parents before children.
+        batch: The shapes of the batch, as text.
+        num_parameters, num_trainable: The number of parameters, and of those that are trained.
+        memory: The bytes of ``parameters``, ``gradients``, ``optimizer state`` (0 before the first step), ``buffers``,
+            ``batch``, and ``activations``: what is stored for the backward pass of the batch, or of a microbatch.
+
+    Example:
+        >>> import torch
+        >>> from composer.models import ComposerClassifier
+        >>> from composer.trainer import Trainer
+        >>> model = ComposerClassifier(torch.nn.Linear(4, 2), num_classes=2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> trainer = Trainer(model=model, optimizers=optimizer, device="cpu", progress_bar=False)
+        >>> summary = trainer.summary((torch.rand(8, 4), torch.zeros(8, dtype=torch.long)))
+        >>> [(layer.path, layer.output) for layer in summary.layers]
+        [('', 'float32[8, 2]'), ('module', 'float32[8, 2]')]
+        >>> summary.memory["parameters"]
+        40
+    """
+
+    layers: tuple[Layer, ...]
+    batch: str
+    num_parameters: int
+    num_trainable: int
+    memory: Mapping[str, int]
+
+    def __repr__(self) -> str:
+        """Return the tables."""
+        rows = [("LAYER", "CLASS", "INPUT", "OUTPUT", "PARAMETERS", "REPLACED BY")]
+        for layer in self.layers:
+            depth, name = layer.path.count(".") + bool(layer.path), layer.path.rpartition(".")[2] or "(model)"
+            count = f"{layer.num_parameters:,}" if layer.num_parameters else ""
+            shapes = (_cut(layer.input), _cut(layer.output))
+            rows.append((f"{'  ' * depth}{name}", layer.kind, *shapes, count, layer.replaced))
+        rows = rows if any(layer.replaced for layer in self.layers) else [(*row[:-1], "") for row in rows]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        memory = ", ".join(f"{name} {_size(number)}" for name, number in self.memory.items() if number)
+        lines += ["", f"parameters: {self.num_parameters:,}, of which {self.num_trainable:,} are trained"]
+        lines += [f"batch: {self.batch}", f"memory: {memory}; in all {_size(sum(self.memory.values()))}"]
+        return "\n".join(lines)
+
+
+def summarize(
+    state: State, spec: DataSpec | None, sample_input: Any, *, origins: Mapping[str, str], max_depth: int
+) -> ModelSummary:
+    """Return the summary of a state's model, which is left as it was.
+
+    Args:
+        state: The run.
+        spec: The data whose first batch is computed; None if ``sample_input`` is given.
+        sample_input: The batch; None for the first one of the data.
+        origins: By the path of a module, the algorithm that put it there and the class of the former one.
+        max_depth: How many levels of modules are listed below the model.
+
+    Raises:
+        ValueError: There is no batch.
+    """
+    model = state.model
+    modules = {path: one for path, one in model.named_modules() if (path.count(".") + bool(path)) <= max_depth}
+    shapes: dict[int, tuple[str, str]] = {}
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        given = [*args, *kwargs.values()]
+        shapes.setdefault(id(module), (describe_batch(given[0]) if given else "", describe_batch(output)))
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(trial(state, None if spec is None else spec.dataloader, steps=False))
+        batch = _batch(state, spec, sample_input)
+        for module in modules.values():
+            if module is not model:
+                stack.callback(module.register_forward_hook(note, with_kwargs=True).remove)
+        outputs, num_stored = _compute(state, batch)
+        shapes[id(model)] = describe_batch(batch), describe_batch(outputs)
+    parameters = list(model.parameters())
+    trained = [one for one in parameters if one.requires_grad]
+    states = [tensor for optimizer in state.optimizers for one in optimizer.state.values() for tensor in _tensors(one)]
+    return ModelSummary(
+        tuple(
+            Layer(path, type(one).__name__, *shapes.get(id(one), ("", "")), _count(one), origins.get(path, ""))
+            for path, one in modules.items()
+            if id(one) in shapes or _count(one)  # metrics are modules, too
+        ),
+        describe_batch(batch),
+        sum(one.numel() for one in parameters),
+        sum(one.numel() for one in trained),
+        {
+            "parameters": _bytes(parameters),
+            "gradients": _bytes(trained),
+            "optimizer state": _bytes(states),
+            "buffers": _bytes(model.buffers()),
+            "batch": _bytes(_tensors(batch)),
+            "activations": num_stored,
+        },
+    )
+
+
+def _batch(state: State, spec: DataSpec | None, sample_input: Any) -> Any:
+    """Return the first microbatch of the data, or the sample input, on the state's device."""
+    if sample_input is not None:
+        return move_batch(sample_input, state.device)
+    if spec is None or isinstance(spec.dataloader, Iterator):
+        raise ValueError(
+            "summary has no batch to compute: give sample_input, or a train_dataloader that can be iterated over again."
+        )
+    batch = first_batch(state, spec, "train_dataloader")
+    batch, _ = next(iter(split_microbatches(batch, spec, state.device_train_microbatch_size)))
+    return batch if spec.microbatch_transforms is None else spec.microbatch_transforms(batch)
+
+
+def _compute(state: State, batch: Any) -> tuple[Any, int]:
+    """Return the outputs for a batch, and the bytes that are stored for the backward pass of its loss.
+
+    The method is called and not the module, as a compiled module would not call the hooks.
+    """
+    own = {_storage(tensor) for tensor in (*state.model.parameters(), *state.model.buffers(), *_tensors(batch))}
+    stored: dict[int, int] = {}
+
+    def store(tensor: Tensor) -> Tensor:
+        if _storage(tensor) not in own:
+            stored[_storage(tensor)] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with saved_tensors_hooks(store, lambda tensor: tensor), get_precision_context(state.precision, state.device.type):
+        try:
+            outputs = state.model.forward(batch)
+            loss = state.model.loss(outputs, batch)
+        except Exception as error:
+            note_batch(error, Event.BEFORE_FORWARD, f"{type(state.model).__name__}.forward", batch)
+            raise
+        del loss  # until here its graph keeps the tensors, so that each has a storage of its own
+    return outputs, sum(stored.values())
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _tensors(nested: Any) -> list[Tensor]:
+    return [leaf for leaf in leaves(nested) if isinstance(leaf, Tensor)]
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _size(number: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.4g} {unit}"
+        number /= 1024
+    return f"{number:.4g} GiB"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -1,0 +1,91 @@
+"""Run the model outside of the training, and restore what that changes."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from composer.core.evaluator import evaluation_mode
+from composer.core.model_state import unwrapped
+from composer.core.randomness import preserve_rng_state
+from composer.trainer.generator_states import set_generator_state
+from composer.trainer.optimization import make_scaler
+from composer.trainer.own_state import OwnState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from composer.core import State
+
+__all__ = ["trial"]
+
+
+@contextlib.contextmanager
+def trial(state: State, loader: Any = None, *, steps: bool) -> Iterator[None]:
+    """Restore at the end of the block, bit for bit, what passes through the model and steps outside of the loop change.
+
+    These are the buffers, the gradients and the modes of the model; the batch, the outputs and the loss of the state;
+    the global generators, and those that the model and the loader hold; and, if the block makes ``steps``, the weights,
+    the optimizers and the loss scale.
+
+    Args:
+        state: The run.
+        loader: The data loader that the block iterates over.
+        steps: Whether the block calls optimizers.
+    """
+    model = state.model
+    own = OwnState()
+    own.watch({"model": model, "train_dataloader": loader})
+    generators = own.generator_states()
+    tensors = [*(model.parameters() if steps else ()), *model.buffers()]
+    copies = [tensor.detach().clone() for tensor in tensors]
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    position = copy.deepcopy(loader.state_dict()) if _keeps_position(loader) else None
+    fields = {name: getattr(state, name) for name in ("batch", "outputs", "loss", "scaler")}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(preserve_rng_state(state.device))
+        stack.enter_context(evaluation_mode(model))  # restores the mode of each module
+        for optimizer in map(unwrapped, state.optimizers if steps else ()):
+            stack.enter_context(_on_copies(optimizer))
+        try:
+            for parameter, _ in gradients:
+                parameter.grad = None
+            if steps:
+                state.scaler = make_scaler(state.precision, state.device)
+            model.train()
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, value in zip(tensors, copies, strict=True):
+                    tensor.copy_(value)
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+            for name, value in fields.items():
+                setattr(state, name, value)
+            if position is not None:
+                loader.load_state_dict(position)
+            for generator, drawn in generators:
+                set_generator_state(generator, drawn)
+
+
+def _keeps_position(loader: Any) -> bool:
+    return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
+
+
+@contextlib.contextmanager
+def _on_copies(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Let an optimizer work on copies of its states and groups, and restore the originals at the end."""
+    states, groups = dict(optimizer.state), [dict(group) for group in optimizer.param_groups]
+    try:
+        for parameter, state in states.items():
+            optimizer.state[parameter] = copy.deepcopy(state)
+        yield
+    finally:
+        optimizer.state.clear()
+        optimizer.state.update(states)
+        for group, original in zip(optimizer.param_groups, groups, strict=True):
+            group.clear()
+            group.update(original)

@@ -1,0 +1,257 @@
+"""The learning rate range test: its steps, its result, and that nothing stays changed."""
+
+import math
+import random
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from composer.algorithms import SAM
+from composer.models import ComposerClassifier
+from composer.optim import DecoupledSGDW
+from composer.trainer.learning_rate import LRSearch
+
+
+class Noisy(nn.Module):
+    """A network with everything that a step changes: buffers, global draws, and a generator of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
+        self.generator = torch.Generator().manual_seed(3)
+
+    def forward(self, inputs):
+        noise = torch.randn(inputs.shape, generator=self.generator)
+        return self.layers(inputs + 0.01 * noise) * (1 + 0.01 * random.random() + 0.01 * np.random.rand())  # noqa: NPY002  (the global generator)
+
+
+def make_noisy(make_trainer, make_optimizer, **options):
+    """Return a trainer of the noisy network with shuffled data."""
+    torch.manual_seed(0)
+    model = ComposerClassifier(Noisy(), num_classes=3)
+    inputs = torch.randn(40, 4)
+    data = TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
+    return make_trainer(
+        model=model,
+        train_dataloader=DataLoader(data, batch_size=4, shuffle=True),
+        optimizers=make_optimizer(model.parameters()),
+        **{"max_duration": "2ep", **options},
+    )
+
+
+def everything(trainer):
+    """Return all that a step may change, as plain lists and bytes that can be compared."""
+    state, model = trainer.state, trainer.state.model
+    return {
+        "weights": {name: tensor.clone().numpy().tobytes() for name, tensor in model.state_dict().items()},
+        "gradients": [None if one.grad is None else one.grad.numpy().tobytes() for one in model.parameters()],
+        "modes": [module.training for module in model.modules()],
+        "optimizers": repr([optimizer.state_dict() for optimizer in state.optimizers]),
+        "generators": [
+            torch.get_rng_state().tolist(),
+            random.getstate(),
+            np.random.get_state()[1].tolist(),  # noqa: NPY002
+            model.module.generator.get_state().tolist(),
+        ],
+        "clock": state.timestamp,
+    }
+
+
+OPTIMIZERS = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "Adam with a tensor as its rate": lambda parameters: torch.optim.Adam(
+        parameters, lr=torch.tensor(0.01), capturable=False, foreach=False
+    ),
+    "decoupled": lambda parameters: DecoupledSGDW(parameters, lr=0.1, weight_decay=1e-4),
+    "LBFGS": lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=2),
+}
+
+
+class TestNothingStaysChanged:
+    @pytest.mark.parametrize("make_optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+    @pytest.mark.parametrize("trained", [0, 7])
+    def test_state_is_bit_identical(self, make_trainer, make_optimizer, trained):
+        """Weights, buffers, gradients, optimizers, generators and the clock are those of before, also mid-epoch."""
+        trainer = make_noisy(make_trainer, make_optimizer)
+        if trained:
+            trainer.fit(duration=f"{trained}ba")
+        before = everything(trainer)
+
+        trainer.find_lr(num_batches=15)
+
+        after = everything(trainer)
+        assert {name for name in before if before[name] != after[name]} == set()
+
+    def test_training_is_bit_identical(self, make_trainer):
+        """A run with a search before and in the middle of it computes the weights of a run without one."""
+        weights = []
+        for searches in (False, True):
+            trainer = make_noisy(make_trainer, OPTIMIZERS["SGD"])  # which seeds the global generators
+            for duration in ("7ba", "6ba"):
+                if searches:
+                    trainer.find_lr(num_batches=15)
+                trainer.fit(duration=duration)
+            weights.append(everything(trainer)["weights"])
+
+        assert weights[0] == weights[1]
+
+    def test_error_restores_everything(self, make_trainer):
+        """An error of the model in a step leaves weights and optimizers as they were."""
+        trainer = make_noisy(make_trainer, OPTIMIZERS["SGD"])
+        model, before, calls = trainer.state.model, everything(trainer), []
+        loss = model.loss
+
+        def failing(outputs, batch):
+            calls.append(1)
+            if len(calls) == 4:
+                raise RuntimeError("on purpose")
+            return loss(outputs, batch)
+
+        model.loss = failing
+        with pytest.raises(RuntimeError, match="on purpose"):
+            trainer.find_lr(num_batches=15)
+        del model.loss
+
+        assert everything(trainer) == before
+
+    def test_wrapped_optimizer(self, make_trainer):
+        """The state of an optimizer that an algorithm wraps is restored, too."""
+        trainer = make_noisy(make_trainer, OPTIMIZERS["SGD"], algorithms=SAM())
+        trainer.fit(duration="3ba")
+        before = everything(trainer)
+
+        search = trainer.find_lr(num_batches=15)
+
+        assert everything(trainer) == before
+        assert len(search.losses) > 5
+
+
+class TestSearch:
+    def test_rates_grow_by_a_constant_factor(self, make_trainer):
+        """The rates are a geometric series from start_lr to end_lr, with a loss for each."""
+        search = make_trainer().find_lr(start_lr=1e-4, end_lr=1e-2, num_batches=21, stop_factor=100.0)
+
+        assert search.lrs == pytest.approx(np.geomspace(1e-4, 1e-2, 21).tolist())
+        assert len(search.losses) == 21
+
+    def test_losses_are_those_of_a_plain_loop(self, make_trainer):
+        """The losses equal those of a plain loop over the same batches, with rates in proportion in each group."""
+
+        def make():
+            model = make_trainer.model()
+            first, *_, last = model.module
+            groups = [{"params": first.parameters(), "lr": 0.1}, {"params": last.parameters(), "lr": 0.02}]
+            return model, torch.optim.SGD(groups, lr=0.1)
+
+        data = list(make_trainer.loader())
+        model, optimizer = make()
+        expected = []
+        for lr, (inputs, targets) in zip(np.geomspace(1e-3, 1.0, 5), data, strict=True):
+            for group, part in zip(optimizer.param_groups, (1.0, 0.2), strict=True):
+                group["lr"] = lr * part
+            loss = nn.functional.cross_entropy(model.module(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            expected.append(loss.item())
+        model, optimizer = make()
+
+        search = make_trainer(model=model, optimizers=optimizer, train_dataloader=data).find_lr(
+            start_lr=1e-3, end_lr=1.0, num_batches=5, stop_factor=100.0
+        )
+
+        assert search.losses == pytest.approx(expected)
+
+    def test_microbatches_do_not_change_the_losses(self, make_trainer):
+        """With microbatches the losses are those of complete batches."""
+        losses = [
+            make_trainer(device_train_microbatch_size=size).find_lr(num_batches=8, end_lr=0.1).losses
+            for size in (None, 3)
+        ]
+
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+    def test_ends_where_the_loss_explodes(self, make_trainer):
+        """Steps end when the loss is several times the lowest; no loss that is infinite or NaN is in the result."""
+        search = make_trainer().find_lr(end_lr=1e9, num_batches=60)
+
+        assert len(search.losses) < 60
+        assert all(map(math.isfinite, search.losses))
+
+    def test_data_is_repeated(self, make_trainer):
+        """More steps than an epoch has batches continue with the next epoch."""
+        search = make_trainer().find_lr(num_batches=12, end_lr=1e-3)
+
+        assert len(search.losses) == 12
+
+    def test_suggestion_trains(self, make_trainer):
+        """A training with the suggested rate reduces the loss more than one with a hundredth of it."""
+        final = {}
+        lr = make_trainer().find_lr(num_batches=60).suggestion
+        for rate in (lr, lr / 100):
+            model = make_trainer.model()
+            optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+            result = make_trainer(model=model, optimizers=optimizer, max_duration="10ep").fit()
+            final[rate] = result.metrics["loss/train/total"]
+
+        assert final[lr] < 0.9 * final[lr / 100]
+
+
+class TestResult:
+    def test_suggestion_is_the_steepest_step(self):
+        """The suggested rate is that of the step with the largest decrease, before the lowest loss."""
+        losses = (2.0, 2.0, 2.0, 1.9, 1.4, 0.9, 0.85, 0.85, 3.0)
+
+        assert LRSearch(tuple(10.0**n for n in range(-9, 0)), losses).suggestion == pytest.approx(1e-6)
+
+    @pytest.mark.parametrize("losses", [(), (1.0,), (1.0, 2.0, 3.0, 4.0)])
+    def test_no_suggestion(self, losses):
+        """Losses that never decrease suggest nothing."""
+        assert LRSearch((0.1, 0.2, 0.3, 0.4)[: len(losses)], losses).suggestion is None
+
+    def test_plot(self, make_trainer):
+        """The plot has both curves on a logarithmic axis, and a line at the suggestion."""
+        search = make_trainer(train_dataloader=make_trainer.loader(batch_size=20)).find_lr(num_batches=30)
+
+        ax = search.plot(plt.figure().gca())
+
+        assert ax.get_xscale() == "log"
+        assert [len(line.get_xdata()) for line in ax.lines] == [len(search.lrs), len(search.lrs), 2]
+        assert ax.lines[2].get_xdata()[0] == search.suggestion
+        plt.close(ax.figure)
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"start_lr": 0.0}, "start_lr must lie in"),
+            ({"start_lr": 1.0, "end_lr": 0.1}, "end_lr must lie in"),
+            ({"num_batches": 1}, "num_batches must be at least 2, got 1"),
+            ({"stop_factor": 0.5}, "stop_factor must lie in"),
+            ({"lr": 0.5}, "find_lr.. has no argument 'lr'"),
+        ],
+    )
+    def test_arguments(self, make_trainer, options, message):
+        """Each argument out of range raises an error with its name."""
+        with pytest.raises((TypeError, ValueError), match=message):
+            make_trainer().find_lr(**options)
+
+    def test_data_that_can_be_read_once(self, make_trainer):
+        """An iterator raises, as its batches would be missing in the training."""
+        with pytest.raises(ValueError, match="find_lr cannot use train_dataloader, an iterator"):
+            make_trainer(train_dataloader=iter(list(make_trainer.loader()))).find_lr()
+
+    def test_no_data(self, make_trainer):
+        """Without data there is nothing to train on."""
+        with pytest.raises(ValueError, match="find_lr has nothing to train on"):
+            make_trainer(train_dataloader=None).find_lr()
+
+    def test_first_loss_is_not_finite(self, make_trainer):
+        """A first loss that is NaN raises."""
+        with pytest.raises(ValueError, match="the loss of the first batch is not a finite number"):
+            make_trainer(train_dataloader=[(torch.full((4, 4), math.nan), torch.zeros(4, dtype=torch.long))]).find_lr()
