@@ -18,10 +18,12 @@ EVERYWHERE = {
     "by hand": "manually, plain (loop), worked-out (formula)",
     "changes no bit": "does not change results",
     "(come|comes|came) to": "equals, produces, reaches",
+    "(go|goes|went) by the": "depend on, are identified by",
     "gone through": "iterated, fast-forwarded, checked",
     "(give|gives|given) back": "return, restore",
     "(hand|hands|handed) (on|over)": "pass",
     "(hang|hangs|hung) on": "depend on",
+    "(hold|holds|held) (itself|ourselves) to": "the limit is",
     "in its stead": "instead",
     "(let|lets|letting) go": "release, free",
     "looked at": "checked, read",
@@ -45,6 +47,11 @@ EVERYWHERE = {
     "with nothing left to do": "if training is already complete",
     "without a word": "silently, without a warning",
     "(has|have|had) (no )?words for": "supports, does not support",
+    "(is|are|no|not) whole(?! (number|epoch|batch|step))": "complete, valid",
+    "it all": "all of them, name it",
+    "(make|makes|made) of `": "outputs, results",
+    "(stand|stands|stood) still": "wait, does not advance",
+    "came to": "equal, the computed values",
 }
 # Phrases to avoid in names of tests, helpers and classes of tests; a space matches an underscore.
 NAMES_IN_TESTS = {
@@ -64,6 +71,11 @@ NAMES_IN_TESTS = {
     "stir": "randomize",
     "tell|tells|told": "reported, raises",
     "what is no": "invalid, non_",
+}
+# Words to avoid in the sources and examples of the packages.
+IN_SOURCES = {
+    "knows": "contains, supports",
+    "says|say|said": "states, defines, prints, names",
 }
 # Words to avoid in all files outside of the packages.
 OUTSIDE_PACKAGES = {
@@ -107,9 +119,10 @@ def main() -> int:
         path = root / name
         if not path.exists() or path == Path(__file__):
             continue
-        words = EVERYWHERE if name.startswith("packages/") else EVERYWHERE | OUTSIDE_PACKAGES
+        in_package, in_tests = name.startswith("packages/"), "tests" in path.parts
+        words = EVERYWHERE | (OUTSIDE_PACKAGES if not in_package else {} if in_tests else IN_SOURCES)
         text = path.read_text()
-        in_names = find_names(text, NAMES_IN_TESTS) if "tests" in path.parts and path.suffix == ".py" else []
+        in_names = find_names(text, NAMES_IN_TESTS) if in_tests and path.suffix == ".py" else []
         for line, phrase, better in [*find(text, words), *in_names]:
             print(f"{name}:{line}: {phrase!r}; better: {better}")
             failed = True

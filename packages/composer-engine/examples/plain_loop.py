@@ -1,6 +1,6 @@
 """Five algorithms in a plain PyTorch training loop.
 
-The loop is the one that everybody writes, with a line for each event. ``engine.explain()`` says what the lines do.
+The loop is the one that everybody writes, with a line for each event. ``engine.explain()`` prints what the lines do.
 
     python plain_loop.py
 """

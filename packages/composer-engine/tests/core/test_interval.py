@@ -217,7 +217,7 @@ def test_is_resumable(every, stop):
 
 @pytest.mark.parametrize("phase", ["eval", "predict"])
 def test_evaluation_batches(phase):
-    """During an evaluation the training clock stands still and the evaluation's batches are counted."""
+    """During an evaluation the training clock does not advance and the evaluation's batches are counted."""
     state, due = State(model=None), []
     call = only_when_due(lambda: due.append(count), Time(2, "ba"), Event(f"{phase}_batch_end"), state)
     for count in range(1, 6):  # noqa: B007  (the call looks at it)

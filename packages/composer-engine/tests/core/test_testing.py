@@ -461,9 +461,9 @@ class TestNoEffect:
     @pytest.mark.parametrize(
         ("act", "text"),
         [
-            (lambda: None, "and said nothing: warnings.warn"),
+            (lambda: None, "and gave no warning: warnings.warn"),
             (lambda: warnings.warn("Nothing here", NoEffectWarning, stacklevel=1), "does not name it: Nothing here"),
-            (lambda: warnings.warn("AddNoise has nothing", UserWarning, stacklevel=1), "said nothing"),
+            (lambda: warnings.warn("AddNoise has nothing", UserWarning, stacklevel=1), "gave no warning"),
         ],
     )
     def test_missing_warning(self, act, text):
@@ -579,7 +579,7 @@ class TestSettings:
         ("error", "complaint"),
         [
             (None, "takes size=-2, which makes no sense"),
-            (ValueError("must be positive, got -2"), "does not say which setting it is"),
+            (ValueError("must be positive, got -2"), "does not name the setting"),
             (TypeError("size must be positive"), "refuses size=-2 without it"),
         ],
     )

@@ -142,7 +142,7 @@ class TestCompleteCheckpoints:
             load_checkpoint(tmp_path / "nowhere", later)
         with pytest.raises(CheckpointError, match=r"manifest\.json is missing, so this is no checkpoint"):
             load_checkpoint(tmp_path, later)
-        with pytest.raises(CheckpointError, match="holds no whole checkpoint"):
+        with pytest.raises(CheckpointError, match="contains no complete checkpoint"):
             load_checkpoint("latest", later, folder=tmp_path)
 
     def test_other_software_warns(self, runs, saved, later):
@@ -683,7 +683,7 @@ class TestWeightsOnly:
         header = b'{"0.weight": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}'
         (tmp_path / "six.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(3))
 
-        with pytest.raises(CheckpointError, match=r"six\.safetensors (holds a tensor that cannot|is no whole)"):
+        with pytest.raises(CheckpointError, match=r"six\.safetensors (holds a tensor that cannot|is not a complete)"):
             load_checkpoint(tmp_path / "six.safetensors", later, weights_only=True)
 
     def test_missing_file_raises(self, later):

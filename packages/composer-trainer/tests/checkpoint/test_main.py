@@ -63,7 +63,7 @@ class TestVerify:
     def test_complete(self, saved, capsys):
         """A complete checkpoint is reported as valid."""
         assert main(["verify", str(saved)]) == 0
-        assert "is whole: 3 files" in capsys.readouterr().out
+        assert "is complete: 3 files" in capsys.readouterr().out
 
     def test_damaged(self, saved, capsys):
         """A damaged one is reported with the file's name."""

@@ -100,23 +100,23 @@ class TestManifest:
     @pytest.mark.parametrize(
         ("changes", "named"),
         [
-            ({"files": {}}, "is not whole: files"),
-            ({"files": {"state.json": {"size": -1, "sha256": "0" * 64}}}, "is not whole: files"),
-            ({"files": {"state.json": {"size": 1 << 70, "sha256": "0" * 64}}}, "is not whole: files"),
-            ({"files": {"state.json": {"size": 1, "sha256": "0"}}}, "is not whole: files"),
-            ({"files": {"state.json": {"size": 1, "xxh3_128": "0" * 32}}}, "is not whole: files"),
-            ({"files": {"state.json": {"size": 1, "sha256": "0" * 64, "xxh3_128": "x" * 32}}}, "is not whole: files"),
-            ({"files": {"state.json": {"size": 1, "sha256": "0" * 64, "md5": "0" * 32}}}, "is not whole: files"),
+            ({"files": {}}, "is not valid: files"),
+            ({"files": {"state.json": {"size": -1, "sha256": "0" * 64}}}, "is not valid: files"),
+            ({"files": {"state.json": {"size": 1 << 70, "sha256": "0" * 64}}}, "is not valid: files"),
+            ({"files": {"state.json": {"size": 1, "sha256": "0"}}}, "is not valid: files"),
+            ({"files": {"state.json": {"size": 1, "xxh3_128": "0" * 32}}}, "is not valid: files"),
+            ({"files": {"state.json": {"size": 1, "sha256": "0" * 64, "xxh3_128": "x" * 32}}}, "is not valid: files"),
+            ({"files": {"state.json": {"size": 1, "sha256": "0" * 64, "md5": "0" * 32}}}, "is not valid: files"),
             ({"files": {"state.json": {"size": 1, "sha256": "0" * 64, "xxh3_128": None}}}, "files.* has a null"),
-            ({"files": []}, "is not whole: files"),
-            ({"run_name": 3}, "is not whole: run_name"),
-            ({"weights_only": 1}, "is not whole: weights_only"),
-            ({"metrics": {"loss": "low"}}, "is not whole: metrics"),
-            ({"metrics": {"loss": 3}}, "is not whole: metrics: 'loss' must be a finite float or None, got 3"),
-            ({"metrics": {"loss": 1 << 2000}}, "is not whole: metrics"),
-            ({"versions": {"torch": 2}}, "is not whole: versions"),
-            ({"timestamp": {"batch": 1}}, "is not whole: timestamp"),
-            ({"timestamp": []}, "is not whole: timestamp"),
+            ({"files": []}, "is not valid: files"),
+            ({"run_name": 3}, "is not valid: run_name"),
+            ({"weights_only": 1}, "is not valid: weights_only"),
+            ({"metrics": {"loss": "low"}}, "is not valid: metrics"),
+            ({"metrics": {"loss": 3}}, "is not valid: metrics: 'loss' must be a finite float or None, got 3"),
+            ({"metrics": {"loss": 1 << 2000}}, "is not valid: metrics"),
+            ({"versions": {"torch": 2}}, "is not valid: versions"),
+            ({"timestamp": {"batch": 1}}, "is not valid: timestamp"),
+            ({"timestamp": []}, "is not valid: timestamp"),
             ({"format_version": 99}, "update composer-trainer"),
             ({"format_version": True}, "'format_version'"),
             ({"format": "other"}, "'format'"),
@@ -134,7 +134,7 @@ class TestManifest:
             Manifest.from_bytes(signed(files={"state.json": {"size": 1, "sha256": "0"}}), "manifest.json")
 
         assert str(caught.value) == (
-            "manifest.json is not whole: files['state.json']: 'sha256' must match regex '[0-9a-f]{64}' ('0' doesn't)."
+            "manifest.json is not valid: files['state.json']: 'sha256' must match regex '[0-9a-f]{64}' ('0' doesn't)."
         )
 
     def test_format_1(self):
@@ -149,7 +149,7 @@ class TestManifest:
         """A duration that is too large raises."""
         clock = MANIFEST.timestamp.state_dict() | {"total_wct": 1e300}
 
-        with pytest.raises(CheckpointError, match="is not whole: timestamp"):
+        with pytest.raises(CheckpointError, match="is not valid: timestamp"):
             Manifest.from_bytes(signed(timestamp=clock), "manifest.json")
 
     @pytest.mark.parametrize(

@@ -335,7 +335,7 @@ class TestReadTensors:
         os.truncate(path, 200_000_000)
 
         tracemalloc.start()
-        with pytest.raises(CheckpointError, match="is no whole safetensors file"):
+        with pytest.raises(CheckpointError, match="is not a complete safetensors file"):
             read_shapes(path)
         largest = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -383,7 +383,7 @@ class TestReadTensors:
             expected = None
 
         if expected is None:
-            with pytest.raises(CheckpointError, match="file is no whole safetensors file"):
+            with pytest.raises(CheckpointError, match="file is not a complete safetensors file"):
                 read_tensors(path)
         else:
             read = read_tensors(path)
@@ -398,7 +398,7 @@ class TestReadTensors:
         scalar = header(tmp_path / "scalar", {"a": {"dtype": "U8", "shape": shape, "data_offsets": [0, 1]}}, b"1")
 
         for opened in (path, scalar):
-            with pytest.raises(CheckpointError, match="is no whole safetensors file"):
+            with pytest.raises(CheckpointError, match="is not a complete safetensors file"):
                 read_shapes(opened)
 
     @pytest.mark.parametrize(
@@ -418,7 +418,7 @@ class TestReadTensors:
         path.write_bytes(content)
 
         for opened in (read_tensors, read_shapes):
-            with pytest.raises(CheckpointError, match=r"model\.safetensors is no whole safetensors file"):
+            with pytest.raises(CheckpointError, match=r"model\.safetensors is not a complete safetensors file"):
                 opened(path)
 
     @pytest.mark.parametrize(

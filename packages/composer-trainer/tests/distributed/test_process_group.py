@@ -159,11 +159,11 @@ def run_pairs(start_pair, tmp_path_factory, *ways):
 @pytest.fixture(scope="module")
 def lost(start_pair, tmp_path_factory):
     """The results of four pairs, two at a time."""
-    first = run_pairs(start_pair, tmp_path_factory, "dies", "stands still")
+    first = run_pairs(start_pair, tmp_path_factory, "dies", "hangs")
     return first | run_pairs(start_pair, tmp_path_factory, "fails", "fails in a trainer")
 
 
-@pytest.mark.parametrize("how", ["dies", "stands still", "fails"])
+@pytest.mark.parametrize("how", ["dies", "hangs", "fails"])
 def test_lost_process_ends_the_others(lost, how):
     """A process that dies, fails or hangs ends the other with an error within the timeout."""
     code, output, errors, of_the_lost, _, _ = lost[how]
@@ -192,7 +192,7 @@ class TestLostProcess:
 
     def test_hanging_process_is_mentioned(self, lost):
         """A hanging process is still running."""
-        _, _, errors, _, _, _ = lost["stands still"]
+        _, _, errors, _, _, _ = lost["hangs"]
 
         assert "Lost connection: all 2 processes still run, so that one may be stuck or need longer" in errors
 
@@ -222,6 +222,6 @@ class TestErrorFile:
 
     def test_timeout_is_written(self, lost):
         """If no process is lost, the timeout is the first error."""
-        [message] = json.loads((lost["stands still"][-1] / "error0.json").read_text()).values()
+        [message] = json.loads((lost["hangs"][-1] / "error0.json").read_text()).values()
 
         assert "RuntimeError" in message["message"]

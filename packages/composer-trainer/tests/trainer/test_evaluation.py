@@ -265,7 +265,7 @@ class TestNoSideEffects:
         assert trainer.state.model.module[2].training
 
     def test_evaluation_time_is_excluded(self, make_trainer):
-        """The training clock stands still during an evaluation."""
+        """The training clock does not advance during an evaluation."""
         import time
 
         class Slow(Callback):

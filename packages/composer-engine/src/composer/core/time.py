@@ -322,7 +322,7 @@ def _fitting_value(value: object, unit: TimeUnit) -> int | float:
 
     Raises:
         TypeError: The value is not a number.
-        ValueError: It is not finite, or not whole although the unit requires it.
+        ValueError: It is not finite, or not a whole number although the unit requires it.
     """
     if type(value) is int:
         return value

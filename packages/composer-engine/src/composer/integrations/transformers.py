@@ -312,7 +312,7 @@ def composer_trainer(trainer: type[Trainer]) -> type[ComposerTrainer]:
         )
     if issubclass(trainer, ComposerTrainer):
         raise ValueError(  # noqa: TRY004 (it is a Trainer)
-            f"trainer must not have algorithms yet, got {trainer.__name__}. Pass it all algorithms=."
+            f"trainer must not have algorithms yet, got {trainer.__name__}. Pass all of them in algorithms=."
         )
     return type(f"Composer{trainer.__name__}", (ComposerTrainer, trainer), {"__doc__": ComposerTrainer.__doc__})
 

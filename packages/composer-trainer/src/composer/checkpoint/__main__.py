@@ -45,7 +45,7 @@ def _run(chosen: argparse.Namespace) -> tuple[list[str], int]:
         return [show_checkpoint(chosen.path)], 0
     if chosen.command == "verify":
         manifest = verify_checkpoint(chosen.path)
-        return [f"{chosen.path} is whole: {len(manifest.files)} files, {manifest.size:,} bytes."], 0
+        return [f"{chosen.path} is complete: {len(manifest.files)} files, {manifest.size:,} bytes."], 0
     if chosen.command == "merge":
         merge_weights(chosen.path, chosen.file)
         return [f"{chosen.file} has the weights of {chosen.path}."], 0

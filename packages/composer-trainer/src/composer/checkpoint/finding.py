@@ -91,7 +91,7 @@ class Folder(Protocol):
         """Write the manifest, which makes the files a checkpoint."""
 
     def abandon(self, place: str) -> None:
-        """Delete what is left at a place."""
+        """Delete the remains at a place."""
 
     def foreign(self, name: str) -> list[str]:
         """Return which files in a checkpoint are not ours."""
@@ -283,7 +283,7 @@ def locate(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None =
 def _newest(folder: str | os.PathLike[str]) -> tuple[Folder, str]:
     found = newest_checkpoint(folder, weights_only=None)
     if found is None:
-        raise CheckpointError(folder, "holds no whole checkpoint.")
+        raise CheckpointError(folder, "contains no complete checkpoint.")
     return open_folder(folder), found.name
 
 

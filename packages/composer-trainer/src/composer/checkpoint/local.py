@@ -287,7 +287,7 @@ class LocalFolder:
             self._put_in_place(temporary, name)
 
     def abandon(self, place: str) -> None:
-        """Delete what is left at a place, if anything; call it after each :meth:`begin`."""
+        """Delete the remains at a place, if any; call it after each :meth:`begin`."""
         shutil.rmtree(self.path / place, ignore_errors=True)
         _being_written.discard(place)
 

@@ -261,24 +261,24 @@ class Manifest:
         data.pop("format_version", None)
         if type(version) is not int or version < 1:
             raise CheckpointError(
-                path, f"is not whole: 'format_version' must be a number of at least 1, got {version!r}."
+                path, f"is not valid: 'format_version' must be a number of at least 1, got {version!r}."
             )
         types = field_types(cls)
         problems = [f"{name!r} is missing" for name in sorted(types.keys() - data.keys())]
         problems += [f"{name!r} is unknown" for name in sorted(data.keys() - types.keys())]
         if problems:
-            raise CheckpointError(path, f"is not whole: {', '.join(problems)}.")
+            raise CheckpointError(path, f"is not valid: {', '.join(problems)}.")
         for name, record in data["files"].items() if isinstance(data["files"], dict) else ():
             if isinstance(record, dict):
                 if None in record.values():
-                    raise CheckpointError(path, f"is not whole: files[{name!r}] has a null, which is never written.")
+                    raise CheckpointError(path, f"is not valid: files[{name!r}] has a null, which is never written.")
                 record.setdefault("xxh3_128")  # records of format 1 have one checksum
         try:
             manifest = cls(**{name: from_data(data[name], kind, name) for name, kind in types.items()})
         except ValueError as error:
-            raise CheckpointError(path, f"is not whole: {error}") from None
+            raise CheckpointError(path, f"is not valid: {error}") from None
         if not manifest.files:
-            raise CheckpointError(path, "is not whole: files is empty.")
+            raise CheckpointError(path, "is not valid: files is empty.")
         return manifest
 
 

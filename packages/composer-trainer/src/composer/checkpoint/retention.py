@@ -103,7 +103,7 @@ def delete_old(
 ) -> list[str]:
     """Delete the checkpoints of a run that need not be kept, and return their names.
 
-    What is no whole checkpoint, holds somebody else's files, or is another run's or of the other kind, is left alone:
+    Folders that are not a complete checkpoint, contain other files, or are of another run or kind, are not deleted:
     weights alone cannot stand for a checkpoint to go on from.
 
     Args:
@@ -111,7 +111,7 @@ def delete_old(
         run_name: The run.
         keep_last: How many of the last to keep; -1 keeps all.
         keep_best: Which to keep beside them.
-        weights_only: Whether those are meant that hold nothing but weights, or the others.
+        weights_only: Whether to consider checkpoints that contain only weights, or the others.
 
     Raises:
         CheckpointSaveError: One cannot be deleted.

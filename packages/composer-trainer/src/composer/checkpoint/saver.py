@@ -417,6 +417,6 @@ def _check_no_later_ones(folder: Folder, state: State) -> None:
             raise CheckpointSaveError(
                 folder,
                 f"it holds {found.name} of run {found.manifest.run_name!r}, later than this run's batch {now}. "
-                "Go on from it (autoresume, load_path), say overwrite=True (save_overwrite) to replace what is there, "
+                "Continue from it (autoresume, load_path), set overwrite=True (save_overwrite) to replace it, "
                 "or choose another folder or run_name.",
             )

@@ -163,14 +163,14 @@ def _read_header(file: BinaryIO, path: Path) -> _Header:
     prefix = file.read(8)
     length = int.from_bytes(prefix, "little")
     if len(prefix) < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
-        raise CheckpointError(path, "is no whole safetensors file: its header is longer than the file.")
+        raise CheckpointError(path, "is not a complete safetensors file: its header is longer than the file.")
     text = file.read(length)
     try:
         content = json.loads(text)
         metadata = content.pop("__metadata__", None) or {}
         entries = _checked_entries(content, size - 8 - length)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(path, f"is no whole safetensors file: {type(error).__name__}: {error}.") from None
+        raise CheckpointError(path, f"is not a complete safetensors file: {type(error).__name__}: {error}.") from None
     try:
         settings = from_data({"dtypes": {}, "strides": {}} | json.loads(metadata.get(_SETTINGS, "{}")), _Settings)
         shapes_and_strides = [*settings.strides.values(), *(shape for _, shape in settings.dtypes.values())]

@@ -22,7 +22,7 @@ _NESTS = (("state", "model"), ("state_dict",), ("model",))
 """Where weights lie in files that hold more: of Composer, of Lightning and many others."""
 _ARCHIVE = b"PK\x03\x04"
 _END = 22 + 20 + 56
-"""Bytes at the end of an archive that say where its table of contents is, in 32 and 64 bits."""
+"""Bytes at the end of an archive that contain the position of its table of contents, in 32 and 64 bits."""
 
 
 def load_torch_weights(path: Path) -> dict[str, Tensor]:
@@ -76,7 +76,7 @@ def _check_not_compressed(path: Path) -> None:
     except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError) as error:
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(path, f"is no whole file of torch.save: {error}.") from None
+        raise CheckpointError(path, f"is not a complete file of torch.save: {error}.") from None
     if any(one.compress_type != zipfile.ZIP_STORED or one.file_size != one.compress_size for one in records):
         raise CheckpointError(path, "is a compressed archive, which torch.save does not write.")
     if sum(one.file_size for one in records) > size:
@@ -84,13 +84,13 @@ def _check_not_compressed(path: Path) -> None:
 
 
 def _directory(end: bytes, size: int) -> int | None:
-    """Return where an archive's table of contents begins, as its last bytes say; None if there is more behind them."""
+    """Return where an archive's table of contents begins, from its last bytes; None if others follow them."""
     record = end[-22:]
     if not record.startswith(b"PK\5\6") or record[20:] != b"\0\0":
         return None
     if end[-42:-38] != b"PK\6\7":
         return int.from_bytes(record[16:20], "little")
-    # Of more than 4 GiB: what is said in 64 bits lies right before.
+    # In an archive of more than 4 GiB the position in 64 bits comes right before.
     is_there = end.startswith(b"PK\6\6") and int.from_bytes(end[-34:-26], "little") == size - _END
     return int.from_bytes(end[48:56], "little") if is_there else None
 

@@ -27,7 +27,7 @@ _WORDS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAI
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that a device has no memory left.
+    """Return whether an error reports that a device is out of memory.
 
     Example:
         >>> is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory.")), is_out_of_memory(RuntimeError("no"))

@@ -103,7 +103,7 @@ class Optimization:
         optimizers, scaler = self._state._optimizers, self._state.scaler  # noqa: SLF001
         if self._wants_closure:
             if scaler is None:
-                optimizers[0].step(closure)  # type: ignore[arg-type]  # torch says float where it takes tensors
+                optimizers[0].step(closure)  # type: ignore[arg-type]  # annotated as float, takes tensors
             else:
                 optimizers[0].step(closure, scaler)  # type: ignore[call-overload]  # takes_scaler has looked
         else:

@@ -93,7 +93,7 @@ def scaled(duration: int | str | Time, ratio: float, name: str = "max_duration")
     """
     whole = Time.from_input(duration, TimeUnit.EPOCH, name=name)
     if whole.unit is TimeUnit.DURATION:
-        raise ValueError(f"{name} cannot be a fraction of itself, got {whole}; say e.g. '10ep'.")
+        raise ValueError(f"{name} cannot be a fraction of itself, got {whole}; pass e.g. '10ep'.")
     stretched = whole * check_ratio(ratio)
     if stretched.value <= 0:
         raise ValueError(f"{name} must be more than 0, got {whole} times scale_schedule_ratio={ratio}.")

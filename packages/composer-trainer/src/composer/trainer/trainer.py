@@ -670,7 +670,7 @@ class Trainer:
 
         Args:
             save_format: ``"torchexport"`` or ``"onnx"``; see :func:`composer.export.export_for_inference`.
-            save_path: The file, or a URL that fsspec knows.
+            save_path: The file, or a URL that fsspec supports.
             sample_input: A batch; the first to evaluate or else to train on if None.
             transforms: Functions that change a copy of the model before it is exported.
             input_names: Names of the inputs.

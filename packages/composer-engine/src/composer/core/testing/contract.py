@@ -199,7 +199,7 @@ def check_no_effect(case: Case) -> None:
     except (TypeError, ValueError):
         return
     assert idle, (
-        f"{name} found nothing to change and said nothing: warnings.warn(..., NoEffectWarning) with the reason."
+        f"{name} found nothing to change and gave no warning: warnings.warn(..., NoEffectWarning) with the reason."
     )
     assert name in idle[0], f"{name} found nothing to change, and its warning does not name it: {idle[0]}"
 
@@ -243,7 +243,7 @@ def check_repr(case: Case) -> None:
     algorithm = case.make()
     kind, text = type(algorithm), repr(algorithm)
     assert kind.__repr__ is not object.__repr__, (
-        f"{kind.__name__} prints as {text}, which does not say its settings: make it an attrs class, "
+        f"{kind.__name__} prints as {text}, which does not contain its settings: make it an attrs class, "
         "@attrs.define(eq=False)."
     )
     if "<" in text:  # the repr of a function among the settings cannot be evaluated
@@ -269,7 +269,7 @@ def check_refusals(case: Case) -> None:
             text = str(error)
         else:
             raise AssertionError(f"{name} takes {setting}={value!r}, which makes no sense: refuse it.")
-        assert setting in text, f"{name} refuses {setting}={value!r} and does not say which setting it is: {text}"
+        assert setting in text, f"{name} refuses {setting}={value!r} and does not name the setting: {text}"
         assert repr(value) in text or str(value) in text, f"{name} refuses {setting}={value!r} without it: {text}"
 
 

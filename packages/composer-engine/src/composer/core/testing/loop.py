@@ -164,7 +164,7 @@ class Training:
             return losses[-1]
 
         if len(state.optimizers) == 1:
-            state.optimizers[0].step(compute_gradients)  # type: ignore[arg-type]  # torch says float and takes tensors
+            state.optimizers[0].step(compute_gradients)  # type: ignore[arg-type]  # annotated as float, takes tensors
         else:
             compute_gradients()
             for optimizer in state.optimizers:
