@@ -139,6 +139,33 @@ class TestRun:
         assert described["train_dataloader"] is None
 
 
+class TestArgumentsOfTheTrainer:
+    def logged(self, make_trainer, **options):
+        """Return the logged hyperparameters of a run."""
+        log = InMemoryLogger()
+        make_trainer(loggers=log, **options)
+        return log.hyperparameters
+
+    def test_arguments_that_differ_from_defaults_are_logged(self, make_trainer):
+        """Defaults, and components that have an entry of their own, are left out."""
+        logged = self.logged(make_trainer, max_duration="3ep", eval_interval="5ba", algorithms=MixUp())
+
+        assert logged["trainer"] == {
+            "max_duration": "3ep",
+            "eval_interval": "5ba",
+            "progress_bar": False,
+            "device": "cpu",
+            "seed": 7,
+        }
+
+    def test_can_be_left_out(self, make_trainer):
+        """With auto_log_hparams=False only the settings of components are logged."""
+        logged = self.logged(make_trainer, auto_log_hparams=False, algorithms=MixUp())
+
+        assert "trainer" not in logged
+        assert "MixUp" in logged["algorithms"]
+
+
 class TestPlainSettings:
     @pytest.mark.parametrize(
         "name",

@@ -26,13 +26,13 @@ from composer.core.plan import component_keys
 from composer.distributed import get_local_world_size, get_world_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from torch.optim import Optimizer
 
     from composer.core import Evaluator, LoggerDestination, State
 
-__all__ = ["commit", "hardware", "hyperparameters", "plain_settings", "settings_of", "versions"]
+__all__ = ["commit", "given_arguments", "hardware", "hyperparameters", "plain_settings", "settings_of", "versions"]
 
 _SECRET = re.compile(
     r"(^|[_\W])(api_?key|token|pass_?word|passwd|passphrase|secret|credentials?|authorization|(private|access)_?key)s?$",
@@ -42,6 +42,9 @@ _TOKEN_OF_TEXT = re.compile(
     r"(^|_)(eos|bos|pad|unk|sep|cls|mask|start|end|special|additional)\w*_tokens?$", re.IGNORECASE
 )
 _USER_IN_URL = re.compile(r"://[^/@\s]+@")
+_DESCRIBED = frozenset(
+    {"model", "train_dataloader", "eval_dataloader", "algorithms", "callbacks", "loggers", "optimizers", "schedulers"}
+)
 _NO_SETTINGS = frozenset({"optimizer", "last_epoch"})  # of torch's schedulers
 _HIDDEN = "(hidden)"
 _DEEPEST, _LONGEST = 8, 100
@@ -103,6 +106,24 @@ def hyperparameters(
         **{f"enabled_algorithms/{type(algorithm).__name__}": True for algorithm in state.algorithms},
     }
     return described if extra is None else described | {"trainer": plain_settings(extra)}
+
+
+def given_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call that differ from their defaults, without those that have an entry of their own.
+
+    Example:
+        >>> def fit(model, seed=None, precision=None, device="cpu"): ...
+        >>> given_arguments(fit, {"model": 3, "seed": 17, "precision": "fp32", "device": "cpu"})
+        {'seed': 17, 'precision': 'fp32'}
+    """
+    defaults = {name: one.default for name, one in inspect.signature(function).parameters.items()}
+    return {
+        name: value
+        for name, value in arguments.items()
+        if name not in _DESCRIBED
+        and value is not defaults[name]
+        and not (isinstance(defaults[name], (bool, int, float, str)) and value == defaults[name])
+    }
 
 
 def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

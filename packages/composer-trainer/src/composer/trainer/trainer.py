@@ -50,6 +50,7 @@ from composer.trainer.arguments import (
 )
 from composer.trainer.checkpoints import Loading, best_by, save_together
 from composer.trainer.computing import ComputeConfig, check_microbatch_size, choose_precision
+from composer.trainer.config import trainer_arguments
 from composer.trainer.dry_run import check_dry_run, dry_run_arguments, end_dry_run, short_evaluators
 from composer.trainer.environment import run_name_of_environment, warn_of_mosaicml
 from composer.trainer.evaluation import (
@@ -64,7 +65,7 @@ from composer.trainer.evaluation import (
     prepare_metrics,
     to_evaluators,
 )
-from composer.trainer.hyperparameters import hyperparameters
+from composer.trainer.hyperparameters import given_arguments, hyperparameters
 from composer.trainer.learning_rate import LRSearch, find_lr
 from composer.trainer.loop import train
 from composer.trainer.names import suggests_names
@@ -135,7 +136,8 @@ class Trainer:
         console_stream: The stream of both: ``"stderr"``, ``"stdout"`` or an open text file.
         console_log_interval: How often lines are printed.
         log_traces: Whether to log which algorithms ran at which event.
-        auto_log_hparams: Whether to log the arguments of this call, too; the settings of components are always logged.
+        auto_log_hparams: Whether to log the arguments of this call that are not defaults, too; the settings of
+            components are always logged.
         load_path: The checkpoint to start from: its folder or URL, ``"latest"`` for the newest in ``save_folder``, or
             with ``load_weights_only`` a file of weights. A resumed run produces bit-identical results.
         load_weights_only: Whether only the model's weights are loaded.
@@ -228,7 +230,7 @@ class Trainer:
         console_stream: str | TextIO = "stderr",
         console_log_interval: int | str | Time = "1ba",
         log_traces: bool = False,
-        auto_log_hparams: bool = False,
+        auto_log_hparams: bool = True,
         load_path: str | os.PathLike[str] | None = None,
         load_weights_only: bool = False,
         load_strict_model_weights: bool = True,
@@ -360,7 +362,44 @@ class Trainer:
         self._progress = ResumeState(self.state, self._data, self.logger)
         self._progress.attach_to(self.state.callbacks)
         with self._closing_on_error():
-            self._initialize(algorithm_passes, arguments if auto_log_hparams else None)
+            given = given_arguments(Trainer.__init__, arguments) if auto_log_hparams else None
+            self._initialize(algorithm_passes, given)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any] | str | os.PathLike[str], **arguments: Any) -> Self:
+        """Return a trainer from plain data: a dictionary of arguments by name, or the path of a YAML file with one.
+
+        ``algorithms``, ``callbacks``, ``loggers``, ``optimizers``, ``schedulers`` and ``model`` are names of the public
+        classes of this library (optimizers also of :mod:`torch.optim`; models are ``composer_timm`` and
+        ``composer_torchvision``), or dictionaries of arguments by name. Nothing else is looked up or imported.
+
+        Args:
+            config: The configuration; a file needs PyYAML, ``pip install "composer-trainer[config]"``.
+            arguments: Further arguments of the trainer, such as the data, and the model if it is an object. They
+                replace those of the configuration.
+
+        Raises:
+            ModuleNotFoundError: PyYAML is not installed.
+            TypeError: An entry is of the wrong type.
+            ValueError: A name is unknown, or an argument of a component is unknown, missing or out of range.
+
+        Example:
+            >>> import torch
+            >>> from composer.models import ComposerClassifier
+            >>> config = {
+            ...     "max_duration": "2ep",
+            ...     "optimizers": {"SGD": {"lr": 0.1}},
+            ...     "algorithms": ["LabelSmoothing", {"EMA": {"half_life": "10ba"}}],
+            ...     "device": "cpu",
+            ...     "progress_bar": False,
+            ... }
+            >>> data = [(torch.rand(8, 4), torch.zeros(8, dtype=torch.long))]
+            >>> model = ComposerClassifier(torch.nn.Linear(4, 2), num_classes=2)
+            >>> trainer = Trainer.from_config(config, model=model, train_dataloader=data)
+            >>> trainer.fit().steps
+            2
+        """
+        return cls(**trainer_arguments(config, arguments))
 
     def _make_state(self, model: nn.Module, seed: int, run_name: str) -> State:
         """Seed the global generators, move the model to the device, and return the state of the run."""

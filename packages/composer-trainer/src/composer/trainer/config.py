@@ -1,0 +1,168 @@
+"""Arguments of a trainer from plain data or a YAML file: names are looked up in registries, and nothing is imported."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import Optimizer
+
+from composer.core import Algorithm, Callback, LoggerDestination
+from composer.core.checks import nearest, shortened
+from composer.loggers.products import import_product
+from composer.trainer.reproducibility import seed_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["registered", "trainer_arguments"]
+
+
+def _kind_of(base: type) -> Callable[[str, Any], bool]:
+    return lambda _, one: inspect.isclass(one) and issubclass(one, base) and one is not base
+
+
+_REGISTRIES: Mapping[str, tuple[tuple[str, ...], Callable[[str, Any], bool]]] = {
+    "model": (("composer.models",), lambda name, one: inspect.isfunction(one) and name.startswith("composer_")),
+    "algorithms": (("composer.algorithms",), _kind_of(Algorithm)),
+    "callbacks": (("composer.callbacks",), _kind_of(Callback)),
+    "loggers": (("composer.loggers",), _kind_of(LoggerDestination)),
+    "optimizers": (("composer.optim", "torch.optim"), _kind_of(Optimizer)),
+    "schedulers": (("composer.optim",), lambda name, one: inspect.isclass(one) and name.endswith("Scheduler")),
+}
+"""The modules whose public names a configuration may contain, by the argument of the trainer, and which of them."""
+_NOT_BUILT = {"Callback", "LoggerDestination", "ComposerScheduler"}
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_OBJECTS = ("train_dataloader", "eval_dataloader", "algorithm_passes", "profiler")
+_FLOAT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+"""Floats that YAML 1.1 reads as text."""
+
+
+def registered(argument: str) -> dict[str, Any]:
+    """Return the classes and functions by name that a configuration may contain for an argument of the trainer.
+
+    Example:
+        >>> sorted(registered("model"))
+        ['composer_timm', 'composer_torchvision']
+    """
+    modules, is_listed = _REGISTRIES[argument]
+    public = [(name, getattr(module, name)) for module in map(import_module, modules) for name in module.__all__]
+    return {name: one for name, one in public if name not in _NOT_BUILT and is_listed(name, one)}
+
+
+def trainer_arguments(config: Mapping[str, Any] | str | os.PathLike[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a trainer from a configuration, and those that are ``given`` as objects.
+
+    Args:
+        config: The arguments by name, as plain data, or the path of a YAML file with them.
+        given: Further arguments; they replace those of the configuration.
+
+    Raises:
+        ModuleNotFoundError: PyYAML is not installed.
+        TypeError: The configuration, or an entry, is of the wrong type.
+        ValueError: A name is not registered, or an argument of a component is unknown, missing or out of range.
+    """
+    settings = dict(config) if isinstance(config, Mapping) else _read(config)
+    settings = {name: value for name, value in settings.items() if name not in given}
+    for name, value in settings.items():
+        if name in _OBJECTS:
+            raise ValueError(f"{name} cannot be in a configuration: give it as an argument of from_config.")
+        _check_plain(value, str(name))
+    arguments = {**settings, **given}
+    if settings.get("model") is not None:
+        if isinstance(settings.get("seed"), int):
+            seed_all(settings["seed"])
+        (arguments["model"],) = _components("model", settings["model"])
+    for argument in ("algorithms", "callbacks", "loggers", "schedulers", "optimizers"):
+        if settings.get(argument) is not None:
+            model = arguments.get("model")
+            own = (
+                {"params": model.parameters()}
+                if argument == "optimizers" and isinstance(model, torch.nn.Module)
+                else {}
+            )
+            arguments[argument] = list(_components(argument, settings[argument], **own))
+    return arguments
+
+
+def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"config must be a dictionary or the path of a YAML file, got {shortened(path)}.")
+    yaml = import_product("yaml", "config")
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc, name-defined]
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            names = [key.value for key, _ in node.value]
+            for name in names:
+                if names.count(name) > 1:
+                    raise yaml.YAMLError(f"{name!r} is set twice, {node.start_mark}")
+            read: dict[Any, Any] = super().construct_mapping(node, deep)
+            return read
+
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789"))
+    try:
+        settings = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
+    if not isinstance(settings, dict):
+        raise TypeError(f"{path} must contain arguments of the Trainer by name, got {shortened(settings)}.")
+    return settings
+
+
+def _check_plain(value: Any, place: str) -> None:
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            _check_plain(name, place)
+            _check_plain(item, f"{place}.{name}")
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            _check_plain(item, f"{place}[{index}]")
+    elif value is not None and not isinstance(value, (bool, int, float, str)):
+        raise TypeError(
+            f"{place} must be a number, a text, a list or a dictionary, got {shortened(value)}. "
+            "Give objects as arguments of from_config."
+        )
+
+
+def _components(argument: str, config: Any, **own: Any) -> Iterator[Any]:
+    """Yield the components of an argument: names, or dictionaries of arguments by name."""
+    for entry in config if isinstance(config, (list, tuple)) else [config]:
+        if not isinstance(entry, (str, Mapping)):
+            raise TypeError(
+                f"{argument} must contain names, or names with arguments such as {{MixUp: {{alpha: 0.2}}}}, "
+                f"got {entry!r}."
+            )
+        for name, settings in entry.items() if isinstance(entry, Mapping) else [(entry, None)]:
+            yield _component(argument, name, settings, own)
+
+
+def _component(argument: str, name: Any, settings: Any, own: Mapping[str, Any]) -> Any:
+    known, place = registered(argument), f"{argument}.{name}"
+    if name not in known:
+        raise ValueError(f"{argument} must be of {', '.join(sorted(known))}, got {name!r}{nearest(str(name), known)}")
+    if settings is not None and not isinstance(settings, Mapping):
+        raise TypeError(f"{place} must be a dictionary of arguments, got {settings!r}.")
+    for name_of_own in own.keys() & (settings or {}).keys():
+        raise ValueError(f"{place}: {name_of_own} is set by the Trainer, leave it out.")
+    values = {**(settings or {}), **own}
+    # Only arguments with names: what **kwargs passes on to another library may be the path of a file to load.
+    named = {key: one for key, one in inspect.signature(known[name]).parameters.items() if one.kind in _BY_NAME}
+    for unknown in [key for key in values if key not in named]:
+        raise ValueError(f"{place} has no argument {unknown!r}{nearest(unknown, named)}")
+    missing = [key for key, one in named.items() if one.default is one.empty and key not in values]
+    if missing:
+        raise ValueError(f"{place} needs {', '.join(missing)}, got {sorted(settings or {}) or 'no arguments'}.")
+    if argument == "model" and ":" in str(values.get("model_name", "")):
+        raise ValueError(
+            f"{place}.model_name must be the name of a model, not a location, got {values['model_name']!r}."
+        )
+    try:
+        return known[name](**values)
+    except (TypeError, ValueError, ImportError, NotImplementedError) as error:
+        raise ValueError(f"{place}: {error}") from error
