@@ -87,7 +87,13 @@ def test_custom_algorithm(run):
 
     assert variables["norms"].times == [0, 4, 8]
     logged = {name for _, name, _ in variables["lines"].lines}
-    assert {"gradients/norm", "progress", "loss/train/total", "metrics/eval/MeanSquaredError"} <= logged
+    assert {
+        "gradients/norm",
+        "outputs/largest",
+        "progress",
+        "loss/train/total",
+        "metrics/eval/MeanSquaredError",
+    } <= logged
     assert variables["predictions"].shape == (64, 1)
     assert variables["trainer"].state.algorithms[0].num_replaced == 1
 

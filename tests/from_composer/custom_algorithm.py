@@ -38,6 +38,8 @@ class Regression(ComposerModel):
 
     def loss(self, outputs, batch, *args, **kwargs):
         _, targets = batch
+        if self.logger is not None:
+            self.logger.log_metrics({"outputs/largest": outputs.abs().max().item()})
         return F.mse_loss(outputs, targets)
 
     def get_metrics(self, is_train=False):
@@ -67,7 +69,7 @@ class SmoothActivations(Algorithm):
             self.num_replaced = len(replaced)
             logger.log_hyperparameters({"smooth_activations/num_replaced": self.num_replaced})
             return
-        inputs, targets = batch_get(state.batch, 0), batch_get(state.batch, 1)
+        inputs, targets = batch_get(state.batch, [0, 1])
         mixed, permuted, mixing = mixup_batch(inputs, targets, alpha=self.alpha)
         state.batch = batch_set(state.batch, 0, mixed)
         state.batch_set_item(1, (1 - mixing) * targets + mixing * permuted)
@@ -101,6 +103,14 @@ class Lines(LoggerDestination):
         self.lines.extend((step, name, value) for name, value in metrics.items())
 
 
+def shorter(duration: Time[int], by: Time[int]) -> Time[int]:
+    """Return a shorter time, or the time itself if the units differ."""
+    try:
+        return duration + -by
+    except RuntimeError:
+        return duration
+
+
 def scheduler(optimizer) -> PyTorchScheduler:
     return torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.5)
 
@@ -116,7 +126,7 @@ def main(args):
         model=model,
         train_dataloader=data,
         eval_dataloader=data,
-        eval_interval=Time(1, TimeUnit.EPOCH),
+        eval_interval=shorter(Time(1, TimeUnit.EPOCH), by=ensure_time(args.interval, TimeUnit.BATCH)),
         max_duration=args.duration,
         optimizers=optimizer,
         schedulers=scheduler(optimizer),
