@@ -16,7 +16,7 @@ from small_training import Replaces, image_loss, make_loader, make_net, run_in_t
 from torch.nn.functional import cross_entropy
 
 from composer.algorithms import EMA, SAM, SWA, BlurPool, CutOut, GradientClipping, LabelSmoothing, MixUp, NoOpModel
-from composer.core import Algorithm, Event, Stage
+from composer.core import Algorithm, Event, Stage, StateMismatchError
 from composer.integrations.accelerate import accelerate_algorithms
 
 OWN_LOSS = ["EMA-bert", "SAM-gpt2", "MixUp-vit", "MixUp of losses-vit", "LabelSmoothing-gpt2", "SelectiveBackprop-vit"]
@@ -124,14 +124,21 @@ class TestEquality:
         assert_same(weights, expected)
 
     def test_batches_that_are_computed_again(self):
-        """With SAM, clipping sees the gradients of both passes, and the model runs twice in a step."""
-        run = Run([SAM(), GradientClipping("norm", 0.1), MixUp()], seed=SEED, lr_steps=99)
-        calls = []
+        """With SAM, clipping sees the gradients of both passes, and the model and its events run twice in a step."""
+        calls, events = [], []
+
+        class Records(Algorithm):
+            runs_at = {Event.AFTER_BACKWARD: Stage.GRADIENT}
+
+            def apply(self, event, state, logger):
+                events.append(event)
+
+        run = Run([SAM(), GradientClipping("norm", 0.1), MixUp(), Records()], seed=SEED, lr_steps=99)
         run.bare.register_forward_hook(lambda *_: calls.append(1))
         weights = run.train()
         expected, clock = train_ours([SAM(), GradientClipping("norm", 0.1), MixUp()])
         assert_same(weights, expected)
-        assert len(calls) == 2 * clock.batch
+        assert len(calls) == len(events) == 2 * clock.batch
 
 
 class TestClock:
@@ -171,6 +178,22 @@ class TestClock:
         run.train(until=3)
         run.algorithms.end_epoch()
         assert (run.clock.batch, run.clock.epoch, run.clock.batch_in_epoch) == ("3ba", "1ep", "0ba")
+
+    def test_epoch_that_ends_within_a_step(self):
+        """The backward pass of the last batch ends before the epoch."""
+        seen = []
+
+        class Records(Algorithm):
+            runs_at = dict.fromkeys((Event.AFTER_BACKWARD, Event.EPOCH_END), Stage.WEIGHTS)
+
+            def apply(self, event, state, logger):
+                seen.append(event)
+
+        run = Run(Records(), accelerator=Accelerator(cpu=True, gradient_accumulation_steps=2))
+        batch = next(iter(run.loader))
+        run.accelerator.backward(run.algorithms.compute_loss(batch))
+        run.algorithms.end_epoch()
+        assert seen == [Event.AFTER_BACKWARD, Event.EPOCH_END]
 
     def test_end_of_the_training(self):
         """At max_duration the averages of SWA are in the model, and the next batch is refused."""
@@ -222,6 +245,69 @@ class TestResume:
         resumed = Run(SAM(interval=2))
         resumed.accelerator.load_state(tmp_path)
         assert_same(resumed.train(), uninterrupted)
+
+    @pytest.mark.parametrize("steps", [1, 2])
+    def test_return_to_a_checkpoint(self, tmp_path, steps):
+        """The same objects return to a checkpoint from the end of the training, and from within a step."""
+
+        def make():
+            algorithms = [BlurPool(min_channels=8), MixUp(), EMA("2ba"), *([SAM()] if steps == 1 else [])]
+            return Run(algorithms, accelerator=Accelerator(cpu=True, gradient_accumulation_steps=steps))
+
+        uninterrupted = make().train()
+        run = make()
+        run.train(until=3)
+        run.accelerator.save_state(tmp_path)
+        run.train()
+        run.accelerator.load_state(tmp_path)
+        run.accelerator.backward(run.algorithms.compute_loss(next(iter(run.loader))))
+        run.accelerator.load_state(tmp_path)
+        run.optimizer.zero_grad()
+        assert_same(run.train(), uninterrupted)
+
+    def test_checkpoint_of_the_end(self, tmp_path):
+        """A training that continues from its end computes no further step."""
+        run = Run(EMA("2ba"))
+        run.train()
+        run.accelerator.save_state(tmp_path)
+        resumed = Run(EMA("2ba"))
+        resumed.accelerator.load_state(tmp_path)
+        with pytest.raises(RuntimeError, match="The training ended after max_duration='2ep'"):
+            resumed.algorithms.compute_loss(next(iter(resumed.loader)))
+
+    @pytest.mark.parametrize("is_first", [True, False])
+    def test_other_registered_objects(self, tmp_path, is_first):
+        """Objects of the user are saved beside the algorithms, in the order of their registration."""
+
+        class Counter:
+            def __init__(self):
+                self.count = 0
+
+            def state_dict(self):
+                return {"count": self.count}
+
+            def load_state_dict(self, state):
+                self.count = state["count"]
+
+        def make(is_first=is_first):
+            accelerator, counter = Accelerator(cpu=True), Counter()
+            if is_first:
+                accelerator.register_for_checkpointing(counter)
+            run = Run(EMA("2ba"), accelerator=accelerator)
+            if not is_first:
+                accelerator.register_for_checkpointing(counter)
+            return run, counter
+
+        run, counter = make()
+        run.train(until=5)
+        counter.count = 3
+        run.accelerator.save_state(tmp_path)
+        resumed, counter = make()
+        resumed.accelerator.load_state(tmp_path)
+        assert (resumed.clock.batch, counter.count) == ("5ba", 3)
+        other_order, _ = make(not is_first)
+        with pytest.raises((StateMismatchError, KeyError)):
+            other_order.accelerator.load_state(tmp_path)
 
     def test_state_is_data(self, tmp_path):
         """The file of the algorithms can be read without running code."""

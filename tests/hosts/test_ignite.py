@@ -228,6 +228,51 @@ class TestClock:
         assert (run.clock.batch, run.algorithms.state.max_duration) == ("6ba", "6ba")
         assert run.algorithms.state.dataloader_len == 4
 
+    def test_several_losses_in_a_step(self):
+        """A process function of the user that accumulates gradients itself runs the events of each loss."""
+        seen = []
+
+        class Records(Algorithm):
+            runs_at = dict.fromkeys((Event.BEFORE_FORWARD, Event.AFTER_BACKWARD, Event.BATCH_END), Stage.WEIGHTS)
+
+            def apply(self, event, state, logger):
+                seen.append(event)
+
+        model = make_net()
+        optimizer = sgd(model)
+
+        def process(engine, batch):
+            for half in zip(*(item.chunk(2) for item in batch), strict=True):
+                algorithms.compute_loss(half).backward()
+            optimizer.step()
+
+        trainer = Engine(process)
+        algorithms = attach_algorithms(trainer, model, optimizer, cross_entropy, Records())
+        trainer.run(make_loader(samples=2), max_epochs=1)
+        assert seen == [Event.BEFORE_FORWARD, Event.AFTER_BACKWARD] * 2 + [Event.BATCH_END]
+        assert algorithms.state.timestamp.sample == "2sp"
+
+    def test_step_outside_of_the_engine(self):
+        """After an error in a step, steps of the user's own are not counted."""
+
+        def fail(*_):
+            raise ZeroDivisionError
+
+        run = Run(EMA("2ba"), output_transform=fail)
+        with pytest.raises(ZeroDivisionError):
+            run.train()
+        run.optimizer.step()
+        assert run.clock.batch == "1ba"
+
+    @pytest.mark.filterwarnings("ignore:.*CUDA is not available:UserWarning")
+    def test_step_that_the_scaler_skips(self):
+        """A batch with infinite gradients counts, as in our Trainer."""
+        run = Run(EMA("2ba"), amp_mode="amp", scaler=torch.amp.GradScaler("cpu"))
+        run.loader = list(run.loader)
+        run.loader[2][0].fill_(float("inf"))
+        run.train(epochs=1)
+        assert (run.clock.batch, run.clock.sample) == ("8ba", "16sp")
+
     def test_another_training(self):
         """An engine that starts again starts the clock again."""
         run = Run(EMA("2ba"))
@@ -295,6 +340,31 @@ class TestResume:
         resumed = Run(SAM(interval=2))
         Checkpoint.load_objects(resumed.to_save, torch.load(path, weights_only=True))
         assert_same(resumed.train(), uninterrupted)
+
+    def test_return_to_a_checkpoint(self, tmp_path):
+        """The same engine, stopped within a step, returns to a checkpoint at the start of the epoch."""
+        seen = []
+
+        class Records(Algorithm):
+            runs_at = {Event.EPOCH_START: Stage.WEIGHTS}
+
+            def apply(self, event, state, logger):
+                seen.append(state.timestamp.epoch)
+
+        def make():
+            algorithms = [BlurPool(min_channels=8), MixUp(), EMA("2ba"), Records()]
+            return Run(algorithms, loader=list(make_loader()), gradient_accumulation_steps=2)
+
+        uninterrupted = make().train()
+        run = make()
+        run.trainer.add_event_handler(Events.EPOCH_COMPLETED(once=1), Checkpoint(run.to_save, str(tmp_path)))
+        stop = run.trainer.add_event_handler(Events.ITERATION_COMPLETED(once=11), run.trainer.terminate)
+        run.train()
+        stop.remove()
+        (path,) = tmp_path.glob("*.pt")
+        Checkpoint.load_objects(run.to_save, torch.load(path, weights_only=True))
+        assert_same(run.train(), uninterrupted)
+        assert seen == ["0ep", "1ep", "0ep", "1ep", "1ep"]
 
     @pytest.mark.parametrize("missing", ["trainer", "algorithms"])
     def test_incomplete_checkpoint(self, missing):

@@ -215,7 +215,6 @@ class AccelerateAlgorithms:
             with algorithms.evaluation():
                 accuracy = evaluate(model, eval_loader)
         """
-        self._finish_epoch()
         return self._adapter.evaluation()
 
     def end_epoch(self) -> None:
@@ -237,7 +236,6 @@ class AccelerateAlgorithms:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the algorithms and the clock, as plain data and tensors; ``save_state`` calls it."""
-        self._finish_epoch()
         return self._adapter.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> LoadReport:
@@ -298,7 +296,7 @@ class AccelerateAlgorithms:
             self.end_fit()
 
     def _finish_epoch(self) -> None:
-        if self._is_at_end and not self._steps.is_backward_due:
+        if self._is_at_end:
             self._is_at_end = self._is_in_epoch = False
             self._adapter.end_epoch()
 

@@ -214,7 +214,6 @@ class IgniteAlgorithms:
         """
         report = self._adapter.load_state_dict(state_dict)
         self._steps.reset()
-        self._has_begun = self._is_in_epoch = False
         self._is_loaded = True
         return report
 

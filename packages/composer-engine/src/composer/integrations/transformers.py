@@ -184,7 +184,13 @@ class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no typ
         with_loss: Any = copy.copy(outputs)
         with_loss["loss"] = loss if num_items is None else loss / num_items
         # Transformers, or a subclass of its Trainer, continues with this loss as with the model's own.
-        final: Tensor = self._split().loss(with_loss, batch)
+        try:
+            final: Tensor = self._split().loss(with_loss, batch)
+        except (AttributeError, KeyError) as error:
+            raise TypeError(
+                f"{type(self).__name__}.compute_loss must use the 'loss' of the model's outputs with algorithms that "
+                "change labels after the forward pass, but it uses other outputs. Remove those algorithms."
+            ) from error
         return final
 
     def _split(self) -> SplitStep:

@@ -1,0 +1,70 @@
+"""Algorithms in the trainers of TRL, which are subclasses of the Trainer of Transformers."""
+
+import pytest
+import torch
+from comparison import assert_same
+
+trl = pytest.importorskip("trl", reason="TRL is not installed")
+
+from datasets import Dataset  # noqa: E402
+from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast  # noqa: E402
+
+from composer.algorithms import EMA, LabelSmoothing, SeqLengthWarmup  # noqa: E402
+from composer.core.evaluation_weights import evaluation_weights  # noqa: E402
+from composer.integrations.transformers import composer_trainer  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("default")  # TRL and datasets have warnings of their own
+WORDS = "abcdefgh"
+
+
+def train(folder, algorithms=None):
+    """Train a tiny language model for four steps by TRL, and return the trainer."""
+    tokens = Tokenizer(models.WordLevel({word: place for place, word in enumerate([*WORDS, "<end>"])}, "<end>"))
+    tokens.pre_tokenizer = pre_tokenizers.Whitespace()
+    no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_positions=16, n_embd=16, n_layer=1, n_head=2, **no_dropout))
+    trainer = (trl.SFTTrainer if algorithms is None else composer_trainer(trl.SFTTrainer))(
+        model=model,
+        args=trl.SFTConfig(
+            str(folder),
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+            disable_tqdm=True,
+            max_steps=4,
+            per_device_train_batch_size=4,
+            max_grad_norm=0.0,
+            save_strategy="no",
+        ),
+        train_dataset=Dataset.from_dict({"text": [" ".join(WORDS[place % 8 :]) + " a b" for place in range(16)]}),
+        processing_class=PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token="<end>", pad_token="<end>"),
+        **({} if algorithms is None else {"algorithms": algorithms}),
+    )
+    trainer.train()
+    return trainer
+
+
+def test_weights_of_trl(tmp_path):
+    """With averages alone the weights are those of TRL without algorithms, and the averages are others."""
+    trainer = train(tmp_path, [EMA("2ba")])
+    expected = train(tmp_path).model.state_dict()
+    assert_same(trainer.model.state_dict(), expected)
+    assert trainer.algorithm_adapter.state.timestamp.batch == "4ba"
+    with evaluation_weights(trainer.algorithm_adapter.state), pytest.raises(AssertionError, match="weights differ"):
+        assert_same(trainer.model.state_dict(), expected)
+
+
+def test_shorter_sequences(tmp_path):
+    """An algorithm that changes batches changes what TRL trains on."""
+    weights = train(tmp_path, [SeqLengthWarmup(min_seq_length=2, max_seq_length=8, step_size=1)]).model.state_dict()
+    with pytest.raises(AssertionError, match="weights differ"):
+        assert_same(weights, train(tmp_path).model.state_dict())
+
+
+def test_changed_labels(tmp_path):
+    """TRL computes the loss of SFTTrainer without logits, so labels cannot be changed after the forward pass."""
+    with pytest.raises(TypeError, match=r"ComposerSFTTrainer\.compute_loss must use the 'loss'"):
+        train(tmp_path, [LabelSmoothing(0.1)])
