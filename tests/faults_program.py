@@ -5,7 +5,9 @@ output is one line of JSON with the numbers of runs and kills, and the runs whos
 """
 
 import argparse
+import datetime
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -18,12 +20,15 @@ import warnings
 from pathlib import Path
 
 import torch
+import torchmetrics.classification  # noqa: F401  (each fork of a process would import it again)
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from composer import Callback, Trainer
 from composer.algorithms import EMA, SAM, Augment, MixUp
-from composer.checkpoint import find_checkpoints, verify_checkpoint
+from composer.checkpoint import find_checkpoints, newest_checkpoint, verify_checkpoint
+from composer.checkpoint.local import LocalFolder
+from composer.distributed import get_sampler
 from composer.models import ComposerClassifier
 
 warnings.simplefilter("ignore")
@@ -107,12 +112,58 @@ def train(folder, result):
     Path(result).write_text(digest(trainer.state))
 
 
+def train_sharded(folder, result, rank, store, attempt):
+    """Train a sharded model in one of two processes, which write slowly, as :func:`train` does."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+    files = torch.distributed.PrefixStore(str(attempt), torch.distributed.FileStore(store, -1))
+    torch.distributed.init_process_group(
+        "gloo", store=files, rank=rank, world_size=2, timeout=datetime.timedelta(seconds=20)
+    )
+    for name in ("put", "commit"):
+        setattr(LocalFolder, name, slowed(getattr(LocalFolder, name)))
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(8, 64), nn.LayerNorm(64), nn.Dropout(0.2), nn.ReLU(), nn.Linear(64, 3))
+    model, data = ComposerClassifier(network, num_classes=3), Points()
+    trainer = Trainer(
+        model=model,
+        train_dataloader=DataLoader(data, batch_size=4, sampler=get_sampler(data, shuffle=True)),
+        optimizers=torch.optim.AdamW(model.parameters(), lr=0.01),
+        algorithms=[MixUp(), EMA(half_life="4ba")],
+        parallelism_config={"fsdp": {}},
+        max_duration="3ep",
+        run_name="run",
+        save_folder=folder,
+        save_interval="1ba",
+        save_num_checkpoints_to_keep=3,
+        autoresume=True,
+        progress_bar=False,
+        device="cpu",
+        seed=3,
+    )
+    trainer.fit()
+    trainer.close()
+    Path(result).write_text(digest(trainer.state))
+    torch.distributed.barrier()
+
+
+def slowed(call):
+    """Return a function that waits for a moment before and after the call."""
+
+    def slow(*arguments):
+        time.sleep(0.005)
+        call(*arguments)
+        time.sleep(0.005)
+
+    return slow
+
+
 def digest(state):
     """Return a digest of the complete state of a run."""
     result = hashlib.sha256()
 
     def add(value):
         if isinstance(value, torch.Tensor):
+            value = value.full_tensor() if hasattr(value, "full_tensor") else value
             result.update(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         elif isinstance(value, dict):
             for key, item in value.items():
@@ -131,15 +182,15 @@ def digest(state):
     return result.hexdigest()
 
 
-def forked(folder, result, *augmented):
-    """Start a training in a new process, with a pipeline if there are settings for it, and return its id."""
+def forked(folder, result, *arguments, program=train):
+    """Start a training in a new process, and return its id."""
     child = os.fork()
     if child:
         return child
     try:
         torch.set_num_threads(1)
         sys.stderr = Path(f"{result}.log").open("a")  # noqa: SIM115  (the process ends with it)
-        train_augmented(folder, result, *augmented) if augmented else train(folder, result)
+        program(folder, result, *arguments)
         os._exit(0)
     except BaseException:  # noqa: BLE001
         traceback.print_exc(file=sys.stderr)
@@ -161,19 +212,69 @@ def wait(child, seconds):
 def kill_in_mid_epoch(pipeline):
     """Kill a training with a pipeline in its second epoch, with 0 and 2 workers of the loader; return a report."""
     home, report = Path(tempfile.mkdtemp(prefix="faults-")), {"resumed from": [], "failed": []}
-    status = wait(forked(f"{home}/uninterrupted", f"{home}/uninterrupted.txt", pipeline, 0, None), 300)
+    status = wait(
+        forked(f"{home}/uninterrupted", f"{home}/uninterrupted.txt", pipeline, 0, None, program=train_augmented), 300
+    )
     if status != 0:
         report["failed"].append(Path(f"{home}/uninterrupted.txt.log").read_text()[-2000:])
         return report
     for workers in (0, 2):
         folder, result = f"{home}/{workers}", f"{home}/{workers}.txt"
-        killed = wait(forked(folder, result, pipeline, workers, 5), 300)
+        killed = wait(forked(folder, result, pipeline, workers, 5, program=train_augmented), 300)
         report["resumed from"].append(sorted(Path(found.path).name for found in find_checkpoints(folder))[-1])
-        status = wait(forked(folder, result, pipeline, workers, None), 300)
+        status = wait(forked(folder, result, pipeline, workers, None, program=train_augmented), 300)
         same = status == 0 and Path(result).read_text() == Path(f"{home}/uninterrupted.txt").read_text()
         if killed != signal.SIGKILL or not same:
             log = Path(f"{result}.log").read_text()[-2000:]
             report["failed"].append({"workers": workers, "killed": killed, "status": status, "log": log})
+    return report
+
+
+def kill_sharded(kills, choose):
+    """Train a sharded model in two processes, kill one of them at random moments, and resume; return a report."""
+    # Imported once, before the forks.
+    import torch.distributed.fsdp
+
+    torch.optim.AdamW([torch.zeros(1)])
+    home, report = Path(tempfile.mkdtemp(prefix="faults-")), {"kills": 0, "damaged": 0, "failed": [], "after": []}
+    attempts = itertools.count()
+
+    def start(name):
+        attempt = next(attempts)
+        return [
+            forked(f"{home}/{name}", f"{home}/{name}-{rank}.txt", rank, f"{home}/store", attempt, program=train_sharded)
+            for rank in range(2)
+        ]
+
+    def finish(name):
+        statuses = [wait(child, 300) for child in start(name)]
+        if statuses != [0, 0]:
+            report["failed"].append([statuses, *(Path(f"{home}/{name}-{rank}.txt.log").read_text() for rank in (0, 1))])
+        return None if statuses != [0, 0] else [Path(f"{home}/{name}-{rank}.txt").read_text() for rank in (0, 1)]
+
+    began = time.monotonic()
+    expected = finish("uninterrupted")
+    lasted, run = time.monotonic() - began, 0
+    while expected and report["kills"] < kills and not report["failed"]:
+        run += 1
+        for _ in range(5):
+            children = start(run)
+            victim = choose.randrange(2)
+            if wait(children[victim], choose.uniform(0.2, 0.8) * lasted) is not None:
+                wait(children[1 - victim], 300)
+                break
+            os.kill(children[victim], signal.SIGKILL)
+            os.waitpid(children[victim], 0)
+            if wait(children[1 - victim], choose.uniform(0, 0.5)) is None:  # as torchrun does
+                os.kill(children[1 - victim], signal.SIGKILL)
+                os.waitpid(children[1 - victim], 0)
+            report["kills"] += 1
+            report["damaged"] += damaged(f"{home}/{run}") if Path(f"{home}/{run}").exists() else 0
+            newest = newest_checkpoint(f"{home}/{run}")
+            report["after"].append(None if newest is None else newest.name)
+        found = finish(run)
+        if found is not None and found != expected:
+            report["failed"].append(f"run {run} has other results")
     return report
 
 
@@ -184,8 +285,12 @@ def main():
     parser.add_argument("--kills", type=int, default=8, help="maximum in each run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--remote", action="store_true", help="save through fsspec")
+    parser.add_argument("--sharded", action="store_true", help="kill one of two processes, --kills times in total")
     parser.add_argument("--pipeline", help="a pipeline of test_resume.py, for a training that is killed in one batch")
     options = parser.parse_args()
+    if options.sharded:
+        print(json.dumps(kill_sharded(options.kills, random.Random(options.seed))))
+        return
     if options.pipeline is not None:
         print(json.dumps(kill_in_mid_epoch(options.pipeline)))
         return

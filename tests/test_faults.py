@@ -45,6 +45,15 @@ class TestKills:
         assert report["failed"] == []
         assert report["kills"] >= (30 if MANY else 4)
 
+    def test_sharded_model_resumes_exactly(self, record_property):
+        """With one of two processes killed at any moment, the last or the new checkpoint is complete, and resumes."""
+        report = report_of("--sharded", "--kills", 100 if MANY else 5)
+
+        record_property("report", json.dumps(report))
+        assert report["failed"] == []
+        assert report["damaged"] == 0
+        assert report["kills"] >= (100 if MANY else 5)
+
     @pytest.mark.parametrize("pipeline", PIPELINES)
     def test_augmentations_resume_exactly(self, pipeline):
         """A run with Augment, killed in its second epoch, resumes exactly with 0 and with 2 workers of the loader."""
