@@ -7,6 +7,7 @@ process's; ratios are medians over the rounds of ours to DCP's in the same round
     save         until it is committed: on the disk, ours with SHA-256 and XXH3 of each file and XXH3 of each block
     processor    processor time of the save, the mean of the processes, all threads
     load         into model and optimizer, ours with the checksums of all blocks compared
+    loading      processor time of the load
     standstill   how long training waits for a save in the background; DCP's ``async_save``, with a group of its own
     memory       the peak above what the process had before, for a save, a load, and a save in the background after the
                  first; beside the size of its shard
@@ -18,6 +19,7 @@ until a process that loads it has its plan.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import shutil
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MODELS = ("small", "resnet50", "transformer")
-LIMITS = {"save": 0.40, "processor": 0.40, "load": 0.25, "standstill": 0.5}
+LIMITS = {"save": 0.40, "processor": 0.40, "load": 0.25, "loading": 0.25, "standstill": 0.5}
 
 
 def main() -> None:
@@ -142,6 +144,7 @@ def measure(call: Callable[[], object], settle: Callable[[], object]) -> dict[st
 
     os.sync()
     torch.distributed.barrier()
+    ctypes.CDLL(None).malloc_trim(0)  # memory that was freed, and which the call would use again
     reset_peak()
     before, processor, began = memory("VmRSS"), time.process_time(), time.perf_counter()
     call()
@@ -191,9 +194,7 @@ def make_state(model_name: str) -> tuple[Any, int]:
     optimizer.zero_grad()
     tensors = [*model.parameters(), *(one for held in optimizer.state.values() for one in held.values())]
     shard = sum(one.to_local().nbytes for one in tensors if hasattr(one, "to_local"))
-    from composer.distributed import get_global_rank
-
-    return State(model, optimizers=optimizer, rank=get_global_rank()), shard
+    return State(model, optimizers=optimizer, rank=torch.distributed.get_rank()), shard
 
 
 Ways = dict[str, tuple["Callable[[], object]", "Callable[[], object]"]]
@@ -263,8 +264,14 @@ def report(model: str, count: int, measured: list[dict[str, Any]]) -> dict[str, 
     rows: dict[str, Any] = {"shard in MiB": shard}
     print(f"\n{model}, {count} processes, {shard:.0f} MiB each, load average {os.getloadavg()[0]:.1f}")
     print(f"{'':<12} {'ours ms':>9} {'DCP ms':>9} {'ratio':>7} {'at most':>8}")
-    timed = {"save": ("save", "seconds"), "processor": ("save", "processor")}
-    for name, (what, figure) in {**timed, "load": ("load", "seconds"), "standstill": ("standstill", "seconds")}.items():
+    timed = {
+        "save": ("save", "seconds"),
+        "processor": ("save", "processor"),
+        "load": ("load", "seconds"),
+        "loading": ("load", "processor"),
+        "standstill": ("standstill", "seconds"),
+    }
+    for name, (what, figure) in timed.items():
         combine = statistics.mean if figure == "processor" else max
         ours, dcp = (over(what, library, figure, combine) for library in ("ours", "dcp"))
         ratio = statistics.median(one / other for one, other in zip(ours, dcp, strict=True))

@@ -5,6 +5,7 @@
 Each group is forked from this process, so that torch is imported once.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -12,20 +13,35 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from pathlib import Path
 
 import torch
+import torchmetrics.classification  # noqa: F401  (each fork of a process would import it again)
+from fsspec.implementations.local import LocalFileSystem
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
+from torch.utils.data import DataLoader, TensorDataset
 
-from composer import distributed
-from composer.algorithms import EMA
+from composer import Trainer, distributed
+from composer.algorithms import EMA, SAM, SWA, LayerFreezing
 from composer.callbacks import CheckpointSaver
-from composer.checkpoint import CheckpointError, load_checkpoint, merge_weights, save_checkpoint, verify_checkpoint
+from composer.checkpoint import (
+    CheckpointError,
+    find_checkpoints,
+    load_checkpoint,
+    manifest,
+    merge_weights,
+    save_checkpoint,
+    sharded,
+    verify_checkpoint,
+)
 from composer.checkpoint.local import LocalFolder
+from composer.checkpoint.remote import RemoteFolder
 from composer.core import Engine, Event, State, Timestamp
+from composer.models import ComposerClassifier
 
 FAULTS = ("flipped", "cut", "swapped", "missing", "of another save")
 MESHES = {"1": (1,), "2": (2,), "4": (4,), "2x2": (2, 2), "4, second dimension": (4,)}
@@ -258,6 +274,119 @@ def background(world_size, folder):
     return found
 
 
+def remote(world_size, folder):
+    """Save through fsspec, load again, and let a process fail; return what happened."""
+    import fsspec
+
+    read, url = [], f"sharedfile://{folder}/remote"
+
+    class SharedFiles(LocalFileSystem):
+        protocol = ("sharedfile",)
+
+        def __init__(self, **options):
+            super().__init__(**options | {"auto_mkdir": True})
+
+        def _open(self, path, mode="rb", **options):
+            file = super()._open(path, mode, **options)
+            if "r" in mode and path.endswith(".safetensors"):
+                fill = file.f.read
+                file.read = lambda count: read.append(count) or fill(count)
+            return file
+
+    fsspec.register_implementation("sharedfile", SharedFiles, clobber=True)
+    manifest.BLOCK_BYTES = sharded.BLOCK_BYTES = 256  # so that these small files have many blocks
+    state, ema = make_state("2", factor=3)
+    path = save_checkpoint(state, f"{url}/one")
+    later, ema = make_state("2", factor=5)
+    load_checkpoint(path, later)
+    distributed.barrier()
+    sizes = sum(file.stat().st_size for file in Path(folder, "remote", "one").glob("*.safetensors"))
+    found = {"differences": differences(later, ema, 3), "read": sum(read) / sizes}
+
+    def refuse(*_):
+        raise ValueError("refused")
+
+    if distributed.get_global_rank() == 1:
+        RemoteFolder.put = refuse
+    try:
+        save_checkpoint(state, f"{url}/two")
+    except Exception as error:  # noqa: BLE001  (compared by the test)
+        found["error"] = f"{type(error).__name__}: {error}"
+    distributed.barrier()
+    return found | {"names": [one.name for one in find_checkpoints(url) if one.is_whole]}
+
+
+ALGORITHMS = {
+    "EMA": lambda: EMA("2ba"),
+    "SWA": lambda: SWA("1ep", "1dur", update_interval="1ba"),
+    "SAM": lambda: SAM(interval=2),
+    "LayerFreezing": lambda: LayerFreezing(0.0, 1.0),
+}
+
+
+def make_trainer(name):
+    """Return a trainer of a sharded model with an algorithm."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, 3))
+    model = ComposerClassifier(network, num_classes=3)
+    inputs = torch.rand(8, 4, generator=torch.Generator().manual_seed(1))
+    data = TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
+    size = 4 // distributed.get_world_size()
+    return Trainer(
+        model=model,
+        train_dataloader=DataLoader(data, batch_size=size, sampler=distributed.get_sampler(data)),
+        optimizers=torch.optim.AdamW(model.parameters(), lr=0.01),
+        algorithms=ALGORITHMS[name](),
+        parallelism_config={"fsdp": {}},
+        max_duration="4ep",
+        progress_bar=False,
+        device="cpu",
+        seed=3,
+    )
+
+
+def digests(state):
+    """Return a digest of each complete tensor of a run by its place."""
+    found = {}
+
+    def add(value, path):
+        if isinstance(value, torch.Tensor):
+            whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+            found[path] = hashlib.sha256(whole.detach().contiguous().numpy().tobytes()).hexdigest()
+        elif isinstance(value, (dict, list, tuple)):
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                add(item, f"{path}/{key}")
+
+    add([state.get_model_state_dict(), state.get_optim_state_dict(), state.state_dict()["algorithms"]], "")
+    return found
+
+
+def trained(world_size, folder):
+    """Train with each algorithm and save; return the digests."""
+    found = {}
+    for name in ALGORITHMS:
+        trainer = make_trainer(name)
+        trainer.fit(duration="2ep")
+        save_checkpoint(trainer.state, f"{folder}/others/{name}")
+        found[name] = digests(trainer.state)
+        trainer.close()
+    return found
+
+
+def others(world_size, folder):
+    """Load what was trained into sharded models; return the digests."""
+    warnings.simplefilter("ignore")
+    found = {}
+    for name in ALGORITHMS:
+        trainer = make_trainer(name)
+        state = trainer.state
+        distributed.Parallelism({"fsdp": {}}).prepare(state)
+        load_checkpoint(f"{folder}/others/{name}", state, ignore_keys=["callbacks", "extra"])
+        found[name] = digests(state)
+        trainer.close()
+    return found
+
+
 def save_plain(folder):
     """Save the same run without sharding, and merge the parts of a sharded one."""
     state = make_plain(factor=3)
@@ -316,6 +445,10 @@ def main(folder):
         damage(Path(folder, "checkpoints"), fault)
     in_group(2, folder, fail)
     in_group(2, folder, background)
+    in_group(2, folder, remote)
+    in_group(2, folder, trained)
+    for world_size in (1, 2, 4):
+        in_group(world_size, folder, others)
 
 
 def damage(folder, fault):

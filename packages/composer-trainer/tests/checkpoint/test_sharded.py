@@ -127,6 +127,37 @@ class TestFailures:
         assert second.rstrip(".") in first
 
 
+class TestRemote:
+    def test_round_trip(self, folder):
+        """Through fsspec, each process uploads its parts and reads ranges of them; the manifest is the last file."""
+        for result in results(folder, "remote-"):
+            assert result["differences"] == []
+            assert result["names"] == ["one"]
+
+    def test_only_own_bytes_are_read(self, folder):
+        """Of the bytes of all parts, each process reads less than a third: headers and the parts of others are not."""
+        for result in results(folder, "remote-"):
+            assert 0.1 < result["read"] < 0.33
+
+    def test_one_process_fails(self, folder):
+        """If one process cannot upload, all raise an error, and there is no checkpoint."""
+        first, second = (result["error"] for result in results(folder, "remote-"))
+        assert "sharedfile:" in first
+        assert "process 1 failed: ValueError: refused" in first
+        assert second == "ValueError: refused"
+
+
+class TestOtherState:
+    @pytest.mark.parametrize("mesh", ["1", "2", "4"])
+    @pytest.mark.parametrize("name", ["EMA", "SWA", "SAM", "LayerFreezing"])
+    def test_any_mesh(self, folder, name, mesh):
+        """What an algorithm saves of a run of two processes is loaded with equal bits in any number of them."""
+        saved = results(folder, "trained-")[0][name]
+        found = [result[name] for result in results(folder, f"others-{mesh}")]
+        assert len(saved) > 10
+        assert found == [saved] * int(mesh)
+
+
 class TestBackground:
     def test_weights_may_change(self, folder):
         """Training goes on while parts are written, and the checkpoint has the weights of the moment of the save."""
@@ -279,9 +310,10 @@ class TestPlans:
         """The planned bytes of each part are those of the file that is written."""
         tensors = {"a": torch.ones(3), "b": torch.ones(2, dtype=torch.float64), "c": torch.ones(5, dtype=torch.int8)}
         of_kind = {"model.safetensors": tensors}
-        layout, [writes] = plan_parts([own_parts(of_kind, is_first=True)])
+        described = own_parts(of_kind, is_first=True)
+        layout, [writes] = plan_parts([described])
 
-        [packed] = pack_parts(of_kind, writes, copy=True).values()
+        [packed] = pack_parts(of_kind, described, writes, copy=True).values()
 
         header = json.loads(bytes(packed.pieces[0][8:]))
         places = {name: one.positions[0] for name, one in layout.tensors["model.safetensors"].items()}

@@ -250,7 +250,7 @@ def take_sharded_snapshot(
         layout, writes = meets.plan(described)
         packed: dict[str, PackedTensors] | Exception
         try:
-            packed = pack_parts(tensors, writes, copy=copy or may_differ, memory=memory)
+            packed = pack_parts(tensors, described, writes, copy=copy or may_differ, memory=memory)
         except Exception as error:  # noqa: BLE001  (raised in all processes when the checkpoint is written)
             packed = error
     meets.saves += 1

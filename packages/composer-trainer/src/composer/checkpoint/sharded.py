@@ -190,12 +190,18 @@ def own_parts(tensors: Mapping[str, Mapping[str, Tensor]], *, is_first: bool) ->
     Raises:
         RuntimeError: A DTensor has partial sums instead of values.
     """
+    known: dict[Any, Part | None] = {}  # the state of an optimizer has the parts of its weights
+
+    def part(tensor: Any) -> Part | None:
+        if not is_dtensor(tensor):
+            return part_of(tensor, is_first=is_first)
+        key = (tensor.device_mesh, tensor.placements, tensor.shape)
+        if key not in known:
+            known[key] = part_of(tensor)
+        return known[key]
+
     return {
-        kind: {
-            name: (_look_of(tensor), part)
-            for name, tensor in of_kind.items()
-            if (part := part_of(tensor, is_first=is_first)) is not None
-        }
+        kind: {name: (_look_of(tensor), own) for name, tensor in of_kind.items() if (own := part(tensor)) is not None}
         for kind, of_kind in tensors.items()
     }
 
@@ -326,6 +332,7 @@ def _grid(name: str, look: Look, cells: list[tuple[Part, int, int]]) -> TensorLa
 
 def pack_parts(
     tensors: Mapping[str, Mapping[str, Any]],
+    described: Described,
     writes: Mapping[str, Sequence[str]],
     *,
     copy: bool,
@@ -335,17 +342,19 @@ def pack_parts(
 
     Args:
         tensors: The tensors by kind and name.
+        described: What :func:`own_parts` returned for them.
         writes: The names of the tensors in each file, as :func:`plan_parts` returns them for this rank.
         copy: Whether the tensors may change before the contents are written.
         memory: Where the copies are allocated, if not in new memory.
     """
     by_name = {name: tensor for of_kind in tensors.values() for name, tensor in of_kind.items()}
+    offset_of = {name: offset for of_kind in described.values() for name, (_, (offset, _)) in of_kind.items()}
     packed = {}
     for file, names in writes.items():
         parts, offsets = {}, {}
         for name in names:
             tensor = by_name[name]
-            offsets[name] = {"saved_offsets": [*(part_of(tensor) or ((),))[0]]}
+            offsets[name] = {"saved_offsets": [*offset_of[name]]}
             parts[name] = tensor.to_local() if is_dtensor(tensor) else tensor
         packed[file] = pack_tensors(parts, copy=copy, memory=memory, metadata={_SHARDING: json.dumps(offsets)})
     return packed

@@ -147,9 +147,10 @@ class ShardedSnapshot:
             try:
                 answer = self._write_parts(folder, name, begun["place"], {})
             except Exception as error:
-                self._put(f"written by {rank}", _failed(rank, error))
+                failed = _failed(rank, error)
+                self._put(f"written by {rank}", failed)
                 text = self.exchange.get(f"{self.number}: outcome", until=0.0)
-                if text is None:
+                if text is None or json.loads(text) == failed:
                     raise
                 # The first process had failed before, and has deleted the place.
                 raise CheckpointSaveError(folder.at(name), json.loads(text)["error"]) from None
