@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import textwrap
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ import attrs
 import composer.algorithms
 from composer.ablation import Study
 from composer.compat.table import ARGUMENTS, NAMES, parse_home
-from composer.core import Algorithm, Event, Stage, explain
+from composer.core import Algorithm, Event, Stage, Time, explain
 from composer.core.conflicts import ExclusiveResource
 from composer.core.event import PLACES
 from composer.core.fields import ALWAYS_SERVED, OPTIONAL_EVENTS, ServedFields, fields_at
@@ -306,6 +307,21 @@ def measured(kind: str) -> str:
     )
 
 
+def defaults(kind: str) -> str:
+    """Return the call of an algorithm with the defaults of its settings, and names of those without one."""
+    settings = [
+        field.name if field.default is attrs.NOTHING else f"{field.name}={_as_argument(field.default)}"
+        for field in attrs.fields(getattr(composer.algorithms, kind))
+        if field.init
+    ]
+    call = f"{kind}({', '.join(settings)})"
+    return "```text\n" + "\n".join(textwrap.wrap(call, 100, subsequent_indent="    ")) + "\n```\n"
+
+
+def _as_argument(value: object) -> str:
+    return f'"{value}"' if isinstance(value, (Time, str)) else repr(value)
+
+
 def _changed_settings(kind: str, text: str) -> str:
     """Return the description of an algorithm without the settings that have their defaults."""
     fields = attrs.fields_dict(getattr(composer.algorithms, kind))
@@ -434,6 +450,7 @@ def _served_by_hosts() -> list[ServedFields]:
 
 
 TABLES = {
+    "defaults": defaults,
     "hosts": hosts,
     "drawing": drawing,
     "moved": moved,

@@ -86,6 +86,7 @@ class TestCards:
         parts = re.split(r"^## (.+)\n", text, flags=re.M)
 
         assert parts[1::2] == SECTIONS
+        assert "<!-- table: defaults" in parts[6]
         assert all(part.strip() for part in parts[2::2])
 
     def test_three_depths(self, card):

@@ -7,6 +7,7 @@ import re
 import statistics
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from composer.core import AlgorithmConflictError, Event, explain
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(path for path in DOCS.glob("*/*.md") if "<!-- table: " in path.read_text())
+CARDS = sorted(path for path in DOCS.glob("methods/*.md") if path.name != "README.md")
 SETTINGS = {
     "Alibi": {"max_sequence_length": 8},
     "Augment": {"augmentation": torch.nn.Identity()},
@@ -74,6 +76,16 @@ def test_every_measured_method_has_its_table(tables):
     assert texts
     for kind in {text.partition("(")[0] for text in texts}:
         assert f"<!-- table: measured {kind} -->" in cards[linked[kind]]
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda path: path.stem)
+def test_every_setting_is_described(card):
+    """A card describes each setting of its algorithm, below their defaults."""
+    text = card.read_text()
+    kind = getattr(composer.algorithms, text.partition("\n")[0].removeprefix("# "))
+    (described,) = re.findall(r"<!-- table: defaults .*?<!-- end -->(.*?)^## ", text, re.DOTALL | re.MULTILINE)
+
+    assert [field.name for field in attrs.fields(kind) if field.init and f"`{field.name}`" not in described] == []
 
 
 def test_measured_differences_are_those_of_the_runs(tables):
