@@ -47,6 +47,7 @@ autodoc_typehints_format = "short"
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_use_rtype = False
+maximum_signature_line_length = 88
 
 # The inventories list only the names that are referenced; a build needs no network.
 DOCUMENTATION = {
@@ -65,12 +66,16 @@ nitpick_ignore_regex = [
     ("py:class", r"torch\.(nn\.modules\.batchnorm\._BatchNorm|OutOfMemoryError|utils\.hooks\.RemovableHandle)"),
     # Types that are not public: type variables, aliases, and values that are only passed on.
     ("py:class", r"composer\.(.+\.)?(_\w+|T|Batch|Sample|Target|Counts|Entry|ObservableList|DetectionModel|Settings)"),
+    ("py:class", r"composer\.(.+\.)?(FitResult|Images)"),
     ("py:class", r"composer\.(.+\.)?(Difference|Folder|GatheringLogger|PhaseMetricsModel|Record|Recording|Result|Row)"),
-    ("py:class", r"BoxFormat|Declaration|EvalInterval|LeftOut|ObservableList|Points|Schedule"),
+    ("py:obj", r"composer\.core\.time\.Value"),
+    ("py:class", r"BoxFormat|TokenCount|Declaration|EvalInterval|LeftOut|ObservableList|Points|Schedule"),
 ]
 
+html_context = {"default_mode": "auto"}
 html_theme = "pydata_sphinx_theme"
 html_title = "composer"
+html_favicon = "_site/static/icon.svg"
 html_show_sourcelink = False
 html_static_path = ["_site/static"]
 html_css_files = ["site.css"]
@@ -81,6 +86,7 @@ html_theme_options = {
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],
     "footer_end": [],
+    "header_links_before_dropdown": 9,
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
@@ -95,6 +101,7 @@ OUTSIDE = {
     "start/models": "packages/composer-models/README.md",
     "start/trainer": "packages/composer-trainer/README.md",
 }
+REFERENCE = re.compile(r"(?<=\]\()[./]*reference/index\.md(?=#composer)")
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)")
 
 
@@ -117,7 +124,7 @@ def read_source(app, name, source):
         file = shown.get(file, file / "index.md" if (file / "index.md").exists() else file)
         return os.path.relpath(file, place.parent)
 
-    source[0] = LINK.sub(target, text)
+    source[0] = LINK.sub(target, REFERENCE.sub("", text))  # MyST finds #composer.core.State in the reference
 
 
 def process_docstring(app, what, name, obj, options, lines):

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).parent
 PLAN = DOCS / "guides" / "plan.svg"
-PAGES = sorted(path for folder in ("evidence", "guides", "methods") for path in (DOCS / folder).glob("*.md"))
+PAGES = sorted(
+    path for folder in ("evidence", "guides", "how_it_works", "methods") for path in (DOCS / folder).glob("*.md")
+)
 TABLE = re.compile(r"(<!-- table: (?P<name>\S+)(?: (?P<argument>\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 STATE = {

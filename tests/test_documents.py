@@ -122,6 +122,21 @@ def test_pictures_have_descriptions_and_are_shown():
     assert sum(picture.parent.parent.name == "methods" for picture in shown) >= 20
 
 
+GUIDES = [path for path in DOCUMENTS if path.parent.name in {"guides", "how_it_works", "tutorials"}]
+
+
+@pytest.mark.parametrize("document", [path for path in GUIDES if path.name != "index.md"], ids=str)
+def test_guides_have_a_beginning_and_an_end(document):
+    """After its title a guide states whom it is for; its last section has links to at least two other pages."""
+    title, whom, *_ = document.read_text().split("\n\n")
+    heading, links = document.read_text().rsplit("\n## ", 1)[1].split("\n", 1)
+
+    assert re.fullmatch(r"# .+", title)
+    assert re.fullmatch(r"\*For .+\*", whom, re.DOTALL)
+    assert heading == "Where next"
+    assert len(re.findall(r"^- .*\]\(", links, re.MULTILINE)) >= 2
+
+
 class TestRunner:
     """The checks above can fail."""
 

@@ -53,3 +53,14 @@ def test_words_are_found_in_names_of_tests():
         (1, "TestGreenHouse: Green House"),
         (2, "test_a_green_house: green house"),
     ]
+
+
+def test_workflows_run_the_sessions_with_every_python():
+    """The workflows need no secret; the checks run with the versions of the noxfile."""
+    workflows = {path.stem: path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")}
+    (pythons,) = re.findall(r"^PYTHONS = (\[.+\])$", (ROOT / "noxfile.py").read_text(), re.MULTILINE)
+
+    assert workflows.keys() == {"checks", "site"}
+    assert "secrets" not in "".join(workflows.values())
+    assert f"python: {pythons}" in workflows["checks"]
+    assert "run: nox -s site" in workflows["site"]

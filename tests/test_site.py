@@ -1,4 +1,4 @@
-"""The site builds without a warning, lists every public name, and reads well in a browser."""
+"""The site builds without a warning, lists every public name."""
 
 import re
 import subprocess

@@ -139,7 +139,7 @@ class FileRecord:
 
         Args:
             pieces: The content.
-            blocks: A list to which the XXH3 of each block of :data:`BLOCK_BYTES` bytes is added.
+            blocks: A list to which the XXH3 of each block of ``BLOCK_BYTES`` bytes is added.
         """
         sha256, xxh3, block, size = hashlib.sha256(), xxhash.xxh3_128(), xxhash.xxh3_128(), 0
         for piece in pieces:
