@@ -232,6 +232,31 @@ class TestWhat:
 
 
 class TestKeeping:
+    def test_keep_none(self, make_trainer, tmp_path):
+        """With 0 the last checkpoint of a local folder is kept, and all at an address, where copies are not local."""
+        with pytest.warns(UserWarning, match=r"num_checkpoints_to_keep=0 .* keeps the last checkpoint .* Set it to 1"):
+            trainer = make_trainer(None, save_folder=tmp_path, save_interval="2ba", save_num_checkpoints_to_keep=0)
+        with pytest.warns(UserWarning, match=r"num_checkpoints_to_keep=0 .* keeps all checkpoints .* Set it to -1"):
+            remote = CheckpointSaver("memory://runs/none", num_checkpoints_to_keep=0)
+
+        trainer.fit()
+
+        assert len([path for path in tmp_path.iterdir() if path.name.startswith("ep")]) == 1
+        assert remote.num_checkpoints_to_keep == -1
+
+    def test_suffix_is_removed(self, make_trainer, tmp_path):
+        """The ending of Composer's files is removed from the names of checkpoints, with a warning for each."""
+        names = {"save_filename": "ep{epoch}-rank{rank}.pt", "save_latest_filename": "latest-rank{rank}.pt"}
+
+        with pytest.warns(UserWarning, match=r"A checkpoint is a folder, so .* remove '.pt' from filename") as caught:
+            trainer = make_trainer(None, save_folder=tmp_path, **names)
+        trainer.fit()
+
+        assert len(caught) == 2
+        assert {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")} >= {"latest-rank0"}
+        assert (tmp_path / "latest-rank0" / "manifest.json").is_file()
+        assert not list(tmp_path.glob("*.pt"))
+
     def test_keep_last(self, make_trainer, tmp_path):
         """Only the last checkpoints are kept, and the link points to the newest."""
         saver = CheckpointSaver(tmp_path, save_interval="2ba", num_checkpoints_to_keep=2)
@@ -483,7 +508,7 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("settings", "error", "named"),
         [
-            ({"num_checkpoints_to_keep": 0}, ValueError, "num_checkpoints_to_keep"),
+            ({"num_checkpoints_to_keep": False}, ValueError, "num_checkpoints_to_keep"),
             ({"num_checkpoints_to_keep": -2}, ValueError, "num_checkpoints_to_keep"),
             ({"num_checkpoints_to_keep": True}, ValueError, "num_checkpoints_to_keep"),
             ({"keep_best": METRIC, "num_checkpoints_to_keep": 1}, TypeError, "KeepBest"),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
 
 from composer.checkpoint.errors import CheckpointSaveError
-from composer.checkpoint.finding import Folder, find_checkpoints, open_folder
+from composer.checkpoint.finding import Folder, find_checkpoints, is_remote, open_folder
 from composer.checkpoint.local import FolderLock, LocalFolder
 from composer.checkpoint.retention import KeepBest, delete_old, own_checkpoints
 from composer.checkpoint.saving import (
@@ -59,13 +60,15 @@ class CheckpointSaver(Callback):
 
     Args:
         folder: A path or an address (``"s3://bucket/{run_name}"``). The run's name is filled in.
-        filename: The checkpoint's name in it; ``{epoch}``, ``{batch}``, ``{run_name}`` and so on are filled in.
+        filename: The checkpoint's name in it; ``{epoch}``, ``{batch}``, ``{run_name}`` and so on are filled in. The
+            ending ``.pt`` of MosaicML Composer's files is removed, with a warning, as a checkpoint is a folder.
         latest_filename: The name of a link to the newest checkpoint; none if None. It is a file with the checkpoint's
             name where links are not supported.
         save_interval: A time, a text, a number of epochs, or 0 for never; or a function ``f(state, event) -> bool``,
             which is called after each batch, epoch and iteration, and at the end.
         overwrite: Whether to replace checkpoints of other runs with the same names.
-        num_checkpoints_to_keep: The number of the last checkpoints to keep; -1 keeps all.
+        num_checkpoints_to_keep: The number of the last checkpoints to keep; -1 keeps all. 0 gives a warning: no local
+            copies are kept of checkpoints at an address, and the last one in a local folder is.
         keep_best: The best checkpoints to keep in addition to the last ones.
         best_filename: The name of a link to the best checkpoint by ``keep_best``; none if None.
         weights_only: Whether to save only the weights that the model is evaluated with; training cannot resume from
@@ -105,8 +108,10 @@ class CheckpointSaver(Callback):
     ) -> None:
         _check_folder(folder)
         check_flags(overwrite=overwrite, weights_only=weights_only, background=background)
+        num_checkpoints_to_keep = _without_zero(num_checkpoints_to_keep, folder)
         _check_keeping(num_checkpoints_to_keep, keep_best)
-        self.folder, self.filename, self.latest_filename = str(folder), filename, latest_filename
+        self.folder, self.filename = str(folder), _without_suffix(filename)
+        self.latest_filename = None if latest_filename is None else _without_suffix(latest_filename)
         self.best_filename = best_filename
         self._check_names(State(model=None))
         self.save_interval = (
@@ -366,7 +371,8 @@ def savers(
         ... )
         []
     """
-    _check_keep_last(num_checkpoints_to_keep, "save_num_checkpoints_to_keep")
+    if num_checkpoints_to_keep != 0 or num_checkpoints_to_keep is False:
+        _check_keep_last(num_checkpoints_to_keep, "save_num_checkpoints_to_keep")
     if not callable(save_interval):
         Interval.named("save_interval", save_interval)
     if folder is None and keep_best is not None:
@@ -393,6 +399,33 @@ def _check_folder(folder: object, name: str = "folder") -> None:
     """Raise a TypeError if ``folder`` is neither a path nor an address; the error calls it by ``name``."""
     if not isinstance(folder, (str, os.PathLike)):
         raise TypeError(f"{name} must be a path or an address, got {folder!r}.")
+
+
+def _without_suffix(name: str) -> str:
+    """Return the name of a checkpoint without the ending of a file."""
+    if not isinstance(name, str) or not name.endswith(".pt"):
+        return name
+    warnings.warn(
+        f"A checkpoint is a folder, so {name!r} is saved as {name.removesuffix('.pt')!r}: remove '.pt' from filename "
+        "(save_filename) and latest_filename (save_latest_filename).",
+        UserWarning,
+        stacklevel=3,
+    )
+    return name.removesuffix(".pt")
+
+
+def _without_zero(keep_last: int, folder: str | os.PathLike[str]) -> int:
+    """Return the number of checkpoints to keep; instead of 0 all at an address, and the last one in a local folder."""
+    if keep_last != 0 or isinstance(keep_last, bool):
+        return keep_last
+    all_or_last, number = ("all checkpoints", -1) if is_remote(folder) else ("the last checkpoint", 1)
+    warnings.warn(
+        f"num_checkpoints_to_keep=0 (save_num_checkpoints_to_keep) keeps {all_or_last} in {folder}: there are no "
+        f"other copies. Set it to {number}.",
+        UserWarning,
+        stacklevel=3,
+    )
+    return number
 
 
 def _check_keep_last(keep_last: object, name: str = "num_checkpoints_to_keep") -> None:
