@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from torch.utils._pytree import tree_leaves
 
+from composer.checkpoint.composer_files import ComposerFile, own_names
 from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from composer.checkpoint.finding import OpenCheckpoint, is_remote, is_weights_file, open_checkpoint
 from composer.checkpoint.manifest import EXTRA, MODEL, OPTIMIZERS, STATE
 from composer.checkpoint.saving import IgnoreKeys, environment, ignored_keys, module_classes, refuse_fsdp1
 from composer.checkpoint.sharded import is_dtensor
 from composer.checkpoint.tensor_file import read_tensors
-from composer.checkpoint.torch_files import load_torch_weights
+from composer.checkpoint.torch_files import read_torch_file, weights_in
 from composer.core import LoadReport, State, StateMismatchError, join_tensors, saved_state
 from composer.core.checks import abridged, to_texts
 from composer.core.evaluation_weights import reshard
@@ -91,7 +92,8 @@ def load_checkpoint(
     Args:
         path: A checkpoint's folder or address, or a link to one; a folder of checkpoints, for its newest undamaged
             one; ``"latest"``, for the newest undamaged one in ``folder``; or, with ``weights_only``, a file of weights:
-            safetensors, a ``state_dict``, a Composer ``.pt`` checkpoint.
+            safetensors, a ``state_dict``. A ``.pt`` checkpoint of MosaicML Composer is also loaded without
+            ``weights_only``: the model, optimizers and clock; a warning names what is not restored.
         state: The run.
         folder: Where to look for ``"latest"``.
         weights_only: Whether to load only the model's weights.
@@ -178,11 +180,18 @@ def check_checkpoint(
     excluded = tuple(to_texts("exclude_algorithms", exclude_algorithms))
     load = _Load(state, strict_model_weights, ignore_keys, excluded, algorithm_passes, logger, check_extra)
     if is_weights_file(path):
-        if not weights_only:
+        weights, composer = _read_weights_file(str(path))
+        if composer is None and not weights_only:
             raise CheckpointError(
                 path, "is a file of weights, not a checkpoint; set weights_only (load_weights_only of a Trainer)."
             )
-        saved = {"model": _named_as(state.get_model_state_dict(), _read_weights_file(str(path)))}
+        own = state.get_model_state_dict()
+        names = _names_here(weights, own)
+        if composer is not None and not weights_only:
+            return load.composer(str(path), composer, names, own)
+        saved: dict[str, Any] = {"model": {new: weights[name] for name, new in names.items()}}
+        if composer is not None:
+            saved = {"model": composer.masks(own) | saved["model"], "algorithms": composer.surgery()}
         return load.weights(str(path), saved, None)
     with open_checkpoint(path, folder, (MODEL, EXTRA, STATE) if weights_only else None) as opened:
         if opened.manifest.weights_only and not weights_only:
@@ -263,6 +272,48 @@ class _Load:
         def load() -> LoadedCheckpoint:
             checked.load(self.logger)
             return LoadedCheckpoint(path, checked.report, ignored, {}, manifest)
+
+        return load
+
+    def composer(
+        self, path: str, file: ComposerFile, names: Mapping[str, str], own_weights: Mapping[str, Any]
+    ) -> Callable[[], LoadedCheckpoint]:
+        """Check a checkpoint of MosaicML Composer: model, optimizers, schedulers and clock."""
+        own = self.state.state_dict()
+        own_keys = {record["key"] for record in own["algorithms"]}
+        weights, optimizers, clock = file.trained_weights(), file.optimizers(names), file.timestamp()
+        saved: dict[str, Any] = {
+            "model": file.masks(own_weights) | {new: weights[name] for name, new in names.items()},
+            "algorithms": own["algorithms"] + [one for one in file.surgery() if one["key"] not in own_keys],
+            "schedulers": [{**one, "state": file.scheduler(one["key"], one["state"])} for one in own["schedulers"]],
+        }
+        saved |= {} if optimizers is None else {"optimizers": optimizers}
+        saved |= {} if clock is None else {"timestamp": clock.state_dict()}
+        ignored = self._ignore(path, saved)
+        try:
+            checked = saved_state.check_state(
+                self.state, own | saved, strict=False, excluded=self.excluded, passes=self.passes
+            )
+        except StateMismatchError as error:
+            raise CheckpointMismatchError(path, error.problems) from None
+        except Exception as error:
+            raise CheckpointError(path, f"cannot be read as the state of a run: {error!r}") from error
+        report = attrs.evolve(checked.report, restored=tuple(name for name in saved if name not in ignored))
+        problems = [line for line in (*report.missing, *report.unexpected) if line.startswith("model.")]
+        if self.strict and problems:
+            raise CheckpointMismatchError(path, problems)
+        lacking = [*file.unread(), *["the optimizers"] * (optimizers is None), *["the clock"] * (clock is None)]
+
+        def load() -> LoadedCheckpoint:
+            warnings.warn(
+                f"{path} is a checkpoint of MosaicML Composer. The training continues from it, but not as it would "
+                f"have there: not restored are {', '.join(lacking)}.",
+                UserWarning,
+                stacklevel=3,
+            )
+            checked.load(self.logger)
+            self.state.previous_timestamp = self.state.timestamp
+            return LoadedCheckpoint(path, report, ignored)
 
         return load
 
@@ -406,12 +457,16 @@ def _changed_environment(saved: Mapping[str, Any], now: Mapping[str, Any]) -> st
     )
 
 
-def _read_weights_file(path: str) -> dict[str, Tensor]:
+def _read_weights_file(path: str) -> tuple[dict[str, Tensor], ComposerFile | None]:
+    """Return the weights in a file, and all of its content if it is a checkpoint of MosaicML Composer."""
     with tempfile.TemporaryDirectory(prefix="composer-") as folder:
         file = _download(path, Path(folder)) if is_remote(path) else Path(path.removeprefix("file://"))
         if not file.is_file():
             raise CheckpointError(path, "does not exist.")
-        return read_tensors(file) if path.endswith(".safetensors") else load_torch_weights(file)
+        if path.endswith(".safetensors"):
+            return read_tensors(file), None
+        content = read_torch_file(file)
+        return weights_in(content, file), ComposerFile.of(content)
 
 
 def _download(url: str, folder: Path) -> Path:
@@ -426,8 +481,10 @@ def _download(url: str, folder: Path) -> Path:
     return file
 
 
-def _named_as(own: Mapping[str, Any], weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights with or without ``module.`` before their names, whichever the model has."""
-    bare = {name.removeprefix("module."): value for name, value in weights.items()}
-    candidates = [weights, bare, {f"module.{name}": value for name, value in bare.items()}]
-    return max(candidates, key=lambda candidate: len(candidate.keys() & own.keys()))
+def _names_here(names: Iterable[str], own: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names in the model of the weights in a file, with or without ``module.``, whichever the model has."""
+    bare = {name: name.removeprefix("module.") for name in names}
+    candidates = [{name: name for name in bare}, bare, {name: f"module.{new}" for name, new in bare.items()}]
+    chosen = max(candidates, key=lambda candidate: len({*candidate.values()} & own.keys()))
+    renamed = own_names(chosen.values(), own)
+    return {name: renamed[new] for name, new in chosen.items() if new in renamed}

@@ -16,7 +16,7 @@ from composer.checkpoint.errors import CheckpointError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["load_torch_weights"]
+__all__ = ["load_torch_weights", "read_torch_file", "weights_in"]
 
 _NESTS = (("state", "model"), ("state_dict",), ("model",))
 """Where weights lie in files that hold more: of Composer, of Lightning and many others."""
@@ -44,12 +44,29 @@ def load_torch_weights(path: Path) -> dict[str, Tensor]:
         >>> list(load_torch_weights(path))
         ['weight', 'bias']
     """
+    return weights_in(read_torch_file(path), path)
+
+
+def read_torch_file(path: Path) -> Any:
+    """Return the content of a file of ``torch.save``, read as by :func:`load_torch_weights`.
+
+    Raises:
+        CheckpointError: It holds anything that is not data, which is named.
+    """
     _check_not_compressed(path)
     try:
         with torch.serialization.safe_globals(_allowed()):
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001  (what is wrong in a file shows in any error)
         raise CheckpointError(path, _why_refused(error)) from None
+
+
+def weights_in(content: Any, path: Path) -> dict[str, Tensor]:
+    """Return the weights in the content of a file.
+
+    Raises:
+        CheckpointError: There are none.
+    """
     for nest in ((), *_NESTS):
         weights = _inside(content, nest)
         if weights:

@@ -154,7 +154,7 @@ class Loading:
             )
         with failing_together("Loading a checkpoint"):
             loaded = load()
-            if not weights_only:
+            if loaded.extra:
                 progress.load(loaded.extra, ignored=loaded.ignored)
         return loaded
 

@@ -1,0 +1,175 @@
+"""The state in a checkpoint file of MosaicML Composer, with the names and the form that it has here."""
+
+from __future__ import annotations
+
+import ast
+import datetime
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import attrs
+
+from composer.core import Timestamp
+
+__all__ = ["ComposerFile", "own_names"]
+
+_CONSTANTS = ("blur_filter", "filt2d", "alibi")
+"""Buffers of layers that compute them here."""
+_RENAMED = (
+    (r"\bpool_and_mlp\.2\.", "reduce."),
+    (r"\bpool_and_mlp\.4\.", "expand."),
+    (r"\bmodule0\.", "first."),
+    (r"\bmodule1\.", "second."),
+    (r"\bbatchnorm\.(?=(weight|bias|running_mean|running_var|num_batches_tracked)$)", ""),
+    (r"\boutput\.((non_)?gated_layer)\.", r"intermediate.\1."),
+    (r"\boutput\.wo\.", "output.dense."),
+    (r"\boutput\.layernorm\.", "output.LayerNorm."),
+)
+"""Names in layers of SqueezeExcite, Factorize, GhostBatchNorm and GatedLinearUnits, and those here."""
+
+
+def own_names(names: Collection[str], own: Collection[str]) -> dict[str, str]:
+    """Return the names here of weights that Composer's algorithms have renamed.
+
+    Args:
+        names: The names in a file.
+        own: The names in the model, which do not change.
+
+    Returns:
+        For each name the one here. Constants of Composer's layers are left out.
+
+    Example:
+        >>> own_names(["0.blur_filter", "0.conv.weight", "1.module0.weight"], own=["0.conv.weight"])
+        {'0.conv.weight': '0.conv.weight', '1.module0.weight': '1.first.weight'}
+    """
+    blurred = [re.escape(name.removesuffix("blur_filter")) for name in names if name.endswith("blur_filter")]
+    # Composer blurs around the squeeze-and-excitation of a convolution, and here it is outside.
+    inside = rf"^({'|'.join(blurred)})conv\.(?=se\.)"
+    has_alibi = any(name.endswith(".alibi") for name in names)
+    renamed: dict[str, str] = {}
+    for name in names:
+        new = name
+        if name not in own:
+            last = name.rpartition(".")[2]
+            if last in _CONSTANTS or (has_alibi and re.search(r"\bposition_(ids|embeddings\.weight)$", name)):
+                continue
+            for pattern, replacement in (*_RENAMED, *([(inside, r"\1")] if blurred else [])):
+                new = re.sub(pattern, replacement, new)
+        renamed[name] = name if new in names else new
+    return renamed
+
+
+@attrs.frozen
+class ComposerFile:
+    """The content of a checkpoint file of MosaicML Composer.
+
+    Args:
+        state: What it has under ``"state"``.
+
+    Example:
+        >>> clock = {"epoch": 2, "batch": 8, "sample": 64, "token": 0, "batch_in_epoch": 0}
+        >>> file = ComposerFile({"model": {}, "timestamp": {"Timestamp": clock}})
+        >>> file.timestamp().batch
+        Time(8, TimeUnit.BATCH)
+    """
+
+    state: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, content: object) -> ComposerFile | None:
+        """Return the content of a file as such, or None if it is of another library."""
+        state = content.get("state") if isinstance(content, Mapping) else None
+        is_composer = isinstance(state, Mapping) and isinstance(state.get("model"), Mapping) and "timestamp" in state
+        return cls(state) if isinstance(state, Mapping) and is_composer else None
+
+    def surgery(self) -> list[dict[str, Any]]:
+        """Return the algorithms that can be constructed again from their text, as records of a saved state.
+
+        These are the ones that change the model: only their text has all settings. It is parsed and not run. That of
+        GyroDropout has none, and no weights depend on it.
+        """
+        records = []
+        for name, state in self._algorithms().items():
+            settings = _parse_call(state.get("repr"), name)
+            if settings is not None and name != "GyroDropout":
+                records.append({"key": name, "name": name, "settings": settings, "state": {}, "required_on_load": True})
+        return records
+
+    def masks(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the masks of GyroDropout of a model, which Composer does not save."""
+        has_masks = "GyroDropout" in self._algorithms()
+        return {name: own[name] for name in own if has_masks and name.endswith((".seed", ".position"))}
+
+    def trained_weights(self) -> dict[str, Any]:
+        """Return the weights to continue the training with, which EMA exchanges with its averages in a file."""
+        weights = dict(self.state["model"])
+        ema = self._algorithms().get("EMA", {})
+        if ema.get("ema_weights_active") is True:
+            for part in _mapping(ema.get("ema_model")).values():
+                weights |= {name: value for name, value in _mapping(part).items() if name in weights}
+        return weights
+
+    def optimizers(self, names: Mapping[str, str]) -> dict[str, Any] | None:
+        """Return the state of the optimizers, with the names of parameters here; None if it has no names."""
+        optimizers = {}
+        for key, saved in _mapping(self.state.get("optimizers")).items():
+            state, groups = _mapping(saved).get("state"), _mapping(saved).get("param_groups")
+            if not isinstance(state, Mapping) or not isinstance(groups, list):
+                return None
+            if not all(
+                isinstance(name, str) for group in groups for name in (*state, *_mapping(group).get("params", ()))
+            ):
+                return None
+            optimizers[key] = {
+                "state": {names.get(name, name): dict(_mapping(values)) for name, values in state.items()},
+                "param_groups": [
+                    {**group, "params": [names.get(name, name) for name in group["params"]]} for group in groups
+                ],
+            }
+        return optimizers or None
+
+    def timestamp(self) -> Timestamp | None:
+        """Return the clock, at the beginning of its epoch; None if it is not plain data."""
+        saved = _mapping(_mapping(self.state.get("timestamp")).get("Timestamp"))
+        names = ("epoch", "batch", "sample", "token")
+        counts = {name: saved[name] for name in names if type(saved.get(name)) is int and saved[name] >= 0}
+        if len(counts) < len(names):
+            return None
+        total = saved.get("total_wct")
+        has_time = isinstance(total, datetime.timedelta) and total >= datetime.timedelta()
+        return Timestamp(iteration=counts["epoch"], **counts, total_wct=total if has_time else None)
+
+    def scheduler(self, key: str, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state of a scheduler, with the values that the file has of it."""
+        saved = _mapping(_mapping(self.state.get("schedulers")).get(key))
+        return {name: saved.get(name, value) for name, value in own.items()}
+
+    def unread(self) -> list[str]:
+        """Return what is not read of the file, in words."""
+        with_state = [name for name, state in self._algorithms().items() if set(state) - {"repr"}]
+        clock = _mapping(_mapping(self.state.get("timestamp")).get("Timestamp"))
+        unread = ["the generators of random numbers", "the order of the data"]
+        unread += [f"the state of {name}" for name in with_state]
+        return unread + (["the position in the epoch, which starts again"] if clock.get("batch_in_epoch") else [])
+
+    def _algorithms(self) -> dict[str, Mapping[str, Any]]:
+        saved = self.state.get("algorithms")
+        items = list(saved.items()) if isinstance(saved, Mapping) else saved if isinstance(saved, list) else []
+        pairs = [item for item in items if isinstance(item, (tuple, list)) and len(item) == 2]
+        return {name: _mapping(state) for name, state in pairs if isinstance(name, str)}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _parse_call(text: object, name: str) -> dict[str, Any] | None:
+    """Return the settings in a text such as ``BlurPool(min_channels=16)``; None if it is no such text."""
+    try:
+        call = ast.parse(text, mode="eval").body if isinstance(text, str) and len(text) < 2000 else None
+        if not isinstance(call, ast.Call) or call.args or getattr(call.func, "id", None) != name:
+            return None
+        return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
