@@ -131,9 +131,9 @@ class TestFitBar:
         ("columns", "shown"),
         [
             (40, ["Accuracy=0.75"]),
-            (70, ["Accuracy=0.75"]),
-            (80, ["Accuracy=0.75", "loss=0.25"]),
-            (110, ["ba/s", "Accuracy=0.75", "loss=0.25"]),
+            (70, ["11000/12000", "Accuracy=0.75"]),
+            (80, ["11000/12000", "Accuracy=0.75", "loss=0.25"]),
+            (110, ["11000/12000", "ba/s", "Accuracy=0.75", "loss=0.25"]),
         ],
     )
     def test_first_metric_stays_where_room_is_short(self, make_loop, set_width, columns, shown):
@@ -149,7 +149,7 @@ class TestFitBar:
         loop.engine.run_event("fit_end")
 
         last = drawings_with_time(stream)[-1]
-        assert [part for part in ("ba/s", "Accuracy=0.75", "loss=0.25") if part in last] == shown
+        assert [part for part in ("11000/12000", "ba/s", "Accuracy=0.75", "loss=0.25") if part in last] == shown
 
     def test_loss_is_read_only_when_drawn(self, make_loop, unread):
         """Between updates nothing synchronizes."""
