@@ -2,7 +2,7 @@
 
 A model is sharded by FSDP2 over processes of one machine, with the state of AdamW. In each round both libraries save,
 load and save in the background in turns, in the same processes, in another order in each round. A time is the slowest
-process's; ratios are medians over the rounds of ours to DCP's in the same round.
+process's; ratios are medians over the rounds, composer to DCP's in the same round.
 
     save         until it is committed: on the disk, ours with SHA-256 and XXH3 of each file and XXH3 of each block
     processor    processor time of the save, the mean of the processes, all threads
