@@ -1,6 +1,7 @@
 """FSDP2: sharded modules, dtypes and errors. Results of two processes are in test_parallelism."""
 
 import json
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -196,6 +197,80 @@ def test_optimizers_are_updated():
         assert torch.equal(param_state["exp_avg"].full_tensor(), average)
         assert type(param_state["step"]) is torch.Tensor
         assert torch.equal(param_state["step"], step)
+
+
+def named(**modules):
+    return nn.Sequential(OrderedDict(modules))
+
+
+def on_meta(build, seed=3):
+    """Return a model that is built on the meta device, sharded and initialized."""
+    with torch.device("meta"):
+        model = build()
+    cd.Parallelism({"fsdp": {}}).prepare(State(model, rank_zero_seed=seed))
+    return {name: getattr(one, "full_tensor", lambda one=one: one)() for name, one in model.state_dict().items()}
+
+
+class TestMeta:
+    """Models on the meta device, which have no data before they are sharded."""
+
+    def test_draws_depend_on_seed_and_name(self):
+        """Equal seeds and names give equal weights, whatever is before them; others differ."""
+        first = on_meta(lambda: named(a=nn.Linear(4, 3), b=nn.Linear(4, 3)))
+        second = on_meta(lambda: named(c=nn.Linear(9, 9), b=nn.Linear(4, 3)))
+        other_seed = on_meta(lambda: named(a=nn.Linear(4, 3)), seed=4)
+
+        assert torch.equal(first["b.weight"], second["b.weight"])
+        assert not torch.equal(first["a.weight"], first["b.weight"])
+        assert not torch.equal(first["a.weight"], other_seed["a.weight"])
+
+    def test_distribution_is_that_of_the_module(self):
+        """Weights and buffers are initialized as the modules do it."""
+        weights = on_meta(lambda: nn.Sequential(nn.Linear(400, 50), nn.BatchNorm1d(50), nn.MultiheadAttention(8, 2)))
+
+        assert 0.045 < weights["0.weight"].abs().max() <= 0.05
+        assert weights["0.weight"].std() == pytest.approx(0.05 / 3**0.5, rel=0.05)
+        assert torch.equal(weights["1.running_var"], torch.ones(50))
+        assert torch.equal(weights["2.out_proj.bias"], torch.zeros(8))
+
+    def test_shared_weights(self):
+        """A weight of two modules is initialized by the first, and stays one."""
+
+        def build():
+            model = named(embedding=nn.Embedding(600, 40), head=nn.Linear(40, 600, bias=False))
+            model.head.weight = model.embedding.weight
+            return model
+
+        weights = on_meta(build)
+
+        assert weights["embedding.weight"].std() == pytest.approx(1.0, rel=0.05)
+        assert torch.equal(weights["embedding.weight"], weights["head.weight"])
+
+    def test_generator_is_not_used(self):
+        """The draws of the program afterwards do not depend on the model."""
+        torch.manual_seed(0)
+        expected = torch.rand(3)
+        torch.manual_seed(0)
+
+        on_meta(lambda: nn.Linear(4, 3))
+
+        assert torch.equal(torch.rand(3), expected)
+
+    def test_a_module_that_cannot_be_initialized(self):
+        """A module with weights that has no reset_parameters() is named."""
+
+        class Scale(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.factor = nn.Parameter(torch.ones(3))
+
+        with pytest.raises(TypeError, match=r"its module '1' \(FSDPScale|Scale\) has no method reset_parameters"):
+            on_meta(lambda: nn.Sequential(nn.Linear(3, 3), Scale()))
+
+    def test_without_sharding(self):
+        """A model without data cannot be trained if it is not sharded."""
+        with pytest.raises(ValueError, match="The model is on the meta device and has no weights"):
+            cd.Parallelism().check_has_data(nn.Linear(2, 2, device="meta"))
 
 
 def test_sharded_training_is_saved_and_resumed(start_pair, tmp_path):

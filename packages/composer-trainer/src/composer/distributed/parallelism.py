@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from composer.distributed.collectives import all_agree, host_group, is_connected, together
 from composer.distributed.environment import get_world_size, is_initialized
 from composer.distributed.process_group import initialize_alone
-from composer.distributed.sharding import FSDPSettings, Settings, is_sharded, shard
+from composer.distributed.sharding import FSDPSettings, Settings, initialize, is_on_meta, is_sharded, shard
 
 if TYPE_CHECKING:
     from composer.core import Batch, State
@@ -178,8 +178,12 @@ class Parallelism:
         if self._fsdp is not None and not is_sharded(model):
             if not is_initialized():
                 initialize_alone(state.device)
-            broadcast_model(model)
+            has_data = not is_on_meta(model)
+            if has_data:
+                broadcast_model(model)
             shard(model, state.optimizers, self._fsdp, state.device, state.precision)
+            if not has_data:
+                initialize(model, state.device, state.rank_zero_seed)
         elif self.is_connected and not is_sharded(model):
             broadcast_model(model)
             self._wrap(state)
@@ -193,6 +197,18 @@ class Parallelism:
         self._runs_together = is_multi or (self.is_connected and is_sharded(model))
         self._model = model
         self._trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def check_has_data(self, model: nn.Module) -> None:
+        """Refuse a model on the meta device, unless it is sharded before it gets its data.
+
+        Raises:
+            ValueError: It has no data, and there are no settings of FSDP2.
+        """
+        if self._fsdp is None and is_on_meta(model):
+            raise ValueError(
+                "The model is on the meta device and has no weights. Build it on the CPU, or set "
+                "parallelism_config={'fsdp': {}}: then each process allocates and initializes only its part."
+            )
 
     def check_microbatch_size(self, size: int | str | None) -> None:
         """Refuse a microbatch size that several processes cannot determine.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import warnings
 from collections import Counter
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from composer.core import Precision
 from composer.functional import update_params_in_optimizer
+from composer.functional.training.gradient_clipping import local_parts, shard_like
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
     from torch.optim import Optimizer
 
-__all__ = ["FSDPSettings", "is_sharded", "shard"]
+__all__ = ["FSDPSettings", "initialize", "is_on_meta", "is_sharded", "shard"]
 
 _LOW = {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16, Precision.AMP_FP8: torch.bfloat16}
 _CONTAINERS = {nn.ModuleDict, nn.ModuleList, nn.Sequential}
@@ -180,6 +182,75 @@ def is_sharded(model: nn.Module) -> bool:
 
     is_fully_sharded = any(isinstance(module, FSDPModule) for module in model.modules())
     return is_fully_sharded or any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def is_on_meta(model: nn.Module) -> bool:
+    """Return whether a parameter or buffer of a model is on the meta device, and has no data yet.
+
+    Example:
+        >>> is_on_meta(nn.Linear(2, 2)), is_on_meta(nn.Linear(2, 2, device="meta"))
+        (False, True)
+    """
+    return any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+
+
+@torch.no_grad()
+def initialize(model: nn.Module, device: torch.device, seed: int) -> None:
+    """Allocate a sharded model that is on the meta device, and initialize it, one module after the other.
+
+    Each module with tensors of its own is initialized by its ``reset_parameters()``, with draws that depend only on the
+    seed and the module's name: the weights are the same with any number of processes. No process has more than its part
+    of the model and the complete tensors of one module.
+
+    Args:
+        model: The model; **changed in place**.
+        device: Where to allocate it.
+        seed: The seed of the draws.
+
+    Raises:
+        TypeError: A module has tensors and no method ``reset_parameters``.
+    """
+    resets: dict[str, Callable[[nn.Module], object]] = {}
+    for name, module in model.named_modules():
+        if not any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
+            continue
+        reset = getattr(type(module), "reset_parameters", getattr(type(module), "_reset_parameters", None))
+        if not callable(reset):
+            raise TypeError(
+                f"The model is on the meta device, and its module {name!r} ({type(module).__name__}) has no method "
+                "reset_parameters(), which sets its parameters and buffers. Add one."
+            )
+        resets[name] = reset
+    model.to_empty(device=device)
+    # Of modules that share a weight, the first in the model's order initializes it.
+    order = {name: [*_own_tensors(model.get_submodule(name)).values()] for name in resets}
+    owned = {id(tensor): name for name, tensors in reversed(order.items()) for tensor in tensors}
+    for name in reversed(resets):  # inner modules first, as an outer one may set tensors of its parts
+        module = model.get_submodule(name)
+        complete, own = object.__new__(type(module)), _own_tensors(module)  # copy() would call __init__ (FSDPModule)
+        vars(complete).update(vars(module))
+        for holder in ("_parameters", "_buffers"):
+            vars(complete)[holder] = {key: _complete(tensor) for key, tensor in vars(module)[holder].items()}
+        digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(int.from_bytes(digest[:7], "little"))
+            resets[name](complete)
+        for key, tensor in own.items():
+            if owned[id(tensor)] == name:
+                source = shard_like(_own_tensors(complete)[key].detach(), tensor)
+                local_parts([tensor])[0].copy_(local_parts([source])[0])
+
+
+def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+
+
+def _complete(tensor: Tensor | None) -> Tensor | None:
+    """Return an empty tensor with the complete shape of another, and a parameter for a parameter."""
+    if tensor is None:
+        return None
+    complete = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return nn.Parameter(complete, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else complete
 
 
 def _make_contiguous(model: nn.Module) -> None:

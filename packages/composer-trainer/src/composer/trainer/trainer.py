@@ -37,6 +37,7 @@ from composer.distributed import (
     initialize_dist,
 )
 from composer.distributed.failures import explain_loss, explaining_loss
+from composer.distributed.sharding import is_on_meta, is_sharded
 from composer.export.inference import Transform, export_for_inference
 from composer.loggers.console_logger import terminal_destinations
 from composer.trainer.arguments import (
@@ -312,6 +313,7 @@ class Trainer:
                 refuse_fsdp1(model)
             self._parallel = Parallelism(parallelism_config, ddp_sync_strategy)
             self._parallel.check_microbatch_size(device_train_microbatch_size)
+            self._parallel.check_has_data(model)
             check_timeout(dist_timeout)
         self._schedule = collect(
             TrainingSchedule.make, max_duration, schedulers, scale_schedule_ratio, step_schedulers_every_batch
@@ -405,7 +407,8 @@ class Trainer:
         """Seed the global generators, move the model to the device, and return the state of the run."""
         device, precision = self._computing.device, self._computing.precision
         seed_all((seed + get_global_rank()) % 2**32)
-        model.to(device)
+        if not is_on_meta(model):
+            model.to(device)
         return State(
             model=model,
             rank_zero_seed=seed,
@@ -422,12 +425,15 @@ class Trainer:
         self.engine.run_event(Event.INIT)
         self._computing.prepare(model)
         self.engine.run_event(Event.BEFORE_LOAD)
+        if is_on_meta(model):
+            self._parallel.prepare(state)  # sharded before it is loaded, so that no process has the complete model
         if self._loading.is_wanted():
             self._schedule.prepare_schedulers(state)
             self._loading.load(self.engine, self._progress, passes)
             self._data.install(state)  # the order of the data depends on the seed, which is that of the saved run
         self.engine.run_event(Event.AFTER_LOAD)
-        broadcast_model(state.model)
+        if not is_sharded(state.model):
+            broadcast_model(state.model)
         self._computing.compile(state.model)
         described = hyperparameters(
             state, loggers=self.logger.destinations, schedulers=self._schedule.schedulers, extra=extra
