@@ -324,10 +324,11 @@ ALGORITHMS = {
 }
 
 
-def make_trainer(name):
+def make_trainer(name, device="cpu", **options):
     """Return a trainer of a sharded model with an algorithm."""
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, 3))
+    with torch.device(device):
+        network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, 3))
     model = ComposerClassifier(network, num_classes=3)
     inputs = torch.rand(8, 4, generator=torch.Generator().manual_seed(1))
     data = TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
@@ -342,6 +343,7 @@ def make_trainer(name):
         progress_bar=False,
         device="cpu",
         seed=3,
+        **options,
     )
 
 
@@ -367,7 +369,7 @@ def trained(world_size, folder):
     for name in ALGORITHMS:
         trainer = make_trainer(name)
         trainer.fit(duration="2ep")
-        save_checkpoint(trainer.state, f"{folder}/others/{name}")
+        trainer.save_checkpoint(f"{folder}/others/{name}")
         found[name] = digests(trainer.state)
         trainer.close()
     return found
@@ -384,6 +386,21 @@ def others(world_size, folder):
         load_checkpoint(f"{folder}/others/{name}", state, ignore_keys=["callbacks", "extra"])
         found[name] = digests(state)
         trainer.close()
+    return found
+
+
+def meta(world_size, folder):
+    """Build a model on the meta device, and resume one; return the digests, and how many elements a process has."""
+    warnings.simplefilter("ignore")
+    first = make_trainer("EMA", "meta")
+    found = {"initial": digests(first.state)["/0/module.0.weight"]}
+    found["elements"] = sum(one.to_local().numel() for one in first.state.model.parameters())
+    first.close()
+    trainer = make_trainer("EMA", "meta", load_path=f"{folder}/others/EMA")
+    found["resumed"] = digests(trainer.state)
+    trainer.fit()
+    found["end"] = float(trainer.state.model.module[0].weight.full_tensor().sum())
+    trainer.close()
     return found
 
 
@@ -449,6 +466,7 @@ def main(folder):
     in_group(2, folder, trained)
     for world_size in (1, 2, 4):
         in_group(world_size, folder, others)
+        in_group(world_size, folder, meta)
 
 
 def damage(folder, fault):

@@ -158,6 +158,21 @@ class TestOtherState:
         assert found == [saved] * int(mesh)
 
 
+class TestMeta:
+    def test_initial_weights(self, folder):
+        """A model on the meta device has the same initial weights in any number of processes, each with its part."""
+        found = results(folder, "meta-")
+        assert len({result["initial"] for result in found}) == 1
+        assert sum(result["elements"] for result in results(folder, "meta-4")) == found[0]["elements"]
+        assert max(result["elements"] for result in results(folder, "meta-4")) < found[0]["elements"] / 2
+
+    def test_resumes(self, folder):
+        """It resumes from a checkpoint of two processes with equal bits in any number, and trains the same."""
+        found = results(folder, "meta-")
+        assert [result["resumed"] for result in found] == [results(folder, "trained-")[0]["EMA"]] * 7
+        assert [result["end"] for result in found] == pytest.approx([found[0]["end"]] * 7, rel=1e-5)
+
+
 class TestBackground:
     def test_weights_may_change(self, folder):
         """Training goes on while parts are written, and the checkpoint has the weights of the moment of the save."""
