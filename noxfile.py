@@ -155,7 +155,7 @@ sys.exit(", ".join({{"accelerate", "kornia", "lightning", "torchmetrics", "torch
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Run every Python block in the pages and the READMEs, build the site and check its links."""
+    """Run every Python block in the pages and the READMEs, build the site, and check its links in a browser."""
     python = together(session)
     session.run(python, "-m", *PYTEST, *DOCUMENT_TESTS, *session.posargs, env=TEST_ENV, external=True)
 

@@ -1,9 +1,13 @@
-"""The site builds without a warning, lists every public name."""
+"""The site builds without a warning, lists every public name, and reads well in a browser."""
 
+import functools
 import re
+import shutil
 import subprocess
 import sys
+import threading
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
@@ -106,7 +110,9 @@ class TestPages:
                 if parts.scheme or parts.netloc or (not parts.path and not parts.fragment):
                     continue
                 linked = (file.parent / unquote(parts.path)).resolve() if parts.path else file
-                anchors = pages[linked].anchors if linked in pages else {unquote(parts.fragment)}
+                # The back links of sphinx.ext.viewcode may name a class by a module that only imports it.
+                is_source = "_modules" in file.parts or linked not in pages
+                anchors = {unquote(parts.fragment)} if is_source else pages[linked].anchors
                 if not linked.exists() or (parts.fragment and unquote(parts.fragment) not in anchors):
                     broken.append(f"{file.relative_to(site)}: {target}")
 
@@ -117,3 +123,89 @@ class TestPages:
         loaded = {target for page in pages.values() for target in page.loaded}
 
         assert {target for target in loaded if urlsplit(target).netloc} == set()
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    """Serve the site on the loopback; return its address."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=site))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Start Chromium without a window, with its driver; skip if one of them is not installed."""
+    programs = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+    if None in programs:
+        pytest.skip("Chromium and chromedriver are not installed (Debian: chromium, chromium-driver)")
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    options = webdriver.ChromeOptions()
+    options.binary_location = programs[0]
+    for option in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
+        options.add_argument(option)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(programs[1]))
+    yield driver
+    driver.quit()
+
+
+WIDTHS = {"desktop": 1280, "phone": 390}
+READ = ["index.html", "guides/trainer.html", "methods/mixup.html", "how_it_works/events.html"]
+READ += ["reference/api/composer.trainer.Trainer.html", "tutorials/image_classifier.html"]
+
+
+class TestInABrowser:
+    """The site as a reader sees it."""
+
+    @pytest.mark.parametrize(
+        ("words", "page"), [("exact resume", "guides/stopping_and_going_on.html"), ("MixUp", "methods/mixup.html")]
+    )
+    def test_search_finds(self, browser, address, words, page):
+        """The page on a subject is among the first results of a search."""
+        from selenium.webdriver.support.wait import WebDriverWait
+
+        browser.get(f"{address}/search.html?q={words.replace(' ', '+')}")
+        script = "return [...document.querySelectorAll('ul.search li a')].map(link => link.pathname)"
+        WebDriverWait(browser, 30).until(lambda _: f"/{page}" in browser.execute_script(script)[:10])
+
+    @pytest.mark.parametrize("theme", ["light", "dark"])
+    @pytest.mark.parametrize("width", WIDTHS)
+    @pytest.mark.parametrize("page", READ)
+    def test_pages_are_readable(self, browser, address, page, width, theme):
+        """Text has a contrast of at least 4.5 to its background, nothing overflows, and there is no console error."""
+        size = {"width": WIDTHS[width], "height": 900, "deviceScaleFactor": 1, "mobile": width == "phone"}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        browser.get(f"{address}/{page}")
+        browser.execute_script(SET_THEME, theme)
+
+        overflow = browser.execute_script("return document.documentElement.scrollWidth - window.innerWidth")
+        contrast = browser.execute_script(CONTRAST)
+        errors = [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+
+        assert overflow <= 0
+        assert contrast >= 4.5
+        assert errors == []
+
+
+SET_THEME = "document.documentElement.dataset.mode = document.documentElement.dataset.theme = arguments[0]"
+# The ratio of the luminances of text and background, as WCAG defines it, for the paragraphs of the page.
+CONTRAST = """
+    const luminance = color => {
+        const parts = color.match(/[\\d.]+/g).slice(0, 3).map(part => part / 255);
+        const linear = parts.map(part => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
+    };
+    const values = [getComputedStyle(document.querySelector("article p")).color,
+                    getComputedStyle(document.body).backgroundColor].map(luminance).sort((a, b) => b - a);
+    return (values[0] + 0.05) / (values[1] + 0.05);
+"""
