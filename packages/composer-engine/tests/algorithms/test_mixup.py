@@ -59,6 +59,14 @@ class TestSamples:
         with pytest.raises(TypeError, match="floating point"):
             step(make_engine(watch(), MixUp()), (batch[0].byte(), batch[1]))
 
+    def test_a_loop_without_before_forward_raises(self, watch, make_engine, batch):
+        """A custom loop that does not run the event at which samples are mixed gets an error that names it."""
+        engine = make_engine(watch(), MixUp())
+        engine.state.batch, engine.state.outputs = batch, torch.zeros(8, 8)
+
+        with pytest.raises(RuntimeError, match=r'call engine.run_event\("before_forward"\)'):
+            engine.run_event("before_loss")
+
 
 class TestTargets:
     def test_class_ids(self, watch, make_engine, step, batch, one_hot):

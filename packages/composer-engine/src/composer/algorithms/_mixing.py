@@ -102,7 +102,11 @@ class SampleMixing(Algorithm):
             mixed, self._partners, self._partner_weight = self.mix(input, target, generator)
             state.batch_set_item(self.input_key, mixed)
             return
-        assert self._partners is not None
+        if self._partners is None:
+            raise RuntimeError(
+                f"{type(self).__name__} mixes the samples at before_forward, which has not run: call "
+                'engine.run_event("before_forward") before the forward pass.'
+            )
         target = state.batch_get_item(self.target_key)
         if event is Event.BEFORE_LOSS:
             scores = state.outputs["logits"] if isinstance(state.outputs, Mapping) else state.outputs
