@@ -120,6 +120,7 @@ class Batches:
         self.own_state = DataState(spec, skips=self._order.skips) if own_state is None else own_state
         self._device = device
         self._epoch = epoch
+        self._may_be_at_end = False
         self._iterator: Iterator[Batch] | None = None
         self._given = 0
         self._finished: tuple[int, int] | None = None
@@ -152,6 +153,9 @@ class Batches:
         """
         iterator = self._begin(self._given) if self._iterator is None else self._iterator
         batch = next(iterator, END)
+        if batch is END and self._may_be_at_end and not self._given:
+            self._may_be_at_end = False
+            batch = next(self._begin(), END)
         if self._may_end_apart and not all_reduce_min(batch is not END):
             self._warn_if_others_have_more(batch is not END)
             batch = END
@@ -260,6 +264,8 @@ class Batches:
         self.rewind(state["epoch"])
         self._given = given = state["batches"]
         self.num_samples = state.get("samples", 0)
+        # A loader may have saved the end of the finished epoch as its position.
+        self._may_be_at_end = state.get("loader") is not None and not given
         own, own_state, order = state.get("loader"), state.get("own_state", {}), state.get("order")
         in_epoch, first = bool(given) and not self.epoch_is_over, None
         is_replayed = self.own_state.load_at_begin(own_state, self._device)

@@ -1,0 +1,112 @@
+"""Loaders with the interface of mosaicml-streaming, which save their own position."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from composer import Trainer
+from composer.models import ComposerClassifier
+
+SAMPLES, BATCH = 40, 4
+
+
+class Dataset(IterableDataset):
+    """Samples in a shuffled order, from a saved position, as StreamingDataset documents it."""
+
+    def __init__(self):
+        self.epoch, self.sample = 0, 0
+
+    def __len__(self):
+        return SAMPLES
+
+    def __iter__(self):
+        order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.epoch))[self.sample :]
+        self.epoch, self.sample = self.epoch + 1, 0
+        yield from ({"x": torch.full((4,), float(place)), "y": int(place) % 3} for place in order)
+
+    def state_dict(self, num_samples, from_beginning):
+        started = 0 if from_beginning else self.sample
+        return {"epoch": self.epoch - (num_samples > 0), "sample_in_epoch": started + num_samples, "shuffle_seed": 0}
+
+    def load_state_dict(self, state):
+        self.epoch, self.sample = state["epoch"], state["sample_in_epoch"]
+
+
+class Loader(DataLoader):
+    """Counts the samples that it has returned, as StreamingDataLoader documents it."""
+
+    count, first = 0, 0
+
+    def __iter__(self):
+        self.count = self.first
+        self.first = 0
+        for batch in super().__iter__():
+            self.count += len(batch[1])
+            yield batch
+        self.count = 0
+
+    def state_dict(self):
+        return self.dataset.state_dict(self.count, from_beginning=True)
+
+    def load_state_dict(self, state):
+        self.first = state["sample_in_epoch"]
+        self.dataset.load_state_dict(state)
+
+
+def collate(samples):
+    inputs = torch.stack([torch.tensor(one["x"].tolist()) for one in samples])
+    return inputs / SAMPLES, torch.tensor([int(one["y"]) for one in samples])
+
+
+def documented(folder):
+    return Loader(Dataset(), batch_size=BATCH, collate_fn=collate)
+
+
+def streaming(folder):
+    """Return a loader of mosaicml-streaming, of .mds files."""
+    library = pytest.importorskip("streaming", reason="needs mosaicml-streaming")
+    np = pytest.importorskip("numpy")
+    library.base.util.clean_stale_shared_memory()
+    if not folder.exists():
+        with library.MDSWriter(out=str(folder), columns={"x": "ndarray:float32:4", "y": "int"}) as writer:
+            for place in range(SAMPLES):
+                writer.write({"x": np.full(4, place, np.float32), "y": place % 3})
+    data = library.StreamingDataset(local=str(folder), shuffle=True, batch_size=BATCH, shuffle_seed=3)
+    return library.StreamingDataLoader(data, batch_size=BATCH, collate_fn=collate)
+
+
+@pytest.mark.parametrize("make", [documented, streaming])
+@pytest.mark.parametrize("stop", ["3ba", "10ba", "13ba"])
+def test_a_resumed_run_continues_at_the_position_of_the_loader(make, stop, tmp_path):
+    """Stopped within and between epochs, the rest of the batches and the weights are those of one run."""
+
+    def train(name, duration=None):
+        torch.manual_seed(0)
+        model = ComposerClassifier(nn.Linear(4, 3), num_classes=3, train_metrics=[])
+        trainer = Trainer(
+            model=model,
+            train_dataloader=make(tmp_path / "mds"),
+            optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+            max_duration="2ep",
+            device="cpu",
+            progress_bar=False,
+            seed=3,
+            run_name="run",
+            save_folder=tmp_path / name,
+            save_interval="1ba",
+            autoresume=True,
+        )
+        seen = []
+        trainer.engine.on("batch_end", lambda state, _: seen.append(state.batch[0][:, 0].tolist()))
+        trainer.fit(duration=duration)
+        trainer.close()
+        return model.state_dict(), seen
+
+    weights, whole = train("whole")
+    _, first = train("parts", stop)
+    resumed, rest = train("parts")
+
+    assert (len(first), len(whole)) == (int(stop.removesuffix("ba")), 2 * SAMPLES // BATCH)
+    assert first + rest == whole
+    assert all(torch.equal(value, weights[name]) for name, value in resumed.items())
