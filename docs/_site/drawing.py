@@ -23,7 +23,8 @@ class Mermaid(Directive):
 
     def run(self) -> list[nodes.Node]:
         """Return the drawing."""
-        return [nodes.raw("", draw("\n".join(self.content)), format="html")]
+        drawing = draw("\n".join(self.content))
+        return [nodes.raw("", f'<div class="flowchart-frame">{drawing}</div>', format="html")]
 
 
 def draw(text: str) -> str:
