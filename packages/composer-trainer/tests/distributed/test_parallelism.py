@@ -191,7 +191,7 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("config", "error", "message"),
         [
-            ({"tp": {}}, ValueError, r"parallelism_config\['tp'\]: tensor parallelism is not supported"),
+            ({"tp": {"degree": 2}}, ValueError, r"parallelism_config\['tp'\] takes plan, got 'degree'"),
             ({"fsdp": {}, "ddp": {}}, ValueError, "must be None, .* got 'fsdp', 'ddp'"),
             ({"zero": {}}, ValueError, "must be None, .* got 'zero'"),
             ({"fsdp": True}, TypeError, r"parallelism_config\['fsdp'\] must be a dictionary, got bool"),

@@ -165,6 +165,8 @@ class State:
         iteration_length: The length of an iteration, in epochs.
         forward: ``f(batch) -> outputs``, for a model that is not called with a batch; the model itself if None.
         loss_function: ``f(outputs, batch) -> loss``, for a model without ``loss``; ``model.loss`` if None.
+        data_rank: The rank in the seeds of :meth:`generator`, if processes with different ranks train on the same
+            samples, as with tensor parallelism; ``rank`` if None.
 
     A loop updates ``timestamp`` (``state.timestamp = state.timestamp.to_next_batch(samples=32)``) and sets
     ``microbatch`` to the index of the microbatch, -1 before the batch is split, -2 between batches; both determine the
@@ -203,6 +205,7 @@ class State:
     rank: int = _live(factory=_current_rank)
     forward: Callable[[Batch], Any] | None = _live(default=None)
     loss_function: Callable[..., Any] | None = _live(default=None)
+    data_rank: int | None = _live(default=None)
 
     timestamp: Timestamp = _saved(factory=Timestamp, init=False)
     train_metrics: dict[str, Any] = _live(factory=dict, init=False)
@@ -285,8 +288,8 @@ class State:
 
     @property
     def seed(self) -> int:
-        """The seed of this process: that of the run plus the rank."""
-        return self.rank_zero_seed + self.rank
+        """The seed of this process: that of the run plus the rank among those with different samples."""
+        return self.rank_zero_seed + (self.rank if self.data_rank is None else self.data_rank)
 
     def set_dataloader(
         self,
@@ -387,7 +390,8 @@ class State:
             return known[2]
         generator = torch.Generator() if known is None else known[2]
         # Formatted here, as derive_seed would do it: this takes half the time.
-        generator.manual_seed(derive_seed(f"{self.rank_zero_seed}/{self.rank}/{key}/{batch}/{microbatch}"))
+        rank = self.rank if self.data_rank is None else self.data_rank
+        generator.manual_seed(derive_seed(f"{self.rank_zero_seed}/{rank}/{key}/{batch}/{microbatch}"))
         self._generators[key] = (batch, microbatch, generator)
         return generator
 

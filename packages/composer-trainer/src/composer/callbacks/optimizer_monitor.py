@@ -229,7 +229,7 @@ def _num_shards(tensor: Any) -> int:
     if not _is_distributed(tensor):
         return 1
     sizes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
-    return math.prod(size for placement, size in sizes if placement.is_shard())
+    return math.prod(size for placement, size in sizes if not placement.is_replicate())
 
 
 def _precise(tensors: Sequence[Tensor]) -> torch.dtype:

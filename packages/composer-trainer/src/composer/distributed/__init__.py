@@ -17,6 +17,8 @@ from composer.distributed.collectives import (
     smallest as smallest,
 )
 from composer.distributed.environment import (
+    get_data_rank,
+    get_data_world_size,
     get_global_rank,
     get_local_rank,
     get_local_world_size,
@@ -25,6 +27,7 @@ from composer.distributed.environment import (
     is_available,
     is_initialized,
 )
+from composer.distributed.mesh import MeshSettings, TensorParallelSettings
 from composer.distributed.parallelism import (
     BatchTotals,
     DDPSettings,
@@ -50,7 +53,9 @@ __all__ = [
     "DDPSettings",
     "DDPSyncStrategy",
     "FSDPSettings",
+    "MeshSettings",
     "Parallelism",
+    "TensorParallelSettings",
     "all_agree",
     "all_gather",
     "all_gather_object",
@@ -68,6 +73,8 @@ __all__ = [
     "close_dist",
     "device_of_process",
     "from_rank_zero",
+    "get_data_rank",
+    "get_data_world_size",
     "get_global_rank",
     "get_local_rank",
     "get_local_world_size",

@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 from typing_extensions import deprecated
 
-from composer.distributed.environment import get_local_rank, get_world_size, is_initialized
+from composer.distributed.environment import (
+    get_local_rank,
+    get_tensor_parallel_size,
+    get_world_size,
+    is_initialized,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +39,7 @@ T = TypeVar("T")
 _OPERATIONS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR")
 _BUCKET_BYTES = 64 * 2**20
 _hosts: list[tuple[Any, Any]] = []
+_data_groups: list[tuple[Any, int, Any]] = []
 
 
 def all_reduce(tensor: Tensor, reduce_operation: str = "SUM") -> None:
@@ -289,6 +295,22 @@ def host_group() -> Any:
     if not _hosts or _hosts[0][0] is not world:
         _hosts[:] = [(world, torch.distributed.new_group(backend="gloo"))]
     return _hosts[0][1]
+
+
+def data_group() -> Any:
+    """Return the process group of this process and those with other samples; None is the default group.
+
+    All processes must call it.
+    """
+    size = get_tensor_parallel_size()
+    if size == 1 or not is_connected():
+        return None
+    world = torch.distributed.group.WORLD
+    if not _data_groups or _data_groups[0][:2] != (world, size):
+        ranks = [list(range(first, get_world_size(), size)) for first in range(size)]
+        own, _ = torch.distributed.new_subgroups_by_enumeration(ranks)
+        _data_groups[:] = [(world, size, own)]
+    return _data_groups[0][2]
 
 
 def together(tensors: Iterable[Tensor], exchange: Callable[[Tensor], Any]) -> None:

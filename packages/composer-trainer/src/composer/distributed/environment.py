@@ -7,6 +7,8 @@ import os
 import torch
 
 __all__ = [
+    "get_data_rank",
+    "get_data_world_size",
     "get_global_rank",
     "get_local_rank",
     "get_local_world_size",
@@ -15,6 +17,8 @@ __all__ = [
     "is_available",
     "is_initialized",
 ]
+
+_tensor_parallel = [1]
 
 
 def is_available() -> bool:
@@ -61,6 +65,40 @@ def get_global_rank() -> int:
         0
     """
     return torch.distributed.get_rank() if is_initialized() else read_number("RANK", 0)
+
+
+def get_data_world_size() -> int:
+    """Return the number of processes that train on different samples; each group of tensor parallelism counts as one.
+
+    Without tensor parallelism, this is :func:`get_world_size`.
+
+    Example:
+        >>> get_data_world_size()
+        1
+    """
+    return get_world_size() // _tensor_parallel[0]
+
+
+def get_data_rank() -> int:
+    """Return which part of the samples this process trains on, from 0; equal in a group of tensor parallelism.
+
+    Without tensor parallelism, this is :func:`get_global_rank`.
+
+    Example:
+        >>> get_data_rank()
+        0
+    """
+    return get_global_rank() // _tensor_parallel[0]
+
+
+def get_tensor_parallel_size() -> int:
+    """Return the number of processes in a group of tensor parallelism."""
+    return _tensor_parallel[0]
+
+
+def set_tensor_parallel_size(size: int) -> None:
+    """Set the number of processes in a group of tensor parallelism, for the run that is constructed."""
+    _tensor_parallel[0] = size
 
 
 def get_local_world_size() -> int:

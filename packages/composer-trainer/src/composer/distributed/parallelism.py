@@ -12,9 +12,17 @@ from attrs.validators import instance_of
 from torch import Tensor, nn
 
 from composer.distributed.collectives import all_agree, host_group, is_connected, together
-from composer.distributed.environment import get_world_size, is_initialized
+from composer.distributed.environment import (
+    get_data_world_size,
+    get_tensor_parallel_size,
+    get_world_size,
+    is_initialized,
+    set_tensor_parallel_size,
+)
+from composer.distributed.mesh import MeshSettings, TensorParallelSettings
 from composer.distributed.process_group import initialize_alone
-from composer.distributed.sharding import FSDPSettings, Settings, initialize, is_on_meta, is_sharded, shard
+from composer.distributed.settings import Settings
+from composer.distributed.sharding import FSDPSettings, initialize, is_on_meta, is_sharded, shard
 
 if TYPE_CHECKING:
     from composer.core import Batch, State
@@ -106,12 +114,16 @@ class Parallelism:
 
     Args:
         parallelism_config: ``None`` or ``{"ddp": {...}}`` for DDP, see :class:`DDPSettings`; ``{"fsdp": {...}}`` for
-            FSDP2, see :class:`~composer.distributed.sharding.FSDPSettings`.
+            FSDP2, see :class:`~composer.distributed.sharding.FSDPSettings`; ``{"mesh": {...}}``, with ``"fsdp"`` and
+            ``"tp"`` as needed, for several kinds of parallelism, see :class:`~composer.distributed.mesh.MeshSettings`
+            and :class:`~composer.distributed.mesh.TensorParallelSettings`.
         ddp_sync_strategy: When gradients are reduced.
 
     Attributes:
         forward: The function to call with a batch instead of the model.
         is_connected: Whether there are other processes; known after :meth:`prepare`.
+        compile_config: Arguments of ``torch.nn.Module.compile`` for each block of a model that is split; None does not
+            compile.
         is_apart: Set to True to compute gradients in each process alone and discard them, to find out what fits into
             memory. Not available for sharded models.
 
@@ -134,14 +146,20 @@ class Parallelism:
         ddp_sync_strategy: DDPSyncStrategy | str | None = None,
     ) -> None:
         config = _checked_config(parallelism_config)
-        self._fsdp = FSDPSettings.from_config(config["fsdp"]) if "fsdp" in config else None
         self._ddp = DDPSettings.from_config(config.get("ddp", {}))
+        self._fsdp = FSDPSettings.from_config(config["fsdp"]) if "fsdp" in config else None
+        self._tp = TensorParallelSettings.from_config(config["tp"]) if "tp" in config else None
+        self._mesh = MeshSettings.from_config(config["mesh"]) if "mesh" in config else None
         self._strategy = _checked_strategy(ddp_sync_strategy)
-        if self._fsdp is not None and self._strategy is DDPSyncStrategy.FORCED_SYNC:
+        self._check_mesh()
+        if self.splits_model and self._strategy is DDPSyncStrategy.FORCED_SYNC:
             raise ValueError(
-                "ddp_sync_strategy='forced_sync' is for DDP, and parallelism_config contains 'fsdp'. "
+                "ddp_sync_strategy='forced_sync' is for DDP, and parallelism_config contains 'fsdp' or a mesh that "
+                "splits the model. "
                 "Use 'multi_auto_sync', which needs less memory, or 'single_auto_sync', which communicates less."
             )
+        set_tensor_parallel_size(1 if self._mesh is None else self._mesh.tp)
+        self.compile_config: Mapping[str, Any] | None = None
         self.forward: Callable[..., Any] = _not_prepared
         self.is_apart = False
         self.is_connected = False
@@ -154,6 +172,37 @@ class Parallelism:
         self._counted = 0.0
         self._numbers: list[Tensor] = []
         self._exchange: Any = None
+
+    @property
+    def splits_model(self) -> bool:
+        """Whether :meth:`prepare` splits the model over processes, by FSDP2 or tensor parallelism."""
+        return self._fsdp is not None or self._tp is not None
+
+    def _check_mesh(self) -> None:
+        """Complete the settings of a mesh, and refuse those that contradict each other."""
+        mesh = self._mesh
+        if self._tp is not None and (mesh is None or mesh.tp == 1):
+            raise ValueError(
+                "parallelism_config['tp'] is given, but not the number of processes that share a layer. Give it, too: "
+                "parallelism_config={'mesh': {'tp': 2}, 'tp': {...}}."
+            )
+        if mesh is None:
+            return
+        mesh.check_world_size()
+        if mesh.tp > 1 and self._tp is None:
+            raise ValueError(
+                f"parallelism_config['mesh'] has tp={mesh.tp}, but no plan of the layers to split. Give "
+                "parallelism_config['tp']={'plan': {'name of a layer': 'colwise'}}."
+            )
+        if self._fsdp is not None and self._fsdp.device_mesh is not None:
+            raise ValueError(
+                "parallelism_config['mesh'] and parallelism_config['fsdp']['device_mesh'] both arrange the processes: "
+                "leave out one."
+            )
+        if self._fsdp is None and (mesh.shard > 1 or (mesh.tp > 1 and mesh.data_degree > 1)):
+            self._fsdp = FSDPSettings()  # DDP does not average the gradients of layers that are split
+        if self._fsdp is not None and self._ddp != DDPSettings():
+            raise ValueError("parallelism_config contains settings of DDP, and the mesh requires FSDP2: remove 'ddp'.")
 
     def prepare(self, state: State) -> None:
         """Broadcast the model of rank 0 to all processes, and wrap or shard the state's current model.
@@ -175,13 +224,27 @@ class Parallelism:
             return
         self.is_connected = is_connected()
         self.forward = model
-        if self._fsdp is not None and not is_sharded(model):
+        if self.splits_model and not is_sharded(model):
             if not is_initialized():
                 initialize_alone(state.device)
             has_data = not is_on_meta(model)
             if has_data:
                 broadcast_model(model)
-            shard(model, state.optimizers, self._fsdp, state.device, state.precision)
+            elif self._tp is not None:
+                raise ValueError(
+                    "A model on the 'meta' device cannot be split by parallelism_config['tp']: create it on the CPU, "
+                    "or use only {'fsdp': {...}}."
+                )
+            shard(
+                model,
+                state.optimizers,
+                self._fsdp,
+                state.device,
+                state.precision,
+                mesh=self._mesh,
+                tensor_parallel=self._tp,
+                compile_config=self.compile_config,
+            )
             if not has_data:
                 initialize(model, state.device, state.rank_zero_seed)
         elif self.is_connected and not is_sharded(model):
@@ -216,10 +279,10 @@ class Parallelism:
         Raises:
             ValueError: It is ``"auto"``, and the model is sharded.
         """
-        if size == "auto" and self._fsdp is not None:
+        if size == "auto" and self.splits_model:
             raise ValueError(
                 "device_train_microbatch_size='auto' requires trials in each process alone, which sharded models do "
-                "not support: set a number, or remove parallelism_config['fsdp']."
+                "not support: set a number, or remove 'fsdp' and 'mesh' from parallelism_config."
             )
 
     def begin_batch(
@@ -260,16 +323,17 @@ class Parallelism:
         if self._totals is None:
             self._exchange.wait()
             numbers = torch.stack(self._numbers)
-            samples, tokens, seconds, _, stop, counted = numbers.sum(dim=0).tolist()
+            # A group of tensor parallelism has the same samples.
+            samples, tokens, _, _, _, counted = numbers[:: get_tensor_parallel_size()].sum(dim=0).tolist()
             if counted <= 0:
                 raise ValueError("No process has a sample (or token, if those are weighed) to train on in this batch.")
             self._totals = BatchTotals(
                 samples=int(samples),
                 tokens=int(tokens),
-                seconds=seconds / len(numbers),
+                seconds=float(numbers[:, 2].mean()),
                 microbatches=int(numbers[:, 3].max()),
-                weight=self._counted * len(numbers) / counted,
-                stop=stop > 0,
+                weight=self._counted * get_data_world_size() / counted,
+                stop=bool(numbers[:, 4].any()),
             )
         return self._totals
 
@@ -394,12 +458,10 @@ def _checked_config(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if not isinstance(config, Mapping):
         raise TypeError(f"parallelism_config must be None or a dictionary, got {type(config).__name__}.")
     given = {name: settings for name, settings in config.items() if settings is not None}
-    if "tp" in given:
-        raise ValueError("parallelism_config['tp']: tensor parallelism is not supported. Use {'fsdp': {...}}.")
-    if len(given) > 1 or set(given) - {"fsdp", "ddp"}:
+    if set(given) - {"fsdp", "ddp", "mesh", "tp"} or {"fsdp", "ddp"} <= set(given):
         raise ValueError(
-            "parallelism_config must be None, {'ddp': {...}} or {'fsdp': {...}}, got "
-            f"{', '.join(repr(name) for name in given)}."
+            "parallelism_config must be None, {'ddp': {...}}, {'fsdp': {...}} or {'mesh': {...}} with 'fsdp' and 'tp', "
+            f"got {', '.join(repr(name) for name in given)}."
         )
     for name, settings in given.items():
         if not isinstance(settings, Mapping):

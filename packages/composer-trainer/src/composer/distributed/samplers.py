@@ -18,7 +18,13 @@ from torch.utils.data import (
 )
 
 from composer.distributed.collectives import all_gather_object
-from composer.distributed.environment import get_global_rank, get_world_size
+from composer.distributed.environment import (
+    get_data_rank,
+    get_data_world_size,
+    get_global_rank,
+    get_tensor_parallel_size,
+    get_world_size,
+)
 
 if TYPE_CHECKING:
     from composer.core import Batch, DataSpec
@@ -53,8 +59,8 @@ def get_sampler(
         drop_last: Whether to drop the samples that cannot be split evenly; otherwise the first samples are repeated, so
             that every process has the same number. The Trainer ignores the repeats, in training and evaluation.
         shuffle: Whether to shuffle, with another order in each epoch; see :func:`set_epoch`.
-        num_replicas: Number of parts; the number of processes if None.
-        rank: Index of the part; the rank of this process if None.
+        num_replicas: Number of parts; :func:`~composer.distributed.get_data_world_size` if None.
+        rank: Index of the part; :func:`~composer.distributed.get_data_rank` if None.
         seed: Seed of the shuffled order, equal in all processes. The Trainer combines it with the run's seed.
 
     Raises:
@@ -73,8 +79,8 @@ def get_sampler(
         )
     return DistributedSampler(
         dataset,
-        num_replicas=get_world_size() if num_replicas is None else num_replicas,
-        rank=get_global_rank() if rank is None else rank,
+        num_replicas=get_data_world_size() if num_replicas is None else num_replicas,
+        rank=get_data_rank() if rank is None else rank,
         shuffle=shuffle,
         seed=seed,
         drop_last=drop_last,
@@ -99,6 +105,9 @@ def set_epoch(loader: object, epoch: int) -> None:
 def check_sampler(loader: object, name: str = "train_dataloader") -> None:
     """Refuse a loader that gives all of several processes the same samples.
 
+    With tensor parallelism, a sampler that splits the data over all processes is changed to split it over the groups of
+    processes that train on different samples.
+
     Only known cases are refused: a ``DataLoader`` with a non-distributed torch sampler, or with a sampler for another
     number of processes.
 
@@ -112,23 +121,33 @@ def check_sampler(loader: object, name: str = "train_dataloader") -> None:
     Example:
         >>> check_sampler(DataLoader(range(3)))
     """
-    world_size = get_world_size()
-    if world_size == 1:
-        return
+    world_size = get_data_world_size()
     for sampler in _samplers(loader):
-        if type(sampler) in _THE_SAME_EVERYWHERE:
+        if type(sampler) in _THE_SAME_EVERYWHERE and world_size > 1:
             raise ValueError(
                 f"{name} would give each of the {world_size} processes the same samples, as its sampler is a "
                 f"{type(sampler).__name__}. Split them: DataLoader(dataset, batch_size=..., "
                 f"sampler=composer.distributed.get_sampler(dataset, shuffle=...))."
             )
-        if isinstance(sampler, DistributedSampler):
-            configured, own = (sampler.num_replicas, sampler.rank), (world_size, get_global_rank())
+        if isinstance(sampler, DistributedSampler) and get_world_size() > 1:
+            _split_over_data(sampler)
+            configured, own = (sampler.num_replicas, sampler.rank), (world_size, get_data_rank())
             if configured != own:
                 raise ValueError(
                     f"{name}'s sampler must be for process {own[1]} of {own[0]}, got one for process "
                     f"{configured[1]} of {configured[0]}. composer.distributed.get_sampler(dataset) sets both."
                 )
+
+
+def _split_over_data(sampler: DistributedSampler[Any]) -> None:
+    """Let a sampler for all processes, constructed before the mesh was known, split the data over its groups."""
+    is_for_all = (sampler.num_replicas, sampler.rank) == (get_world_size(), get_global_rank())
+    if get_tensor_parallel_size() > 1 and is_for_all:
+        other: DistributedSampler[Any] = DistributedSampler(
+            sampler.dataset, get_data_world_size(), get_data_rank(), drop_last=sampler.drop_last
+        )
+        for name in ("num_replicas", "rank", "num_samples", "total_size"):
+            setattr(sampler, name, getattr(other, name))
 
 
 def is_split_by_rank(loader: object) -> bool:

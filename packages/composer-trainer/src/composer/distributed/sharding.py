@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 import torch
@@ -15,6 +15,8 @@ from attrs.validators import in_, instance_of
 from torch import Tensor, nn
 
 from composer.core import Precision
+from composer.distributed.mesh import split_layers
+from composer.distributed.settings import Settings
 from composer.functional import update_params_in_optimizer
 from composer.functional.training.gradient_clipping import local_parts, shard_like
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy
     from torch.optim import Optimizer
+
+    from composer.distributed.mesh import MeshSettings, TensorParallelSettings
 
 __all__ = ["FSDPSettings", "initialize", "is_on_meta", "is_sharded", "shard"]
 
@@ -46,29 +50,6 @@ def _check_classes(_: object, __: object, given: Any) -> None:
 def _check_reshard(_: object, __: object, given: Any) -> None:
     if not isinstance(given, int):
         raise TypeError(f"reshard_after_forward must be True, False or a number of processes, got {given!r}.")
-
-
-class Settings:
-    """Settings in one section of ``parallelism_config``."""
-
-    section: ClassVar[str]
-    hint: ClassVar[str] = ""
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Return the settings of a dictionary.
-
-        Raises:
-            ValueError: The dictionary contains a key that is not a setting.
-        """
-        known = [field.name for field in attrs.fields(cls)]  # type: ignore[arg-type]  # subclasses are attrs classes
-        unknown = sorted(set(config) - set(known))
-        if unknown:
-            raise ValueError(
-                f"parallelism_config[{cls.section!r}] takes {', '.join(known)}, got {', '.join(map(repr, unknown))}."
-                f"{cls.hint}"
-            )
-        return cls(**config)
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -126,44 +107,70 @@ class FSDPSettings(Settings):
 def shard(
     model: nn.Module,
     optimizers: Sequence[Optimizer],
-    settings: FSDPSettings,
+    settings: FSDPSettings | None,
     device: torch.device,
     precision: Precision = Precision.FP32,
+    *,
+    mesh: MeshSettings | None = None,
+    tensor_parallel: TensorParallelSettings | None = None,
+    compile_config: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Shard a model over all processes, in place, together with the parameters and state of its optimizers.
+    """Split a model over processes, in place, together with the parameters and state of its optimizers.
+
+    First layers are split by tensor parallelism, then each block is compiled, then FSDP2 shards the blocks.
 
     Args:
         model: The model, equal in all processes; **changed in place**.
-        optimizers: Optimizers of its parameters; **changed in place**.
-        settings: The settings.
+        optimizers: Optimizers of its parameters, with equal states; **changed in place**.
+        settings: The settings of FSDP2; None without it.
         device: The device of the model.
         precision: The precision of the run.
+        mesh: The arrangement of the processes; all in one dimension of FSDP2 if None.
+        tensor_parallel: How layers are split over the dimension ``tp`` of the mesh.
+        compile_config: Arguments of ``torch.nn.Module.compile`` for each block; None does not compile.
 
     Returns:
         The names of the modules that are gathered one at a time.
+
+    Raises:
+        ValueError: A layer or class that the settings name does not exist in the model.
     """
     from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
-    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard  # noqa: PLC0415
 
-    mesh = settings.device_mesh
-    if mesh is None:
-        mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
-    how: dict[str, Any] = {
-        "mesh": mesh,
-        "mp_policy": settings.policy(precision),
-        "offload_policy": CPUOffloadPolicy(device.type == "cuda") if settings.cpu_offload else OffloadPolicy(),
-        "reshard_after_forward": settings.reshard_after_forward,
-    }
+    of_all = None if mesh is None else mesh.to_device_mesh(device)
+    blocks = dict(_blocks(model, True if settings is None else settings.auto_wrap))
     _make_contiguous(model)
     before = list(model.named_parameters())
-    blocks = dict(_blocks(model, settings.auto_wrap))
-    for block in reversed(blocks.values()):
-        fully_shard(block, **how)
-    fully_shard(model, **how)
+    if of_all is not None and tensor_parallel is not None:
+        split_layers(model, of_all["tp"], tensor_parallel)
+    if compile_config is not None:
+        for block in blocks.values() or (model,):
+            block.compile(**compile_config)
+    if settings is not None:
+        if settings.device_mesh is not None:
+            of_data = settings.device_mesh
+        elif of_all is None:
+            of_data = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+        else:
+            of_data = of_all["replicate", "shard"] if "replicate" in (of_all.mesh_dim_names or ()) else of_all["shard"]
+        _shard_blocks([*reversed(blocks.values()), model], settings, of_data, precision)
     update_params_in_optimizer(before, model.named_parameters(), optimizers)
     for optimizer in optimizers:
         _shard_state(optimizer)
     return list(blocks)
+
+
+def _shard_blocks(modules: Sequence[nn.Module], settings: FSDPSettings, mesh: DeviceMesh, precision: Precision) -> None:
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard  # noqa: PLC0415
+
+    for module in modules:
+        fully_shard(
+            module,
+            mesh=mesh,
+            mp_policy=settings.policy(precision),
+            offload_policy=CPUOffloadPolicy(mesh.device_type == "cuda") if settings.cpu_offload else OffloadPolicy(),
+            reshard_after_forward=settings.reshard_after_forward,
+        )
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -268,14 +275,19 @@ def _make_contiguous(model: nn.Module) -> None:
 
 def _shard_state(optimizer: Optimizer) -> None:
     """Shard optimizer state with the shape of its weight like the weight; other state is unchanged."""
-    from torch.distributed.tensor import DTensor, distribute_tensor  # noqa: PLC0415
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415
 
     for parameter, state in optimizer.state.items():
         if not isinstance(parameter, DTensor):
             continue
+        # Not by distribute_tensor, which does not support weights that tensor parallelism and FSDP2 split together.
+        [chunk] = parameter.__create_chunk_list__()  # type: ignore[no-untyped-call]
+        own = tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))
         for name, value in state.items():
             if isinstance(value, Tensor) and not isinstance(value, DTensor) and value.shape == parameter.shape:
-                state[name] = distribute_tensor(value, parameter.device_mesh, parameter.placements)
+                sharded: Any = torch.zeros_like(parameter.detach(), dtype=value.dtype)
+                sharded.to_local().copy_(value[own])
+                state[name] = sharded
 
 
 def _blocks(model: nn.Module, auto_wrap: bool | tuple[str | type[nn.Module], ...]) -> Iterator[tuple[str, nn.Module]]:

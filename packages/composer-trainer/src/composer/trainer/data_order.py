@@ -29,7 +29,7 @@ from torch.utils.data import (
 )
 
 from composer.core.randomness import derive_seed, preserve_rng_state, seed_globals
-from composer.distributed.environment import get_global_rank
+from composer.distributed.environment import get_data_rank
 from composer.distributed.samplers import is_plain_distributed, num_real_samples_in_loader, real_indices
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
         [2, 3]
     """
     # Processes share the order of a dataset, of which each has a part. All other draws differ by rank.
-    own = seed if get_global_rank() == 0 else derive_seed(seed, "rank", get_global_rank())
+    own = seed if get_data_rank() == 0 else derive_seed(seed, "rank", get_data_rank())
     if callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None)):
         return StatefulOrder(loader, own)
     if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
@@ -205,7 +205,7 @@ class IndexedOrder(_CopiedOrder):
         remaining: Iterator[Any] = iter(keys)
         _advance(remaining, skip)
         if not self._is_plain:
-            remaining = zip(itertools.count(_first_key(self.seed, get_global_rank(), epoch) + skip), remaining)
+            remaining = zip(itertools.count(_first_key(self.seed, get_data_rank(), epoch) + skip), remaining)
         self._keys.next = remaining
         return self._iterate(epoch)
 

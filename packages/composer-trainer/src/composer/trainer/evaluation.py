@@ -35,7 +35,7 @@ from composer.core.randomness import preserve_rng_state
 from composer.distributed import broadcast_buffers, check_sampler, num_real_samples_in_loader, real_parts
 from composer.trainer.arguments import check_subset
 from composer.trainer.data_order import make_order
-from composer.trainer.metrics import SupportsMetrics, compute_metrics
+from composer.trainer.metrics import SupportsMetrics, compute_metrics, reduce_over_data
 from composer.trainer.training_data import none_given
 
 if TYPE_CHECKING:
@@ -179,6 +179,7 @@ def prepare_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
         state.eval_metrics[evaluator.label] = {
             name: copy.deepcopy(metric).to(state.device) for name, metric in metrics.items() if name in chosen
         }
+        reduce_over_data(state.eval_metrics[evaluator.label].values())
 
 
 def evaluate(engine: Engine, evaluators: Sequence[Evaluator], default_subset: int = -1) -> dict[str, dict[str, Any]]:

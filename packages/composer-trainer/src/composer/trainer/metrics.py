@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from composer.distributed.collectives import data_group
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from composer.core import Batch, Logger, State
 
@@ -23,6 +25,7 @@ __all__ = [
     "load_metrics",
     "log_train_metrics",
     "merge_metrics",
+    "reduce_over_data",
     "save_metrics",
     "update_train_metrics",
 ]
@@ -40,6 +43,15 @@ class SupportsMetrics(Protocol):
 
     def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None:
         """Add a batch to a metric."""
+
+
+def reduce_over_data(metrics: Iterable[Any]) -> None:
+    """Let metrics be reduced over the processes with different samples, not over groups of tensor parallelism."""
+    group = data_group()
+    if group is not None:
+        for metric in metrics:
+            for part in _parts(metric).values():
+                part.process_group = group
 
 
 def update_train_metrics(state: State, batch: Batch) -> None:

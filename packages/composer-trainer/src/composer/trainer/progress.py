@@ -15,7 +15,14 @@ from composer.core import Timestamp
 from composer.core.components import by_key
 from composer.core.randomness import check_rng_state, load_rng_state, rng_state
 from composer.core.serialization import from_data
-from composer.distributed import all_gather_object, broadcast_buffers, get_global_rank, get_world_size
+from composer.distributed import (
+    all_gather_object,
+    broadcast_buffers,
+    get_data_rank,
+    get_global_rank,
+    get_world_size,
+)
+from composer.distributed.environment import get_tensor_parallel_size
 from composer.trainer.data_state import data_components
 from composer.trainer.metrics import SavedMetric, check_metrics, load_metrics, merge_metrics, save_metrics
 from composer.trainer.own_state import OwnState, check_own_state, warn_of_misfits, without
@@ -47,19 +54,26 @@ class _Saved:
     own_state: list[dict[str, Any]]
     rng: list[dict[str, Any]]
     skipped_steps: Tensor = attrs.field(validator=_check_one_number)
+    tensor_parallel: int = attrs.field(validator=ge(1))
     world_size: int = attrs.field(validator=ge(1))
 
 
 _OF_EACH = ("data", "loggers", "metrics", "own_state", "rng")
 """The fields that are saved for each process, by rank."""
 
-_ADDED = ("own_state",)
-"""The fields that checkpoints of earlier releases do not have."""
+_ADDED: dict[str, Any] = {"own_state": [], "tensor_parallel": 1}
+"""The fields that checkpoints of earlier releases do not have, with their defaults."""
 
 
-def _rank_in(world_size: int) -> int:
-    """Return the rank to resume from: this process's own, or 0 if the number of processes differs."""
-    return get_global_rank() if world_size == get_world_size() else 0
+def _is_as_before(saved: Mapping[str, Any]) -> bool:
+    """Return whether as many processes saved, with the same samples in each."""
+    before = saved["world_size"], saved.get("tensor_parallel", 1)
+    return before == (get_world_size(), get_tensor_parallel_size())
+
+
+def _data_world_size(saved: Mapping[str, Any]) -> int:
+    size: int = saved["world_size"] // saved.get("tensor_parallel", 1)
+    return size
 
 
 @runtime_checkable
@@ -120,6 +134,7 @@ class ResumeState:
             "clock_before": state.previous_timestamp.state_dict(),
             "microbatch_size": state.device_train_microbatch_size if state.auto_microbatching else None,
             "skipped_steps": self.skipped_steps,
+            "tensor_parallel": get_tensor_parallel_size(),
             "world_size": get_world_size(),
         }
         # Until a loaded run is resumed, its data is the loaded one.
@@ -137,11 +152,12 @@ class ResumeState:
         if missing:
             return [f"extra: {', '.join(missing)} missing; this checkpoint was not saved by a Trainer."]
         try:
-            from_data({name: saved.get(name, []) for name in names}, _Saved, "extra")
+            from_data({name: saved.get(name, _ADDED.get(name)) for name in names}, _Saved, "extra")
         except ValueError as error:
             return [str(error)]
         batches, size = self._data.batches, saved["world_size"]
-        if any(len(saved[name]) != size for name in _OF_EACH if name in saved):
+        is_divided = size % saved.get("tensor_parallel", 1) == 0
+        if not is_divided or any(len(saved[name]) != size for name in _OF_EACH if name in saved):
             return [f"extra: {', '.join(_OF_EACH)} must have an entry for each of world_size={size} processes."]
         # Each process checks the entries of all, so that all processes reject a checkpoint, or none.
         problems = []
@@ -162,7 +178,7 @@ class ResumeState:
                 problems.append(str(error) if str(error).startswith(path) else f"{path}: {error}")
         if problems or "timestamp" in ignored:
             return problems
-        if size == get_world_size():
+        if _is_as_before(saved):
             problems += [
                 f"extra.metrics[{rank}].{problem}"
                 for rank in range(size)
@@ -174,11 +190,11 @@ class ResumeState:
 
     def _place(self, saved: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the position in the data to continue at; None if none was saved."""
-        size, batches = saved["world_size"], self._data.batches
-        place: dict[str, Any] | None = saved["data"][_rank_in(size)]
-        if place is None or batches is None or size == get_world_size():
+        batches, is_as_before = self._data.batches, _is_as_before(saved)
+        place: dict[str, Any] | None = saved["data"][get_global_rank() if is_as_before else 0]
+        if place is None or batches is None or is_as_before:
             return place
-        return batches.moved(place, size) or {**place, "own_state": {}}
+        return batches.moved(place, _data_world_size(saved)) or {**place, "own_state": {}}
 
     def load(self, saved: Mapping[str, Any], *, ignored: Sequence[str] = ()) -> None:
         """Store saved data until training starts, because the training data may be given only then.
@@ -209,7 +225,7 @@ class ResumeState:
         state.previous_timestamp = Timestamp.from_state_dict(saved["clock_before"])
         if saved["microbatch_size"] is not None and state.auto_microbatching:
             state.device_train_microbatch_size = saved["microbatch_size"]
-        is_as_before = saved["world_size"] == get_world_size()
+        is_as_before = _is_as_before(saved)
         place = self._place(saved)
         if batches is not None and place is not None:
             batches.load_state_dict(place)
@@ -218,10 +234,11 @@ class ResumeState:
             self._draws = saved["rng"][get_global_rank()]
             self._own_loaded = saved["own_state"][get_global_rank()]
         else:
-            merged = merge_metrics(state.train_metrics, saved["metrics"], is_first=get_global_rank() == 0)
+            different = saved["metrics"][:: saved.get("tensor_parallel", 1)]
+            merged = merge_metrics(state.train_metrics, different, is_first=get_data_rank() == 0)
             load_metrics(state.train_metrics, merged, state.device)
             first = saved["data"][0]
-            goes_on = batches is None or first is None or batches.moved(first, saved["world_size"]) is not None
+            goes_on = batches is None or first is None or batches.moved(first, _data_world_size(saved)) is not None
             data = (
                 "the global batches are the same"
                 if goes_on
@@ -231,7 +248,7 @@ class ResumeState:
             warnings.warn(
                 f"The checkpoint was saved by {saved['world_size']} processes, and {get_world_size()} resume from it: "
                 f"random draws differ, plain attributes of components are not restored, and {data}. An exact resume "
-                "requires the same number of processes.",
+                "requires the same number of processes and the same mesh.",
                 UserWarning,
                 stacklevel=2,
             )

@@ -33,6 +33,7 @@ from composer.distributed import (
     broadcast_model,
     check_timeout,
     from_rank_zero,
+    get_data_rank,
     get_global_rank,
     initialize_dist,
 )
@@ -168,7 +169,8 @@ class Trainer:
         seed: Seeds all global generators; random if None. For equal weights, seed before creating the model.
         deterministic_mode: Whether to allow only deterministic algorithms of torch.
         parallelism_config: How the model is run in several processes: None or ``{"ddp": {...}}`` puts a copy into each,
-            ``{"fsdp": {...}}`` shards it; see :class:`composer.distributed.Parallelism`.
+            ``{"fsdp": {...}}`` shards it, ``{"mesh": {...}}`` also with tensor parallelism; see
+            :class:`composer.distributed.Parallelism`.
         dist_timeout: Seconds that a process waits for the others before it raises an error.
         ddp_sync_strategy: When gradients are summed; see :class:`composer.distributed.DDPSyncStrategy`.
         profiler: A callback that records where time is spent, a :class:`composer.profiler.Profiler`.
@@ -406,7 +408,7 @@ class Trainer:
     def _make_state(self, model: nn.Module, seed: int, run_name: str) -> State:
         """Seed the global generators, move the model to the device, and return the state of the run."""
         device, precision = self._computing.device, self._computing.precision
-        seed_all((seed + get_global_rank()) % 2**32)
+        seed_all((seed + get_data_rank()) % 2**32)
         if not is_on_meta(model):
             model.to(device)
         return State(
@@ -417,6 +419,7 @@ class Trainer:
             max_duration=self._schedule.max_duration,
             precision=precision,
             scaler=make_scaler(precision, device),
+            data_rank=get_data_rank(),
         )
 
     def _initialize(self, passes: Passes, extra: Mapping[str, Any] | None) -> None:
@@ -424,6 +427,7 @@ class Trainer:
         state, model = self.state, self.state.model
         self.engine.run_event(Event.INIT)
         self._computing.prepare(model)
+        self._parallel.compile_config = self._computing.compile_config
         self.engine.run_event(Event.BEFORE_LOAD)
         if is_on_meta(model):
             self._parallel.prepare(state)  # sharded before it is loaded, so that no process has the complete model
@@ -434,7 +438,8 @@ class Trainer:
         self.engine.run_event(Event.AFTER_LOAD)
         if not is_sharded(state.model):
             broadcast_model(state.model)
-        self._computing.compile(state.model)
+        if not self._parallel.splits_model:
+            self._computing.compile(state.model)
         described = hyperparameters(
             state, loggers=self.logger.destinations, schedulers=self._schedule.schedulers, extra=extra
         )

@@ -23,7 +23,8 @@ from composer.distributed import (
     all_reduce_min,
     check_lengths,
     check_sampler,
-    get_global_rank,
+    get_data_rank,
+    get_data_world_size,
     get_world_size,
 )
 from composer.distributed.samplers import is_split_by_rank, num_repeated_samples
@@ -31,7 +32,7 @@ from composer.functional.nested import leaves
 from composer.trainer.arguments import check_subset, check_text
 from composer.trainer.data_order import make_order
 from composer.trainer.data_state import DataState, check_data_state
-from composer.trainer.metrics import SupportsMetrics
+from composer.trainer.metrics import SupportsMetrics, reduce_over_data
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -129,7 +130,7 @@ class Batches:
         self._exhausted = False
         # Loaders without a length, or that are only iterated over, may end earlier in some processes.
         self._may_end_apart = get_world_size() > 1 and (loader_length is None or not self._order.skips)
-        self._may_be_equal = get_world_size() > 1 and not is_split_by_rank(spec.dataloader)
+        self._may_be_equal = get_data_world_size() > 1 and not is_split_by_rank(spec.dataloader)
         if get_world_size() > 1 and self._order.num_real_batches is None:
             _warn_of_repeats(spec.dataloader)
         _warn_of_running_workers(spec.dataloader)
@@ -243,19 +244,19 @@ class Batches:
 
         Args:
             state: The saved position of any process.
-            world_size: The number of processes that saved it.
+            world_size: The number of processes with different samples that saved it.
         """
         before, now = state.get("sizes", {}), self._order.sizes()
         is_shared = state.get("is_distributed", False) and self._order.is_distributed
         if not is_shared or {"samples", "samples a batch"} - before.keys() or before["samples"] != now.get("samples"):
             return None
         done = min(before["samples"], state["batches"] * before["samples a batch"] * world_size)
-        batches, rest = divmod(done, now["samples a batch"] * get_world_size())
+        batches, rest = divmod(done, now["samples a batch"] * get_data_world_size())
         if done == before["samples"] and self.length is not None:
             batches, rest = self.length, 0
         if rest:
             return None
-        own = len(range(get_global_rank(), done, get_world_size()))
+        own = len(range(get_data_rank(), done, get_data_world_size()))
         sizes = {"samples": before["samples"]}
         return {**state, "batches": batches, "samples": own, "length": None, "sizes": sizes, "own_state": {}}
 
@@ -404,7 +405,7 @@ def _warn_if_equal(batch: Batch) -> None:
         warnings.warn(
             f"train_dataloader gave all {get_world_size()} processes the same first batch, so that each of them trains "
             "on every sample. Split the data by rank: an IterableDataset may yield itertools.islice(samples, "
-            "composer.distributed.get_global_rank(), None, composer.distributed.get_world_size()).",
+            "composer.distributed.get_data_rank(), None, composer.distributed.get_data_world_size()).",
             UserWarning,
             stacklevel=3,
         )
@@ -464,6 +465,7 @@ class TrainingData:
         """Make this the training data of a state, from the epoch of its timestamp on."""
         if self.spec is None:
             return
+        check_sampler(self.spec.dataloader)  # may change it, for a mesh
         known = self.batches is not None and self.batches.spec.dataloader is self.spec.dataloader
         self.batches = Batches(
             self.spec,
@@ -474,13 +476,13 @@ class TrainingData:
             spin=self.spin,
             own_state=self.batches.own_state if known and self.batches is not None else None,
         )
-        check_sampler(self.spec.dataloader)
         check_lengths(self.batches.length)
         state.train_dataloader = self.spec
         self.select(state)
         if isinstance(state.model, SupportsMetrics) and not state.train_metrics:
             metrics = state.model.get_metrics(is_train=True)
             state.train_metrics = {name: metric.to(state.device) for name, metric in metrics.items()}
+            reduce_over_data(state.train_metrics.values())
 
     def select(self, state: State) -> None:
         """Make this the dataloader in use.

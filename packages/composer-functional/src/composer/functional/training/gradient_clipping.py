@@ -188,7 +188,7 @@ def _add_up(norms: Tensor, like: Tensor, *, keeps_first: bool = False) -> Tensor
     summed = [
         dimension
         for dimension, placement in enumerate(like.placements)
-        if placement.is_shard() and not (keeps_first and placement.is_shard(0))
+        if not placement.is_replicate() and not (keeps_first and getattr(placement, "dim", None) == 0)
     ]
     if not summed:
         return norms

@@ -1,0 +1,137 @@
+"""Arrange processes in a mesh of data parallelism and tensor parallelism, and split layers over processes."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import attrs
+from attrs.validators import and_, ge, instance_of
+
+from composer.distributed.environment import get_world_size
+from composer.distributed.settings import Settings
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.parallel import ParallelStyle
+
+__all__ = ["MeshSettings", "TensorParallelSettings", "split_layers"]
+
+_STYLES = {"colwise": "ColwiseParallel", "rowwise": "RowwiseParallel"}
+
+
+def _degree() -> int:
+    degree: int = attrs.field(default=1, validator=and_(instance_of(int), ge(1)))
+    return degree
+
+
+@attrs.frozen(kw_only=True)
+class MeshSettings(Settings):
+    """The numbers of processes in each dimension of the mesh; the keys of ``parallelism_config["mesh"]``.
+
+    Their product is the number of processes. Processes with consecutive ranks are in one group of tensor parallelism.
+
+    Args:
+        replicate: The number of replicas of the complete model.
+        shard: The number of processes over which FSDP2 shards each replica.
+        tp: The number of processes that compute the layers of ``parallelism_config["tp"]`` together. They get the same
+            samples and random numbers.
+
+    Raises:
+        TypeError: A value is no whole number.
+        ValueError: A value is below 1, or a setting does not exist.
+
+    Example:
+        >>> MeshSettings.from_config({"shard": 2, "tp": 4}).data_degree
+        2
+    """
+
+    section: ClassVar[str] = "mesh"
+
+    replicate: int = _degree()
+    shard: int = _degree()
+    tp: int = _degree()
+
+    @property
+    def data_degree(self) -> int:
+        """The number of processes, or groups of them, that train on different samples."""
+        return self.replicate * self.shard
+
+    def check_world_size(self) -> None:
+        """Raise a ValueError if the product of the degrees is not the number of processes."""
+        degrees = f"replicate={self.replicate}, shard={self.shard} and tp={self.tp}"
+        if self.data_degree * self.tp != get_world_size():
+            raise ValueError(
+                f"parallelism_config['mesh'] with {degrees} is for {self.data_degree * self.tp} processes, and there "
+                f"{'is' if get_world_size() == 1 else 'are'} {get_world_size()}: start as many with torchrun, or "
+                "change a degree."
+            )
+
+    def to_device_mesh(self, device: torch.device) -> DeviceMesh:
+        """Return the mesh with the dimensions ``replicate`` (if above 1), ``shard`` and ``tp``."""
+        from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
+
+        sizes = {"replicate": self.replicate, "shard": self.shard, "tp": self.tp}
+        if self.replicate == 1:
+            del sizes["replicate"]
+        return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+
+def _check_plan(_: object, __: object, plan: Any) -> None:
+    if not isinstance(plan, Mapping) or not plan:
+        raise TypeError(
+            "parallelism_config['tp']['plan'] must be a dictionary from names of layers to 'colwise', 'rowwise' or a "
+            f"ParallelStyle of torch, got {plan!r}."
+        )
+    for name, style in plan.items():
+        if isinstance(style, str) and style not in _STYLES:
+            raise ValueError(
+                f"parallelism_config['tp']['plan'][{name!r}] must be {' or '.join(map(repr, _STYLES))} or a "
+                f"ParallelStyle of torch, got {style!r}."
+            )
+
+
+@attrs.frozen(kw_only=True)
+class TensorParallelSettings(Settings):
+    """Settings of tensor parallelism; the keys of ``parallelism_config["tp"]``.
+
+    Args:
+        plan: For names of layers, as in ``model.named_modules()`` and with ``*`` for any text, how they are split:
+            ``"colwise"`` by outputs, ``"rowwise"`` by inputs, or a style of ``torch.distributed.tensor.parallel``.
+
+    Raises:
+        TypeError: The plan is no dictionary, or empty.
+        ValueError: A style or a setting does not exist.
+
+    Example:
+        >>> TensorParallelSettings.from_config({"plan": {"blocks.*.in": "colwise", "blocks.*.out": "rowwise"}}).plan
+        {'blocks.*.in': 'colwise', 'blocks.*.out': 'rowwise'}
+    """
+
+    section: ClassVar[str] = "tp"
+
+    plan: Mapping[str, ParallelStyle | str] = attrs.field(validator=_check_plan)
+
+
+def split_layers(model: nn.Module, mesh: DeviceMesh, settings: TensorParallelSettings) -> None:
+    """Split layers over the processes of a one-dimensional mesh, in place; their parameters become DTensors.
+
+    Raises:
+        ValueError: A name of the plan is that of no module.
+    """
+    from torch.distributed.tensor import parallel  # noqa: PLC0415
+
+    names = [name for name, _ in model.named_modules() if name]
+    plan: dict[str, ParallelStyle] = {}
+    for pattern, style in settings.plan.items():
+        chosen = fnmatch.filter(names, pattern)
+        if not chosen:
+            raise ValueError(
+                f"parallelism_config['tp']['plan'] contains {pattern!r}, and no module of the model has such a name. "
+                f"Its modules are {', '.join(names[:8])}{', …' if len(names) > 8 else ''}."
+            )
+        plan |= {name: getattr(parallel, _STYLES[style])() if isinstance(style, str) else style for name in chosen}
+    parallel.parallelize_module(model, mesh, dict(plan))

@@ -1,0 +1,136 @@
+"""Train in processes that form a mesh; each writes its results to ``<folder>/<mesh>-<rank>.json``.
+
+torchrun ... mesh_program.py MESH FOLDER
+"""
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import MulticlassAccuracy
+
+from composer import Callback, Trainer, distributed
+from composer.algorithms import EMA, GradientClipping, MixUp
+from composer.loggers import InMemoryLogger
+from composer.models import ComposerClassifier
+
+PLAN = {
+    "module.blocks.*.query": "colwise",
+    "module.blocks.*.out": "rowwise",
+    "module.blocks.*.up": "colwise",
+    "module.blocks.*.down": "rowwise",
+}
+MESHES = {
+    "alone": None,
+    "tp": {"mesh": {"tp": 2}, "tp": {"plan": PLAN}},
+    "replicate": {"mesh": {"replicate": 2}},
+    "shard x tp": {"mesh": {"shard": 2, "tp": 2}, "tp": {"plan": PLAN}, "fsdp": {"auto_wrap": "Block"}},
+    "replicate x tp": {"mesh": {"replicate": 2, "tp": 2}, "tp": {"plan": PLAN}},
+    "replicate x shard": {"mesh": {"replicate": 2, "shard": 2}},
+}
+SAMPLES, GLOBAL_BATCH = 22, 8  # the last of three global batches has 6 samples
+
+
+class Block(nn.Module):
+    """A gated layer and an MLP, with residuals; no draws."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.query, self.out = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, inputs):
+        inputs = inputs + self.out(torch.sigmoid(self.query(self.norm(inputs))))
+        return inputs + self.down(torch.tanh(self.up(inputs)))
+
+
+class Network(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width) for _ in range(2))
+        self.head = nn.Linear(width, 4)
+
+    def forward(self, inputs):
+        for block in self.blocks:
+            inputs = block(inputs)
+        return self.head(inputs)
+
+
+class Recorder(Callback):
+    """Records the samples of each batch, and a random draw."""
+
+    def __init__(self):
+        self.seen = []
+
+    def batch_start(self, state, logger):
+        drawn = torch.rand(1, generator=state.generator("test")).item(), torch.rand(1).item()
+        self.seen.append([state.batch[0][:, 0].tolist(), *drawn])
+
+
+def make_trainer(config, algorithms=(), duration="2ep", **options):
+    torch.manual_seed(5)
+    model = ComposerClassifier(Network().double(), num_classes=4, train_metrics=MulticlassAccuracy(4, average="micro"))
+    inputs = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    data = TensorDataset(inputs, inputs.argmax(dim=1))
+    mesh = (config or {}).get("mesh", {})
+    of_process = GLOBAL_BATCH // (mesh.get("replicate", 1) * mesh.get("shard", 1))
+    return Trainer(
+        model=model,
+        train_dataloader=DataLoader(data, of_process, sampler=distributed.get_sampler(data, shuffle=True)),
+        eval_dataloader=DataLoader(data, of_process, sampler=distributed.get_sampler(data)),
+        optimizers=torch.optim.AdamW(model.parameters(), lr=0.01),
+        max_duration=duration,
+        algorithms=[GradientClipping("norm", 0.2), EMA("2ba"), *algorithms],
+        callbacks=Recorder(),
+        loggers=InMemoryLogger(),
+        parallelism_config=config,
+        run_name="run",
+        seed=17,
+        dist_timeout=120,
+        device="cpu",
+        progress_bar=False,
+        **options,
+    )
+
+
+def result_of(trainer):
+    """Train, and return weights, clock, metrics, data and draws."""
+    trainer.fit()
+    state = trainer.state
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch mentions two collectives for one tensor
+        weights = [getattr(one, "full_tensor", lambda one=one: one)() for one in state.model.parameters()]
+    [recorder] = [one for one in state.callbacks if isinstance(one, Recorder)]
+    logged = trainer.logger.destinations[0].data
+    result = {
+        "weights": [number for weight in weights for number in weight.flatten().tolist()],
+        "clock": [int(state.timestamp.batch), int(state.timestamp.sample)],
+        "losses": [float(value) for _, value in logged["loss/train/total"]],
+        "metrics": [float(value) for _, value in logged["metrics/train/MulticlassAccuracy"]],
+        "eval": {name: float(value) for name, value in state.eval_metric_values["eval"].items()},
+        "seen": recorder.seen,
+        "local": sum(getattr(one, "to_local", lambda one=one: one)().numel() for one in state.model.parameters()),
+    }
+    trainer.close()
+    return result
+
+
+def main(name, folder):
+    distributed.initialize_dist("cpu", timeout=120)
+    config = MESHES[name]
+    results = {"train": result_of(make_trainer(config))}
+    if config is None or "tp" in config:
+        saved = str(folder / "saved" / name)
+        saving = {"save_folder": saved, "save_interval": "2ba"}
+        results["draws"] = result_of(make_trainer(config, [MixUp(0.4)], **saving))
+        results["resumed"] = result_of(make_trainer(config, [MixUp(0.4)], load_path=f"{saved}/ep0-ba2"))
+    (folder / f"{name}-{distributed.get_global_rank()}.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,144 @@
+"""Meshes of data parallelism, FSDP2 and tensor parallelism train as one process does."""
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from composer import distributed as cd
+from composer.checkpoint import load_checkpoint
+from composer.core import State
+from composer.models import ComposerClassifier
+
+PROGRAM = Path(__file__).with_name("mesh_program.py")
+names = runpy.run_path(str(PROGRAM))
+PLAN, Network = names["PLAN"], names["Network"]
+COUNTS = {"alone": 1, "tp": 2, "shard x tp": 4}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The folder of saved runs and results."""
+    return tmp_path_factory.mktemp("meshes")
+
+
+@pytest.fixture(scope="module")
+def results(folder, environment):
+    """Return a function that runs a mesh once and returns the results by rank; each takes more than 5 seconds."""
+    found = {}
+
+    def run(mesh):
+        if mesh not in found:
+            count = COUNTS[mesh]
+            torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"] if count > 1 else []
+            command = [sys.executable, *torchrun, str(PROGRAM), mesh, str(folder)]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+            assert done.returncode == 0, done.stderr
+            found[mesh] = [json.loads((folder / f"{mesh}-{rank}.json").read_text()) for rank in range(count)]
+        return found[mesh]
+
+    return run
+
+
+@pytest.mark.parametrize("mesh", ["tp", "shard x tp"])
+class TestTensorParallelism:
+    def test_weights_are_those_of_one_process(self, results, mesh):
+        """After six steps with clipping by norm they are equal up to rounding, in each process."""
+        [alone] = results("alone")
+        for result in results(mesh):
+            assert result["train"]["weights"] == pytest.approx(alone["train"]["weights"], rel=1e-10, abs=1e-12)
+
+    def test_each_process_has_a_part(self, results, mesh):
+        """The split layers have most of the weights."""
+        [alone] = results("alone")
+        parts = [result["train"]["local"] / alone["train"]["local"] for result in results(mesh)]
+        assert max(parts) < (0.6 if mesh == "tp" else 0.35)
+
+    def test_clock_losses_and_metrics(self, results, mesh):
+        """Each sample counts once, whatever number of processes it is in."""
+        [alone] = results("alone")
+        for result in results(mesh):
+            assert result["train"]["clock"] == [6, 44]
+            assert result["train"]["losses"] == pytest.approx(alone["train"]["losses"], rel=1e-10)
+            assert result["train"]["metrics"] == pytest.approx(alone["train"]["metrics"])
+            assert result["train"]["eval"] == pytest.approx(alone["train"]["eval"])
+
+    def test_group_has_the_same_data_and_draws(self, results, mesh):
+        """Both processes of a group get the same samples and random numbers, and other groups get others."""
+        seen = [result["train"]["seen"] for result in results(mesh)]
+        assert seen[0] == seen[1]
+        if mesh == "shard x tp":
+            assert seen[2] == seen[3]
+            assert all(one != other for one, other in zip(seen[0], seen[2], strict=True))
+
+    def test_resume_is_exact(self, results, mesh):
+        """A run with draws that resumes from the middle of an epoch has bit-identical weights and metrics."""
+        for result in results(mesh):
+            assert result["resumed"]["weights"] == result["draws"]["weights"]
+            assert result["resumed"]["metrics"] == result["draws"]["metrics"]
+
+    def test_checkpoint_loads_in_one_process(self, results, folder, mesh):
+        """The complete weights are those of the sharded run, bit for bit."""
+        expected = results(mesh)[0]["draws"]["weights"]
+        model = ComposerClassifier(Network().double(), num_classes=4)
+
+        load_checkpoint(folder / "saved" / mesh / "ep2-ba6", State(model), weights_only=True)
+
+        assert [number for weight in model.parameters() for number in weight.flatten().tolist()] == expected
+
+
+class TestConfig:
+    @pytest.fixture(autouse=True)
+    def four(self, monkeypatch):
+        """There are four processes, which are not connected."""
+        monkeypatch.setenv("RANK", "3")
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        yield
+        cd.environment.set_tensor_parallel_size(1)
+
+    @pytest.mark.parametrize(
+        ("config", "error", "message"),
+        [
+            ({"mesh": {"shard": 3}}, ValueError, "replicate=1, shard=3 and tp=1 is for 3 processes, and there are 4"),
+            ({"mesh": {"shard": 0}}, ValueError, "'shard' must be >= 1"),
+            ({"mesh": {"tensor": 4}}, ValueError, r"\['mesh'\] takes replicate, shard, tp, got 'tensor'"),
+            ({"mesh": {"tp": 4}}, ValueError, "has tp=4, but no plan of the layers to split"),
+            ({"tp": {"plan": PLAN}}, ValueError, "but not the number of processes that share a layer"),
+            ({"mesh": {"tp": 4}, "tp": {"plan": {}}}, TypeError, "must be a dictionary from names of layers"),
+            ({"mesh": {"tp": 4}, "tp": {"plan": {"a": "col"}}}, ValueError, "must be 'colwise' or 'rowwise'"),
+            ({"mesh": {"shard": 4}, "fsdp": {"device_mesh": object()}}, ValueError, "leave out one"),
+            ({"mesh": {"shard": 4}, "ddp": {"bucket_cap_mb": 1}}, ValueError, "requires FSDP2: remove 'ddp'"),
+        ],
+    )
+    def test_contradictions_raise(self, config, error, message):
+        """At construction, with the remedy."""
+        with pytest.raises(error, match=message):
+            cd.Parallelism(config)
+
+    def test_data_follows_the_mesh(self):
+        """The rank among the data is that of the group, and a sampler splits the data over groups."""
+        cd.Parallelism({"mesh": {"replicate": 2, "tp": 2}, "tp": {"plan": PLAN}})
+
+        assert (cd.get_data_rank(), cd.get_data_world_size()) == (1, 2)
+        assert list(cd.get_sampler(range(8))) == [1, 3, 5, 7]
+
+    def test_earlier_sampler_is_changed(self):
+        """A sampler that was constructed before the mesh is known splits the data over groups."""
+        sampler = cd.get_sampler(range(8))
+        before = list(sampler)
+        cd.Parallelism({"mesh": {"replicate": 2, "tp": 2}, "tp": {"plan": PLAN}})
+
+        cd.check_sampler(torch.utils.data.DataLoader(range(8), sampler=sampler))
+
+        assert (before, list(sampler)) == ([3, 7], [1, 3, 5, 7])
+
+    def test_unknown_layer_raises(self):
+        """The error names the pattern and modules of the model."""
+        settings = cd.TensorParallelSettings(plan={"layers.*": "colwise"})
+
+        with pytest.raises(ValueError, match=r"'layers.\*', and no module of the model has such a name. Its modules"):
+            cd.mesh.split_layers(Network(), None, settings)
