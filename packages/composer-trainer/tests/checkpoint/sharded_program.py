@@ -286,6 +286,10 @@ def remote(world_size, folder):
         def __init__(self, **options):
             super().__init__(**options | {"auto_mkdir": True})
 
+        @classmethod
+        def _strip_protocol(cls, path):
+            return LocalFileSystem._strip_protocol(str(path).removeprefix("sharedfile://"))
+
         def _open(self, path, mode="rb", **options):
             file = super()._open(path, mode, **options)
             if "r" in mode and path.endswith(".safetensors"):
