@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 METRIC = "eval/MulticlassAccuracy"
 FOLDERS = [Path("/usr/share/datasets/fashion-mnist"), Path("data/FashionMNIST/raw")]
 TRAIN_SIZE = 50_000
-EPOCHS = 2
+EPOCHS = 3
 BATCH_SIZE = 128
 LEARNING_RATE = 1e-2
 WEIGHT_DECAY = 0.05
@@ -166,7 +166,7 @@ def make_trainer(
     *,
     epochs: int = EPOCHS,
     train_size: int = TRAIN_SIZE,
-    evaluations: int = 5,
+    evaluations: int = 10,
     images: Literal["validation", "test"] = "test",
     data: Path | None = None,
     **options: Any,
@@ -207,7 +207,7 @@ def main() -> None:
         "--train-size", type=int, default=TRAIN_SIZE, metavar="N", help="images to train on (default: %(default)s)"
     )
     parser.add_argument(
-        "--evaluations", type=int, default=5, metavar="N", help="evaluations of a run (default: %(default)s)"
+        "--evaluations", type=int, default=10, metavar="N", help="evaluations of a run (default: %(default)s)"
     )
     parser.add_argument("--seeds", type=int, default=5, metavar="N", help="number of seeds (default: %(default)s)")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="runs at a time (default: %(default)s)")
