@@ -72,7 +72,7 @@ class TestStreams:
         for result in four_processes:
             [warning] = result["streams"]["not split"]["warnings"]
             assert "gave all 4 processes the same first batch" in warning
-            assert "itertools.islice(samples, composer.distributed.get_global_rank(), None" in warning
+            assert "itertools.islice(samples, composer.distributed.get_data_rank(), None" in warning
 
     def test_unequal_streams_end_together(self, four_processes):
         """The epoch ends in all processes with the shortest streams, which are reported."""

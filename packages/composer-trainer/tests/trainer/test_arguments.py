@@ -99,7 +99,6 @@ class TestNames:
             ({"save_interval": "often"}, "save_interval must be a number followed by a unit"),
             ({"save_interval": "-1ep", "save_folder": "runs"}, r"save_interval must be 0 \(never\) or more"),
             ({"save_num_checkpoints_to_keep": -5}, "save_num_checkpoints_to_keep must be -1"),
-            ({"save_num_checkpoints_to_keep": 0, "save_folder": "runs"}, "save_num_checkpoints_to_keep must be -1"),
             ({"console_log_interval": "often"}, "console_log_interval must be a number followed by a unit"),
         ],
     )
