@@ -69,7 +69,8 @@ nitpick_ignore_regex = [
     ("py:class", r"composer\.(.+\.)?(FitResult|Images)"),
     ("py:class", r"composer\.(.+\.)?(Difference|Folder|GatheringLogger|PhaseMetricsModel|Record|Recording|Result|Row)"),
     ("py:obj", r"composer\.core\.time\.Value"),
-    ("py:class", r"BoxFormat|Layer|Number|TokenCount|Declaration|EvalInterval|LeftOut|ObservableList|Points|Schedule"),
+    ("py:class", r"BoxFormat|Layer|Number|ParallelStyle|TokenCount"),
+    ("py:class", r"Declaration|EvalInterval|LeftOut|ObservableList|Points|Schedule"),
 ]
 
 html_context = {"default_mode": "auto"}

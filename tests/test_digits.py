@@ -53,7 +53,7 @@ class TestRun:
         for algorithm in ("Augment", "BlurPool", "LabelSmoothing"):
             assert algorithm in result.stdout
         assert "after_dataloader" in result.stdout
-        assert "Epoch 24/24" in result.stderr
+        assert "epoch 24/24" in result.stderr
         assert "steps a" in result.stdout
 
     def test_reports_after_the_first_seed_and_at_the_end(self, finished):

@@ -107,9 +107,9 @@ def close_dist() -> None:
     if _created_here and is_initialized() and torch.distributed.group.WORLD is _created_here[-1]:
         if get_world_size() > 1:
             _closed.append(True)
-            # Gloo's threads need the interpreter lock to release the last tensors; a thread that does so during the
-            # shutdown of the interpreter makes C++ abort the program.
-            time.sleep(_RELEASE_SECONDS)
+        # Gloo's threads need the interpreter lock to release the last tensors, also in a group of one process; a thread
+        # that does so during the shutdown of the interpreter makes C++ abort the program.
+        time.sleep(_RELEASE_SECONDS)
         torch.distributed.destroy_process_group()
     _created_here.clear()
 
