@@ -147,13 +147,22 @@ class TestWrite:
         assert reasons == ["a folder has the link's name.", "process 0 failed: a folder has the link's name."]
         verify_checkpoint(tmp_path / "one")
 
-    def test_former_texts_are_deleted(self, group):
-        """The store of the exchange holds the texts of the last save only."""
-        for _ in range(3):
-            group.errors(*[group.start(one) for one in group.snapshots()])
+    def test_two_saves_at_the_same_time(self, group, tmp_path):
+        """A process that is slow in one save finds its texts, though another save has ended meanwhile."""
+        (first, slow), other = group.snapshots(), group.snapshots()
+        tasks = [group.start(first)]
 
-        assert not group.store.check(["2: outcome"])
-        assert group.store.check(["3: outcome"])
+        reasons = group.errors(*[group.start(one, name="two") for one in other])
+        tasks.append(group.start(slow))
+
+        assert [*reasons, *group.errors(*tasks)] == [None] * 4
+        assert names_in(tmp_path) == ["one", "two"]
+
+    def test_no_text_is_left(self, group):
+        """The store of the exchange is empty after a save."""
+        group.errors(*[group.start(one) for one in group.snapshots()])
+
+        assert group.store.num_keys() == 0
 
 
 def test_tensors_of_one_process():

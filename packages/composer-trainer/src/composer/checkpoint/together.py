@@ -142,20 +142,20 @@ class ShardedSnapshot:
         rank = self.exchange.rank
         if rank == 0:
             return self._lead(folder, name, prepare, finish)
-        begun = self._answer("place")
+        begun = self._answer(f"place for {rank}")
         if begun.get("place") is not None:
             try:
                 answer = self._write_parts(folder, name, begun["place"], {})
             except Exception as error:
                 failed = _failed(rank, error)
                 self._put(f"written by {rank}", failed)
-                text = self.exchange.get(f"{self.number}: outcome", until=0.0)
+                text = self.exchange.take(f"{self.number}: outcome for {rank}", until=0.0)
                 if text is None or json.loads(text) == failed:
                     raise
                 # The first process had failed before, and has deleted the place.
                 raise CheckpointSaveError(folder.at(name), json.loads(text)["error"]) from None
             self._put(f"written by {rank}", answer)
-            begun = self._answer("outcome")
+            begun = self._answer(f"outcome for {rank}")
         if "error" in begun:
             raise CheckpointSaveError(folder.at(name), begun["error"])
         return None
@@ -178,7 +178,7 @@ class ShardedSnapshot:
             manifest = prepare()
             if manifest is None:
                 place = folder.begin(name)
-                self._put("place", {"place": place})
+                self._put_for_all("place", {"place": place})
                 key = "outcome"
                 answers = [self._write_parts(folder, name, place, {STATE: write_json(self.data, sort=False)})]
                 answers += [self._answer(f"written by {rank}", rank) for rank in range(1, self.exchange.world_size)]
@@ -188,15 +188,14 @@ class ShardedSnapshot:
                 manifest = self._commit(folder, name, place, answers)
             if finish is not None:
                 finish(manifest)
-            self._put(key, {})
+            self._put_for_all(key, {})
         except BaseException as error:
             with contextlib.suppress(Exception):  # this error is the one to raise
-                self._put(key, {"error": others_failed} if others_failed else _failed(0, error))
+                self._put_for_all(key, {"error": others_failed} if others_failed else _failed(0, error))
             raise
         finally:
             if place is not None:
                 folder.abandon(place)
-            self._forget_last()
         return manifest
 
     def _write_parts(self, folder: Folder, name: str, place: str, others: Mapping[str, bytes]) -> dict[str, Any]:
@@ -226,23 +225,22 @@ class ShardedSnapshot:
     def _put(self, key: str, answer: dict[str, Any]) -> None:
         self.exchange.put(f"{self.number}: {key}", json.dumps(answer))
 
+    def _put_for_all(self, key: str, answer: dict[str, Any]) -> None:
+        for rank in range(1, self.exchange.world_size):
+            self._put(f"{key} for {rank}", answer)
+
     def _answer(self, key: str, rank: int = 0) -> dict[str, Any]:
         """Return the answer of a process, in which ``error`` is why there is none."""
         text = None
         try:
             while text is None and time.monotonic() < self._until:  # hurry() may change it
-                text = self.exchange.get(f"{self.number}: {key}", min(self._until, time.monotonic() + 1.0))
+                text = self.exchange.take(f"{self.number}: {key}", min(self._until, time.monotonic() + 1.0))
         except RuntimeError as error:  # as torch's errors of stores are
             return {"error": f"process 0 cannot be reached: {error}"}
         if text is None:
             return {"error": f"process {rank} has not answered in {self.timeout:g} seconds; is it still running?"}
         answer: dict[str, Any] = json.loads(text)
         return answer
-
-    def _forget_last(self) -> None:
-        with contextlib.suppress(Exception):  # a few texts that stay in memory are no reason to fail
-            for key in ("place", "outcome", *(f"written by {rank}" for rank in range(1, self.exchange.world_size))):
-                self.exchange.delete(f"{self.number - 1}: {key}")
 
 
 def _failed(rank: int, error: BaseException) -> dict[str, Any]:

@@ -19,11 +19,11 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.25
 
 
 class Exchange:
-    """Texts by key that all processes read and write, through a connection of each process to the first one.
+    """Texts by key from one process to another, through a connection of each process to the first one.
 
     A thread that waits for another process through a process group would disturb, and could block, the collectives of
     the training. The store is a server of its own in the first process, on a free port. All processes have to construct
-    it at the same time.
+    it at the same time. A text has one reader, which takes it out: nothing stays, and no other save can delete it.
 
     Raises:
         RuntimeError: In every process, if one cannot be connected.
@@ -31,7 +31,7 @@ class Exchange:
     Example:
         >>> exchange = Exchange()
         >>> exchange.put("written", "yes")
-        >>> exchange.get("written", time.monotonic() + 10), exchange.get("failed", time.monotonic())
+        >>> exchange.take("written", time.monotonic() + 10), exchange.take("written", time.monotonic())
         ('yes', None)
     """
 
@@ -58,8 +58,8 @@ class Exchange:
         """Set the text of a key."""
         self._store.set(key, text)
 
-    def get(self, key: str, until: float) -> str | None:
-        """Wait for the text of a key; None if there is none at the time ``until`` of the monotonic clock."""
+    def take(self, key: str, until: float) -> str | None:
+        """Wait for the text of a key and delete it; None if there is none at the time ``until`` of the monotonic clock."""
         pause = _FIRST_PAUSE
         while not self._store.check([key]):
             if time.monotonic() >= until:
@@ -67,8 +67,5 @@ class Exchange:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         text: bytes = self._store.get(key)
-        return text.decode()
-
-    def delete(self, key: str) -> None:
-        """Delete a key, if it exists."""
         self._store.delete_key(key)
+        return text.decode()
