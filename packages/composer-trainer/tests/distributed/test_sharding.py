@@ -136,7 +136,7 @@ class TestSettings:
             cd.Parallelism({"fsdp": config})
 
     def test_settings_are_passed_to_torch(self, monkeypatch):
-        """Each setting is passed to torch."""
+        """Each setting is passed to torch; on a CPU, gradients are reduced in float64."""
         caught = []
         original = torch.distributed.fsdp.fully_shard
 
@@ -156,7 +156,7 @@ class TestSettings:
         assert how["mesh"] is mesh
         assert how["reshard_after_forward"] is False
         assert isinstance(how["offload_policy"], CPUOffloadPolicy)
-        assert how["mp_policy"] == MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16)
+        assert how["mp_policy"] == MixedPrecisionPolicy(torch.bfloat16, torch.float64)
 
 
 def test_other_layouts_become_contiguous():

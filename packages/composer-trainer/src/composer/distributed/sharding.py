@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import sys
 import warnings
@@ -163,11 +164,15 @@ def shard(
 def _shard_blocks(modules: Sequence[nn.Module], settings: FSDPSettings, mesh: DeviceMesh, precision: Precision) -> None:
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard  # noqa: PLC0415
 
+    policy = settings.policy(precision)
+    if mesh.device_type == "cpu":
+        # With torch 2.7, gloo sums float32 and bfloat16 where FSDP2 requests averages; float64 is divided by FSDP2.
+        policy = dataclasses.replace(policy, reduce_dtype=torch.float64)
     for module in modules:
         fully_shard(
             module,
             mesh=mesh,
-            mp_policy=settings.policy(precision),
+            mp_policy=policy,
             offload_policy=CPUOffloadPolicy(mesh.device_type == "cuda") if settings.cpu_offload else OffloadPolicy(),
             reshard_after_forward=settings.reshard_after_forward,
         )
