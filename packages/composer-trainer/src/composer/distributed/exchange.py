@@ -59,7 +59,7 @@ class Exchange:
         self._store.set(key, text)
 
     def take(self, key: str, until: float) -> str | None:
-        """Wait for the text of a key and delete it; None if there is none at the time ``until`` of the monotonic clock."""
+        """Take out the text of a key; wait for it until the time ``until`` of the monotonic clock, else return None."""
         pause = _FIRST_PAUSE
         while not self._store.check([key]):
             if time.monotonic() >= until:
