@@ -1,13 +1,15 @@
-"""A training of two processes resumes in four and in one, with the same global batches."""
+"""A training in one, two or four processes has the same global batches, also if it resumes in another number."""
 
 import json
 
 import pytest
 
+UNEVEN = [(samples, batch, processes) for samples in (21, 22) for batch in (8, 20) for processes in (2, 4)]
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, run_program):
-    """The folder of the program, which takes more than 5 seconds: it trains in three groups of processes."""
+    """The folder of the program, which takes more than 10 seconds: it trains in seven groups of processes."""
     path = tmp_path_factory.mktemp("world_sizes")
     run_program("world_sizes_program.py", path)
     return path
@@ -43,3 +45,35 @@ class TestOtherNumbersOfProcesses:
         [text] = result(folder, f"resume-{world_size}-0")[f"{kind}, {place}"]["warnings"]
         assert f"saved by 2 processes, and {world_size} resume from it" in text
         assert "the global batches are the same" in text
+
+
+@pytest.mark.parametrize(("samples", "global_batch", "world_size"), UNEVEN)
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+class TestUnevenLastBatch:
+    """The last global batch has 1, 2, 5 or 6 samples; with 1 or 2, some processes get none of them."""
+
+    def test_weights(self, folder, kind, samples, global_batch, world_size):
+        """After four epochs, the weights in each process are those of one process, up to rounding."""
+        name = f"{kind}, {samples}, {global_batch}"
+        expected = result(folder, "uneven-1-0")[name]["weights"]
+
+        for rank in range(world_size):
+            found = result(folder, f"uneven-{world_size}-{rank}")[name]["weights"]
+            assert found == pytest.approx(expected, rel=0, abs=1e-12)
+
+    def test_clock_and_metrics(self, folder, kind, samples, global_batch, world_size):
+        """Each sample is counted once in an epoch, on the clock and in the metric."""
+        name, batches = f"{kind}, {samples}, {global_batch}", -(-samples // global_batch)
+        expected = result(folder, "uneven-1-0")[name]["metrics"]
+
+        for rank in range(world_size):
+            found = result(folder, f"uneven-{world_size}-{rank}")[name]
+            assert found["clock"] == [4 * batches, 4 * samples, 4]
+            assert found["metrics"] == pytest.approx(expected, abs=1e-7)
+
+
+def test_checkpoint_of_an_earlier_release(folder):
+    """A checkpoint without the position's later fields resumes with bit-identical results."""
+    for rank in (0, 1):
+        found, expected = result(folder, f"resume_earlier-2-{rank}"), result(folder, f"train-2-{rank}")["ddp"]
+        assert (found["weights"], found["clock"]) == (expected["weights"], expected["clock"])

@@ -1,8 +1,11 @@
-"""Train in two processes, and resume in four and in one; write weights, clock and metrics to ``<folder>/*.json``.
+"""Train in one, two and four processes, and resume in others; write weights, clock and metrics to ``<folder>/*.json``.
 
 python world_sizes_program.py FOLDER
 """
 
+import itertools
+import json
+import shutil
 import sys
 import warnings
 from pathlib import Path
@@ -15,25 +18,28 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from composer import Trainer, distributed
 from composer.algorithms import EMA, GradientClipping
+from composer.checkpoint.manifest import FileRecord, Manifest
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 
 SAMPLES, GLOBAL_BATCH = 46, 12  # the last global batch of an epoch has 10 samples
+UNEVEN = tuple(itertools.product((21, 22), (8, 20)))  # samples, global batch: of some, four processes get 0 of the last
+FSDP = {"parallelism_config": {"fsdp": {}}}
 
 
-def make_trainer(**options):
-    """Return a trainer of a small network without dropout; a global batch has 12 samples in any number of processes."""
+def make_trainer(samples=SAMPLES, global_batch=GLOBAL_BATCH, max_duration="3ep", **options):
+    """Return a trainer of a small network without dropout, with the same global batches in any number of processes."""
     torch.manual_seed(5)
     network = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
     model = ComposerClassifier(network, num_classes=3, train_metrics=MulticlassAccuracy(3, average="micro"))
-    inputs = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    inputs = torch.randn(samples, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     data = TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
     sampler = distributed.get_sampler(data, shuffle=True)
     return Trainer(
         model=model,
-        train_dataloader=DataLoader(data, batch_size=GLOBAL_BATCH // distributed.get_world_size(), sampler=sampler),
+        train_dataloader=DataLoader(data, batch_size=global_batch // distributed.get_world_size(), sampler=sampler),
         optimizers=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-        max_duration="3ep",
+        max_duration=max_duration,
         algorithms=[EMA("2ba"), GradientClipping("norm", 0.5)],
         loggers=InMemoryLogger(),
         run_name="run",
@@ -61,17 +67,16 @@ def result_of(trainer):
 
 def train(world_size, folder):
     """Train without interruption, with and without sharding."""
-    sharded = {"parallelism_config": {"fsdp": {}}, "save_folder": f"{folder}/fsdp", "save_interval": "1ba"}
     return {
         "ddp": result_of(make_trainer(save_folder=f"{folder}/ddp", save_interval="1ba")),
-        "fsdp": result_of(make_trainer(**sharded)),
+        "fsdp": result_of(make_trainer(save_folder=f"{folder}/fsdp", save_interval="1ba", **FSDP)),
     }
 
 
 def resume(world_size, folder):
     """Resume from the middle of the second epoch and after its last batch; return also the warnings."""
     found = {}
-    for kind, options in {"ddp": {}, "fsdp": {"parallelism_config": {"fsdp": {}}}}.items():
+    for kind, options in {"ddp": {}, "fsdp": FSDP}.items():
         for place in ("ep1-ba6", "ep1-ba8"):
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
@@ -82,10 +87,43 @@ def resume(world_size, folder):
     return found
 
 
+def make_earlier(folder):
+    """Copy a checkpoint, without what the first releases did not save."""
+    path = Path(shutil.copytree(f"{folder}/ddp/ep1-ba6", f"{folder}/earlier"))
+    state = json.loads((path / "state.json").read_text())
+    del state["extra"]["own_state"], state["extra"]["tensor_parallel"]
+    for place in state["extra"]["data"]:
+        for name in ("samples", "sizes", "order_epoch", "order_batches", "own_state", "is_distributed"):
+            del place[name]
+    content = json.dumps(state).encode()
+    (path / "state.json").write_bytes(content)
+    manifest = Manifest.from_bytes((path / "manifest.json").read_bytes(), path)
+    manifest.files["state.json"] = FileRecord.of([content])
+    (path / "manifest.json").write_bytes(manifest.to_bytes())
+
+
+def resume_earlier(world_size, folder):
+    """Resume from the checkpoint of an earlier release."""
+    return result_of(make_trainer(load_path=f"{folder}/earlier"))
+
+
+def uneven(world_size, folder):
+    """Train four epochs whose last global batch cannot be distributed evenly."""
+    kinds = {"ddp": {}, "fsdp": FSDP}
+    return {
+        f"{kind}, {samples}, {global_batch}": result_of(make_trainer(samples, global_batch, "4ep", **options))
+        for (kind, options), (samples, global_batch) in itertools.product(kinds.items(), UNEVEN)
+    }
+
+
 def main(folder):
     in_group(2, folder, train)
     for world_size in (4, 1):
         in_group(world_size, folder, resume)
+    make_earlier(folder)
+    in_group(2, folder, resume_earlier)
+    for world_size in (1, 2, 4):
+        in_group(world_size, folder, uneven)
     Path(folder, "done").touch()
 
 
