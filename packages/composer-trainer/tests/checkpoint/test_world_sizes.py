@@ -9,7 +9,7 @@ UNEVEN = [(samples, batch, processes) for samples in (21, 22) for batch in (8, 2
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, run_program):
-    """The folder of the program, which takes more than 10 seconds: it trains in seven groups of processes."""
+    """The folder of the program, which takes more than 10 seconds: it trains in nine groups of processes."""
     path = tmp_path_factory.mktemp("world_sizes")
     run_program("world_sizes_program.py", path)
     return path
@@ -77,3 +77,10 @@ def test_checkpoint_of_an_earlier_release(folder):
     for rank in (0, 1):
         found, expected = result(folder, f"resume_earlier-2-{rank}"), result(folder, f"train-2-{rank}")["ddp"]
         assert (found["weights"], found["clock"]) == (expected["weights"], expected["clock"])
+
+
+def test_stream_in_another_number_of_processes(folder):
+    """A stream that resumes in another number of processes gives one warning, as its split may have changed."""
+    [text] = result(folder, "stream-4-0")
+    assert "saved by 2 processes, and 4 resume from it" in text
+    assert "the current epoch may repeat samples and skip others" in text

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from sharded_program import in_group
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from composer import Trainer, distributed
@@ -35,9 +35,10 @@ def make_trainer(samples=SAMPLES, global_batch=GLOBAL_BATCH, max_duration="3ep",
     inputs = torch.randn(samples, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     data = TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
     sampler = distributed.get_sampler(data, shuffle=True)
+    loader = DataLoader(data, batch_size=global_batch // distributed.get_world_size(), sampler=sampler)
     return Trainer(
         model=model,
-        train_dataloader=DataLoader(data, batch_size=global_batch // distributed.get_world_size(), sampler=sampler),
+        train_dataloader=options.pop("train_dataloader", loader),
         optimizers=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
         max_duration=max_duration,
         algorithms=[EMA("2ba"), GradientClipping("norm", 0.5)],
@@ -107,6 +108,27 @@ def resume_earlier(world_size, folder):
     return result_of(make_trainer(load_path=f"{folder}/earlier"))
 
 
+class Stream(IterableDataset):
+    """The part of each process in the samples."""
+
+    def __iter__(self):
+        inputs = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        return iter([(one, 0) for one in inputs[distributed.get_global_rank() :: distributed.get_world_size()]])
+
+
+def stream(world_size, folder):
+    """Stop in an epoch of a stream with two processes, and resume with four; return the warnings."""
+    options = {"train_dataloader": DataLoader(Stream(), batch_size=3)}
+    if world_size == 2:
+        options |= {"save_folder": f"{folder}/stream", "save_interval": "2ba", "max_duration": "2ba"}
+    else:
+        options |= {"load_path": f"{folder}/stream/ep0-ba2", "max_duration": "1ep"}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result_of(make_trainer(**options))
+    return [str(one.message) for one in caught if "processes, and" in str(one.message)]
+
+
 def uneven(world_size, folder):
     """Train four epochs whose last global batch cannot be distributed evenly."""
     kinds = {"ddp": {}, "fsdp": FSDP}
@@ -122,6 +144,8 @@ def main(folder):
         in_group(world_size, folder, resume)
     make_earlier(folder)
     in_group(2, folder, resume_earlier)
+    for world_size in (2, 4):
+        in_group(world_size, folder, stream)
     for world_size in (1, 2, 4):
         in_group(world_size, folder, uneven)
     Path(folder, "done").touch()

@@ -9,10 +9,13 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
+from torchmetrics.classification import MulticlassAccuracy
 
 from composer import Callback, Trainer
 from composer import distributed as cd
+from composer.core import DataSpec
 from composer.loggers import InMemoryLogger
+from composer.models import ComposerClassifier
 
 SAMPLES = 22
 
@@ -122,14 +125,61 @@ def check_order():
     return [fit(loader, seed=seed, max_duration="1ep")["first"] for seed, loader in seeds]
 
 
-def check_streams():
+class SizedStream(Stream):
+    def __len__(self):
+        return len(self.samples)
+
+
+def shift(batch):
+    """Change a batch in place; a third time leads out of the table."""
+    return batch.add_(8)
+
+
+def check_streams(folder):
     rank, world_size = cd.get_global_rank(), cd.get_world_size()
     own = list(range(rank, 20, world_size))
+    unequal = DataLoader(Stream(own[:2] if rank in {1, 2} else own), batch_size=2)
+    with make_trainer(unequal, run_name="unequal", save_folder=str(folder), save_interval="1ba") as trainer:
+        trainer.fit()
+    cd.barrier()
+    resumed = {
+        place: fit(unequal, run_name="unequal", load_path=str(folder / place)) for place in ("ep0-ba2", "ep1-ba5")
+    }
+    sized = DataLoader(SizedStream(own[:1] if rank in {1, 2} else own[:3]), batch_size=1)
     return {
         "split": fit(DataLoader(Stream(own), batch_size=2)),
         "not split": fit(DataLoader(Stream(range(8)), batch_size=2)),
-        "unequal": fit(DataLoader(Stream(own[:4] if rank in {1, 2} else own), batch_size=2)),
+        "unequal": fit(unequal),
+        "empty": fit(DataLoader(Stream([] if rank in {0, 3} else own), batch_size=2)),
+        "microbatches": fit(unequal, device_train_microbatch_size=1, ddp_sync_strategy="multi_auto_sync"),
+        "lengths": fit(DataSpec(sized, batch_transforms=shift)),
+        "resumed": resumed,
+        "evaluated": evaluate_sharded(rank),
     }
+
+
+def evaluate_sharded(rank):
+    """Evaluate a sharded model on streams with rank + 1 batches; process 3 has none."""
+    model = ComposerClassifier(nn.Linear(2, 3), num_classes=3, val_metrics=MulticlassAccuracy(3, average="micro"))
+    samples = [(torch.tensor([1.0, index]), index % 3) for index in range(rank, 30, 4)]
+    loader = DataLoader(Stream([] if rank == 3 else samples[: 2 * (rank + 1)]), batch_size=2)
+    trainer = Trainer(
+        model=model,
+        train_dataloader=DataLoader(Stream(samples), batch_size=2),
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        parallelism_config={"fsdp": {}},
+        max_duration="1ba",
+        seed=17,
+        dist_timeout=60,
+        device="cpu",
+        progress_bar=False,
+    )
+    with trainer:
+        trainer.fit()
+        trainer.eval(loader)
+        counts = [len(outputs) for outputs in trainer.predict(loader)]
+        [metric] = trainer.state.eval_metrics["eval"].values()
+        return [int(metric.tp + metric.fn), counts]
 
 
 def check_resuming(folder):
@@ -195,7 +245,7 @@ def main(folder):
     results = {
         "samples": check_samples(),
         "order": check_order(),
-        "streams": check_streams(),
+        "streams": check_streams(saved / "streams"),
         "resuming": check_resuming(saved),
         "own disks": check_resuming_from_own_disks(saved),
         "failing": check_failing_together(),

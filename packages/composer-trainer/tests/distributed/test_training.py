@@ -74,14 +74,48 @@ class TestStreams:
             assert "gave all 4 processes the same first batch" in warning
             assert "itertools.islice(samples, composer.distributed.get_data_rank(), None" in warning
 
-    def test_unequal_streams_end_together(self, four_processes):
-        """The epoch ends in all processes with the shortest streams, which are reported."""
+    @pytest.mark.parametrize(
+        ("run", "own", "clock"),
+        [
+            ("unequal", (5, 2, 2, 5), [2, 6, 28]),
+            ("empty", (0, 5, 5, 0), [2, 6, 20]),
+            ("microbatches", (5, 2, 2, 5), [2, 6, 28]),
+        ],
+    )
+    def test_unequal_streams_end_together(self, four_processes, run, own, clock):
+        """All samples of the longest streams are trained on as by one process, and counted once."""
+        expected = [0.0] * 22
+        for start in (0, 2, 4):  # in each global batch the next two samples of each process
+            batch = [rank + 4 * index for rank in range(4) for index in range(start, min(start + 2, own[rank]))]
+            for sample in batch:
+                expected[sample] = 1 / len(batch)
+
         for result in four_processes:
-            unequal = result["streams"]["unequal"]
-            assert unequal["clock"] == [2, 4, 32]
-            assert [warning.partition(":")[0] for warning in unequal["warnings"]] == [
-                "train_dataloader ended after 2 batches in processes 1, 2 and has more in the other processes"
-            ] * 2
+            found = result["streams"][run]
+            assert (found["clock"], found["warnings"]) == (clock, [])
+            for lost in found["lost"]:
+                assert lost == pytest.approx(expected, abs=1e-12)
+
+    def test_streams_of_unequal_lengths(self, four_processes):
+        """The length of an epoch is that of the longest; batches that are repeated do not change in place."""
+        for result in four_processes:
+            found = result["streams"]["lengths"]
+            assert (found["clock"], found["warnings"]) == ([2, 6, 16], [])
+            assert [index for index, loss in enumerate(found["lost"][0]) if loss] == [8, 9, 10, 11, 12, 15, 16, 19]
+
+    @pytest.mark.parametrize(("place", "batches"), [("ep0-ba2", 2), ("ep1-ba5", 5)])
+    def test_resume_after_some_streams_have_ended(self, four_processes, place, batches):
+        """A resumed run has the same losses from there on, though some processes have no more batches."""
+        for result in four_processes:
+            found, expected = result["streams"]["resumed"][place], result["streams"]["unequal"]
+            assert found["clock"] == expected["clock"]
+            assert found["losses"] == expected["losses"][batches:]
+            assert not any("samples in the first" in warning for warning in found["warnings"])
+
+    def test_evaluation_of_sharded_models(self, four_processes):
+        """Processes with fewer batches take part in the forward passes of the others, and count none of them."""
+        expected = [[2, [2]], [4, [2, 2]], [6, [2, 2, 2]], [0, []]]  # samples, and those of each batch
+        assert [result["streams"]["evaluated"] for result in four_processes] == expected
 
 
 class TestOneCheckpoint:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from torch.utils.data import Sampler, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset, get_worker_info
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassPrecision
 from torchmetrics.wrappers import ClasswiseWrapper
@@ -90,6 +90,15 @@ class OnlyIterable:
     def __iter__(self):
         """Iterate."""
         return iter(plain_loader(batch_size=self.size))
+
+
+class Split(IterableDataset):
+    """Sixteen samples, of which each worker yields its part."""
+
+    def __iter__(self):
+        worker = get_worker_info()
+        first, count = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        return iter([(torch.full((4,), float(index)), index % 3) for index in range(first, 16, count)])
 
 
 class TestCheck:
@@ -283,6 +292,19 @@ class TestResume:
         with (
             pytest.warns(UserWarning, match="first 2 batches are loaded again"),
             pytest.warns(UserWarning, match="had 12 samples in the first 2 batches when .*, and has 10, so"),
+        ):
+            other.fit()
+
+    def test_other_number_of_workers_of_a_stream(self, make_trainer, tmp_path):
+        """A stream is usually split over workers, so another number of them gives a warning; two workers are slow."""
+        trainer = make_trainer(train_dataloader=DataLoader(Split(), batch_size=4, num_workers=2), max_duration="1ep")
+        trainer.fit(duration="2ba")
+        path = trainer.save_checkpoint(str(tmp_path / "one"))
+        other = make_trainer(train_dataloader=DataLoader(Split(), batch_size=4), max_duration="1ep", load_path=path)
+
+        with (
+            pytest.warns(UserWarning, match="first 2 batches are loaded again"),
+            pytest.warns(UserWarning, match="had 2 workers when .*, and has 1, so .* number of workers"),
         ):
             other.fit()
 

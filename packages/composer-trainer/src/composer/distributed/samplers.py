@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from composer.distributed.collectives import all_gather_object
+from composer.distributed.collectives import all_gather_object, any_rank, broadcast_object_list
 from composer.distributed.environment import (
     get_data_rank,
     get_data_world_size,
@@ -41,6 +42,9 @@ __all__ = [
 
 _THE_SAME_EVERYWHERE = {SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler}
 """Samplers whose order the trainer makes depend only on seed and epoch, so that all processes get the same samples."""
+
+END: Any = object()
+"""Stands for the batch after the last one."""
 
 
 def get_sampler(
@@ -247,6 +251,39 @@ def real_indices(batches: Iterable[list[Any]], num_real: int) -> Iterator[list[A
         real = batch[:num_real]
         num_real -= len(real)
         yield real or batch
+
+
+def in_step(batches: Iterator[Batch], last: Batch = END) -> Iterator[tuple[Batch, bool]]:
+    """Yield a process's batches until those of all processes have ended, each with whether it must be counted.
+
+    A process without further batches yields copies of its last one, or one of another process if it had none. They must
+    be computed with weight 0, so that the collectives of the other processes find a partner. All processes must iterate
+    at the same time; each batch exchanges one number between the hosts.
+
+    Args:
+        batches: The batches of this process.
+        last: The batch before them, if they begin in the middle of an epoch.
+
+    Example:
+        >>> list(in_step(iter([[1, 2], [3]])))
+        [([1, 2], True), ([3], True)]
+    """
+    batch = next(batches, END)
+    spare = last if batch is END else batch
+    going_on, has_spare = zip(*all_gather_object((batch is not END, spare is not END)), strict=True)
+    is_going_on = any(going_on)
+    if is_going_on and not all(has_spare):
+        received = [None if spare is END else spare]
+        broadcast_object_list(received, src=has_spare.index(True))
+        spare = received[0] if spare is END else spare
+    while is_going_on:
+        if batch is END:
+            yield copy.deepcopy(spare), False
+        else:
+            spare = batch
+            yield batch, True
+            batch = next(batches, END)
+        is_going_on = any_rank(batch is not END)
 
 
 def real_parts(parts: Iterable[Batch], num_real: int | None, spec: DataSpec) -> Iterator[tuple[Batch, bool]]:

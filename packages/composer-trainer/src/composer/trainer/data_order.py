@@ -255,6 +255,10 @@ class StreamOrder(_CopiedOrder):
         self._set, self._next_epoch = loader.dataset, 0
         self._stream = self.loader.__dict__["dataset"] = _SeededStream(loader.dataset, self.seed, loader.batch_size)
 
+    def sizes(self) -> dict[str, int]:
+        """Return the known sizes, and the number of workers, over which streams are usually split."""
+        return {**super().sizes(), "workers": max(1, self.loader.num_workers)}
+
     def begin(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """Return the epoch's batches; those to skip are loaded and discarded."""
         _set_epoch(self._set, epoch)

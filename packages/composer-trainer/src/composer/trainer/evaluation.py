@@ -32,7 +32,15 @@ from composer.core.batch import note_batch
 from composer.core.data_spec import move_batch
 from composer.core.evaluator import evaluation_mode
 from composer.core.randomness import preserve_rng_state
-from composer.distributed import broadcast_buffers, check_sampler, num_real_samples_in_loader, real_parts
+from composer.distributed import (
+    broadcast_buffers,
+    check_sampler,
+    get_world_size,
+    num_real_samples_in_loader,
+    real_parts,
+)
+from composer.distributed.samplers import in_step, is_split_by_rank
+from composer.distributed.sharding import is_sharded
 from composer.trainer.arguments import check_subset
 from composer.trainer.data_order import make_order
 from composer.trainer.metrics import SupportsMetrics, compute_metrics, reduce_over_data
@@ -237,8 +245,8 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int) -> dict[str
     loader = evaluator.dataloader.dataloader
     # A sample that several processes have, so that all have equally many, is counted by one of them.
     num_real = num_real_samples_in_loader(loader)
-    for batch in itertools.islice(make_order(loader, state.rank_zero_seed).begin(0), None if subset == -1 else subset):
-        num_samples = _evaluate_batch(engine, evaluator, batch, num_real)
+    for batch, counts in _first_batches(state, loader, subset):
+        num_samples = _evaluate_batch(engine, evaluator, batch, num_real if counts else 0)
         num_real = None if num_real is None else max(0, num_real - num_samples)
     if not int(state.eval_timestamp.batch):
         raise ValueError(f"There is nothing to evaluate on: the loader of {evaluator.label!r} gave no batch.")
@@ -247,6 +255,16 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int) -> dict[str
     engine.logger.log_metrics({f"metrics/{evaluator.label}/{name}": value for name, value in values.items()})
     engine.run_event(Event.EVAL_END)
     return values
+
+
+def _first_batches(state: State, loader: Iterable[Any], subset: int) -> Iterator[tuple[Any, bool]]:
+    """Yield the first ``subset`` batches, all if -1, each with whether it counts.
+
+    Processes with a sharded model compute equally many batches, as each forward pass gathers weights from all of them.
+    """
+    batches = itertools.islice(make_order(loader, state.rank_zero_seed).begin(0), None if subset == -1 else subset)
+    may_end_apart = get_world_size() > 1 and is_sharded(state.model) and not is_split_by_rank(loader)
+    return in_step(batches) if may_end_apart else zip(batches, itertools.repeat(True))
 
 
 def _evaluate_batch(engine: Engine, evaluator: Evaluator, batch: Any, num_real: int | None) -> int:
@@ -285,8 +303,7 @@ def predict(engine: Engine, spec: DataSpec, subset: int, *, return_outputs: bool
         state.set_dataloader(spec.dataloader, "predict", min(lengths, default=None))
         state.predict_timestamp = Timestamp()
         engine.run_event(Event.PREDICT_START)
-        batches = make_order(spec.dataloader, state.rank_zero_seed).begin(0)
-        for batch in itertools.islice(batches, None if subset == -1 else subset):
+        for batch, counts in _first_batches(state, spec.dataloader, subset):
             began = time.perf_counter()
             state.batch = prepare_batch(batch, spec, state, "dataloader", state.predict_timestamp)
             engine.run_event(Event.PREDICT_BATCH_START)
@@ -295,7 +312,7 @@ def predict(engine: Engine, spec: DataSpec, subset: int, *, return_outputs: bool
             engine.run_event(Event.PREDICT_BEFORE_FORWARD)
             _forward(state, forward, type(state.model).__name__, Event.PREDICT_BEFORE_FORWARD)
             engine.run_event(Event.PREDICT_AFTER_FORWARD)
-            if return_outputs:
+            if return_outputs and counts:
                 outputs.append(move_batch(state.outputs, torch.device("cpu")))
             num_samples = spec.get_num_samples_in_batch(state.batch)
             num_tokens = spec.get_num_tokens_in_batch(state.batch)

@@ -194,7 +194,7 @@ class ResumeState:
         place: dict[str, Any] | None = saved["data"][get_global_rank() if is_as_before else 0]
         if place is None or batches is None or is_as_before:
             return place
-        return batches.moved(place, _data_world_size(saved)) or {**place, "own_state": {}}
+        return batches.moved(place, _data_world_size(saved)) or {**place, "own_state": {}, "has_ended": False}
 
     def load(self, saved: Mapping[str, Any], *, ignored: Sequence[str] = ()) -> None:
         """Store saved data until training starts, because the training data may be given only then.

@@ -156,7 +156,8 @@ class Run:
             return False
         self._num_samples = self._count_samples(batch)
         self._num_tokens = self._count_tokens(batch)
-        self.batches.num_samples += self._num_samples
+        if self.batches.counts:
+            self.batches.num_samples += self._num_samples
         self.state.batch = batch
         self.losses.times_computed = 0
         if not self._runs_alone:

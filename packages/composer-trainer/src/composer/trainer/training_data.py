@@ -20,14 +20,13 @@ from composer.core.serialization import from_data
 from composer.distributed import (
     all_agree,
     all_gather_object,
-    all_reduce_min,
     check_lengths,
     check_sampler,
     get_data_rank,
     get_data_world_size,
     get_world_size,
 )
-from composer.distributed.samplers import is_split_by_rank, num_repeated_samples
+from composer.distributed.samplers import END, in_step, is_split_by_rank, num_repeated_samples
 from composer.functional.nested import leaves
 from composer.trainer.arguments import check_subset, check_text
 from composer.trainer.data_order import make_order
@@ -57,6 +56,7 @@ class _Place:
     loader: Any
     own_state: dict[str, Any]
     is_distributed: bool
+    has_ended: bool
 
 
 _log = logging.getLogger(__name__)
@@ -64,8 +64,6 @@ _log = logging.getLogger(__name__)
 _MANY = 100_000
 """Batches after which an epoch of unknown length is reported, because it may never end."""
 
-END: Any = object()
-"""The value that :meth:`Batches.next` returns at the end of an epoch."""
 _COMPARED = 1000
 
 
@@ -123,6 +121,9 @@ class Batches:
         self._epoch = epoch
         self._may_be_at_end = False
         self._iterator: Iterator[Batch] | None = None
+        self._in_step: Iterator[tuple[Batch, bool]] | None = None
+        self._has_ended = False  # this process trains on no further batch of the epoch, and others do
+        self._last = END  # of the batches that were loaded again
         self._given = 0
         self._finished: tuple[int, int] | None = None
         self.num_samples = 0
@@ -139,27 +140,26 @@ class Batches:
     def counts(self) -> bool:
         """Whether the last batch has a sample that no other process counts; else its weight is 0."""
         num_real = self._order.num_real_batches
-        return num_real is None or self._given <= num_real
+        return not self._has_ended and (num_real is None or self._given <= num_real)
 
     @property
     def epoch_is_over(self) -> bool:
-        """Whether the epoch has no batch left; for loaders without a length, known only after :data:`END`."""
+        """Whether the epoch has no batch left; for loaders without a length, known only after the last batch."""
         return self._exhausted or self._given == self.length
 
     def next(self) -> Batch:
-        """Return the epoch's next batch; :data:`END` if there is none.
+        """Return the epoch's next batch; ``END`` if there is none.
 
         Raises:
             ValueError: The loader returned no batch in the epoch, or None as a batch.
         """
-        iterator = self._begin(self._given) if self._iterator is None else self._iterator
-        batch = next(iterator, END)
-        if batch is END and self._may_be_at_end and not self._given:
-            self._may_be_at_end = False
-            batch = next(self._begin(), END)
-        if self._may_end_apart and not all_reduce_min(batch is not END):
-            self._warn_if_others_have_more(batch is not END)
-            batch = END
+        if self._iterator is None and not self._has_ended:
+            self._begin(self._given)
+        if self._may_end_apart:
+            batch = self._next_in_step()
+        else:
+            assert self._iterator is not None
+            batch = next(self._iterator, END)
         if batch is END:
             if not self._given:
                 raise ValueError(
@@ -179,34 +179,50 @@ class Batches:
                 raise none_given("batch_transforms of train_dataloader", self._given - 1)
         if self._may_be_equal:
             self._may_be_equal = False
-            _warn_if_equal(batch)
+            _warn_if_equal(batch if self.counts else None)
         return batch
 
-    def _warn_if_others_have_more(self, has_more: bool) -> None:
-        ended = [rank for rank, has in enumerate(all_gather_object(has_more)) if not has]
-        if len(ended) < get_world_size():
-            noun = "process" if len(ended) == 1 else "processes"
-            warnings.warn(
-                f"train_dataloader ended after {self._given} batches in {noun} {', '.join(map(str, ended))} and has "
-                "more in the other processes: the epoch ends here in all of them, and their further batches are not "
-                "used. Give every process equally many batches.",
-                UserWarning,
-                stacklevel=3,
-            )
+    def agree_on_length(self) -> None:
+        """Set the length to that of the longest loader of all processes; all of them must call it.
+
+        Raises:
+            ValueError: The loaders have different lengths, and one of the processes cannot train without own batches.
+        """
+        if not self._may_end_apart:
+            check_lengths(self.length)
+            return
+        lengths = [length for length in all_gather_object(self.length) if length is not None]
+        self.length = max(lengths) if len(lengths) == get_world_size() else None
+
+    def _next_in_step(self) -> Batch:
+        """Return the next batch, END once all processes have no more; one to compute with weight 0 if others have."""
+        if self._in_step is None:
+            self._in_step = in_step(iter(()) if self._iterator is None else self._iterator, self._last)
+            self._last = END
+        batch, is_own = next(self._in_step, (END, True))
+        self._has_ended = not is_own
+        return batch
 
     def _begin(self, skip: int = 0) -> Iterator[Batch]:
         self.own_state.begin_epoch()
         batches = self._order.begin(self._epoch, skip)
         self._iterator = batches if self.length is not None else _watched(batches)
+        if self._may_be_at_end:
+            self._may_be_at_end = False
+            first = next(self._iterator, END)
+            if first is END:
+                return self._begin()
+            self._iterator = itertools.chain([first], self._iterator)
         return self._iterator
 
     def rewind(self, epoch: int | None = None) -> None:
         """Start the next epoch, or the given one, with the next batch."""
         self._finished = (self._epoch, self._given) if epoch is None else None
         self._epoch = self._epoch + 1 if epoch is None else epoch
-        self._iterator = None
+        self._iterator = self._in_step = None
+        self._last = END
         self._given = self.num_samples = 0
-        self._exhausted = False
+        self._exhausted = self._has_ended = False
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the data: the epoch, its number of batches so far, and the data to verify it."""
@@ -224,6 +240,7 @@ class Batches:
             "order_batches": order_batches,
             "loader": self._order.state_dict(),
             "is_distributed": self._order.is_distributed,
+            "has_ended": self._has_ended,
             "own_state": self.own_state.to_data(in_epoch=in_epoch, is_checked=order is not None),
         }
 
@@ -264,7 +281,7 @@ class Batches:
         """Restore a saved position. Batches before it that have to be loaded are loaded with the next batch."""
         self.rewind(state["epoch"])
         self._given = given = state["batches"]
-        self.num_samples = state.get("samples", 0)
+        self.num_samples, self._has_ended = state.get("samples", 0), state.get("has_ended", False)
         # A loader may have saved the end of the finished epoch as its position.
         self._may_be_at_end = state.get("loader") is not None and not given
         own, own_state, order = state.get("loader"), state.get("own_state", {}), state.get("order")
@@ -300,6 +317,7 @@ class Batches:
     def _replay(self, given: int) -> int | None:
         if not self.spin:
             self._given = self.num_samples = 0
+            self._has_ended = False
             return None
         warnings.warn(
             f"train_dataloader cannot begin in the middle of an epoch: its first {given} batches are loaded again, and "
@@ -312,8 +330,12 @@ class Batches:
         )
         from tqdm.auto import tqdm  # noqa: PLC0415  (only here)
 
-        again = itertools.islice(self._begin(), given)
-        return self._count_samples(tqdm(again, desc="going to where the run stopped", total=given))
+        def load_again() -> Iterator[Batch]:
+            for batch in itertools.islice(self._begin(), given):
+                self._last = batch
+                yield batch
+
+        return self._count_samples(tqdm(load_again(), desc="going to where the run stopped", total=given))
 
     def _count_samples(self, batches: Iterable[Batch]) -> int | None:
         """Iterate over batches and return their number of samples; None if it is counted after transforms."""
@@ -331,7 +353,7 @@ class Batches:
             warnings.warn(
                 f"train_dataloader had {before[changed[0]]} {changed[0]} when the run stopped in an epoch, and has "
                 f"{now[changed[0]]}, so some samples of this epoch may come twice and others not at all. Is it the "
-                "same data, with the same batch size?",
+                "same data, with the same batch size and number of workers?",
                 UserWarning,
                 stacklevel=2,
             )
@@ -362,6 +384,7 @@ def check_place(place: Mapping[str, Any] | None, path: str) -> None:
             "order_batches": 0,
             "own_state": {},
             "is_distributed": False,
+            "has_ended": False,
         }
         check_data_state(from_data({**added, **place}, _Place, path).own_state, f"{path}.own_state")
 
@@ -396,8 +419,8 @@ def _warn_of_running_workers(loader: object) -> None:
         )
 
 
-def _warn_if_equal(batch: Batch) -> None:
-    """Warn if all processes have the same first batch, by the first numbers of each tensor."""
+def _warn_if_equal(batch: Batch | None) -> None:
+    """Warn if all processes have the same first batch, by the first numbers of each tensor; None if one has none."""
     tensors = [value for value in leaves(batch) if isinstance(value, torch.Tensor)]
     dense = [one for one in tensors if one.layout is torch.strided and not one.is_nested]
     beginnings = [(tuple(one.shape), one.reshape(-1)[:_COMPARED].tolist()) for one in dense]
@@ -476,7 +499,7 @@ class TrainingData:
             spin=self.spin,
             own_state=self.batches.own_state if known and self.batches is not None else None,
         )
-        check_lengths(self.batches.length)
+        self.batches.agree_on_length()
         state.train_dataloader = self.spec
         self.select(state)
         if isinstance(state.model, SupportsMetrics) and not state.train_metrics:
