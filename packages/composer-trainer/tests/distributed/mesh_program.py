@@ -32,6 +32,7 @@ MESHES = {
     "replicate x tp": {"mesh": {"replicate": 2, "tp": 2}, "tp": {"plan": PLAN}},
     "replicate x shard": {"mesh": {"replicate": 2, "shard": 2}},
 }
+COMPILED = ("tp", "shard x tp")
 SAMPLES, GLOBAL_BATCH = 22, 8  # the last of three global batches has 6 samples
 
 
@@ -114,6 +115,7 @@ def result_of(trainer):
         "metrics": [float(value) for _, value in logged["metrics/train/MulticlassAccuracy"]],
         "eval": {name: float(value) for name, value in state.eval_metric_values["eval"].items()},
         "seen": recorder.seen,
+        "compiled": [name for name, one in state.model.named_modules() if one._compiled_call_impl is not None],
         "local": sum(getattr(one, "to_local", lambda one=one: one)().numel() for one in state.model.parameters()),
     }
     trainer.close()
@@ -124,6 +126,8 @@ def main(name, folder):
     distributed.initialize_dist("cpu", timeout=120)
     config = MESHES[name]
     results = {"train": result_of(make_trainer(config))}
+    if name in COMPILED:
+        results["compiled"] = result_of(make_trainer(config, compile_config={"backend": "aot_eager"}))
     if config is None or "tp" in config:
         saved = str(folder / "saved" / name)
         saving = {"save_folder": saved, "save_interval": "2ba"}

@@ -17,7 +17,7 @@ from composer.models import ComposerClassifier
 PROGRAM = Path(__file__).with_name("mesh_program.py")
 names = runpy.run_path(str(PROGRAM))
 PLAN, Network = names["PLAN"], names["Network"]
-COUNTS = {"alone": 1, "tp": 2, "shard x tp": 4}
+COUNTS = {"alone": 1, "tp": 2, "shard x tp": 4, "replicate x shard": 4}
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,8 @@ def results(folder, environment):
     return run
 
 
-@pytest.mark.parametrize("mesh", ["tp", "shard x tp"])
-class TestTensorParallelism:
+@pytest.mark.parametrize("mesh", ["tp", "shard x tp", "replicate x shard"])
+class TestAnyMesh:
     def test_weights_are_those_of_one_process(self, results, mesh):
         """After six steps with clipping by norm they are equal up to rounding, in each process."""
         [alone] = results("alone")
@@ -56,7 +56,7 @@ class TestTensorParallelism:
         """The split layers have most of the weights."""
         [alone] = results("alone")
         parts = [result["train"]["local"] / alone["train"]["local"] for result in results(mesh)]
-        assert max(parts) < (0.6 if mesh == "tp" else 0.35)
+        assert max(parts) < (0.35 if mesh == "shard x tp" else 0.6)
 
     def test_clock_losses_and_metrics(self, results, mesh):
         """Each sample counts once, whatever number of processes it is in."""
@@ -66,6 +66,16 @@ class TestTensorParallelism:
             assert result["train"]["losses"] == pytest.approx(alone["train"]["losses"], rel=1e-10)
             assert result["train"]["metrics"] == pytest.approx(alone["train"]["metrics"])
             assert result["train"]["eval"] == pytest.approx(alone["train"]["eval"])
+
+
+@pytest.mark.parametrize("mesh", ["tp", "shard x tp"])
+class TestTensorParallelism:
+    def test_compiled_blocks(self, results, mesh):
+        """With each block compiled, the weights are those of one process that is not."""
+        [alone] = results("alone")
+        for result in results(mesh):
+            assert result["compiled"]["compiled"] == ["module.blocks.0", "module.blocks.1"]
+            assert result["compiled"]["weights"] == pytest.approx(alone["train"]["weights"], rel=1e-10, abs=1e-12)
 
     def test_group_has_the_same_data_and_draws(self, results, mesh):
         """Both processes of a group get the same samples and random numbers, and other groups get others."""
