@@ -15,7 +15,7 @@ from composer.distributed.environment import get_global_rank, get_world_size
 __all__ = ["Exchange"]
 
 _LOCAL = "127.0.0.1"
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.25
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.25
 
 
 class Exchange:
@@ -60,12 +60,13 @@ class Exchange:
 
     def take(self, key: str, until: float) -> str | None:
         """Take out the text of a key; wait for it until the time ``until`` of the monotonic clock, else return None."""
-        pause = _FIRST_PAUSE
+        began = time.monotonic()
         while not self._store.check([key]):
-            if time.monotonic() >= until:
+            now = time.monotonic()
+            if now >= until:
                 return None
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            # A tenth of the time waited so far, so that a pause makes no wait much longer.
+            time.sleep(min(max(0.1 * (now - began), _FIRST_PAUSE), _LONGEST_PAUSE))
         text: bytes = self._store.get(key)
         self._store.delete_key(key)
         return text.decode()
