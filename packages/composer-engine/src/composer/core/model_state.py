@@ -57,7 +57,10 @@ def weights(model: nn.Module) -> dict[str, Any]:
         ['weight', 'bias']
     """
     return {
-        _bare_name(name): value.detach() if isinstance(value, Tensor) else plain(value, f"model.{name}")
+        # Module.state_dict has detached its tensors, and detaching a DTensor again takes as long as the first time.
+        _bare_name(name): (value.detach() if value.requires_grad else value)
+        if isinstance(value, Tensor)
+        else plain(value, f"model.{name}")
         for name, value in _bare(model).state_dict().items()
     }
 

@@ -106,6 +106,7 @@ def plain(value: Any, path: str = "", *, mappings: bool = False) -> Any:
     return _encode_plain(value, path, 0, mappings=mappings)
 
 
+@torch.no_grad()  # a DTensor returns its local tensor much faster without a graph
 def split_tensors(state: Any) -> tuple[Any, dict[str, Tensor]]:
     """Return ``(data, tensors)``: data for JSON, and the tensors by the names that replace them in the data.
 
@@ -155,7 +156,9 @@ def _encode_plain(
         return value
     if isinstance(value, Tensor):
         _check_tensor(value, path)
-        return value if name_of is None else {"$tensor": name_of(value.detach(), path or "tensor")}
+        if name_of is None:
+            return value
+        return {"$tensor": name_of(value.detach() if value.requires_grad else value, path or "tensor")}
     if is_number(value):
         number = plain_number(value, path)
         is_finite = isinstance(number, int) or math.isfinite(number)

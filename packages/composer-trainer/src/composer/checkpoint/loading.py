@@ -400,11 +400,12 @@ def _sharded_ones(opened: OpenCheckpoint, state: State, data: dict[str, Any]) ->
                 find(item, key if key in own else weight, depth + 1)
 
     find({name: part for name, part in data.items() if name != "model"}, None, 0)
+    shapes = {name: [*weight.shape] for name, weight in own.items()}
     return {
         kind: {
             name: own[weight_of[name]]
             for name, one in tensors.items()
-            if name in weight_of and one.shape == [*own[weight_of[name]].shape]
+            if name in weight_of and one.shape == shapes[weight_of[name]]
         }
         for kind, tensors in opened.layout.tensors.items()
     }

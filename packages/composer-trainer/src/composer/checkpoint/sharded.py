@@ -190,18 +190,13 @@ def own_parts(tensors: Mapping[str, Mapping[str, Tensor]], *, is_first: bool) ->
     Raises:
         RuntimeError: A DTensor has partial sums instead of values.
     """
-    known: dict[Any, Part | None] = {}  # the state of an optimizer has the parts of its weights
-
-    def part(tensor: Any) -> Part | None:
-        if not is_dtensor(tensor):
-            return part_of(tensor, is_first=is_first)
-        key = (tensor.device_mesh, tensor.placements, tensor.shape)
-        if key not in known:
-            known[key] = part_of(tensor)
-        return known[key]
-
+    parts = _Parts()
     return {
-        kind: {name: (_look_of(tensor), own) for name, tensor in of_kind.items() if (own := part(tensor)) is not None}
+        kind: {
+            name: (_look_of(tensor), own)
+            for name, tensor in of_kind.items()
+            if (own := parts.of(tensor, is_first=is_first)) is not None
+        }
         for kind, of_kind in tensors.items()
     }
 
@@ -223,18 +218,27 @@ def is_dtensor(tensor: Any) -> bool:
     return hasattr(tensor, "device_mesh")
 
 
-def part_of(tensor: Any, *, is_first: bool = True) -> Part | None:
-    """Return the offset and shape of this process's part of a tensor; None if it has none.
+class _Parts:
+    """The parts that this process has of tensors, computed once for those of the same shape and sharding."""
 
-    Args:
-        tensor: A DTensor; or another tensor, which is complete in each process.
-        is_first: Whether this is the first process, which has the tensors that are not sharded.
-    """
-    if not is_dtensor(tensor):
-        return ((0,) * tensor.ndim, tuple(tensor.shape)) if is_first else None
-    [chunk] = tensor.__create_chunk_list__()
-    is_empty = not math.prod(chunk.sizes) and tensor.numel()
-    return None if is_empty else (tuple(chunk.offsets), tuple(chunk.sizes))
+    def __init__(self) -> None:
+        self._known: dict[Any, Part | None] = {}
+
+    def of(self, tensor: Any, *, is_first: bool = True) -> Part | None:
+        """Return the offset and shape of this process's part of a tensor; None if it has none.
+
+        Args:
+            tensor: A DTensor; or another tensor, which is complete in each process.
+            is_first: Whether this is the first process, which has the tensors that are not sharded.
+        """
+        if not is_dtensor(tensor):
+            return ((0,) * tensor.ndim, tuple(tensor.shape)) if is_first else None
+        key = (tensor.device_mesh, tensor.placements, tensor.shape)
+        if key not in self._known:
+            [chunk] = tensor.__create_chunk_list__()
+            is_empty = not math.prod(chunk.sizes) and tensor.numel()
+            self._known[key] = None if is_empty else (tuple(chunk.offsets), tuple(chunk.sizes))
+        return self._known[key]
 
 
 def plan_parts(described: Sequence[Described]) -> tuple[Layout, list[dict[str, list[str]]]]:
@@ -330,6 +334,7 @@ def _grid(name: str, look: Look, cells: list[tuple[Part, int, int]]) -> TensorLa
     )
 
 
+@torch.no_grad()  # a DTensor returns its local tensor much faster without a graph
 def pack_parts(
     tensors: Mapping[str, Mapping[str, Any]],
     described: Described,
@@ -360,6 +365,7 @@ def pack_parts(
     return packed
 
 
+@torch.no_grad()
 def read_parts(
     layout: Layout,
     kind: str,
@@ -386,8 +392,9 @@ def read_parts(
     tensors: dict[str, Tensor] = {}
     ranges: dict[int, list[_Range]] = defaultdict(list)
     finish: list[Callable[[], object]] = []
+    parts = _Parts()
     for name, one in layout.tensors[kind].items():
-        tensors[name], part, target = _new_tensor(name, one, likes or {}, finish)
+        tensors[name], part, target = _new_tensor(one, (likes or {}).get(name), parts, finish)
         if target.numel():
             for file, position, cell in one.cells(part):
                 ranges[file].append(_range_of(target, part, position, cell))
@@ -404,10 +411,10 @@ def read_parts(
 
 
 def _new_tensor(
-    name: str, one: TensorLayout, likes: Mapping[str, Tensor], finish: list[Callable[[], object]]
+    one: TensorLayout, like: Tensor | None, parts: _Parts, finish: list[Callable[[], object]]
 ) -> tuple[Tensor, Part, Tensor]:
     """Return a new tensor, the part of it that this process has, and the contiguous tensor to read that part into."""
-    dtype, like = DTYPES[one.dtype], likes.get(name)
+    dtype = DTYPES[one.dtype]
     if like is None:
         whole: Part = ((0,) * len(one.shape), tuple(one.shape))
         target = torch.empty(one.shape, dtype=dtype, device="cpu")
@@ -418,7 +425,7 @@ def _new_tensor(
         return tensor, whole, target
     sharded: Any = torch.empty_like(like, dtype=dtype, requires_grad=False)
     local: Tensor = sharded.to_local()
-    part = part_of(sharded)
+    part = parts.of(sharded)
     if part is None or (local.device.type == "cpu" and local.is_contiguous()):
         return sharded, part or ((), ()), local
     target = torch.empty(local.shape, dtype=dtype, device="cpu")
@@ -437,9 +444,9 @@ class _Range:
 
 def _range_of(target: Tensor, part: Part, position: int, cell: Part) -> _Range:
     """Return which bytes of a cell to read for the elements that it has of a part, which ``target`` is."""
-    (offset, shape), (cell_offset, cell_shape) = part, cell
-    if not shape:
+    if part == cell:
         return _Range(position, _bytes_of(target))
+    (offset, shape), (cell_offset, cell_shape) = part, cell
     bounds = [
         (max(start, cell_start), min(start + length, cell_start + cell_length))
         for start, length, cell_start, cell_length in zip(offset, shape, cell_offset, cell_shape, strict=True)
