@@ -39,6 +39,7 @@ from composer.functional import (
     SqueezeExcite2d,
     SqueezeExciteConv2d,
 )
+from composer.functional.signatures import unquote_annotations
 
 __all__ = [
     "EMA",
@@ -77,6 +78,8 @@ __all__ = [
     "StochasticDepth",
     "WeightStandardization",
 ]
+
+unquote_annotations(globals())
 
 for _module in list(globals().values()):
     if isinstance(_module, ModuleType) and _module.__name__.startswith(f"{__name__}."):

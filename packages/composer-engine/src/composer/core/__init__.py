@@ -24,6 +24,7 @@ from composer.core.stage import Stage
 from composer.core.state import State, SupportsTraining
 from composer.core.subscription import Subscription
 from composer.core.time import Time, Timestamp, TimeUnit, ensure_time
+from composer.functional.signatures import unquote_annotations
 
 __all__ = [
     "Adapter",
@@ -82,3 +83,5 @@ __all__ = [
     "split_tensors",
     "to_data",
 ]
+
+unquote_annotations(globals())

@@ -15,6 +15,7 @@ from composer.core.adapter import Adapter, served_fields
 from composer.core.batch import describe_batch
 from composer.core.data_spec import length_of
 from composer.core.model_state import wants_closure
+from composer.functional.signatures import unquote_annotations
 from composer.functional.transformers_loss import predicts_next_token, task_loss
 from composer.integrations._steps import Steps, call_model
 
@@ -379,3 +380,6 @@ class _OwnLoss:
             )
         problem_type = getattr(self.transformer.config, "problem_type", None)
         return task_loss(outputs["logits"], labels, problem_type=problem_type, shift=self._shifts, reduction=reduction)
+
+
+unquote_annotations(globals())

@@ -18,6 +18,7 @@ from composer.core import Event, Timestamp
 from composer.core.adapter import Adapter, served_fields
 from composer.core.batch import batch_get
 from composer.core.model_state import wants_closure
+from composer.functional.signatures import unquote_annotations
 from composer.integrations._steps import Steps, call_model
 
 if TYPE_CHECKING:
@@ -418,3 +419,6 @@ def _unwrapped(model: nn.Module) -> nn.Module:
     if isinstance(model, (DistributedDataParallel, DataParallel)):
         return _unwrapped(model.module)
     return _unwrapped(getattr(model, "_orig_mod")) if hasattr(model, "_orig_mod") else model  # noqa: B009
+
+
+unquote_annotations(globals())

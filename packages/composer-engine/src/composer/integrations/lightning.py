@@ -19,6 +19,7 @@ from composer.core import Adapter, Batch, Event, Precision, SplitStep, batch_get
 from composer.core.evaluation_weights import evaluation_weights
 from composer.core.model_state import wants_closure
 from composer.core.time import TimeUnit
+from composer.functional.signatures import unquote_annotations
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -645,3 +646,6 @@ def _max_duration(trainer: Trainer) -> str | None:
     if steps != -1 and (not batches or steps <= epochs * -(-batches // trainer.accumulate_grad_batches)):
         return f"{steps}ba"
     return f"{epochs}ep"
+
+
+unquote_annotations(globals())

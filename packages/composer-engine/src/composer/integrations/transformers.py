@@ -19,6 +19,7 @@ from composer.core.adapter import Adapter, SplitStep, served_fields
 from composer.core.data_spec import length_of
 from composer.core.model_state import wants_closure
 from composer.core.time import Timestamp
+from composer.functional.signatures import unquote_annotations
 from composer.functional.transformers_loss import IGNORED, are_probabilities, predicts_next_token, task_loss
 
 if TYPE_CHECKING:
@@ -430,3 +431,6 @@ def _check_algorithms(trainer: ComposerTrainer) -> None:
 
 def _described(outputs: Any) -> str:
     return f"with {sorted(outputs)}" if isinstance(outputs, Mapping) else f"of type {type(outputs).__name__}"
+
+
+unquote_annotations(globals())

@@ -50,6 +50,7 @@ from composer.functional.losses import (
     soft_cross_entropy,
 )
 from composer.functional.random import draw_beta, draw_permutation
+from composer.functional.signatures import unquote_annotations
 from composer.functional.surgery.alibi import apply_alibi
 from composer.functional.surgery.blurpool import apply_blurpool
 from composer.functional.surgery.channels_last import apply_channels_last
@@ -174,6 +175,8 @@ __all__ = [
     "update_averages",
     "update_params_in_optimizer",
 ]
+
+unquote_annotations(globals())
 
 _OTHER_NAMES = {
     "apply_ema": "compute_ema",

@@ -1,5 +1,6 @@
 """Metrics that torchmetrics does not have. Importing this module imports torchmetrics."""
 
+from composer.functional.signatures import unquote_annotations
 from composer.metrics.binary_f1 import BinaryF1Score
 from composer.metrics.cross_entropy import CrossEntropy
 from composer.metrics.dice import Dice
@@ -20,3 +21,5 @@ __all__ = [
     "MIoU",
     "MaskedAccuracy",
 ]
+
+unquote_annotations(globals())

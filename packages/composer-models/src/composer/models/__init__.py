@@ -1,5 +1,6 @@
 """Models for a trainer: a forward pass, a loss and metrics, which take the entire batch."""
 
+from composer.functional.signatures import unquote_annotations
 from composer.models.base import ComposerModel
 from composer.models.classifier import ComposerClassifier
 from composer.models.detector import (
@@ -30,3 +31,5 @@ __all__ = [
     "split_detection_batch",
     "write_huggingface_pretrained_from_composer_checkpoint",
 ]
+
+unquote_annotations(globals())

@@ -18,6 +18,7 @@ from composer.callbacks.stoppers import EarlyStopper, ThresholdStopper
 from composer.callbacks.system_metrics_monitor import SystemMetricsMonitor
 from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Callback
+from composer.functional.signatures import unquote_annotations
 
 __all__ = [
     "ActivationMonitor",
@@ -42,3 +43,5 @@ __all__ = [
     "SystemMetricsMonitor",
     "ThresholdStopper",
 ]
+
+unquote_annotations(globals())

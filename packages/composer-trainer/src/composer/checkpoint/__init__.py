@@ -13,6 +13,7 @@ from composer.checkpoint.manifest import FileRecord, Manifest
 from composer.checkpoint.retention import KeepBest
 from composer.checkpoint.saving import save_checkpoint
 from composer.checkpoint.torch_files import load_torch_weights
+from composer.functional.signatures import unquote_annotations
 
 __all__ = [
     "CheckpointError",
@@ -34,3 +35,5 @@ __all__ = [
     "show_checkpoint",
     "verify_checkpoint",
 ]
+
+unquote_annotations(globals())

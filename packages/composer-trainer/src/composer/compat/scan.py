@@ -1,20 +1,16 @@
 """Find the lines of a program that have to change, by reading its syntax tree; nothing is run."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import tokenize
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import composer
 from composer.compat.table import ARGUMENTS, ATTRIBUTES, entries
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["Finding", "scan", "scan_source"]
 

@@ -1,12 +1,8 @@
 """Names of MosaicML Composer 0.32 that are elsewhere here, or not available: the only table of them."""
 
-from __future__ import annotations
-
 import functools
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 __all__ = ["ARGUMENTS", "ATTRIBUTES", "NAMES", "Entry", "entries", "former_modules", "parse_home"]
 

@@ -47,6 +47,7 @@ from composer.distributed.samplers import (
     set_epoch,
 )
 from composer.distributed.sharding import FSDPSettings
+from composer.functional.signatures import unquote_annotations
 
 __all__ = [
     "BatchTotals",
@@ -90,3 +91,5 @@ __all__ = [
     "run_local_rank_zero_first",
     "set_epoch",
 ]
+
+unquote_annotations(globals())

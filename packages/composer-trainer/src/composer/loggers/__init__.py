@@ -1,6 +1,7 @@
 """Loggers: progress bar, console, memory, files and experiment trackers."""
 
 from composer.core import Logger, LoggerDestination
+from composer.functional.signatures import unquote_annotations
 from composer.loggers.comet_ml_logger import CometMLLogger
 from composer.loggers.console_logger import ConsoleLogger
 from composer.loggers.file_logger import FileLogger
@@ -26,3 +27,5 @@ __all__ = [
     "TensorboardLogger",
     "WandBLogger",
 ]
+
+unquote_annotations(globals())

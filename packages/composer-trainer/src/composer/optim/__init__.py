@@ -1,5 +1,6 @@
 """Optimizers with decoupled weight decay, and learning rate schedules in any unit of time."""
 
+from composer.functional.signatures import unquote_annotations
 from composer.optim.decoupled_weight_decay import DecoupledAdamW, DecoupledSGDW
 from composer.optim.plot import plot_schedule
 from composer.optim.scheduler import (
@@ -40,3 +41,5 @@ __all__ = [
     "compile_composer_scheduler",
     "plot_schedule",
 ]
+
+unquote_annotations(globals())

@@ -1,5 +1,6 @@
 """Profile some batches of a run, in traces for chrome://tracing and Perfetto."""
 
+from composer.functional.signatures import unquote_annotations
 from composer.profiler.json_trace_handler import JSONTraceHandler
 from composer.profiler.profiler import Profiler
 from composer.profiler.recording import Marker, TraceEvent, TraceHandler
@@ -16,3 +17,5 @@ __all__ = [
     "TraceHandler",
     "cyclic_schedule",
 ]
+
+unquote_annotations(globals())

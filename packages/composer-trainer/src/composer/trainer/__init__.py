@@ -1,8 +1,11 @@
 """The trainer: a loop of one page, and the parts that it calls."""
 
+from composer.functional.signatures import unquote_annotations
 from composer.trainer.learning_rate import LRSearch
 from composer.trainer.result import FitResult
 from composer.trainer.summary import ModelSummary
 from composer.trainer.trainer import Trainer
 
 __all__ = ["FitResult", "LRSearch", "ModelSummary", "Trainer"]
+
+unquote_annotations(globals())

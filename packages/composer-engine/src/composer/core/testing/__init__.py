@@ -43,6 +43,7 @@ from composer.core.testing.contract import (
 )
 from composer.core.testing.effects import Effects, RecordingState, Watch, observe
 from composer.core.testing.loop import Training, seeded
+from composer.functional.signatures import unquote_annotations
 
 __all__ = [
     "ADAPTER_CHECKS",
@@ -70,3 +71,5 @@ __all__ = [
     "observe",
     "seeded",
 ]
+
+unquote_annotations(globals())
