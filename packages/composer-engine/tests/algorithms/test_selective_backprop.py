@@ -6,6 +6,8 @@ import warnings
 import pytest
 import torch
 import transformers
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -222,3 +224,75 @@ def test_batch_types(samples, kind):
     assert torch.equal(chosen["weight"], expected)
     assert torch.equal(chosen["x"], samples[0][expected])
     assert len(batch["x"]) == len(batch["weight"]) == 8
+
+
+class Given(nn.Module):
+    """A model whose losses are its inputs."""
+
+    def forward(self, batch):
+        return batch[0]
+
+    def loss(self, outputs, batch, reduction="mean"):
+        return outputs if reduction == "none" else outputs.mean()
+
+
+def select_in(state, **settings):
+    """Run a selection in a state with a batch, and return the selected targets."""
+    engine = Engine(state, algorithms=SelectiveBackprop(start=0, end=1, interrupt=0, **settings))
+    engine.run_event("after_dataloader")
+    return state.batch[1].tolist()
+
+
+class TestGlobalScope:
+    @given(
+        losses=st.lists(st.integers(0, 5), min_size=1, max_size=12),
+        world_size=st.integers(1, 4),
+        keep=st.sampled_from([0.1, 0.5, 0.75]),
+    )
+    def test_selects_as_one_process(self, losses, world_size, keep):
+        """All processes together select the samples of one process with the global batch, also among equal losses."""
+        inputs, targets = torch.tensor(losses, dtype=torch.float64), torch.arange(len(losses))
+        alone = State(model=Given(), max_duration="1ep")
+        alone.batch = (inputs, targets)
+        parts = [inputs[rank::world_size].tolist() for rank in range(world_size)]
+
+        chosen = []
+        for rank in range(world_size):
+            state = State(model=Given(), max_duration="1ep", data_rank=rank, gather=lambda _: parts)
+            # A process without samples has a repeated batch.
+            state.batch_counts = bool(parts[rank])
+            state.batch = (inputs[rank::world_size], targets[rank::world_size]) if parts[rank] else alone.batch
+            found = select_in(state, keep=keep, scope="global")
+            chosen += found if state.batch_counts else []
+
+        assert sorted(chosen) == select_in(alone, keep=keep, scope="global")
+
+    def test_process_without_selected_samples(self):
+        """Its batch does not change, and does not count."""
+        state = State(model=Given(), max_duration="1ep", data_rank=1, gather=lambda own: [[5.0, 6.0], own])
+        state.batch = (torch.tensor([1.0, 2.0]), torch.arange(2))
+
+        assert select_in(state, keep=0.5, scope="global") == [0, 1]
+        assert not state.batch_counts
+
+    def test_repeated_samples_are_not_gathered(self):
+        """A process whose batch does not count gathers no losses."""
+        gathered = []
+        state = State(model=Given(), max_duration="1ep", data_rank=1)
+        state.gather = lambda own: gathered.append(own) or [[5.0, 6.0], own]
+        state.batch, state.batch_counts = (torch.tensor([9.0, 9.0]), torch.arange(2)), False
+
+        select_in(state, keep=0.9, scope="global")
+
+        assert (gathered, state.batch_counts) == ([[]], False)
+
+    def test_other_loops_raise(self, monkeypatch):
+        """A loop of several processes that counts all of them the same raises an error."""
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+        state = State(model=Given(), max_duration="1ep")
+        state.batch = (torch.ones(2), torch.arange(2))
+
+        with pytest.raises(ValueError, match=r"this training loop counts all processes the same: use scope='local'"):
+            select_in(state, scope="global")

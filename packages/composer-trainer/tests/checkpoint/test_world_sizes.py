@@ -48,9 +48,12 @@ class TestOtherNumbersOfProcesses:
 
 
 @pytest.mark.parametrize(("samples", "global_batch", "world_size"), UNEVEN)
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "selective", "selective, fsdp"])
 class TestUnevenLastBatch:
-    """The last global batch has 1, 2, 5 or 6 samples; with 1 or 2, some processes get none of them."""
+    """The last global batch has 1, 2, 5 or 6 samples; with 1 or 2, some processes get none of them.
+
+    With ``SelectiveBackprop(scope="global")``, all processes together train on the samples that one process selects.
+    """
 
     def test_weights(self, folder, kind, samples, global_batch, world_size):
         """After four epochs, the weights in each process are those of one process, up to rounding."""

@@ -17,14 +17,14 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from composer import Trainer, distributed
-from composer.algorithms import EMA, GradientClipping
+from composer.algorithms import EMA, GradientClipping, SelectiveBackprop
 from composer.checkpoint.manifest import FileRecord, Manifest
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 
 SAMPLES, GLOBAL_BATCH = 46, 12  # the last global batch of an epoch has 10 samples
-UNEVEN = tuple(itertools.product((21, 22), (8, 20)))  # samples, global batch: of some, four processes get 0 of the last
 FSDP = {"parallelism_config": {"fsdp": {}}}
+KINDS = {"ddp": {}, "fsdp": FSDP, "selective": {}, "selective, fsdp": FSDP}
 
 
 def make_trainer(samples=SAMPLES, global_batch=GLOBAL_BATCH, max_duration="3ep", **options):
@@ -41,7 +41,7 @@ def make_trainer(samples=SAMPLES, global_batch=GLOBAL_BATCH, max_duration="3ep",
         train_dataloader=options.pop("train_dataloader", loader),
         optimizers=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
         max_duration=max_duration,
-        algorithms=[EMA("2ba"), GradientClipping("norm", 0.5)],
+        algorithms=[EMA("2ba"), GradientClipping("norm", 0.5), *options.pop("selection", [])],
         loggers=InMemoryLogger(),
         run_name="run",
         device="cpu",
@@ -131,11 +131,14 @@ def stream(world_size, folder):
 
 def uneven(world_size, folder):
     """Train four epochs whose last global batch cannot be distributed evenly."""
-    kinds = {"ddp": {}, "fsdp": FSDP}
-    return {
-        f"{kind}, {samples}, {global_batch}": result_of(make_trainer(samples, global_batch, "4ep", **options))
-        for (kind, options), (samples, global_batch) in itertools.product(kinds.items(), UNEVEN)
-    }
+    results = {}
+    for kind, samples, global_batch in itertools.product(KINDS, (21, 22), (8, 20)):
+        options = dict(KINDS[kind])
+        if "selective" in kind:
+            options["selection"] = [SelectiveBackprop(start=0.25, end=1, interrupt=0, scope="global")]
+        trainer = make_trainer(samples, global_batch, "4ep", **options)
+        results[f"{kind}, {samples}, {global_batch}"] = result_of(trainer)
+    return results
 
 
 def main(folder):

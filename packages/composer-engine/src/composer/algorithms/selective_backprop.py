@@ -27,8 +27,9 @@ from composer.core import (
     batch_set,
     get_precision_context,
 )
-from composer.core.checks import number_between, whole_number_from
+from composer.core.checks import number_between, one_of, whole_number_from
 from composer.core.serializable import transient
+from composer.functional.training.selective_backprop import highest_losses, sample_losses
 
 __all__ = ["SelectiveBackprop"]
 
@@ -49,10 +50,14 @@ class SelectiveBackprop(Algorithm):
         interrupt: The interval of batches without selection; 0 for none.
         input_key: The key of the samples in a batch.
         target_key: The key of the targets in a batch.
+        scope: The samples among which those with the highest losses are selected: ``"local"`` for the batch of each
+            process, ``"global"`` for the batches of all processes together. This selects the same samples as one
+            process with the global batch, and requires a loop that weights processes by their numbers of samples,
+            such as that of the Trainer.
 
     Raises:
         TypeError: A value is not a number.
-        ValueError: A value is out of range, or ``end`` comes before ``start``.
+        ValueError: A value is out of range, ``end`` comes before ``start``, or ``scope`` is unknown.
 
     Example:
         >>> SelectiveBackprop(start=0.4, keep=0.7).keep
@@ -70,6 +75,7 @@ class SelectiveBackprop(Algorithm):
     interrupt: int = attrs.field(default=2, validator=whole_number_from(0, meaning="It is a number of batches."))
     input_key: BatchKey = 0
     target_key: BatchKey = 1
+    scope: str = attrs.field(default="local", validator=one_of("local", "global"))
 
     _is_due: bool = transient(default=False)  # the fit started before ``start``
 
@@ -95,6 +101,8 @@ class SelectiveBackprop(Algorithm):
         """Return whether to select samples of this batch."""
         if event is not Event.AFTER_DATALOADER:
             return event is Event.FIT_END
+        if self.scope == "global" and state.gather is None:
+            _refuse_several_processes()
         batch_idx = int(state.timestamp.count(TimeUnit.BATCH, in_epoch=True))
         elapsed = min(1.0, elapsed_duration(self, state))
         if elapsed < self.start:
@@ -120,17 +128,28 @@ class SelectiveBackprop(Algorithm):
         num_samples = len(input)
         targets = {"target": target, "indices": torch.arange(num_samples, device=input.device)}
         with get_precision_context(state.precision, state.device.type):
-            input, targets = cf.select_using_loss(
-                input,
-                targets,
-                _InputOnly(state, batch, self.input_key),
-                compute_losses,
-                self.keep,
-                self.scale_factor,
+            losses = sample_losses(
+                input, targets, _InputOnly(state, batch, self.input_key), compute_losses, self.scale_factor
             )
-        state.batch = cf.take_samples(batch, targets["indices"], num_samples)
-        state.batch_set_item(self.input_key, input)
-        state.batch_set_item(self.target_key, targets["target"])
+        is_local = self.scope == "local" or state.gather is None
+        chosen = highest_losses(losses, self.keep) if is_local else self._choose_globally(losses, state)
+        if not len(chosen):
+            state.batch_counts = False  # the batch stays as it is, since some layers require several samples
+            return
+        state.batch = cf.take_samples(batch, chosen, num_samples)
+        state.batch_set_item(self.input_key, cf.take_samples(input, chosen, num_samples))
+        state.batch_set_item(self.target_key, cf.take_samples(target, chosen, num_samples))
+
+    def _choose_globally(self, losses: Tensor, state: State) -> Tensor:
+        """Return the indices of this process's samples among the highest losses of all processes."""
+        assert state.gather is not None
+        gathered: list[list[float]] = state.gather(losses.tolist() if state.batch_counts else [])
+        # The order of one process with the global batch, of which each process has every n-th sample.
+        places = sorted((index, rank) for rank, part in enumerate(gathered) for index in range(len(part)))
+        in_order = torch.tensor([gathered[rank][index] for index, rank in places], dtype=torch.float64)
+        own_rank = state.rank if state.data_rank is None else state.data_rank
+        chosen = (places[place] for place in highest_losses(in_order, self.keep).tolist())
+        return torch.tensor([index for index, rank in chosen if rank == own_rank], dtype=torch.int64)
 
     def _warn_if_never_begun(self, state: State) -> None:
         if self._is_due:
@@ -141,6 +160,15 @@ class SelectiveBackprop(Algorithm):
                 stacklevel=2,
             )
         self._is_due = False
+
+
+def _refuse_several_processes() -> None:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise ValueError(
+            "SelectiveBackprop(scope='global') leaves the processes different numbers of samples, and this training "
+            "loop counts all processes the same: use scope='local', or the Trainer."
+        )
 
 
 class _InputOnly(nn.Module):

@@ -167,11 +167,15 @@ class State:
         loss_function: ``f(outputs, batch) -> loss``, for a model without ``loss``; ``model.loss`` if None.
         data_rank: The rank in the seeds of :meth:`generator`, if processes with different ranks train on the same
             samples, as with tensor parallelism; ``rank`` if None.
+        gather: ``f(value)`` returns the values of all processes with different samples, by their rank among those. Only
+            a loop sets it that weights each process's loss by its number of samples in ``batch``, and by 0 if
+            ``batch_counts`` is False; None in other loops.
 
     A loop updates ``timestamp`` (``state.timestamp = state.timestamp.to_next_batch(samples=32)``) and sets
     ``microbatch`` to the index of the microbatch, -1 before the batch is split, -2 between batches; both determine the
-    seeds of :meth:`generator`. ``made_on_load`` lists the algorithms that loading has constructed, which have already
-    changed the model.
+    seeds of :meth:`generator`. ``batch_counts`` is False if this process has no sample to train on: its batch only
+    takes part in the step of other processes. ``made_on_load`` lists the algorithms that loading has constructed, which
+    have already changed the model.
 
     Raises:
         TypeError: An optimizer, algorithm or callback is of another type, or a class instead of an object.
@@ -206,6 +210,7 @@ class State:
     forward: Callable[[Batch], Any] | None = _live(default=None)
     loss_function: Callable[..., Any] | None = _live(default=None)
     data_rank: int | None = _live(default=None)
+    gather: Callable[[Any], list[Any]] | None = _live(default=None)
 
     timestamp: Timestamp = _saved(factory=Timestamp, init=False)
     train_metrics: dict[str, Any] = _live(factory=dict, init=False)
@@ -216,6 +221,7 @@ class State:
     made_on_load: list[Algorithm] = _live(factory=list, init=False)
 
     batch: Batch = _step(default=None)
+    batch_counts: bool = _step(default=True)
     outputs: Any = _step(default=None)
     loss: Any = _step(default=None)
     total_loss: Any = _step(default=None)

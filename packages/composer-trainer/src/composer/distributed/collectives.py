@@ -109,6 +109,21 @@ def all_gather_object(obj: T) -> list[T]:
     return gathered
 
 
+def all_gather_data(obj: T) -> list[T]:
+    """Return the objects of all processes with different samples, one of each group of tensor parallelism.
+
+    They are sorted by :func:`~composer.distributed.get_data_rank`. All processes must call it.
+
+    Raises:
+        RuntimeError: There are several processes that are not connected.
+
+    Example:
+        >>> all_gather_data([0.5])
+        [[0.5]]
+    """
+    return all_gather_object(obj)[:: get_tensor_parallel_size()]
+
+
 def broadcast(tensor: Tensor, src: int = 0) -> None:
     """Replace a tensor by that of rank ``src``, in place.
 

@@ -161,6 +161,7 @@ class Run:
         self.state.batch = batch
         self.losses.times_computed = 0
         if not self._runs_alone:
+            self.state.batch_counts = self.batches.counts
             self._seconds = self.clock.elapsed() / 1e6
         return True
 
@@ -194,7 +195,7 @@ class Run:
         parallel.begin_batch(
             self._num_samples if counts else 0,
             self._num_tokens if counts else 0,
-            counted=self._weigh(self.state.batch) if counts else 0,
+            counted=self._weigh(self.state.batch) if self.state.batch_counts else 0,
             microbatches=len(parts),
             seconds=self._seconds,
             stop=self.signals.received is not None,

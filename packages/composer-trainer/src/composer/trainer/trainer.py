@@ -35,8 +35,10 @@ from composer.distributed import (
     from_rank_zero,
     get_data_rank,
     get_global_rank,
+    get_world_size,
     initialize_dist,
 )
+from composer.distributed.collectives import all_gather_data
 from composer.distributed.failures import explain_loss, explaining_loss
 from composer.distributed.sharding import is_on_meta, is_sharded
 from composer.export.inference import Transform, export_for_inference
@@ -422,6 +424,7 @@ class Trainer:
             data_rank=get_data_rank(),
         )
 
+            gather=all_gather_data if get_world_size() > 1 else None,
     def _initialize(self, passes: Passes, extra: Mapping[str, Any] | None) -> None:
         """Run the events of the construction, load what the run starts from, and log the hyperparameters."""
         state, model = self.state, self.state.model

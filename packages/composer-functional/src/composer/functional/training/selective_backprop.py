@@ -104,6 +104,19 @@ def select_using_loss(
                 [4.]])
     """
     check_interval("keep", keep, 0, 1, "It is the fraction of samples to keep.", open_low=True)
+    losses = sample_losses(input, target, model, loss_fun, scale_factor)
+    chosen, num_samples = highest_losses(losses, keep), len(losses)
+    return take_samples(input, chosen, num_samples), take_samples(target, chosen, num_samples)
+
+
+def sample_losses(
+    input: Tensor | Mapping[str, Any],
+    target: Tensor | Mapping[str, Any],
+    model: nn.Module | Callable[[Any], Any],
+    loss_fun: Callable[..., Tensor],
+    scale_factor: float = 1,
+) -> Tensor:
+    """Return the losses of a batch's samples, shape ``(N,)``; arguments and errors as of :func:`select_using_loss`."""
     check_interval("scale_factor", scale_factor, 0, 1, "It is the scale of the input.", open_low=True)
     check_callables(model=model, loss_fun=loss_fun)
     if isinstance(model, type):
@@ -119,11 +132,14 @@ def select_using_loss(
     # Under autocast, torch 2.7 caches weights that were cast without a graph; the training pass must not use them.
     if not torch.compiler.is_compiling():
         torch.clear_autocast_cache()
-    losses = _average(losses, num_samples)
+    return _average(losses, num_samples)
+
+
+def highest_losses(losses: Tensor, keep: float) -> Tensor:
+    """Return the indices of the ``floor(keep * N)`` highest losses, but at least one, in their order, int64."""
     # The tolerance compensates for rounding just below an integer.
-    num_kept = max(1, int(keep * num_samples + 1e-6))
-    chosen = losses.argsort(descending=True, stable=True)[:num_kept].sort().values
-    return take_samples(input, chosen, num_samples), take_samples(target, chosen, num_samples)
+    num_kept = max(1, int(keep * len(losses) + 1e-6))
+    return losses.argsort(descending=True, stable=True)[:num_kept].sort().values
 
 
 def take_samples(batch: Any, chosen: Tensor, num_samples: int) -> Any:
