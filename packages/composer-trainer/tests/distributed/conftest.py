@@ -28,10 +28,10 @@ def environment():
     return {name: value for name, value in os.environ.items() if name not in VARIABLES} | {"OMP_NUM_THREADS": "1"}
 
 
-def launch(program, count, folder, environment):
+def launch(program, count, folder, environment, *arguments):
     """Start a program with torchrun and return its processes' results by rank."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-    command = [*launcher, str(FOLDER / program), str(folder)]
+    command = [*launcher, str(FOLDER / program), str(folder), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
@@ -47,6 +47,12 @@ def two_processes(tmp_path_factory, environment):
 def four_processes(tmp_path_factory, environment):
     """Results of four processes by rank, started once for all tests."""
     return launch("four_processes.py", 4, tmp_path_factory.mktemp("four_processes"), environment)
+
+
+@pytest.fixture
+def start_sync_batchnorm(tmp_path, environment):
+    """Return a function that trains with DDP or FSDP2 in two processes with GPUs and returns their results by rank."""
+    return lambda kind: launch("sync_batchnorm_program.py", 2, tmp_path, environment, kind)
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from composer import Trainer, functional
 from composer import distributed as cd
-from composer.core import State
+from composer.core import NoEffectWarning, State
+from composer.distributed import parallelism
+from composer.models import ComposerClassifier
 
 LAWS = [
     "ddp",
@@ -194,6 +197,7 @@ class TestSettings:
             ({"tp": {"degree": 2}}, ValueError, r"parallelism_config\['tp'\] takes plan, got 'degree'"),
             ({"fsdp": {}, "ddp": {}}, ValueError, "must be None, .* got 'fsdp', 'ddp'"),
             ({"zero": {}}, ValueError, "must be None, .* got 'zero'"),
+            ({"sync_batchnorm": "no"}, TypeError, r"parallelism_config\['sync_batchnorm'\] must be True or False"),
             ({"fsdp": True}, TypeError, r"parallelism_config\['fsdp'\] must be a dictionary, got bool"),
             ("fsdp", TypeError, "parallelism_config must be None or a dictionary, got str"),
             ({"ddp": {"buckets": 3}}, ValueError, r"\['ddp'\] takes find_unused_parameters, .* got 'buckets'"),
@@ -223,3 +227,65 @@ class TestSettings:
         """Sharded gradients are reduced in the backward pass."""
         with pytest.raises(ValueError, match="'forced_sync' is for DDP, and parallelism_config contains 'fsdp'"):
             cd.Parallelism({"fsdp": {}}, cd.DDPSyncStrategy.FORCED_SYNC)
+
+
+class TestSyncBatchNorm:
+    def test_layers_are_converted(self):
+        """They keep their parameters and buffers, which optimizers and checkpoints refer to; later calls do nothing."""
+        model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4)))
+        before = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+        converted = parallelism._with_sync_batchnorm(model)
+
+        after = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        layers = [model[1], model[2][1]]
+        assert converted is model
+        assert [type(layer) for layer in layers] == [nn.SyncBatchNorm] * 2
+        assert after.keys() == before.keys()
+        assert all(after[name] is tensor for name, tensor in before.items())
+        assert parallelism._with_sync_batchnorm(model)[1] is layers[0]
+
+    def test_layers_of_other_classes_raise(self):
+        """The conversion would lose what a subclass adds."""
+        model = nn.Sequential(nn.BatchNorm2d(4))
+        functional.apply_ghost_batchnorm(model, ghost_batch_size=4)
+
+        with pytest.raises(ValueError, match=r"would replace '0', a GhostBatchNorm2d, by a SyncBatchNorm"):
+            parallelism._with_sync_batchnorm(model)
+
+    def test_without_layers_warns(self):
+        """A model without BatchNorm does not need the setting."""
+        with pytest.warns(NoEffectWarning, match=r"has no effect: the model has no layer of BatchNorm"):
+            parallelism._with_sync_batchnorm(nn.Linear(2, 2))
+
+    def test_one_process_converts_nothing(self):
+        """The statistics of one process are those of the complete batch, on any device."""
+        parallel, state = cd.Parallelism({"sync_batchnorm": True}), State(nn.Sequential(nn.BatchNorm1d(2)))
+        parallel.check_device(state.device)
+        parallel.prepare(state)
+
+        assert type(state.model[0]) is nn.BatchNorm1d
+
+    def test_cpu_raises(self, monkeypatch):
+        """Several processes on a CPU are refused by the constructor of the Trainer."""
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("RANK", "0")
+        model = ComposerClassifier(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)), num_classes=2)
+
+        with pytest.raises(
+            ValueError, match=r"\['sync_batchnorm'\] requires GPUs, as .* remove it, or train with device="
+        ):
+            Trainer(model=model, device="cpu", parallelism_config={"sync_batchnorm": True}, progress_bar=False)
+
+    def test_automatic_microbatches_raise(self):
+        """Trials in one process alone would wait for the others."""
+        with pytest.raises(ValueError, match="SyncBatchNorm do not support: set a number"):
+            cd.Parallelism({"sync_batchnorm": True}).check_microbatch_size("auto")
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+    def test_weights_equal_one_process(self, start_sync_batchnorm, kind):
+        """Two processes with uneven parts and microbatches train as one process; they take more than 5 seconds."""
+        for result in start_sync_batchnorm(kind):
+            assert result["layers"] == ["SyncBatchNorm"]
+            assert result["found"] == pytest.approx(result["expected"], rel=1e-10, abs=1e-12)

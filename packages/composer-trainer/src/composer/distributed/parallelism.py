@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,7 +12,8 @@ import torch
 from attrs.validators import instance_of
 from torch import Tensor, nn
 
-from composer.distributed.collectives import all_agree, host_group, is_connected, together
+from composer.core import NoEffectWarning
+from composer.distributed.collectives import all_agree, data_group, host_group, is_connected, together
 from composer.distributed.environment import (
     get_data_world_size,
     get_tensor_parallel_size,
@@ -23,11 +25,14 @@ from composer.distributed.mesh import MeshSettings, TensorParallelSettings
 from composer.distributed.process_group import initialize_alone
 from composer.distributed.settings import Settings
 from composer.distributed.sharding import FSDPSettings, initialize, is_on_meta, is_sharded, shard
+from composer.functional.checks import check_flags
 
 if TYPE_CHECKING:
     from composer.core import Batch, State
 
 __all__ = ["BatchTotals", "DDPSettings", "DDPSyncStrategy", "Parallelism", "broadcast_buffers", "broadcast_model"]
+
+_BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class DDPSyncStrategy(enum.StrEnum):
@@ -116,7 +121,9 @@ class Parallelism:
         parallelism_config: ``None`` or ``{"ddp": {...}}`` for DDP, see :class:`DDPSettings`; ``{"fsdp": {...}}`` for
             FSDP2, see :class:`~composer.distributed.sharding.FSDPSettings`; ``{"mesh": {...}}``, with ``"fsdp"`` and
             ``"tp"`` as needed, for several kinds of parallelism, see :class:`~composer.distributed.mesh.MeshSettings`
-            and :class:`~composer.distributed.mesh.TensorParallelSettings`.
+            and :class:`~composer.distributed.mesh.TensorParallelSettings`. With each of them,
+            ``"sync_batchnorm": True`` lets BatchNorm normalize by the samples of all processes: :meth:`prepare`
+            converts its layers to ``torch.nn.SyncBatchNorm``, which requires GPUs. One process converts nothing.
         ddp_sync_strategy: When gradients are reduced.
 
     Attributes:
@@ -150,6 +157,7 @@ class Parallelism:
         self._fsdp = FSDPSettings.from_config(config["fsdp"]) if "fsdp" in config else None
         self._tp = TensorParallelSettings.from_config(config["tp"]) if "tp" in config else None
         self._mesh = MeshSettings.from_config(config["mesh"]) if "mesh" in config else None
+        self._syncs_batchnorm = bool(config.get("sync_batchnorm"))
         self._strategy = _checked_strategy(ddp_sync_strategy)
         self._check_mesh()
         if self.splits_model and self._strategy is DDPSyncStrategy.FORCED_SYNC:
@@ -215,7 +223,7 @@ class Parallelism:
                 optimizers are changed in place**.
 
         Raises:
-            ValueError: The processes' models differ in their parameters.
+            ValueError: The processes' models differ in their parameters, or layers of BatchNorm cannot be converted.
             RuntimeError: There are several processes that are not connected.
         """
         model: nn.Module = state.model
@@ -223,6 +231,9 @@ class Parallelism:
         if model is self._model and [*map(id, trainable)] == [*map(id, self._trainable)]:
             return
         self.is_connected = is_connected()
+        if self._syncs_batchnorm and self.is_connected:
+            self.check_device(state.device)
+            state.model = model = _with_sync_batchnorm(model)
         self.forward = model
         if self.splits_model and not is_sharded(model):
             if not is_initialized():
@@ -257,7 +268,7 @@ class Parallelism:
         if controlled is not self._synced:
             self._synced, self._syncs = controlled, True
         is_multi = self._strategy is DDPSyncStrategy.MULTI_AUTO_SYNC
-        self._runs_together = is_multi or (self.is_connected and is_sharded(model))
+        self._runs_together = is_multi or self._syncs_batchnorm or (self.is_connected and is_sharded(model))
         self._model = model
         self._trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
@@ -273,16 +284,29 @@ class Parallelism:
                 "parallelism_config={'fsdp': {}}: then each process allocates and initializes only its part."
             )
 
+    def check_device(self, device: torch.device) -> None:
+        """Refuse ``"sync_batchnorm"`` in several processes on a CPU.
+
+        Raises:
+            ValueError: The device is a CPU.
+        """
+        if self._syncs_batchnorm and device.type == "cpu" and get_world_size() > 1:
+            raise ValueError(
+                "parallelism_config['sync_batchnorm'] requires GPUs, as torch.nn.SyncBatchNorm does not run on a CPU: "
+                "remove it, or train with device='gpu'."
+            )
+
     def check_microbatch_size(self, size: int | str | None) -> None:
         """Refuse a microbatch size that several processes cannot determine.
 
         Raises:
-            ValueError: It is ``"auto"``, and the model is sharded.
+            ValueError: It is ``"auto"``, and the model is sharded or has layers that compute in all processes together.
         """
-        if size == "auto" and self.splits_model:
+        if size == "auto" and (self.splits_model or self._syncs_batchnorm):
             raise ValueError(
-                "device_train_microbatch_size='auto' requires trials in each process alone, which sharded models do "
-                "not support: set a number, or remove 'fsdp' and 'mesh' from parallelism_config."
+                "device_train_microbatch_size='auto' requires trials in each process alone, which sharded models and "
+                "SyncBatchNorm do not support: set a number, or remove 'fsdp', 'mesh' and 'sync_batchnorm' from "
+                "parallelism_config."
             )
 
     def begin_batch(
@@ -391,6 +415,32 @@ class Parallelism:
         self.forward = nn.parallel.DistributedDataParallel(state.model, init_sync=False, **settings)
 
 
+def _with_sync_batchnorm(model: nn.Module) -> nn.Module:
+    """Convert a model's layers of BatchNorm in place to layers that compute their statistics in all processes."""
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, _BATCHNORM)}
+    for name, layer in layers.items():
+        if type(layer) not in _BATCHNORM:
+            raise ValueError(
+                f"parallelism_config['sync_batchnorm'] would replace {name!r}, a {type(layer).__name__}, by a "
+                f"SyncBatchNorm without what {type(layer).__name__} adds: remove the one or the other."
+            )
+    if not layers:
+        warnings.warn(
+            "parallelism_config['sync_batchnorm'] has no effect: the model has no layer of BatchNorm. Remove it.",
+            NoEffectWarning,
+            stacklevel=3,
+        )
+    if all(isinstance(layer, nn.SyncBatchNorm) for layer in layers.values()):
+        return model
+    if is_sharded(model):
+        raise ValueError(
+            "parallelism_config['sync_batchnorm'] cannot convert a model that is sharded already: convert it before by "
+            "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)."
+        )
+    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model, data_group())  # type: ignore[no-untyped-call]
+    return converted
+
+
 def broadcast_model(model: nn.Module) -> None:
     """Broadcast the weights and buffers of rank 0 to all processes.
 
@@ -458,13 +508,15 @@ def _checked_config(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if not isinstance(config, Mapping):
         raise TypeError(f"parallelism_config must be None or a dictionary, got {type(config).__name__}.")
     given = {name: settings for name, settings in config.items() if settings is not None}
-    if set(given) - {"fsdp", "ddp", "mesh", "tp"} or {"fsdp", "ddp"} <= set(given):
+    if set(given) - {"fsdp", "ddp", "mesh", "tp", "sync_batchnorm"} or {"fsdp", "ddp"} <= set(given):
         raise ValueError(
             "parallelism_config must be None, {'ddp': {...}}, {'fsdp': {...}} or {'mesh': {...}} with 'fsdp' and 'tp', "
-            f"got {', '.join(repr(name) for name in given)}."
+            f"and may contain 'sync_batchnorm', got {', '.join(repr(name) for name in given)}."
         )
     for name, settings in given.items():
-        if not isinstance(settings, Mapping):
+        if name == "sync_batchnorm":
+            check_flags(**{f"parallelism_config[{name!r}]": settings})
+        elif not isinstance(settings, Mapping):
             raise TypeError(f"parallelism_config[{name!r}] must be a dictionary, got {type(settings).__name__}.")
     return given
 

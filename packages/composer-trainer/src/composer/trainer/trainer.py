@@ -171,8 +171,8 @@ class Trainer:
         seed: Seeds all global generators; random if None. For equal weights, seed before creating the model.
         deterministic_mode: Whether to allow only deterministic algorithms of torch.
         parallelism_config: How the model is run in several processes: None or ``{"ddp": {...}}`` puts a copy into each,
-            ``{"fsdp": {...}}`` shards it, ``{"mesh": {...}}`` also with tensor parallelism; see
-            :class:`composer.distributed.Parallelism`.
+            ``{"fsdp": {...}}`` shards it, ``{"mesh": {...}}`` also with tensor parallelism; ``"sync_batchnorm": True``
+            normalizes by the samples of all processes; see :class:`composer.distributed.Parallelism`.
         dist_timeout: Seconds that a process waits for the others before it raises an error.
         ddp_sync_strategy: When gradients are summed; see :class:`composer.distributed.DDPSyncStrategy`.
         profiler: A callback that records where time is spent, a :class:`composer.profiler.Profiler`.
@@ -318,6 +318,8 @@ class Trainer:
             self._parallel = Parallelism(parallelism_config, ddp_sync_strategy)
             self._parallel.check_microbatch_size(device_train_microbatch_size)
             self._parallel.check_has_data(model)
+            if self._computing is not None:
+                self._parallel.check_device(self._computing.device)
             check_timeout(dist_timeout)
         self._schedule = collect(
             TrainingSchedule.make, max_duration, schedulers, scale_schedule_ratio, step_schedulers_every_batch
@@ -422,9 +424,9 @@ class Trainer:
             precision=precision,
             scaler=make_scaler(precision, device),
             data_rank=get_data_rank(),
+            gather=all_gather_data if get_world_size() > 1 else None,
         )
 
-            gather=all_gather_data if get_world_size() > 1 else None,
     def _initialize(self, passes: Passes, extra: Mapping[str, Any] | None) -> None:
         """Run the events of the construction, load what the run starts from, and log the hyperparameters."""
         state, model = self.state, self.state.model
