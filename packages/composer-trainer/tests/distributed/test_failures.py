@@ -66,6 +66,19 @@ class TestExplainLoss:
         assert not failures.explain_loss(error)
         assert notes(error) == []
 
+    def test_timeout_is_explained_at_once(self, this_machine, monkeypatch):
+        """After a timeout all processes may still run, and none is about to end."""
+        monkeypatch.setattr(failures, "_WAITING_SECONDS", 60.0)
+        monkeypatch.setattr(failures.time, "sleep", lambda _: pytest.fail("it waits"))
+        error = RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 15000ms for recv operation")
+
+        is_gone = failures.explain_loss(error)
+
+        assert not is_gone
+        assert notes(error) == [
+            "Lost connection: all 2 processes still run, so that one may be stuck or need longer than dist_timeout."
+        ]
+
     def test_single_process_has_no_note(self, monkeypatch):
         """Without other processes none can be lost."""
         monkeypatch.setattr(failures, "_peers", [])

@@ -6,9 +6,11 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import pytest
 
+from composer.trainer import stopping
 from composer.trainer.stopping import StopSignals
 
 PROGRAM = """
@@ -96,6 +98,30 @@ def test_batch_that_does_not_end(tmp_path):
     assert (process.returncode, output) == (143, "")
     assert "batch 0 did not end within 0 seconds after a SIGTERM; the stacks of all threads:" in errors
     assert "in batch_start" in errors
+
+
+def test_loss_of_a_process_is_timed_from_when_it_is_seen(monkeypatch):
+    """If another process ends long after the SIGTERM, the batch still has some time to fail by itself."""
+    seen, ended = [], []
+
+    def is_lost():
+        seen.append(time.monotonic())
+        return len(seen) > 5
+
+    def abort(reason):
+        ended.append((time.monotonic() - seen[5], reason))
+        signals._ended.set()
+
+    monkeypatch.setattr(stopping, "is_process_lost", is_lost)
+    monkeypatch.setattr(stopping, "_LOST_SECONDS", 0.3)
+    signals = StopSignals(lambda: 7)
+    monkeypatch.setattr(signals, "_abort", abort)
+
+    signals._watch()
+
+    [(seconds, reason)] = ended
+    assert seconds > 0.25  # the clock is read before the loss is seen
+    assert reason == "batch 7 did not end after a SIGTERM and the end of another process"
 
 
 class TestListening:

@@ -21,15 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["explain_loss", "explaining_loss", "introduce", "is_process_lost", "report_failure"]
 
-_WORDS = (
-    "connection closed",
-    "connection reset",
-    "connection was likely",
-    "broken pipe",
-    "remote process exited",
-    "timed out",
-    "timeout",
-)
+_CLOSED = ("connection closed", "connection reset", "connection was likely", "broken pipe", "remote process exited")
+_TIMED_OUT = ("timed out", "timeout")
 _LOST = "Lost connection: "
 _GONE = f"{_LOST}process "
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -97,22 +90,22 @@ def introduce() -> None:
 def explain_loss(error: BaseException) -> bool:
     """Add to an error of a lost connection which processes have ended; return whether one of this machine has.
 
-    Waits up to three seconds for a process to end, because its connections are closed earlier. Other errors are
-    unchanged.
+    If a connection was closed, waits up to three seconds for its process to end, which happens later. After a timeout
+    there is nothing to wait for. Other errors are unchanged.
     """
     known = [note for note in getattr(error, "__notes__", ()) if note.startswith(_LOST)]
     if known:
         return any(note.startswith(_GONE) for note in known)
     is_of_gloo = isinstance(error, RuntimeError) and "gloo" in str(error)
     is_of_torch = is_of_gloo or isinstance(error, torch.distributed.DistError)
-    if not _peers or not is_of_torch or not any(words in str(error).lower() for words in _WORDS):
+    text = str(error).lower()
+    is_closed = any(words in text for words in _CLOSED)
+    if not _peers or not is_of_torch or not (is_closed or any(words in text for words in _TIMED_OUT)):
         return False
     visible = _visible()
-    gone: list[Peer] = []
-    until = time.monotonic() + _WAITING_SECONDS
-    while not gone and time.monotonic() < until:
-        gone = [peer for peer in visible if peer.is_gone()]
-        time.sleep(0 if gone else 0.05)
+    until = time.monotonic() + (_WAITING_SECONDS if is_closed else 0.0)
+    while not (gone := [peer for peer in visible if peer.is_gone()]) and time.monotonic() < until:
+        time.sleep(0.05)
     elsewhere = [peer for peer in _peers if peer not in visible]
     if gone:
         # Processes without an error may have ended because they lost the one with an error.

@@ -27,8 +27,9 @@ _log = logging.getLogger(__name__)
 _BATCH_SECONDS = 20.0
 """How long a batch may take after a SIGTERM: less than the 30 seconds after which torchrun and SLURM kill a process."""
 
-_LOST_SECONDS = 3.0
-"""The same if another process has ended: collectives of the batch fail then, and only a process that hangs goes on."""
+_LOST_SECONDS = 1.0
+"""How long it may take after another process has ended. The batch's collectives failed when that process closed its
+connections, which is earlier, so that only a process that hangs goes on."""
 
 _STDERR = 2
 
@@ -40,9 +41,9 @@ class StopSignals:
     raises ``SystemExit(143)``, or the program's own handler is called. Signals are received only in the main thread of
     a process.
 
-    A batch that does not end within 20 seconds after a SIGTERM (3 seconds if another process has ended) ends the
-    process with exit code 143, after the stacks of all threads have been printed. With several processes this includes
-    main threads that are blocked outside of Python.
+    A batch that does not end within 20 seconds after a SIGTERM, or within a second after another process has ended,
+    ends the process with exit code 143, after the stacks of all threads have been printed. With several processes this
+    includes main threads that are blocked outside of Python.
 
     Args:
         batch: Returns the number of the current batch; None between batches.
@@ -125,15 +126,17 @@ class StopSignals:
 
     def _watch(self) -> None:
         """End the process if a batch takes too long; returns at the end of the context."""
-        batch, began = self._batch(), time.monotonic()
+        batch, began, lost = self._batch(), time.monotonic(), None
         while not self._ended.wait(0.1):
-            now = self._batch()
-            if now is None or now != batch:
-                batch, began = now, time.monotonic()
-                continue
-            seconds = _LOST_SECONDS if is_process_lost() else _BATCH_SECONDS
-            if time.monotonic() - began > seconds:
-                self._abort(f"batch {batch} did not end within {seconds:.0f} seconds after a SIGTERM")
+            current, now = self._batch(), time.monotonic()
+            if current is None or current != batch:
+                batch, began, lost = current, now, None
+            elif now - began > _BATCH_SECONDS:
+                self._abort(f"batch {batch} did not end within {_BATCH_SECONDS:.0f} seconds after a SIGTERM")
+            elif is_process_lost():
+                lost = lost or now
+                if now - lost > _LOST_SECONDS:
+                    self._abort(f"batch {batch} did not end after a SIGTERM and the end of another process")
 
     def _abort(self, reason: str) -> None:
         os.write(_STDERR, f"{reason}; the stacks of all threads:\n".encode())
