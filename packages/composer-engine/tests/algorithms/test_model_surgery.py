@@ -301,9 +301,11 @@ class TestStochasticDepth:
         assert not cf.count_module_instances(engine.state.model, cf.StochasticDepthBlock)
 
     def test_reports_unused_parameters(self):
-        """find_unused_parameters is set where complete blocks are skipped, not where samples are."""
-        assert StochasticDepth("ResNetBottleneck").find_unused_parameters
-        assert not StochasticDepth("ResNetBottleneck", "sample").find_unused_parameters
+        """find_unused_parameters and draws_layers are set where complete blocks are skipped, not where samples are."""
+        block, sample = StochasticDepth("ResNetBottleneck"), StochasticDepth("ResNetBottleneck", "sample")
+
+        assert (block.find_unused_parameters, block.draws_layers) == (True, True)
+        assert (sample.find_unused_parameters, sample.draws_layers) == (False, False)
 
     @pytest.mark.parametrize(
         "settings",

@@ -8,6 +8,7 @@ from torch import nn
 
 from composer import Trainer, functional
 from composer import distributed as cd
+from composer.algorithms import StochasticDepth
 from composer.core import NoEffectWarning, State
 from composer.distributed import parallelism
 from composer.models import ComposerClassifier
@@ -227,6 +228,14 @@ class TestSettings:
         """Sharded gradients are reduced in the backward pass."""
         with pytest.raises(ValueError, match="'forced_sync' is for DDP, and parallelism_config contains 'fsdp'"):
             cd.Parallelism({"fsdp": {}}, cd.DDPSyncStrategy.FORCED_SYNC)
+
+    def test_different_layers_in_each_process_raise(self, monkeypatch):
+        """With FSDP2, an algorithm that draws in each process which layers a step uses is refused, with the remedy."""
+        monkeypatch.setattr(parallelism, "get_data_world_size", lambda: 2)
+        algorithms = [StochasticDepth("ResNetBottleneck")]
+
+        with pytest.raises(ValueError, match=r"StochasticDepth draws in each process which layers .*'sample'"):
+            cd.Parallelism({"fsdp": {}}).prepare(State(nn.Linear(2, 2), algorithms=algorithms))
 
 
 class TestSyncBatchNorm:

@@ -85,6 +85,11 @@ class StochasticDepth(Algorithm):
         """Return whether blocks are skipped entirely, so that their parameters get no gradient."""
         return self.stochastic_method == "block"
 
+    @property
+    def draws_layers(self) -> bool:
+        """Return whether each process draws which blocks it skips for its batch."""
+        return self.stochastic_method == "block"
+
     @staticmethod
     def required_on_load() -> bool:
         """Return True: evaluation scales the blocks by their rate."""

@@ -111,6 +111,11 @@ class Algorithm(Serializable, ABC):
         return False
 
     @property
+    def draws_layers(self) -> bool:
+        """Whether each process draws which layers a step uses; with FSDP2, all processes must use the same ones."""
+        return False
+
+    @property
     def backwards_create_graph(self) -> bool:
         """Whether the backward pass must itself be differentiable."""
         return False

@@ -223,7 +223,8 @@ class Parallelism:
                 optimizers are changed in place**.
 
         Raises:
-            ValueError: The processes' models differ in their parameters, or layers of BatchNorm cannot be converted.
+            ValueError: The processes' models differ in their parameters, layers of BatchNorm cannot be converted, or an
+                algorithm with FSDP2 uses different layers in each process.
             RuntimeError: There are several processes that are not connected.
         """
         model: nn.Module = state.model
@@ -236,6 +237,7 @@ class Parallelism:
             state.model = model = _with_sync_batchnorm(model)
         self.forward = model
         if self.splits_model and not is_sharded(model):
+            self._check_layers(state)
             if not is_initialized():
                 initialize_alone(state.device)
             has_data = not is_on_meta(model)
@@ -403,6 +405,16 @@ class Parallelism:
         values = values.to(torch.promote_types(values.dtype, torch.float32))
         torch.distributed.all_reduce(values)
         return dict(zip(losses, values.div_(get_world_size()).unbind(), strict=True))
+
+    def _check_layers(self, state: State) -> None:
+        """Refuse algorithms with which processes use different layers: their gathers of weights would not match."""
+        drawing = [type(each).__name__ for each in state.algorithms if each.draws_layers]
+        if drawing and self._fsdp is not None and get_data_world_size() > 1:
+            raise ValueError(
+                f"{' and '.join(drawing)} draws in each process which layers a step uses, and with FSDP2 all processes "
+                "must use the same ones. Train with DDP, or use all layers; for StochasticDepth, set "
+                "stochastic_method='sample'."
+            )
 
     def _wrap(self, state: State) -> None:
         self._synced = None  # removes the hooks of the last wrapper before new ones are added
