@@ -23,7 +23,8 @@ from composer import Callback, Trainer, distributed
 from composer.algorithms import EMA
 from composer.models import ComposerClassifier
 
-DIST_TIMEOUT = 15.0
+DIST_TIMEOUT = float(os.environ.get("DIST_TIMEOUT", "15"))
+BATCH_SECONDS = float(os.environ.get("BATCH_SECONDS", "0.01"))
 
 
 def die():
@@ -59,10 +60,10 @@ def die_at_random():
 
 
 class Slow(Callback):
-    """Makes each batch take a few milliseconds, so that a process dies in the middle of the training."""
+    """Makes each batch take some time, so that a failure is in the middle of the training."""
 
     def batch_end(self, state, logger):
-        time.sleep(0.01)
+        time.sleep(BATCH_SECONDS)
 
 
 def main(how, folder):
