@@ -81,10 +81,12 @@ def integration(session: nox.Session) -> None:
 
 @nox.session
 def resume_matrix(session: nox.Session) -> None:
-    """Stop and resume with every pair of algorithms, and kill runs hundreds of times; takes an hour."""
+    """Stop and resume with every pair of algorithms and in several processes, and kill runs; takes over an hour."""
     install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES))
     env = TEST_ENV | {"RESUME_MATRIX": "all", "FAULTS": "all"}
-    session.run(*PYTEST, "tests/test_resume.py", "tests/test_faults.py", *session.posargs, env=env)
+    tests = ["tests/test_resume.py", "tests/test_each_algorithm.py", "tests/test_faults.py"]
+    tests += [f"packages/composer-trainer/tests/distributed/test_{name}.py" for name in ("torchrun", "hosts")]
+    session.run(*PYTEST, *tests, *session.posargs, env=env)
 
 
 @nox.session(python=PYTHONS[0])
