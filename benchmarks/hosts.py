@@ -5,16 +5,18 @@ The model is the MLP of ``engine.py`` (32 → 64 → 10, batches of 8, SGD, one 
     alone    the host without algorithms
     idle     with five algorithms that run at two events of a step and do nothing
     active   with CutOut, MixUp, LabelSmoothing, GradientClipping, EMA and ChannelsLast
+    kernels  with the kernels of these six, called in the user's own functions, callbacks and hooks of the host
 
-Beside them run a plain loop and one with the kernels of the six algorithms. The table shows microseconds of a step
-alone, microseconds that the idle algorithms add, and the ratio of active to the host alone plus the kernels. All five
-run in turns in one process for each host; figures are medians over the rounds of the medians of the steps. Memory is
-the growth of the process in the round with active algorithms, after one without.
+The table shows microseconds of a step alone, microseconds that the idle algorithms add, and the ratio of active to
+kernels. All four run in turns, in one process for each host. A run has the median of its steps; figures are medians of
+the differences and ratios within a round, and in brackets the quartiles of the rounds. Memory is the growth of the
+process in the runs with active algorithms.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import itertools
 import json
 import os
@@ -25,16 +27,14 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 HOSTS = ["lightning", "fabric", "transformers", "accelerate", "ignite"]
+LIMITS = {"above": 40.0, "ratio": 1.15}
 
 
 def main() -> None:
@@ -44,7 +44,8 @@ def main() -> None:
         print(json.dumps(measure(arguments.child, arguments.steps, arguments.rounds)))
         return
     figures = {}
-    print(f"{'host':<14} {'µs alone':>9} {'idle above':>11} {'active / kernels':>17} {'MiB active':>11}")
+    print(f"{'host':<14} {'µs alone':>9} {'idle, µs above':>26} {'active / kernels':>24} {'MiB active':>11}")
+    print(f"{'limit':<14} {'':>9} {LIMITS['above']:>26.1f} {LIMITS['ratio']:>24.3f}")
     for host in arguments.hosts:
         options = [f"--steps={arguments.steps}", f"--rounds={arguments.rounds}"]
         # -P: other programs in this folder have names of packages that are imported.
@@ -52,47 +53,54 @@ def main() -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
         one = figures[host] = json.loads(done.stdout.splitlines()[-1])
-        print(f"{host:<14} {one['alone']:>9.1f} {one['above']:>11.1f} {one['ratio']:>17.3f} {one['mib']:>11.1f}")
+        above, ratio = summary(one["above"], 1), summary(one["ratio"], 3)
+        print(f"{host:<14} {statistics.median(one['alone']):>9.1f} {above:>26} {ratio:>24} {one['mib']:>11.1f}")
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2))
+
+
+def summary(values: list[float], digits: int) -> str:
+    """Return the median and the quartiles as text."""
+    low, middle, high = (f"{value:.{digits}f}" for value in statistics.quantiles(values, n=4, method="inclusive"))
+    return f"{middle} ({low} to {high})"
 
 
 def parse_arguments() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7, help="number of runs of each variant (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=1000, help="steps of a run (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=20, help="number of runs of each variant, at least 2 (default: %(default)s)"
+    )
+    parser.add_argument("--steps", type=int, default=250, help="steps of a run (default: %(default)s)")
     parser.add_argument("--hosts", nargs="*", default=HOSTS, choices=HOSTS, metavar="HOST", help=", ".join(HOSTS))
     parser.add_argument("--json", type=Path, help="file to write the figures to")
     parser.add_argument("--child", choices=HOSTS, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def measure(host: str, steps: int, rounds: int) -> dict[str, float]:
-    """Return the figures of a host, measured in this process."""
+def measure(host: str, steps: int, rounds: int) -> dict[str, Any]:
+    """Return the figures of a host for each round, measured in this process."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    run = RUNS[host]
-    times: dict[str, list[float]] = {}
-    memory = []
-    for _ in range(rounds):
-        times.setdefault("loop", []).append(time_loop(steps, kernels=False))
-        times.setdefault("kernels", []).append(time_loop(steps, kernels=True))
-        for variant, algorithms in (("alone", None), ("idle", idle_algorithms()), ("active", active_algorithms())):
+    times: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+    mib = 0.0
+    for number in range(rounds + 1):
+        # Each variant is the first one as often as the last one.
+        for variant in list(VARIANTS)[:: 1 if number % 2 else -1]:
             batches = Batches(steps)
             torch.manual_seed(0)
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            run(make_network(), batches, algorithms)
-            times.setdefault(variant, []).append(batches.microseconds())
-            if variant == "active":
-                memory.append((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
-    pairs = list(zip(*(times[name] for name in ("loop", "kernels", "alone", "idle", "active")), strict=True))
+            network = make_network()
+            RUNS[host](network, batches, VARIANTS[variant](network))
+            if number:  # the first round imports and allocates
+                times[variant].append(batches.microseconds())
+            if number and variant == "active":
+                mib += (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     return {
-        "alone": statistics.median(times["alone"]),
-        "above": statistics.median(idle - alone for _, _, alone, idle, _ in pairs),
-        "ratio": statistics.median(active / (alone + kernels - loop) for loop, kernels, alone, _, active in pairs),
-        "mib": sum(memory),
-        **{f"{name} µs": statistics.median(each) for name, each in times.items()},
+        **times,
+        "above": [idle - alone for alone, idle in zip(times["alone"], times["idle"], strict=True)],
+        "ratio": [active / kernels for kernels, active in zip(times["kernels"], times["active"], strict=True)],
+        "mib": mib,
     }
 
 
@@ -140,7 +148,7 @@ def loss_of(outputs: Any, batch: Any) -> Any:
     return cross_entropy(outputs, batch[1])
 
 
-def idle_algorithms() -> list[Any]:
+def idle_algorithms(_: torch.nn.Module) -> list[Any]:
     """Return five algorithms that do nothing."""
     from composer.core import Algorithm, Event, Stage
 
@@ -153,7 +161,7 @@ def idle_algorithms() -> list[Any]:
     return [Idle() for _ in range(5)]
 
 
-def active_algorithms() -> list[Any]:
+def active_algorithms(_: torch.nn.Module) -> list[Any]:
     """Return six algorithms."""
     from composer import algorithms as al
 
@@ -167,49 +175,39 @@ def active_algorithms() -> list[Any]:
     ]
 
 
-def time_loop(steps: int, *, kernels: bool) -> float:
-    """Return the microseconds of a step of the plain loop, or of the one with kernels."""
-    batches = Batches(steps)
-    for _ in with_kernels(batches) if kernels else plain(batches):
-        pass
-    return batches.microseconds()
+class Kernels:
+    """The kernels of the six algorithms, as users call them in their own functions of a host.
+
+    The draws are those of one generator, which is seeded once.
+    """
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        from composer import functional
+
+        functional.apply_channels_last(network)
+        self._functional, self._network, self._average = functional, network, copy.deepcopy(network)
+        self._generator = torch.Generator().manual_seed(0)
+
+    def mix(self, images: Any, labels: Any) -> tuple[Any, Any]:
+        """Return mixed images and their targets: CutOut and MixUp."""
+        cf, generator = self._functional, self._generator
+        images = cf.cutout_batch(images, 1, 0.5, generator=generator)
+        return cf.mixup(images, labels, alpha=0.2, num_classes=10, generator=generator)
+
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        """Return the loss: LabelSmoothing."""
+        return cross_entropy(outputs, self._functional.smooth_labels(outputs, targets, 0.1))
+
+    def clip(self, *_: Any) -> None:
+        """Clip the gradients, also as a hook of an optimizer."""
+        self._functional.apply_gradient_clipping(self._network, "norm", 1.0)
+
+    def update_average(self, *_: Any) -> None:
+        """Update EMA's average, also as a handler of Ignite."""
+        self._functional.compute_ema(self._network, self._average, 0.99)
 
 
-def plain(batches: Batches) -> Iterator[None]:
-    """Yield after each step of a plain loop."""
-    network = make_network()
-    optimizer = make_optimizer(network)
-    for batch in batches.loader():
-        optimizer.zero_grad()
-        loss_of(network(batch[0]), batch).backward()
-        optimizer.step()
-        yield
-
-
-def with_kernels(batches: Batches) -> Iterator[None]:
-    """Yield after each step of a loop that calls the kernels of the six algorithms."""
-    import copy
-
-    from composer import functional as cf
-
-    network = make_network()
-    optimizer = make_optimizer(network)
-    cf.apply_channels_last(network)
-    average = copy.deepcopy(network)
-    for images, labels in batches.loader():
-        optimizer.zero_grad()
-        mixed, partners, mixing = cf.mixup_batch(cf.cutout_batch(images, 1, 0.5), labels, alpha=0.2)
-        outputs = network(mixed)
-        own, others = (torch.nn.functional.one_hot(ids, 10).float() for ids in (labels, partners))
-        targets = cf.smooth_labels(outputs, torch.lerp(own, others, mixing), 0.1)
-        cross_entropy(outputs, targets).backward()
-        cf.apply_gradient_clipping(network, "norm", 1.0, fsdp_enabled=False)
-        optimizer.step()
-        cf.compute_ema(network, average, 0.99)
-        yield
-
-
-def run_lightning(network: Any, batches: Batches, algorithms: list[Any] | None) -> None:
+def run_lightning(network: Any, batches: Batches, changes: Kernels | list[Any] | None) -> None:
     """Train with Lightning's Trainer."""
     import logging
 
@@ -228,11 +226,25 @@ def run_lightning(network: Any, batches: Batches, algorithms: list[Any] | None) 
         def configure_optimizers(self) -> Any:
             return make_optimizer(self)
 
+    class WithKernels(Module):
+        def training_step(self, batch: Any, _: int) -> Any:
+            images, targets = changes.mix(*batch)
+            return changes.loss(self.network(images), targets)
+
+    class AroundSteps(lightning.Callback):
+        def on_before_optimizer_step(self, *_: Any) -> None:
+            changes.clip()
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            changes.update_average()
+
     callbacks: list[Any] = []
-    if algorithms is not None:
+    if isinstance(changes, Kernels):
+        callbacks = [AroundSteps()]
+    elif changes is not None:
         from composer.integrations.lightning import ComposerCallback
 
-        callbacks = [ComposerCallback(algorithms)]
+        callbacks = [ComposerCallback(changes)]
     lightning.Trainer(
         max_epochs=1,
         accelerator="cpu",
@@ -241,36 +253,43 @@ def run_lightning(network: Any, batches: Batches, algorithms: list[Any] | None) 
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-    ).fit(Module(), batches.loader())
+    ).fit(WithKernels() if isinstance(changes, Kernels) else Module(), batches.loader())
 
 
-def run_fabric(network: Any, batches: Batches, algorithms: list[Any] | None) -> None:
+def run_fabric(network: Any, batches: Batches, changes: Kernels | list[Any] | None) -> None:
     """Train in a loop with Fabric."""
     from lightning.fabric import Fabric
 
     fabric, optimizer = Fabric(accelerator="cpu"), make_optimizer(network)
-    if algorithms is None:
+    if not isinstance(changes, list):
         network, optimizer = fabric.setup(network, optimizer)
         for batch in fabric.setup_dataloaders(batches.loader()):
             optimizer.zero_grad()
-            fabric.backward(loss_of(network(batch[0]), batch))
-            optimizer.step()
+            if changes:
+                images, targets = changes.mix(*batch)
+                fabric.backward(changes.loss(network(images), targets))
+                changes.clip()
+                optimizer.step()
+                changes.update_average()
+            else:
+                fabric.backward(loss_of(network(batch[0]), batch))
+                optimizer.step()
         return
     from composer.integrations.lightning import FabricAlgorithms
 
     loader = fabric.setup_dataloaders(batches.loader())
-    wrapped = FabricAlgorithms(fabric, network, optimizer, algorithms, loss_of)
+    wrapped = FabricAlgorithms(fabric, network, optimizer, changes, loss_of)
     wrapped.begin_fit(max_duration="1ep", train_dataloader=loader)
     wrapped.begin_epoch()
     for batch in loader:
         wrapped.step(batch)
 
 
-def run_transformers(network: Any, batches: Batches, algorithms: list[Any] | None) -> None:
+def run_transformers(network: Any, batches: Batches, changes: Kernels | list[Any] | None) -> None:
     """Train with the Trainer of Transformers."""
     import tempfile
 
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class Model(torch.nn.Module):
         def __init__(self) -> None:
@@ -282,12 +301,26 @@ def run_transformers(network: Any, batches: Batches, algorithms: list[Any] | Non
             loss = None if labels is None else cross_entropy(logits, labels)
             return {"loss": loss, "logits": logits}
 
+    class WithKernels(Trainer):  # type: ignore[misc]
+        def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+            images, targets = changes.mix(inputs["pixel_values"], inputs["labels"])
+            return changes.loss(model(pixel_values=images)["logits"], targets)
+
+    class AroundSteps(TrainerCallback):  # type: ignore[misc]
+        def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+            changes.clip()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            changes.update_average()
+
     options: dict[str, Any] = {}
     kind: Any = Trainer
-    if algorithms is not None:
+    if isinstance(changes, Kernels):
+        kind, options = WithKernels, {"callbacks": [AroundSteps()]}
+    elif changes is not None:
         from composer.integrations.transformers import composer_trainer
 
-        kind, options = composer_trainer(Trainer), {"algorithms": algorithms}
+        kind, options = composer_trainer(Trainer), {"algorithms": changes}
     with tempfile.TemporaryDirectory() as folder:
         settings = TrainingArguments(
             folder,
@@ -312,7 +345,7 @@ def run_transformers(network: Any, batches: Batches, algorithms: list[Any] | Non
         ).train()
 
 
-def run_accelerate(network: Any, batches: Batches, algorithms: list[Any] | None) -> None:
+def run_accelerate(network: Any, batches: Batches, changes: Kernels | list[Any] | None) -> None:
     """Train in a loop with Accelerate."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState
@@ -320,36 +353,57 @@ def run_accelerate(network: Any, batches: Batches, algorithms: list[Any] | None)
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
     accelerator, optimizer, loader = Accelerator(cpu=True), make_optimizer(network), batches.loader()
-    compute_loss = None
-    if algorithms is not None:
+    kernels = changes if isinstance(changes, Kernels) else None
+    wrapped: Any = None
+    if isinstance(changes, list):
         from composer.integrations.accelerate import accelerate_algorithms
 
         wrapped = accelerate_algorithms(
-            accelerator, network, optimizer, loader, algorithms, loss=loss_of, max_duration="1ep"
+            accelerator, network, optimizer, loader, changes, loss=loss_of, max_duration="1ep"
         )
-        compute_loss = wrapped.compute_loss
     model, optimizer, loader = accelerator.prepare(network, optimizer, loader)
     for batch in loader:
         with accelerator.accumulate(model):
-            loss = loss_of(model(batch[0]), batch) if compute_loss is None else compute_loss(batch)
-            accelerator.backward(loss)
+            if wrapped:
+                accelerator.backward(wrapped.compute_loss(batch))
+            elif kernels:
+                images, targets = kernels.mix(*batch)
+                accelerator.backward(kernels.loss(model(images), targets))
+                kernels.clip()
+            else:
+                accelerator.backward(loss_of(model(batch[0]), batch))
             optimizer.step()
             optimizer.zero_grad()
+        if kernels:
+            kernels.update_average()
 
 
-def run_ignite(network: Any, batches: Batches, algorithms: list[Any] | None) -> None:
+def run_ignite(network: Any, batches: Batches, changes: Kernels | list[Any] | None) -> None:
     """Train with an engine of Ignite."""
-    from ignite.engine import create_supervised_trainer
+    from ignite.engine import Events, create_supervised_trainer
 
     optimizer, loss = make_optimizer(network), torch.nn.CrossEntropyLoss()
-    engine = create_supervised_trainer(network, optimizer, loss)
-    if algorithms is not None:
+    if isinstance(changes, Kernels):
+        engine = create_supervised_trainer(
+            network, optimizer, changes.loss, prepare_batch=lambda batch, **_: changes.mix(*batch)
+        )
+        optimizer.register_step_pre_hook(changes.clip)
+        engine.add_event_handler(Events.ITERATION_COMPLETED, changes.update_average)
+    else:
+        engine = create_supervised_trainer(network, optimizer, loss)
+    if isinstance(changes, list):
         from composer.integrations.ignite import attach_algorithms
 
-        attach_algorithms(engine, network, optimizer, loss, algorithms)
+        attach_algorithms(engine, network, optimizer, loss, changes)
     engine.run(batches.loader(), max_epochs=1)
 
 
+VARIANTS: dict[str, Any] = {
+    "alone": lambda _: None,
+    "kernels": Kernels,
+    "idle": idle_algorithms,
+    "active": active_algorithms,
+}
 RUNS = {
     "lightning": run_lightning,
     "fabric": run_fabric,
