@@ -47,7 +47,9 @@ def batch_get(batch: Batch, key: BatchKey) -> Any:
         >>> batch_get(("image", "label"), 1), batch_get({"input_ids": 7, "labels": 8}, ["labels", "input_ids"])
         ('label', (8, 7))
     """
-    if type(key) is not int and type(key) is not str:  # nearly always one of these, and in each step
+    if type(key) is int and type(batch) is dict:
+        key = usual_key(batch, key)
+    elif type(key) is not int and type(key) is not str:  # nearly always one of these, and in each step
         if callable(key):
             return key(batch)
         if _is_pair(key):
@@ -72,8 +74,10 @@ def usual_key(batch: Batch, key: BatchKey) -> BatchKey:
         >>> usual_key({"input_ids": 7, "labels": 8}, 1), usual_key((7, 8), 1)
         ('labels', 1)
     """
-    if isinstance(batch, Mapping) and type(key) is int and key not in batch:
-        return next((name for name in _USUAL_NAMES.get(key, ()) if name in batch), key)
+    if type(key) is int and isinstance(batch, Mapping) and key not in batch:
+        for name in _USUAL_NAMES.get(key, ()):
+            if name in batch:
+                return name
     return key
 
 
@@ -96,10 +100,20 @@ def batch_set(batch: Batch, key: BatchKey, value: Any) -> Batch:
         >>> batch_set({"x": 1, "y": 2}, ["x", "y"], [3, 4])
         {'x': 3, 'y': 4}
     """
-    if type(key) is int and type(batch) in _PLAIN and -len(batch) <= key < len(batch):  # fast: in nearly every step
+    # These two are fast, and nearly always one of them, in each step.
+    if type(key) is int and type(batch) in _PLAIN and -len(batch) <= key < len(batch):
         items = [*batch]
         items[key] = value
         return items if type(batch) is list else tuple(items)
+    if type(batch) is dict and (type(key) is int or type(key) is str):
+        key = usual_key(batch, key)
+        if key in batch:
+            return {**batch, key: value}
+    return _set_item(batch, key, value)
+
+
+def _set_item(batch: Batch, key: BatchKey, value: Any) -> Batch:
+    """Return a batch of any type with one item replaced, for any key."""
     setter = key[1] if _is_pair(key) else key
     if callable(setter):
         return setter(batch, value)
