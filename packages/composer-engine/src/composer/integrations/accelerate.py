@@ -156,7 +156,7 @@ class AccelerateAlgorithms:
         entries = adapter.explain().entries.get(Event.AFTER_TRAIN_BATCH, ())
         self._clipping = [entry.key for entry in entries if "gradients" in entry.writes]
         self._steps = Steps(adapter)
-        self._has_begun = self._is_in_epoch = self._is_at_end = self._has_ended = False
+        self._has_begun = self._is_in_epoch = self._is_at_end = self._has_ended = self._computes_again = False
         adapter.prepare(optimizer, max_duration=max_duration, train_dataloader=loader)
         if adapter.state.model is not model:
             raise ValueError(
@@ -180,8 +180,8 @@ class AccelerateAlgorithms:
             RuntimeError: The model, the optimizer or the loader is not prepared, the batch is of another loader, or
                 ``max_duration`` has been reached.
         """
-        missing = sorted({*self._given} - {*self._prepared})
-        if missing:
+        if len(self._prepared) < len(self._given):
+            missing = sorted(self._given.keys() - self._prepared.keys())
             raise RuntimeError(
                 f"Pass the same {' and '.join(missing)} to accelerator.prepare as to accelerate_algorithms, before "
                 "compute_loss."
@@ -269,6 +269,7 @@ class AccelerateAlgorithms:
             dataloader_len=None if length is None else math.ceil(length / steps),
         )
         (self._prepared["optimizer"].optimizer,) = self._adapter.optimizers  # which algorithms may have wrapped
+        self._computes_again = any(map(wants_closure, self._adapter.optimizers))
         self._has_begun = True
         self._has_ended = self._is_over()
 
@@ -283,8 +284,8 @@ class AccelerateAlgorithms:
             )
         self._steps.end_backward()
         if self._accelerator.sync_gradients:
-            (optimizer,) = self._adapter.optimizers
-            if wants_closure(optimizer):
+            if self._computes_again:
+                (optimizer,) = self._adapter.optimizers
                 self._step_optimizer(self._steps.closure(optimizer, self._accelerator.backward))
             else:
                 if self._clipping:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import inspect
@@ -117,12 +116,16 @@ class IgniteAlgorithms:
         if wants_closure(optimizer) and (reason := _reason_against_closures(supervised)):
             raise ValueError(f"{type(optimizer).__name__} needs a closure, which cannot be passed with {reason}.")
         bare = _unwrapped(model)
+        forward: Callable[..., Any] = supervised.forward if supervised else functools.partial(call_model, model)
+        loss = _loss_of_batch(loss_fn)
+        if supervised and supervised.is_amp:
+            forward, loss = torch.autocast("cuda")(forward), torch.autocast("cuda")(loss)
         self._adapter = adapter = Adapter(
             _served(supervised),
             bare,
             algorithms,
-            forward=supervised.forward if supervised else lambda batch: call_model(model, batch),
-            loss=_loss_of_batch(loss_fn, supervised.autocast if supervised else contextlib.nullcontext),
+            forward=forward,
+            loss=loss,
             seed=seed,
             precision="amp_fp16" if supervised and supervised.is_amp else "fp32",
             device=next((weight.device for weight in bare.parameters()), "cpu"),
@@ -274,7 +277,8 @@ class IgniteAlgorithms:
         self._model.train()
         prepared = settings.prepare_batch(batch, device=settings.device, non_blocking=settings.non_blocking)
         loss = self._steps.compute_loss(prepared)
-        y_pred, (x, y) = self.state.outputs, self.state.batch
+        state = self._adapter.state
+        y_pred, (x, y) = state.outputs, state.batch
         settings.backward(loss)
         self._steps.end_backward()
         if not iteration % accumulated:
@@ -352,12 +356,7 @@ class _Supervised:
 
     def forward(self, batch: Batch) -> Any:
         """Return ``y_pred``."""
-        with self.autocast():
-            return self.model_transform(self.model_fn(self.model, batch[0]))
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context of the forward pass and the loss."""
-        return torch.autocast("cuda") if self.is_amp else contextlib.nullcontext()
+        return self.model_transform(self.model_fn(self.model, batch[0]))
 
     def backward(self, loss: Any) -> None:
         """Compute the gradients of a batch."""
@@ -392,18 +391,15 @@ def _served(supervised: _Supervised | None) -> ServedFields:
     return attrs.evolve(served, writable={**served.writable, Event.AFTER_LOAD: at_load})
 
 
-def _loss_of_batch(
-    loss_fn: Callable[..., Any], autocast: Callable[[], AbstractContextManager[Any]]
-) -> Callable[..., Any]:
+def _loss_of_batch(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``f(outputs, batch)``, with ``reduction`` if the loss function has it as argument or attribute."""
 
     def loss(outputs: Any, batch: Batch) -> Any:
-        with autocast():
-            return loss_fn(outputs, batch_get(batch, 1))
+        return loss_fn(outputs, batch_get(batch, 1))
 
     def loss_with_reduction(outputs: Any, batch: Batch, reduction: str = "mean") -> Any:
         if reduction == "mean":
-            return loss(outputs, batch)
+            return loss_fn(outputs, batch_get(batch, 1))
         if isinstance(loss_fn, nn.Module):
             other: Any = copy.copy(loss_fn)
             other.reduction = reduction

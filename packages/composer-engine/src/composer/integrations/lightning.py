@@ -219,9 +219,10 @@ class ComposerCallback(Callback):  # type: ignore[misc]  # Lightning is not inst
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Advance the clock, if the optimizer has stepped."""
-        for _ in range(trainer.global_step - self._global_step):
+        global_step = trainer.global_step
+        for _ in range(global_step - self._global_step):
             self.adapter.end_step()
-        self._global_step = trainer.global_step
+        self._global_step = global_step
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the epoch."""
