@@ -59,7 +59,8 @@ class LabelSmoothing(Algorithm):
             self._target = None
 
     def _smoothed(self, outputs: Any, target: Any) -> Any:
-        if not isinstance(outputs, Mapping):
-            return cf.smooth_labels(outputs, target, self.smoothing)
+        scores = outputs["logits"] if isinstance(outputs, Mapping) else outputs
+        if scores is outputs or scores.ndim == 2:
+            return cf.smooth_labels(scores, target, self.smoothing)
         # If a model returns a dictionary, the classes are the last dimension, also with a label per token.
-        return cf.smooth_labels(outputs["logits"].movedim(-1, 1), target, self.smoothing).movedim(1, -1)
+        return cf.smooth_labels(scores.movedim(-1, 1), target, self.smoothing).movedim(1, -1)

@@ -527,7 +527,7 @@ class Timestamp:
         return counter(self.counts)
 
     def to_next_batch(
-        self, samples: int | Time = 0, tokens: int | Time = 0, duration: dt.timedelta | int | None = None
+        self, samples: int | Time = 0, tokens: int | Time = 0, duration: dt.timedelta | int | None = 0
     ) -> Timestamp:
         """Return the timestamp after another batch of ``samples`` and ``tokens``, which took ``duration``."""
         samples, tokens = int(samples), int(tokens)

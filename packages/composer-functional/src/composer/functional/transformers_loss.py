@@ -112,15 +112,20 @@ def task_loss(logits: Tensor, labels: Tensor, *, problem_type: str | None, shift
 
 def _cross_entropies(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return a loss for each label, and which of them count."""
-    rows = logits.reshape(-1, logits.shape[-1])
+    shape = logits.shape[:-1]
     if labels.shape == logits.shape:
-        probabilities = labels.to(logits.dtype)
-        losses = cross_entropy(rows, probabilities.reshape(rows.shape), reduction="none")
-        return losses.reshape(logits.shape[:-1]), probabilities.sum(-1) > 0
-    if labels.shape != logits.shape[:-1]:
+        labels = labels.to(logits.dtype)
+        counts = labels.sum(-1) > 0
+    elif labels.shape == shape:
+        counts = labels != IGNORED
+    else:
         raise ValueError(_misfit(logits, labels))
-    losses = cross_entropy(rows, labels.reshape(-1), ignore_index=IGNORED, reduction="none")
-    return losses.reshape(labels.shape), labels != IGNORED
+    if len(shape) == 1:
+        return cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none"), counts
+    rows = cross_entropy(
+        logits.flatten(0, -2), labels.flatten(0, len(shape) - 1), ignore_index=IGNORED, reduction="none"
+    )
+    return rows.reshape(shape), counts
 
 
 def _like(labels: Tensor, logits: Tensor) -> Tensor:
