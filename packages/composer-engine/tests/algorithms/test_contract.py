@@ -238,7 +238,6 @@ CASES = {
         lambda: composer.algorithms.Augment(ka.RandomHorizontalFlip(p=0.5)),
         on_images,
         refused=(("augmentation", "flip"), ("box_format", "yxyx"), ("min_visible", 2), ("labels_key", 1)),
-        names={"RandomHorizontalFlip": ka.RandomHorizontalFlip},
     ),
     "BlurPool": Case(
         new("BlurPool", min_channels=8),

@@ -549,7 +549,9 @@ class TestSettings:
         ("text", "complaint"),
         [
             ("ExtraSetting(", "prints as ExtraSetting.*, which is not how it is made"),
-            ("Even()", "not how it is made: name 'Even' is not defined"),
+            ("ExtraSetting", "not how it is made: it is not a call"),
+            ("Even()", "not how it is made: it calls Even"),
+            ("ExtraSetting(width=3)", "not how it is made: 'width'"),
             ("ExtraSetting(0.5, 'ExtraSetting()')", "makes one with other settings"),
             ("<ExtraSetting>", "prints as <ExtraSetting>, which is not how it is made"),
         ],
@@ -560,7 +562,7 @@ class TestSettings:
             check_repr(Case(lambda: ExtraSetting(text=text), make_state))
 
     def test_repr_of_a_function_among_the_settings(self):
-        """The repr of a function cannot be evaluated; the rest is checked."""
+        """The repr of a function cannot be parsed; the rest is checked."""
         assert check_repr(Case(lambda: Keyed(input_key=(min, lambda: 1)), make_state)) is None
 
     def test_repr_of_a_plain_class(self):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import inspect
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,6 @@ import attrs
 import torch
 from torch import nn
 
-from composer.core import precision, time
 from composer.core.algorithm import Algorithm, NoEffectWarning
 from composer.core.conflicts import find_conflicts
 from composer.core.engine import Engine
@@ -24,7 +25,7 @@ from composer.core.testing.loop import Training, seeded, through_json
 from composer.core.time import Timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from composer.core.logger import Logger
     from composer.core.state import State
@@ -61,7 +62,6 @@ class Case:
         batches: The number of batches to train, so that all events of the algorithm occur.
         make_unfit_state: Returns a state in which the algorithm finds nothing to change, if there is such a state.
         refused: Invalid settings, each combined with the other settings of ``make``: ``(("alpha", -1), ...)``.
-        names: The names in the algorithm's ``repr`` besides its class and those of ``composer.core.time``.
     """
 
     make: Callable[[], Algorithm]
@@ -69,7 +69,6 @@ class Case:
     batches: int = 6
     make_unfit_state: Callable[[], State] | None = None
     refused: tuple[tuple[str, Any], ...] = ()
-    names: Mapping[str, Any] = attrs.field(factory=dict)
 
     def new_state(self) -> State:
         """Return a new state, the same each time."""
@@ -239,23 +238,29 @@ def check_settings(case: Case) -> None:
 
 
 def check_repr(case: Case) -> None:
-    """Its ``repr`` is the call that creates it."""
+    """Its ``repr`` is the call that creates it; it is parsed, not evaluated."""
     algorithm = case.make()
     kind, text = type(algorithm), repr(algorithm)
     assert kind.__repr__ is not object.__repr__, (
         f"{kind.__name__} prints as {text}, which does not contain its settings: make it an attrs class, "
         "@attrs.define(eq=False)."
     )
-    if "<" in text:  # the repr of a function among the settings cannot be evaluated
+    if "<" in text:  # the repr of a function among the settings cannot be parsed
         assert text.startswith(f"{kind.__name__}("), f"{kind.__name__} prints as {text}, which is not how it is made."
         return
-    known = {name: getattr(module, name) for module in (time, precision) for name in module.__all__}
-    known |= {"Event": Event, **case.names, kind.__name__: kind}
+    settings = algorithm.settings()
     try:
-        again = eval(text, known)  # noqa: S307  (the text is the algorithm's own)
+        call = ast.parse(text, mode="eval").body
+        assert isinstance(call, ast.Call), "it is not a call"
+        assert ast.unparse(call.func) == kind.__name__, f"it calls {ast.unparse(call.func)}"
+        printed = dict(zip(inspect.signature(kind).parameters, call.args, strict=False))
+        printed |= {str(argument.arg): argument.value for argument in call.keywords}
+        again = kind(**{name: settings[name] for name in printed})
     except Exception as error:
         raise AssertionError(f"{kind.__name__} prints as {text}, which is not how it is made: {error}") from error
-    assert _equal_settings(again, algorithm), f"{text} makes one with other settings."
+    texts = {name: ast.unparse(ast.parse(repr(settings[name]), mode="eval")) for name in printed}
+    same = {name: ast.unparse(value) for name, value in printed.items()} == texts and _equal_settings(again, algorithm)
+    assert same, f"{text} makes one with other settings."
 
 
 def check_refusals(case: Case) -> None:
