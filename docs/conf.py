@@ -66,7 +66,7 @@ nitpick_ignore_regex = [
     ("py:class", r"torch\.(nn\.modules\.batchnorm\._BatchNorm|OutOfMemoryError|utils\.hooks\.RemovableHandle)"),
     # Types that are not public: type variables, aliases, and values that are only passed on.
     ("py:class", r"composer\.(.+\.)?(_\w+|T|Batch|Sample|Target|Counts|Entry|ObservableList|DetectionModel|Settings)"),
-    ("py:class", r"composer\.(.+\.)?(FitResult|Images)"),
+    ("py:class", r"composer\.(.+\.)?Images"),
     ("py:class", r"composer\.(.+\.)?(Difference|Folder|GatheringLogger|PhaseMetricsModel|Record|Recording|Result|Row)"),
     ("py:obj", r"composer\.core\.time\.Value"),
     ("py:class", r"BoxFormat|Layer|Number|ParallelStyle|TokenCount"),
