@@ -176,7 +176,8 @@ class TestInABrowser:
 
         browser.get(f"{address}/search.html?q={words.replace(' ', '+')}")
         script = "return [...document.querySelectorAll('ul.search li a')].map(link => link.pathname)"
-        WebDriverWait(browser, 30).until(lambda _: f"/{page}" in browser.execute_script(script)[:10])
+
+        assert WebDriverWait(browser, 30).until(lambda _: f"/{page}" in browser.execute_script(script)[:10])
 
     @pytest.mark.parametrize("theme", ["light", "dark"])
     @pytest.mark.parametrize("width", WIDTHS)

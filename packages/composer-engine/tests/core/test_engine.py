@@ -429,12 +429,14 @@ class TestRestoreAndClose:
         second.close()
         engine().run_event("init")
 
-    def test_callbacks_without_an_end_are_shared_silently(self, make):
+    def test_callbacks_without_an_end_are_shared_silently(self, make, calls):
         """A callback that does nothing when it is closed may be used by two engines."""
         shared = make.callback("Shared", "init")
 
         for _ in range(2):
             Engine(State(model=None, callbacks=shared)).run_event("init")
+
+        assert calls == [("Shared", "init")] * 2
 
     def test_close_continues_after_an_error(self, state, make, calls):
         """The first error is raised after all components were closed, with a note on the second."""
