@@ -130,6 +130,25 @@ class SizedStream(Stream):
         return len(self.samples)
 
 
+class StatefulLoader:
+    """Saves its position; at the end of the samples it begins again with the next epoch."""
+
+    def __init__(self, batches):
+        self.batches, self.position = batches, 0
+
+    def __iter__(self):
+        self.position %= len(self.batches)
+        while self.position < len(self.batches):
+            self.position += 1
+            yield torch.tensor(self.batches[self.position - 1])
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+
+
 def shift(batch):
     """Change a batch in place; a third time leads out of the table."""
     return batch.add_(8)
@@ -139,12 +158,18 @@ def check_streams(folder):
     rank, world_size = cd.get_global_rank(), cd.get_world_size()
     own = list(range(rank, 20, world_size))
     unequal = DataLoader(Stream(own[:2] if rank in {1, 2} else own), batch_size=2)
-    with make_trainer(unequal, run_name="unequal", save_folder=str(folder), save_interval="1ba") as trainer:
-        trainer.fit()
-    cd.barrier()
-    resumed = {
-        place: fit(unequal, run_name="unequal", load_path=str(folder / place)) for place in ("ep0-ba2", "ep1-ba5")
-    }
+    resumed = {}
+    for kind, make_loader in {
+        "stream": lambda: unequal,
+        "stateful": lambda: StatefulLoader([own[:2]] if rank in {1, 2} else [own[:2], own[2:4], own[4:]]),
+    }.items():
+        options = {"save_folder": str(folder / kind), "save_interval": "1ba"}
+        with make_trainer(make_loader(), run_name=kind, **options) as trainer:
+            trainer.fit()
+        cd.barrier()
+        for place in ("ep0-ba2", "ep1-ba5"):
+            path = folder / kind / place
+            resumed[f"{kind}, {place}"] = fit(make_loader(), run_name=kind, load_path=str(path))
     sized = DataLoader(SizedStream(own[:1] if rank in {1, 2} else own[:3]), batch_size=1)
     return {
         "split": fit(DataLoader(Stream(own), batch_size=2)),

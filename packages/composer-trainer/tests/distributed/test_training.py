@@ -104,10 +104,11 @@ class TestStreams:
             assert [index for index, loss in enumerate(found["lost"][0]) if loss] == [8, 9, 10, 11, 12, 15, 16, 19]
 
     @pytest.mark.parametrize(("place", "batches"), [("ep0-ba2", 2), ("ep1-ba5", 5)])
-    def test_resume_after_some_streams_have_ended(self, four_processes, place, batches):
+    @pytest.mark.parametrize("kind", ["stream", "stateful"])
+    def test_resume_after_some_streams_have_ended(self, four_processes, kind, place, batches):
         """A resumed run has the same losses from there on, though some processes have no more batches."""
         for result in four_processes:
-            found, expected = result["streams"]["resumed"][place], result["streams"]["unequal"]
+            found, expected = result["streams"]["resumed"][f"{kind}, {place}"], result["streams"]["unequal"]
             assert found["clock"] == expected["clock"]
             assert found["losses"] == expected["losses"][batches:]
             assert not any("samples in the first" in warning for warning in found["warnings"])

@@ -156,12 +156,13 @@ class Run:
             return False
         self._num_samples = self._count_samples(batch)
         self._num_tokens = self._count_tokens(batch)
-        if self.batches.counts:
+        counts = self._runs_alone or self.batches.counts
+        if counts:
             self.batches.num_samples += self._num_samples
         self.state.batch = batch
         self.losses.times_computed = 0
         if not self._runs_alone:
-            self.state.batch_counts = self.batches.counts
+            self.state.batch_counts = counts
             self._seconds = self.clock.elapsed() / 1e6
         return True
 
