@@ -24,6 +24,7 @@ from composer.algorithms import EMA
 from composer.models import ComposerClassifier
 
 DIST_TIMEOUT = float(os.environ.get("DIST_TIMEOUT", "15"))
+PARALLELISM = os.environ.get("PARALLELISM", "ddp")
 BATCH_SECONDS = float(os.environ.get("BATCH_SECONDS", "0.01"))
 
 
@@ -81,6 +82,7 @@ def main(how, folder):
         max_duration="8ep",
         algorithms=[EMA("2ba")],
         callbacks=[Slow()] if is_saved else [Fails(how, folder)],
+        parallelism_config={PARALLELISM: {}},
         dist_timeout=DIST_TIMEOUT,
         device="cpu",
         seed=17,
@@ -90,8 +92,9 @@ def main(how, folder):
     if how == "restarts":
         die_at_random()
     trainer.fit()
+    weights = {name: one.full_tensor() if PARALLELISM == "fsdp" else one for name, one in model.state_dict().items()}
     if distributed.get_global_rank() == 0:
-        torch.save(model.state_dict(), folder / "weights.pt")
+        torch.save(weights, folder / "weights.pt")
     trainer.close()
 
 

@@ -69,6 +69,7 @@ class Hosts:
             "GLOO_SOCKET_IFNAME": "eth0",
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             "DIST_TIMEOUT": str(DIST_TIMEOUT),
+            "PARALLELISM": "fsdp",  # with checkpoints to which both hosts write
         }
         names = folder / "hosts"
         names.write_text("127.0.0.1 localhost\n10.93.0.1 host0\n10.93.0.2 host1\n")
