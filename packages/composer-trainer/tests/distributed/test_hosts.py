@@ -149,6 +149,7 @@ def resumed(both_hosts, tmp_path_factory):
             folder = tmp_path_factory.mktemp("resumed")
             shutil.copytree(run / "run" / "ep1-ba8", folder / "run" / "ep1-ba8")
             weights.append(both_hosts.finish(folder, both_hosts.start(folder)))
+            assert not (folder / "run" / "ep0-ba2").exists()  # it has not trained from the start
         return weights[0]
 
     return from_third
@@ -180,6 +181,7 @@ def test_restarts_after_a_cut(hosts, resumed, tmp_path):
 
     weights = hosts.finish(tmp_path, started, timeout=300)
 
+    assert all("Lost connection" in (tmp_path / f"output-{rank}.txt").read_text() for rank in range(2))
     assert_same_bits(weights, resumed(tmp_path))
 
 
