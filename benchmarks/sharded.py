@@ -7,19 +7,22 @@ process's; ratios are medians over the rounds, composer to DCP's in the same rou
     save         until it is committed: on the disk, ours with SHA-256 and XXH3 of each file and XXH3 of each block
     processor    processor time of the save, the mean of the processes, all threads
     load         into model and optimizer, ours with the checksums of all blocks compared
-    loading      processor time of the load
+    loading      processor time of the load, for which there is no limit
     standstill   how long training waits for a save in the background; DCP's ``async_save``, with a group of its own
-    memory       the peak above what the process had before, for a save, a load, and a save in the background after the
-                 first; beside the size of its shard
+    memory       the peak above what the process had before in MiB, for a save, a load, and a save in the background
+                 after the first; the limit is the size of its shard and 64 MiB more
 
-Also measured, without processes: the size of ``layout.json`` of 10,000 tensors in 64 processes, and the processor time
-until a process that loads it has its plan.
+Also measured: what a step of ``Trainer.fit`` takes above the same step of a plain loop with DistributedDataParallel, in
+two processes; the size of ``layout.json`` of 10,000 tensors in 64 processes, and the processor time until a process
+that loads it has its plan. A table with the limits is printed at the end; figures above them have a ``!``. All of it
+takes five minutes on two idle cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import hashlib
 import json
 import os
 import shutil
@@ -28,14 +31,20 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MODELS = ("small", "resnet50", "transformer")
-LIMITS = {"save": 0.40, "processor": 0.40, "load": 0.25, "loading": 0.25, "standstill": 0.5}
+CASES = ("resnet50:2", "resnet50:4", "transformer:2")
+LIMITS = {"save": 0.40, "processor": 0.40, "load": 0.25, "loading": None, "standstill": 0.5}
+MORE_MEMORY = 64.0
+"""MiB that a process may need above the size of its shard."""
+STEP_LIMIT, LAYOUT_LIMITS = 60.0, {"megabytes": 20.0, "planned": 1.0}
+TRANSFORMER_GIB, TRANSFORMER_ROUNDS = 16, 2
+"""The transformer of 300 million parameters: the memory without which it is skipped, and rounds, as each takes long."""
 
 
 def main() -> None:
@@ -44,26 +53,45 @@ def main() -> None:
     if arguments.child is not None:
         be_process(arguments, Path(arguments.child))
         return
-    result: dict[str, Any] = {"layout": measure_layout(), "load average": os.getloadavg()}
-    print("layout.json: {megabytes:.1f} MB, planned in {planned:.2f} s of processor time".format(**result["layout"]))
-    for model in arguments.models:
-        for count in arguments.processes:
-            result[f"{model}, {count} processes"] = report(model, count, run_processes(model, count, arguments))
+    began = time.monotonic()
+    result: dict[str, Any] = {"layout": measure_layout(), "step": measure_steps(run_processes("step", 2, arguments))}
+    cases = {}
+    for case in arguments.cases:
+        model, _, count = case.partition(":")
+        if model == "transformer" and available() < TRANSFORMER_GIB:
+            print(f"\n{case} is skipped: {available():.0f} GiB of memory are free, and it needs {TRANSFORMER_GIB}.")
+            continue
+        cases[case] = report(model, int(count), run_processes(model, int(count), arguments))
+    print_table(result, cases)
+    print(f"\nload average {os.getloadavg()[0]:.1f}, {time.monotonic() - began:.0f} s in all")
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(result, indent=2))
+        arguments.json.write_text(json.dumps(result | cases | {"load average": os.getloadavg()}, indent=2))
 
 
 def parse_arguments() -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["resnet50"])
-    parser.add_argument("--processes", nargs="+", type=int, default=[2])
+    parser.add_argument(
+        "--cases",
+        nargs="*",
+        default=CASES,
+        metavar="MODEL:PROCESSES",
+        help="small, resnet50 or transformer, as in %(default)s",
+    )
     parser.add_argument("--rounds", type=int, default=5, help="after one that does not count (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=1500, help="of a loop in a round (default: %(default)s)")
     parser.add_argument("--folder", type=Path, help="where the files are written (default: the system's)")
     parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--model", help=argparse.SUPPRESS)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args()
+
+
+def available() -> float:
+    """Return the GiB of memory that programs can use."""
+    [line] = [line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable")]
+    return int(line.split()[1]) / 2**20
 
 
 def measure_layout(tensors: int = 10_000, processes: int = 64) -> dict[str, float]:
@@ -91,13 +119,15 @@ def measure_layout(tensors: int = 10_000, processes: int = 64) -> dict[str, floa
 def run_processes(model: str, count: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Return what each process has measured."""
     folder = Path(tempfile.mkdtemp(prefix="composer-bench-", dir=arguments.folder))
-    command = [sys.executable, __file__, "--child", str(folder), "--models", model, "--rounds", str(arguments.rounds)]
+    options = {"--child": folder, "--model": model, "--rounds": arguments.rounds, "--steps": arguments.steps}
+    command = [sys.executable, __file__, *(str(one) for option in options.items() for one in option)]
     try:
         children = [
             subprocess.Popen(
                 command,
                 env=os.environ
-                | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"},
+                | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+                | {"OMP_NUM_THREADS": "1"},
             )
             for rank in range(count)
         ]
@@ -115,22 +145,99 @@ def be_process(arguments: argparse.Namespace, folder: Path) -> None:
 
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # DCP warns of each folder that it overwrites
     store = torch.distributed.FileStore(str(folder / "store"), count)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=count)
-    state, shard_bytes = make_state(arguments.models[0])
+    if arguments.model == "step":
+        result: dict[str, Any] = run_steps(arguments.rounds, arguments.steps)
+    else:
+        is_large = arguments.model == "transformer"
+        rounds = min(arguments.rounds, TRANSFORMER_ROUNDS) if is_large else arguments.rounds
+        result = run_rounds(arguments.model, folder, rounds)
+    (folder / f"{rank}.json").write_text(json.dumps(result))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def run_rounds(model: str, folder: Path, rounds: int) -> dict[str, Any]:
+    """Return the figures of saves and loads in this process."""
+    state, shard_bytes = make_state(model)
     ways = {"ours": our_ways(state, folder), "dcp": dcp_ways(state, folder)}
     figures: dict[str, dict[str, list[dict[str, float]]]] = {}
-    for number in range(arguments.rounds + 1):
+    for number in range(rounds + 1):
         for what in ("save", "load", "standstill"):
             for library in ("ours", "dcp") if number % 2 else ("dcp", "ours"):
                 call, settle = ways[library][what]
                 measured = measure(call, settle)
                 if number:  # the first round imports modules and touches memory
                     figures.setdefault(what, {}).setdefault(library, []).append(measured)
-    result = {"shard": shard_bytes, "figures": figures}
-    (folder / f"{rank}.json").write_text(json.dumps(result))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    content = memoryview(bytes(32 << 20))
+    began = time.process_time()
+    for place in range(0, len(content), 1 << 20):
+        hashlib.sha256(content[place : place + (1 << 20)])
+    hashing = (time.process_time() - began) * shard_bytes / len(content)
+    return {"shard": shard_bytes, "figures": figures, "hashing": hashing}
+
+
+def run_steps(rounds: int, steps: int) -> dict[str, Any]:
+    """Return the microseconds of a step of a plain loop with DDP and of ``Trainer.fit``, by rounds in turns.
+
+    Each is a pair: on the clock, and of the processor, which depends less on other programs. A tenth of the steps runs
+    first and is subtracted, so that the beginning and the end of a fit do not count.
+    """
+    import torch
+    from torch.nn import functional
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    from composer import Trainer, distributed
+    from composer.models import ComposerClassifier
+
+    def network() -> torch.nn.Module:
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+
+    count = 16 * 2 * steps * (rounds + 1)  # one epoch has enough batches for all rounds
+    data = TensorDataset(torch.randn(count, 32), torch.randint(0, 10, (count,)))
+    plain = DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.01)
+    batches = iter(DataLoader(data, batch_size=8, sampler=DistributedSampler(data)))
+    model = ComposerClassifier(network(), num_classes=10, train_metrics=[])
+    trainer = Trainer(
+        model=model,
+        train_dataloader=DataLoader(data, batch_size=8, sampler=distributed.get_sampler(data, shuffle=True)),
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.01),
+        progress_bar=False,
+        precision="fp32",
+        device="cpu",
+        seed=0,
+    )
+
+    def loop(count: int) -> None:
+        for _ in range(count):
+            inputs, targets = next(batches)
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(plain(inputs), targets)
+            loss.backward()
+            optimizer.step()
+
+    def measure_call(call: Callable[[int], None], count: int) -> tuple[float, float]:
+        torch.distributed.barrier()
+        processor, began = time.process_time(), time.perf_counter()
+        call(count)
+        return time.perf_counter() - began, time.process_time() - processor
+
+    calls: dict[str, Callable[[int], None]] = {"loop": loop, "ours": lambda count: trainer.fit(duration=f"{count}ba")}
+    few = steps // 10
+    figures: dict[str, Any] = {name: [] for name in calls}
+    for number in range(rounds + 1):
+        for name in reversed(calls) if number % 2 else calls:
+            short, long = (measure_call(calls[name], count) for count in (few, steps))
+            if number:
+                figures[name].append(
+                    [(many - less) / (steps - few) * 1e6 for less, many in zip(short, long, strict=True)]
+                )
+    return figures
 
 
 def measure(call: Callable[[], object], settle: Callable[[], object]) -> dict[str, float]:
@@ -253,8 +360,19 @@ def nothing() -> None:
     """Do nothing."""
 
 
+def measure_steps(measured: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the medians of a step of the loop, and of the trainer above it in a round, in the slower process."""
+
+    def above(place: int) -> float:
+        pairs = [list(zip(one["ours"], one["loop"], strict=True)) for one in measured]
+        return max(statistics.median(ours[place] - loop[place] for ours, loop in rounds) for rounds in pairs)
+
+    loop = statistics.median(seconds for one in measured for seconds, _ in one["loop"])
+    return {"loop": loop, "above": above(0), "processor": above(1)}
+
+
 def report(model: str, count: int, measured: list[dict[str, Any]]) -> dict[str, Any]:
-    """Print the ratios and the memory of a model in some processes, and return them."""
+    """Print the times of a model in some processes, and return ratios and memory."""
     shard = max(one["shard"] for one in measured) / 2**20
 
     def over(what: str, library: str, figure: str, combine: Callable[[list[float]], float]) -> list[float]:
@@ -263,7 +381,7 @@ def report(model: str, count: int, measured: list[dict[str, Any]]) -> dict[str, 
 
     rows: dict[str, Any] = {"shard in MiB": shard}
     print(f"\n{model}, {count} processes, {shard:.0f} MiB each, load average {os.getloadavg()[0]:.1f}")
-    print(f"{'':<12} {'ours ms':>9} {'DCP ms':>9} {'ratio':>7} {'at most':>8}")
+    print(f"{'':<12} {'ours ms':>9} {'DCP ms':>9} {'ratio':>7}   from to")
     timed = {
         "save": ("save", "seconds"),
         "processor": ("save", "processor"),
@@ -274,16 +392,43 @@ def report(model: str, count: int, measured: list[dict[str, Any]]) -> dict[str, 
     for name, (what, figure) in timed.items():
         combine = statistics.mean if figure == "processor" else max
         ours, dcp = (over(what, library, figure, combine) for library in ("ours", "dcp"))
-        ratio = statistics.median(one / other for one, other in zip(ours, dcp, strict=True))
-        rows[name] = {"ours": ours, "dcp": dcp, "ratio": ratio}
+        ratios = [one / other for one, other in zip(ours, dcp, strict=True)]
+        rows[name] = {"ours": ours, "dcp": dcp, "ratio": statistics.median(ratios)}
         milliseconds = [1000 * statistics.median(times) for times in (ours, dcp)]
-        print(f"{name:<12} {milliseconds[0]:>9.0f} {milliseconds[1]:>9.0f} {ratio:>7.2f} {LIMITS[name]:>8.2f}")
+        spread = f"{min(ratios):.2f} {max(ratios):.2f}"
+        print(f"{name:<12} {milliseconds[0]:>9.0f} {milliseconds[1]:>9.0f} {rows[name]['ratio']:>7.2f}   {spread}")
+    hashing = statistics.mean(one["hashing"] for one in measured)
+    share = hashing / statistics.median(rows["processor"]["dcp"])
+    print(f"SHA-256 of a shard alone takes {1000 * hashing:.0f} ms: {share:.2f} of the processor time of DCP's save")
     for what in ("save", "load", "standstill"):
-        peaks = {library: statistics.median(over(what, library, "memory", max)) for library in ("ours", "dcp")}
-        rows[f"memory, {what}"] = peaks
-        label = "background" if what == "standstill" else what
-        print(f"memory of {label:<10} ours {peaks['ours']:.0f} MiB, DCP {peaks['dcp']:.0f} MiB, shard {shard:.0f} MiB")
+        rows[f"memory, {'background' if what == 'standstill' else what}"] = {
+            library: statistics.median(over(what, library, "memory", max)) for library in ("ours", "dcp")
+        }
     return rows
+
+
+def print_table(result: dict[str, Any], cases: dict[str, Any]) -> None:
+    """Print all figures that have a limit beside it."""
+
+    def cell(value: float, limit: float, digits: int) -> str:
+        return f"{value:.{digits}f}{'!' if value > limit else ' '}"
+
+    print(f"\n{'':<20} {'at most':>10} " + " ".join(f"{case:>15}" for case in cases))
+    for name, limit in LIMITS.items():
+        if limit is not None:
+            shown = " ".join(f"{cell(rows[name]['ratio'], limit, 2):>15}" for rows in cases.values())
+            print(f"{name + ', ratio':<20} {limit:>10.2f} {shown}")
+    for what in ("save", "load", "background"):
+        limits = [rows["shard in MiB"] + MORE_MEMORY for rows in cases.values()]
+        peaks = [rows[f"memory, {what}"]["ours"] for rows in cases.values()]
+        cells = [f"{cell(peak, limit, 0)}/ {limit:.0f}" for peak, limit in zip(peaks, limits, strict=True)]
+        shown = " ".join(f"{one:>15}" for one in cells)
+        print(f"{'memory, ' + what:<20} {'shard + 64':>10} {shown}")
+    step, layout = result["step"], result["layout"]
+    shown = f"{cell(step['above'], STEP_LIMIT, 0):>15} of {step['loop']:.0f}; {step['processor']:.0f} of the processor"
+    print(f"{'step, µs above loop':<20} {STEP_LIMIT:>10.0f} {shown}")
+    for name, unit in (("megabytes", "layout.json, MB"), ("planned", "planned, s")):
+        print(f"{unit:<20} {LAYOUT_LIMITS[name]:>10.0f} {cell(layout[name], LAYOUT_LIMITS[name], 2):>15}")
 
 
 if __name__ == "__main__":
