@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from composer.distributed.sharding import is_sharded
 
 if TYPE_CHECKING:
     import os
+    from contextlib import AbstractContextManager
 
     from torch import Tensor
 
@@ -140,26 +141,16 @@ def load_checkpoint(
     return load()
 
 
-@contextmanager
-def loading_together(path: object) -> Iterator[None]:
+def loading_together(path: object) -> AbstractContextManager[None]:
     """Fail in all processes if one fails: with its own error there, and with one that names it in the others.
 
     Args:
         path: The checkpoint, for the error.
     """
-    failed: list[BaseException] = []
-    try:
-        with failing_together("Loading it"):
-            try:
-                yield
-            except Exception as error:
-                failed.append(error)
-                raise
-    except RuntimeError as error:
-        if failed:
-            raise
-        reason = str(error).removeprefix("Loading it failed in ").rstrip(".")
-        raise CheckpointError(path, f"was not loaded, and nothing has been changed: it failed in {reason}.") from None
+    return failing_together(
+        "it",
+        lambda reason: CheckpointError(path, f"was not loaded, and nothing has been changed: {reason.rstrip('.')}."),
+    )
 
 
 def check_checkpoint(

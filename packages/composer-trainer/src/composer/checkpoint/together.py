@@ -19,7 +19,8 @@ from composer.distributed.collectives import failing_together
 from composer.distributed.exchange import Exchange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
 
     from composer.checkpoint.finding import Folder
     from composer.checkpoint.manifest import Manifest
@@ -69,25 +70,13 @@ def meeting() -> Meeting:
     return _meetings[0][1]
 
 
-@contextlib.contextmanager
-def saving_together(path: str) -> Iterator[None]:
+def saving_together(path: str) -> AbstractContextManager[None]:
     """Fail in all processes if one fails: with its own error there, and with one that names it in the others.
 
     Args:
         path: The checkpoint, for the error.
     """
-    failed: list[BaseException] = []
-    try:
-        with failing_together("Saving a checkpoint"):
-            try:
-                yield
-            except Exception as error:
-                failed.append(error)
-                raise
-    except RuntimeError as error:
-        if failed:
-            raise
-        raise CheckpointSaveError(path, f"{str(error).rstrip('.')}.") from None
+    return failing_together("Saving a checkpoint", lambda reason: CheckpointSaveError(path, f"{reason.rstrip('.')}."))
 
 
 @attrs.define(eq=False)

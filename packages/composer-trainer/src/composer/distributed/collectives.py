@@ -261,16 +261,17 @@ def run_local_rank_zero_first() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def failing_together(doing: str) -> Iterator[None]:
+def failing_together(doing: str, to_error: Callable[[str], Exception] = RuntimeError) -> Iterator[None]:
     """Run a block in all processes; if it fails in one, it fails in all, so that none waits for another.
 
     The block must not call collectives. All processes must call this.
 
     Args:
         doing: Describes the block; the subject of the error's sentence.
+        to_error: Returns the error to raise in the processes where the block succeeded, from that sentence.
 
     Raises:
-        RuntimeError: In the processes where the block succeeded, if it failed in another.
+        Exception: In the processes where the block succeeded, if it failed in another.
 
     Example:
         >>> with failing_together("Reading the settings"):
@@ -283,7 +284,7 @@ def failing_together(doing: str) -> Iterator[None]:
         raise
     for rank, failure in enumerate(all_gather_object("")):
         if failure:
-            raise RuntimeError(f"{doing} failed in process {rank}: {failure}")
+            raise to_error(f"{doing} failed in process {rank}: {failure}")
 
 
 def is_connected() -> bool:
