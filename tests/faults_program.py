@@ -63,32 +63,27 @@ def train_augmented(folder, result, pipeline, workers, kill_in):
     """Train on images that a pipeline of kornia augments, as :func:`train` does."""
     from test_resume import PIPELINES, Images, image_model
 
-    trainer = Trainer(
+    run(
+        folder,
+        result,
         model=image_model(),
         train_dataloader=DataLoader(Images(), batch_size=4, shuffle=True, num_workers=workers),
         algorithms=[Augment(PIPELINES[pipeline]())],
         callbacks=[] if kill_in is None else [Killer(kill_in)],
         max_duration="3ep",
-        run_name="run",
-        save_folder=folder,
         save_interval="2ba",
-        autoresume=True,
-        progress_bar=False,
-        device="cpu",
-        seed=3,
     )
-    trainer.fit()
-    trainer.close()
-    Path(result).write_text(digest(trainer.state))
 
 
 def train(folder, result):
-    """Train like a user's program, resuming from the newest checkpoint; write a digest of the final state."""
+    """Train like a user's program."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.Dropout(0.2), nn.ReLU(), nn.Linear(64, 3))
     model = ComposerClassifier(network, num_classes=3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    trainer = Trainer(
+    run(
+        folder,
+        result,
         model=model,
         train_dataloader=DataLoader(Points(), batch_size=4, shuffle=True),
         eval_dataloader=DataLoader(Points(), batch_size=16),
@@ -98,18 +93,9 @@ def train(folder, result):
         algorithms=[MixUp(), EMA(half_life="4ba"), SAM(interval=3)],
         device_train_microbatch_size=2,
         max_duration="4ep",
-        run_name="run",
-        save_folder=folder,
         save_interval="2ba",
         save_num_checkpoints_to_keep=3,
-        autoresume=True,
-        progress_bar=False,
-        device="cpu",
-        seed=3,
     )
-    trainer.fit()
-    trainer.close()
-    Path(result).write_text(digest(trainer.state))
 
 
 def train_sharded(folder, result, rank, store, attempt):
@@ -124,26 +110,27 @@ def train_sharded(folder, result, rank, store, attempt):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(8, 64), nn.LayerNorm(64), nn.Dropout(0.2), nn.ReLU(), nn.Linear(64, 3))
     model, data = ComposerClassifier(network, num_classes=3), Points()
-    trainer = Trainer(
+    run(
+        folder,
+        result,
         model=model,
         train_dataloader=DataLoader(data, batch_size=4, sampler=get_sampler(data, shuffle=True)),
         optimizers=torch.optim.AdamW(model.parameters(), lr=0.01),
         algorithms=[MixUp(), EMA(half_life="4ba")],
         parallelism_config={"fsdp": {}},
         max_duration="3ep",
-        run_name="run",
-        save_folder=folder,
         save_interval="1ba",
         save_num_checkpoints_to_keep=3,
-        autoresume=True,
-        progress_bar=False,
-        device="cpu",
-        seed=3,
     )
-    trainer.fit()
-    trainer.close()
-    Path(result).write_text(digest(trainer.state))
     torch.distributed.barrier()
+
+
+def run(folder, result, **settings):
+    """Train, resuming from the newest checkpoint; write a digest of the final state."""
+    settings |= {"run_name": "run", "save_folder": folder, "autoresume": True, "seed": 3}
+    with Trainer(device="cpu", progress_bar=False, **settings) as trainer:
+        trainer.fit()
+    Path(result).write_text(digest(trainer.state))
 
 
 def slowed(call):

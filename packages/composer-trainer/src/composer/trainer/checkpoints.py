@@ -109,7 +109,7 @@ class Loading:
                 loaded = self._load(newest, folder, engine, progress, passes)
                 clock: Any = state.timestamp
                 place = f"epoch {int(clock.epoch)}, batch {int(clock.batch)}"
-                _log.warning("autoresume: going on from %s (%s).", newest, place)
+                _log.warning("autoresume: resuming from %s (%s).", newest, place)
                 return loaded
             manifests = [one.manifest for one in find_checkpoints(folder) if one.manifest is not None]
             if any(one.weights_only and one.run_name == state.run_name for one in manifests):
