@@ -257,6 +257,21 @@ def small_blocks(monkeypatch):
         monkeypatch.setattr(module, "BLOCK_BYTES", 32)
 
 
+def read_part(part, layout, records, contents):
+    """Return a part of the weight, read from the files that have elements of it."""
+    target = torch.full(part[1], -1)
+    for name, file in layout.files.items():
+        ranges = [
+            sharded._range_of(target, part, position, cell)
+            for number, position, cell in layout.tensors["model.safetensors"]["weight"].cells(part)
+            if [*layout.files][number] == name and target.numel()
+        ]
+        if ranges:
+            with opener(contents)(name) as read:
+                sharded._read_blocks(read, ranges, file, records.files[name].size, name)
+    return target
+
+
 def described_as(parts, shape, dtype="int64"):
     """Return what each process with one of these parts describes."""
     return [{"model.safetensors": {"weight": ((dtype, shape, None), part)}} for part in parts]
@@ -291,19 +306,19 @@ class TestPlans:
         layout, records, contents = written(*plan_parts(described), described, {"weight": tensor})
         bounds = [sorted(data.draw(st.tuples(*[st.integers(0, length)] * 2))) for length in shape]
         part = tuple(low for low, _ in bounds), tuple(high - low for low, high in bounds)
-        target = torch.full(part[1], -1)
 
-        for name, file in layout.files.items():
-            ranges = [
-                sharded._range_of(target, part, position, cell)
-                for number, position, cell in layout.tensors["model.safetensors"]["weight"].cells(part)
-                if [*layout.files][number] == name and target.numel()
-            ]
-            if ranges:
-                with opener(contents)(name) as read:
-                    sharded._read_blocks(read, ranges, file, records.files[name].size, name)
+        target = read_part(part, layout, records, contents)
 
         assert torch.equal(target, tensor[place_of(part)])
+
+    def test_part_of_the_size_of_a_cell(self):
+        """A part that begins within a cell and has its size is read from this cell and the next."""
+        described = described_as([((0,), (4,)), ((4,), (4,))], (8,))
+        layout, records, contents = written(*plan_parts(described), described, {"weight": torch.arange(8)})
+
+        target = read_part(((2,), (4,)), layout, records, contents)
+
+        assert target.tolist() == [2, 3, 4, 5]
 
     def test_only_own_blocks_are_read(self):
         """Damage in a block without an element of this process is not noticed, in one with elements it is named."""
