@@ -29,6 +29,7 @@ CONSTRAINTS = "constraints.txt"
 EXAMPLES = ["cloudpickle", "matplotlib", "rich", "scikit-learn", "scipy"]
 TOOLS = {
     "tests": ["pytest-xdist>=3.8"],
+    "hosts": ["trl"],
     # hatchling builds editable installations with editables; tests build offline, from the cache.
     "together": ["accelerate", "editables", "import-linter", "lightning", "pytorch-ignite", "uv"],
     "site": ["myst-parser", "pydata-sphinx-theme", "selenium", "sphinx", "sphinx-copybutton", "sphinx-design"],
@@ -95,6 +96,8 @@ def hosts(session: nox.Session, releases: str) -> None:
     """Compare Lightning, Transformers, Accelerate and Ignite with our Trainer, in their newest and oldest releases."""
     extras = project("engine")["project"]["optional-dependencies"].values()
     wanted = [*test_group(*PACKAGES), *sorted({requirement for extra in extras for requirement in extra})]
+    if releases == "newest":  # the newest TRL does not work with the oldest Accelerate
+        wanted += TOOLS["hosts"]
     pins = lowest(session, "hosts", *theirs(*PACKAGES), *wanted) if releases == "oldest" else CONSTRAINTS
     install(session, *wheels(session, *PACKAGES), *wanted, pins=pins)
     session.run(*PYTEST, "tests/hosts", *session.posargs, env=TEST_ENV)
