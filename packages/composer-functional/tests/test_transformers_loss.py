@@ -38,6 +38,27 @@ class TestTaskLoss:
 
         torch.testing.assert_close(total, cross_entropy(logits, labels, reduction="sum"))
 
+    def test_rows_of_zeros_do_not_count(self):
+        """The mean for probabilities is over the labels that have any mass."""
+        logits, labels = torch.randn(4, 5), torch.tensor([1, 0, 4, 2])
+        probabilities = one_hot(labels, 5).float()
+        probabilities[2:] = 0.0
+
+        mean = task_loss(logits, probabilities, problem_type=None, shift=False, reduction="mean")
+
+        torch.testing.assert_close(mean, cross_entropy(logits[:2], labels[:2]))
+
+    @pytest.mark.parametrize("as_probabilities", [False, True])
+    def test_loss_of_each_sequence(self, as_probabilities):
+        """Without a reduction, each sequence has the mean over its labels."""
+        logits, labels = torch.randn(3, 6, 5), torch.randint(5, (3, 6))
+        given = one_hot(labels, 5).float() if as_probabilities else labels
+
+        losses = task_loss(logits, given, problem_type=None, shift=False, reduction="none")
+
+        expected = [cross_entropy(*pair) for pair in zip(logits, labels, strict=True)]
+        torch.testing.assert_close(losses, torch.stack(expected))
+
 
 class TestAreProbabilities:
     """Labels that a model would misinterpret."""
