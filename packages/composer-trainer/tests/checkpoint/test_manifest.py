@@ -46,11 +46,24 @@ class TestFileRecord:
         assert FileRecord.of([]).xxh3_128 == "99aa06d3014798d86001c324468d497f"
 
     def test_compared_checksums(self):
-        """XXH3 is compared if present, both on request."""
-        new, old = FileRecord(1, "0" * 64, "1" * 32), FileRecord(1, "0" * 64)
+        """XXH3 is compared if present, all checksums on request."""
+        records = [FileRecord(1, "0" * 64, "1" * 32), FileRecord(1, "0" * 64), FileRecord(1, None, "1" * 32)]
 
-        assert [list(record.hashes()) for record in (new, old)] == [["xxh3_128"], ["sha256"]]
-        assert [len(record.hashes(thoroughly=True)) for record in (new, old)] == [2, 1]
+        assert [list(record.hashes()) for record in records] == [["xxh3_128"], ["sha256"], ["xxh3_128"]]
+        assert [len(record.hashes(thoroughly=True)) for record in records] == [2, 1, 1]
+
+    def test_parts(self):
+        """A file of parts has the XXH3 of the file and of its blocks, and no SHA-256."""
+        blocks = []
+        record = FileRecord.of([b"parts"], blocks)
+
+        assert (record.sha256, record.xxh3_128) == (None, xxhash.xxh3_128_hexdigest(b"parts"))
+        assert blocks == [record.xxh3_128]
+
+    def test_no_checksum_raises(self):
+        """A record without any checksum is refused."""
+        with pytest.raises(ValueError, match="'sha256' or 'xxh3_128' is required"):
+            FileRecord(1, None)
 
 
 class TestManifest:
@@ -105,6 +118,7 @@ class TestManifest:
             ({"files": {"state.json": {"size": 1 << 70, "sha256": "0" * 64}}}, "is not valid: files"),
             ({"files": {"state.json": {"size": 1, "sha256": "0"}}}, "is not valid: files"),
             ({"files": {"state.json": {"size": 1, "xxh3_128": "0" * 32}}}, "is not valid: files"),
+            ({"files": {"model-00001-of-00002.safetensors": {"size": 1}}}, "'sha256' or 'xxh3_128' is required"),
             ({"files": {"state.json": {"size": 1, "sha256": "0" * 64, "xxh3_128": "x" * 32}}}, "is not valid: files"),
             ({"files": {"state.json": {"size": 1, "sha256": "0" * 64, "md5": "0" * 32}}}, "is not valid: files"),
             ({"files": {"state.json": {"size": 1, "sha256": "0" * 64, "xxh3_128": None}}}, "files.* has a null"),

@@ -114,15 +114,16 @@ def _refuse_constant(constant: str) -> None:
 
 @attrs.frozen
 class FileRecord:
-    """A file of a checkpoint: its size and two checksums. Loading compares XXH3, as SHA-256 takes longer than the rest.
+    """A file of a checkpoint: its size and checksums. Loading compares XXH3, as SHA-256 takes longer than the rest.
 
     Args:
         size: In bytes.
         sha256: SHA-256 in hexadecimal digits, which any system can compute; compared when a checkpoint is verified.
+            None for the parts of sharded tensors, whose writing it would double.
         xxh3_128: XXH3 of 128 bits in hexadecimal digits, compared at every load. Checkpoints of format 1 have none.
 
     Raises:
-        ValueError: A value is out of range.
+        ValueError: A value is out of range, or there is no checksum.
 
     Example:
         >>> FileRecord.of([b"content"]).sha256[:8]
@@ -130,8 +131,12 @@ class FileRecord:
     """
 
     size: int = attrs.field(validator=[ge(0), lt(1 << 62)])
-    sha256: str = attrs.field(validator=matches_re("[0-9a-f]{64}"))
+    sha256: str | None = attrs.field(validator=optional(matches_re("[0-9a-f]{64}")))
     xxh3_128: str | None = attrs.field(default=None, validator=optional(matches_re("[0-9a-f]{32}")))
+
+    def __attrs_post_init__(self) -> None:
+        if self.sha256 is None and self.xxh3_128 is None:
+            raise ValueError("'sha256' or 'xxh3_128' is required.")
 
     @classmethod
     def of(cls, pieces: Iterable[bytes | memoryview], blocks: list[str] | None = None) -> FileRecord:
@@ -139,7 +144,7 @@ class FileRecord:
 
         Args:
             pieces: The content.
-            blocks: A list to which the XXH3 of each block of ``BLOCK_BYTES`` bytes is added.
+            blocks: A list to which the XXH3 of each block of ``BLOCK_BYTES`` bytes is added, for a file of parts.
         """
         sha256, xxh3, block, size = hashlib.sha256(), xxhash.xxh3_128(), xxhash.xxh3_128(), 0
         for piece in pieces:
@@ -148,21 +153,24 @@ class FileRecord:
                 # Small enough for the next hash to find it in the cache, and within a block.
                 chunk = piece[begin : begin + min(_CHUNK, BLOCK_BYTES - size % BLOCK_BYTES)]
                 begin, size = begin + len(chunk), size + len(chunk)
-                sha256.update(chunk)
                 xxh3.update(chunk)
-                if blocks is not None:
+                if blocks is None:
+                    sha256.update(chunk)
+                else:
                     block.update(chunk)
                     if not size % BLOCK_BYTES:
                         blocks.append(block.hexdigest())
                         block.reset()
         if blocks is not None and size % BLOCK_BYTES:
             blocks.append(block.hexdigest())
-        return cls(size, sha256.hexdigest(), xxh3.hexdigest())
+        return cls(size, sha256.hexdigest() if blocks is None else None, xxh3.hexdigest())
 
     def hashes(self, *, thoroughly: bool = False) -> dict[str, Any]:
         """Return new objects like those of :mod:`hashlib` for the fastest checksum of the record, or for all."""
         hashes: dict[str, Any] = {} if self.xxh3_128 is None else {"xxh3_128": xxhash.xxh3_128()}
-        return hashes if hashes and not thoroughly else {"sha256": hashlib.sha256(), **hashes}
+        if self.sha256 is not None and (thoroughly or not hashes):
+            hashes["sha256"] = hashlib.sha256()
+        return hashes
 
     def compare(self, path: object, hashes: Mapping[str, Any]) -> None:
         """Compare :meth:`hashes`, updated with the content of the file at ``path``, with the record.
@@ -272,7 +280,9 @@ class Manifest:
             if isinstance(record, dict):
                 if None in record.values():
                     raise CheckpointError(path, f"is not valid: files[{name!r}] has a null, which is never written.")
-                record.setdefault("xxh3_128")  # records of format 1 have one checksum
+                record.setdefault("xxh3_128")  # records of format 1 have no XXH3
+                if PART.fullmatch(name):
+                    record.setdefault("sha256")
         try:
             manifest = cls(**{name: from_data(data[name], kind, name) for name, kind in types.items()})
         except ValueError as error:
