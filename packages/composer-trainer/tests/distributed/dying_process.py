@@ -73,7 +73,7 @@ def main(how, folder):
             time.sleep(300)
         parallel.begin_batch(4)
         parallel.begin_microbatch(is_last=True)
-        (parallel.forward(torch.ones(4, 2)).sum() * parallel.totals().weight).backward()
+        (parallel.forward(torch.ones(4, 2)).sum() * parallel.weight()).backward()
         parallel.end_batch()
         print("step", step, flush=True)
 

@@ -35,7 +35,7 @@ def train(model, parallel, batches):
         weighted = [(part, len(part) / len(batch)) for part in parts]
         parallel.begin_batch(len(batch), microbatches=len(parts))
         optimizer.zero_grad()
-        rank_weight = parallel.totals().weight
+        rank_weight = parallel.weight()
         padded = parallel.padded([(part, weight * rank_weight) for part, weight in weighted])
         for place, (part, weight) in enumerate(padded):
             parallel.begin_microbatch(is_last=place == len(padded) - 1)

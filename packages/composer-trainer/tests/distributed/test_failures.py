@@ -66,11 +66,18 @@ class TestExplainLoss:
         assert not failures.explain_loss(error)
         assert notes(error) == []
 
-    def test_timeout_is_explained_at_once(self, this_machine, monkeypatch):
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 15000ms for recv operation",
+            "Application timeout caused pair closure",
+        ],
+    )
+    def test_timeout_is_explained_at_once(self, this_machine, monkeypatch, text):
         """After a timeout all processes may still run, and none is about to end."""
         monkeypatch.setattr(failures, "_WAITING_SECONDS", 60.0)
         monkeypatch.setattr(failures.time, "sleep", lambda _: pytest.fail("it waits"))
-        error = RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 15000ms for recv operation")
+        error = RuntimeError(text)
 
         is_gone = failures.explain_loss(error)
 

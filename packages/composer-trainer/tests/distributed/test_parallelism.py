@@ -27,7 +27,12 @@ LAWS = [
     "ddp, unused, forced",
     "ddp, frozen",
     "ddp, frozen, forced",
+    "ddp, usual number",
+    "ddp, usual number, forced",
+    "ddp, usual number, sam",
+    "ddp, usual number, clipped",
     "fsdp",
+    "fsdp, usual number",
     "fsdp, microbatches",
     "fsdp, multi",
     "fsdp, adam",
@@ -120,6 +125,13 @@ class TestTwoProcesses:
         assert first == [8, 21, 1.5, 2, 0.5, True]
         assert second == [8, 21, 1.5, 2, 1.5, True]
 
+    def test_weight_is_known_before_the_totals(self, two_processes):
+        """With 1 and 3 samples where 4 are usual; whether one process logs is known with the totals."""
+        found = [result["totals"] for result in two_processes]
+
+        assert [one["early weight"] for one in found] == [0.25, 0.75]
+        assert [(one["counted"], one["logs"]) for one in found] == [(4, True), (4, True)]
+
     def test_losses_are_averaged(self, two_processes):
         """The mean of 1 and 2 is 1.5, in 32 bits also if a loss has 16."""
         assert [result["totals"]["means"] for result in two_processes] == [{"a": 1.5, "b": 4.0}] * 2
@@ -140,7 +152,7 @@ class TestSingleProcess:
         parallel.begin_batch(3, 7, microbatches=2, seconds=0.5, stop=True)
 
         assert parallel.forward is state.model
-        assert parallel.totals() == cd.BatchTotals(3, 7, 0.5, 2, 1.0, True)
+        assert parallel.totals() == cd.BatchTotals(3, 7, 0.5, 2, 1.0, True, counted=3)
         assert parallel.padded([("part", 1.0)]) == [("part", 1.0)]
 
     def test_new_model_is_used(self):
@@ -152,7 +164,7 @@ class TestSingleProcess:
         parallel.prepare(state)
 
         assert parallel.forward is state.model
-        assert parallel.end_batch() is None
+        assert parallel.end_batch() == 1
 
     def test_losses_are_unchanged(self):
         """The mean over one process is its value."""

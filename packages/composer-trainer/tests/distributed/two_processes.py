@@ -113,7 +113,15 @@ def train_alone(optimizer="sgd", gated=False, frozen=False, clip=None):
 
 
 def train_together(
-    config=None, strategy=None, size=None, optimizer="sgd", gated=False, frozen=False, clip=None, algorithms=()
+    config=None,
+    strategy=None,
+    size=None,
+    optimizer="sgd",
+    gated=False,
+    frozen=False,
+    clip=None,
+    algorithms=(),
+    usual=None,
 ):
     """Train on this process's part of each batch; the first batch is complete and before any preparation."""
     model = Model()
@@ -129,7 +137,7 @@ def train_together(
             batch = tuple(each[cd.get_global_rank() :: WORLD] for each in complete)
             count = len(batch[0])
             parts = [(part, len(part[0]) / count) for part in spec.split_batch(batch, size or count)]
-            parallel.begin_batch(count, tokens=2 * count, microbatches=len(parts))
+            parallel.begin_batch(count, tokens=2 * count, usual=usual, microbatches=len(parts))
             parts = parallel.padded(parts)
 
         def closure(batch=batch, parts=parts, number=number):
@@ -141,10 +149,10 @@ def train_together(
             total = 0
             for place, (part, weight) in enumerate(parts):
                 parallel.begin_microbatch(is_last=place == len(parts) - 1)
-                loss = model.loss(parallel.forward(part), part) * weight * parallel.totals().weight
+                loss = model.loss(parallel.forward(part), part) * weight * parallel.weight()
                 loss.backward()
                 total = total + loss.detach()
-            parallel.end_batch()
+            total = total * parallel.end_batch()
             if clip is not None:
                 cf.apply_gradient_clipping(model, *clip)
             return parallel.reduce_mean({"total": total})["total"]
@@ -195,7 +203,12 @@ LAWS = {
     "ddp, unused, forced": {"gated": True, "size": 2, "strategy": "forced_sync"},
     "ddp, frozen": {"frozen": True, "size": 2},
     "ddp, frozen, forced": {"frozen": True, "size": 2, "strategy": "forced_sync"},
+    "ddp, usual number": {"usual": 3, "size": 2},
+    "ddp, usual number, forced": {"usual": 4, "strategy": "forced_sync"},
+    "ddp, usual number, sam": {"usual": 3, "optimizer": "sam"},
+    "ddp, usual number, clipped": {"usual": 3, "clip": ("norm", 0.1)},
     "fsdp": {"config": FSDP},
+    "fsdp, usual number": {"config": FSDP, "usual": 3, "size": 2},
     "fsdp, microbatches": {"config": FSDP, "size": 2},
     "fsdp, multi": {"config": FSDP, "size": 2, "strategy": "multi_auto_sync"},
     "fsdp, adam": {"config": {"fsdp": {"reshard_after_forward": False}}, "optimizer": "adam"},
@@ -369,13 +382,24 @@ def check_totals():
     parallel = cd.Parallelism()
     parallel.prepare(State(nn.Linear(2, 2)))
     parallel.begin_batch(
-        3 + 2 * rank, 10 + rank, counted=1 + 2 * rank, microbatches=1 + rank, seconds=1.0 + rank, stop=rank == 1
+        3 + 2 * rank,
+        10 + rank,
+        counted=1 + 2 * rank,
+        usual=4,
+        microbatches=1 + rank,
+        seconds=1.0 + rank,
+        stop=rank == 1,
+        logs=rank == 0,
     )
+    early_weight = parallel.weight()
     totals = parallel.totals()
     means = parallel.reduce_mean({"a": torch.tensor(1.0 + rank), "b": torch.tensor([4.0], dtype=torch.bfloat16)})
     parallel.begin_batch(0)
     return {
         "totals": [totals.samples, totals.tokens, totals.seconds, totals.microbatches, totals.weight, totals.stop],
+        "logs": totals.logs,
+        "counted": totals.counted,
+        "early weight": early_weight,
         "means": {name: value.tolist() for name, value in means.items()},
         "nothing": refusal(parallel.totals),
     }

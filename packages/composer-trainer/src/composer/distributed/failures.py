@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["explain_loss", "explaining_loss", "introduce", "is_process_lost", "report_failure"]
 
+_OF_GLOO = ("gloo", "application timeout caused pair closure")
 _CLOSED = ("connection closed", "connection reset", "connection was likely", "broken pipe", "remote process exited")
 _TIMED_OUT = ("timed out", "timeout")
 _LOST = "Lost connection: "
@@ -96,9 +97,9 @@ def explain_loss(error: BaseException) -> bool:
     known = [note for note in getattr(error, "__notes__", ()) if note.startswith(_LOST)]
     if known:
         return any(note.startswith(_GONE) for note in known)
-    is_of_gloo = isinstance(error, RuntimeError) and "gloo" in str(error)
-    is_of_torch = is_of_gloo or isinstance(error, torch.distributed.DistError)
     text = str(error).lower()
+    is_of_gloo = isinstance(error, RuntimeError) and any(words in text for words in _OF_GLOO)
+    is_of_torch = is_of_gloo or isinstance(error, torch.distributed.DistError)
     is_closed = any(words in text for words in _CLOSED)
     if not _peers or not is_of_torch or not (is_closed or any(words in text for words in _TIMED_OUT)):
         return False

@@ -26,6 +26,7 @@ from composer.distributed.process_group import initialize_alone
 from composer.distributed.settings import Settings
 from composer.distributed.sharding import FSDPSettings, initialize, is_on_meta, is_sharded, shard
 from composer.functional.checks import check_flags
+from composer.functional.training.gradient_clipping import local_parts
 
 if TYPE_CHECKING:
     from composer.core import Batch, State
@@ -89,8 +90,11 @@ class BatchTotals:
         tokens: Number of tokens.
         seconds: Mean of the processes' seconds.
         microbatches: Maximum number of microbatches of a process.
-        weight: Weight of this process's loss: its fraction of the samples times the number of processes.
+        weight: Weight of this process's loss: its fraction of what is counted times the number of processes.
         stop: Whether any process requests to stop after this batch.
+        logs: Whether any process logs losses.
+        counted: Number of elements that the loss is the mean of.
+        is_certain: Whether every process was certain of its counts.
 
     Example:
         >>> BatchTotals(samples=5, weight=1.2).weight
@@ -103,6 +107,9 @@ class BatchTotals:
     microbatches: int = 1
     weight: float = 1.0
     stop: bool = False
+    logs: bool = False
+    counted: float = 0.0
+    is_certain: bool = False
 
 
 class Parallelism:
@@ -114,8 +121,8 @@ class Parallelism:
     All processes must call the same methods in the same order.
 
     A batch consists of the parts of all processes. Gradients are averaged over processes, so that each loss must be
-    multiplied by ``BatchTotals.weight``: the step then equals that of one process with the complete batch, even if
-    the parts have different sizes.
+    multiplied by :meth:`weight`: the step then equals that of one process with the complete batch, even if the parts
+    have different sizes.
 
     Args:
         parallelism_config: ``None`` or ``{"ddp": {...}}`` for DDP, see :class:`DDPSettings`; ``{"fsdp": {...}}`` for
@@ -143,7 +150,7 @@ class Parallelism:
         >>> state, parallel = State(nn.Linear(2, 2)), Parallelism()
         >>> parallel.prepare(state)
         >>> parallel.begin_batch(samples=3)
-        >>> parallel.forward(torch.ones(3, 2)).shape, parallel.totals().weight
+        >>> parallel.forward(torch.ones(3, 2)).shape, parallel.weight()
         (torch.Size([3, 2]), 1.0)
     """
 
@@ -178,7 +185,8 @@ class Parallelism:
         self._syncs = True
         self._totals: BatchTotals | None = None
         self._counted = 0.0
-        self._numbers: list[Tensor] = []
+        self._usual: int | None = None
+        self._numbers = torch.empty(0)
         self._exchange: Any = None
 
     @property
@@ -317,9 +325,12 @@ class Parallelism:
         tokens: int = 0,
         *,
         counted: float | None = None,
+        usual: int | None = None,
         microbatches: int = 1,
         seconds: float = 0.0,
         stop: bool = False,
+        logs: bool = False,
+        is_certain: bool = False,
     ) -> None:
         """Start exchanging the counts of this process's part of the batch; :meth:`totals` waits for the result.
 
@@ -327,18 +338,37 @@ class Parallelism:
             samples: Number of samples.
             tokens: Number of tokens.
             counted: Number of elements that the loss is the mean of, if not samples: tokens with a target, for example.
+            usual: What ``counted`` is in nearly all batches of each process, the same number in all of them. The
+                weight of a loss is then known without waiting for other processes, and :meth:`end_batch` corrects the
+                gradients of other batches.
             microbatches: Number of microbatches.
             seconds: Time to count, if the processes' clocks must agree.
             stop: Whether to stop after this batch.
+            logs: Whether this process logs losses.
+            is_certain: Whether this process is certain of its counts in later batches.
         """
+        self._counted, self._usual = samples if counted is None else counted, usual
         if not self.is_connected:
-            self._totals = BatchTotals(samples, tokens, seconds, microbatches, 1.0, stop)
+            self._totals = BatchTotals(
+                samples, tokens, seconds, microbatches, 1.0, stop, logs, self._counted, is_certain
+            )
             return
-        counted = samples if counted is None else counted
-        own = torch.tensor([samples, tokens, seconds, microbatches, stop, counted], dtype=torch.float64, device="cpu")
-        self._totals, self._counted = None, counted
-        self._numbers = [torch.empty_like(own) for _ in range(get_world_size())]
-        self._exchange = torch.distributed.all_gather(self._numbers, own, group=host_group(), async_op=True)
+        counts = [samples, tokens, seconds, microbatches, stop, logs, is_certain, self._counted]
+        own = torch.tensor(counts, dtype=torch.float64, device="cpu")
+        self._totals, self._numbers = None, own.new_empty(get_world_size() * len(own))
+        self._exchange = torch.distributed.all_gather_into_tensor(self._numbers, own, group=host_group(), async_op=True)
+
+    def expect_batch(self, samples: int, *, microbatches: int = 1, logs: bool = False) -> None:
+        """Begin a batch without an exchange: every process knows that each has as many samples as this one.
+
+        Args:
+            samples: Number of samples of each process, which has no tokens.
+            microbatches: Number of microbatches of each process.
+            logs: Whether any process logs losses.
+        """
+        self._counted, self._usual = samples, samples
+        total = samples * get_data_world_size()
+        self._totals = BatchTotals(total, microbatches=microbatches, logs=logs, counted=total, is_certain=True)
 
     def totals(self) -> BatchTotals:
         """Return the totals of the batch; waits for hosts, never for a device.
@@ -348,20 +378,38 @@ class Parallelism:
         """
         if self._totals is None:
             self._exchange.wait()
-            numbers = torch.stack(self._numbers)
+            # By kind of number, a list of the processes' numbers. Lists, as tensors take longer for a few numbers.
+            by_rank = self._numbers.view(get_world_size(), -1).tolist()
+            samples, tokens, seconds, microbatches, stop, logs, certain, counted = zip(*by_rank, strict=True)
             # A group of tensor parallelism has the same samples.
-            samples, tokens, _, _, _, counted = numbers[:: get_tensor_parallel_size()].sum(dim=0).tolist()
-            if counted <= 0:
+            others = slice(None, None, get_tensor_parallel_size())
+            total = sum(counted[others])
+            if total <= 0:
                 raise ValueError("No process has a sample (or token, if those are weighed) to train on in this batch.")
             self._totals = BatchTotals(
-                samples=int(samples),
-                tokens=int(tokens),
-                seconds=float(numbers[:, 2].mean()),
-                microbatches=int(numbers[:, 3].max()),
-                weight=self._counted * get_data_world_size() / counted,
-                stop=bool(numbers[:, 4].any()),
+                samples=int(sum(samples[others])),
+                tokens=int(sum(tokens[others])),
+                seconds=sum(seconds) / len(seconds),
+                microbatches=int(max(microbatches)),
+                weight=self._counted * get_data_world_size() / total,
+                stop=any(stop),
+                logs=any(logs),
+                counted=total,
+                is_certain=all(certain),
             )
         return self._totals
+
+    def weight(self) -> float:
+        """Return what to multiply this process's loss by: its fraction of the batch times the number of processes.
+
+        Waits for hosts if :meth:`begin_batch` was not told the usual number.
+
+        Raises:
+            ValueError: No process has a sample to train on in this batch.
+        """
+        if self._usual is None or not self.is_connected:
+            return self.totals().weight
+        return self._counted / self._usual
 
     def padded(self, parts: Sequence[tuple[Batch, float]]) -> Sequence[tuple[Batch, float]]:
         """Pad the microbatches and their weights to the maximum number of all processes, with weight 0.
@@ -384,17 +432,38 @@ class Parallelism:
         else:
             self._synced.set_requires_gradient_sync(syncs)
 
-    def end_batch(self) -> None:
-        """Reduce the gradients after the last microbatch with ``'forced_sync'``; otherwise do nothing."""
-        is_forced = self._strategy is DDPSyncStrategy.FORCED_SYNC and not self.is_apart
-        if self.is_connected and is_forced and self._model is not None:
+    def end_batch(self) -> float:
+        """Complete the gradients after the last microbatch, with the same result in all processes.
+
+        With ``'forced_sync'`` they are reduced now. If a process had not its usual number of samples, they are
+        multiplied by the usual number of all processes divided by the actual one.
+
+        Returns:
+            That factor, by which the sum of the batch's weighted losses must be multiplied, too; nearly always 1.
+
+        Raises:
+            ValueError: No process has a sample to train on in this batch.
+        """
+        if not self.is_connected or self._model is None:
+            return 1.0
+        if self._strategy is DDPSyncStrategy.FORCED_SYNC and not self.is_apart:
             _average_gradients(self._trainable)
             broadcast_buffers(self._model)
+        if self._usual is None:
+            return 1.0
+        totals = self.totals()
+        factor = self._usual * get_data_world_size() / totals.counted
+        if factor != 1:
+            gradients = [one.grad for one in self._model.parameters() if one.grad is not None]
+            with torch.no_grad():  # a model may have both DTensors and others, which foreach cannot multiply together
+                torch._foreach_mul_(local_parts(gradients), factor)
+        return factor
 
     def reduce_mean(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the means of scalars over processes, in one reduction that does not synchronize with a CUDA device.
 
-        For losses multiplied by ``BatchTotals.weight``, these are the means over all samples.
+        For losses multiplied by :meth:`weight` and the factor of :meth:`end_batch`, these are the means over all
+        samples.
 
         Args:
             losses: Scalars by name, with the same names in every process.

@@ -56,12 +56,15 @@ class DataOrder:
     Attributes:
         skips: Whether an epoch can start in its middle without loading the batches before.
         num_real_batches: The number of an epoch's batches with a sample that no other process counts; None for all.
+        num_full_batches: The number of an epoch's first batches that have as many samples as the loader's batch size in
+            each process, if that is certain; otherwise 0.
         is_distributed: Whether a ``DistributedSampler`` gives each process its part of one order, which is the same for
             any number of processes.
     """
 
     skips = True
     num_real_batches: int | None = None
+    num_full_batches = 0
     is_distributed = False
 
     def __init__(self, loader: Iterable[Batch], seed: int) -> None:
@@ -196,6 +199,9 @@ class IndexedOrder(_CopiedOrder):
         self._num_real = num_real_samples_in_loader(loader) if self.is_distributed else None
         if self._num_real is not None:
             self.num_real_batches = -(-self._num_real // getattr(self._sampler, "batch_size", 1))
+        if self.is_distributed and loader.batch_size and loader.collate_fn is default_collate:
+            sampler: Any = loader.sampler
+            self.num_full_batches = len(sampler.dataset) // (loader.batch_size * sampler.num_replicas)
 
     def begin(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """Return the epoch's batches, without loading the first ``skip``."""

@@ -102,3 +102,11 @@ class LossSum:
         if self.times_computed == 1:
             self.logged = parts
         self._state.total_loss = self.logged["total"]
+
+    def scale(self, factor: float) -> None:
+        """Multiply the losses of the current computation."""
+        self._parts = {name: part * factor for name, part in self._parts.items()}
+        self.total = self._parts["total"]
+        if self.times_computed == 1:
+            self.logged = self._parts
+            self._state.total_loss = self.total

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from composer.core import Batch, Engine, Event, TimeUnit
 from composer.core.batch import note_batch
 from composer.core.randomness import global_rng_states
+from composer.trainer.agreement import Agreement
 from composer.trainer.clock import Clock
 from composer.trainer.metrics import log_train_metrics
 from composer.trainer.microbatch_search import MicrobatchSearch
@@ -67,15 +68,15 @@ class Run:
         self.signals = StopSignals(lambda: int(self.state.timestamp.batch) if self._is_in_batch else None)
         self._evaluate, self._resume = evaluate, resume
         self._length = self.state.max_duration
-        self._runs_alone, self._is_stopped_by_agreement = True, False
+        self._runs_alone, self._is_stopped_by_agreement, self._is_loss_local = True, False, False
         self._search = MicrobatchSearch(self.state, parallel) if self.state.auto_microbatching else None
         self._count_samples = batches.spec.get_num_samples_in_batch
         self._count_tokens = batches.spec.get_num_tokens_in_batch
+        self._agreement = Agreement(self.state, batches, parallel, weigh_by_tokens)
         self._weigh = batches.spec.get_num_loss_tokens_in_batch if weigh_by_tokens else self._count_samples
         self._rng_states: list[tuple[Callable[[Any], object], Any]] = []
         self._num_samples = self._num_tokens = 0
         self._is_first_split = not self.state.auto_microbatching
-        self._seconds = 0.0
 
     def is_over(self) -> bool:
         """Return whether the training has reached its length, or a signal has stopped it."""
@@ -163,7 +164,7 @@ class Run:
         self.losses.times_computed = 0
         if not self._runs_alone:
             self.state.batch_counts = counts
-            self._seconds = self.clock.elapsed() / 1e6
+            self._agreement.begin_batch(self.clock.elapsed() / 1e6)
         return True
 
     def begin_gradients(self) -> None:
@@ -193,31 +194,43 @@ class Run:
 
     def _agreed_on(self, parts: Sequence[tuple[Batch, float]]) -> Iterable[tuple[Batch, float]]:
         parallel, counts = self.parallel, self.batches.counts
-        parallel.begin_batch(
+        rank_weight = self._agreement.begin_gradients(
             self._num_samples if counts else 0,
             self._num_tokens if counts else 0,
-            counted=self._weigh(self.state.batch) if self.state.batch_counts else 0,
+            self._weigh(self.state.batch) if self.state.batch_counts else 0,
             microbatches=len(parts),
-            seconds=self._seconds,
             stop=self.signals.received is not None,
+            logs=self.engine.logger.is_heard,
         )
-        rank_weight = parallel.totals().weight
-        padded = parallel.padded([(part, weight * rank_weight) for part, weight in parts])
-        return _announced(padded, parallel.begin_microbatch)
+        if rank_weight != 1:
+            parts = [(part, weight * rank_weight) for part, weight in parts]
+        if self.state.device_train_microbatch_size is not None:
+            parts = parallel.padded(parts)
+        return _announced(parts, parallel.begin_microbatch)
 
     def finish_gradients(self) -> None:
         """Sum the gradients of all processes, if that is not done yet, and unscale them."""
         if not self._runs_alone:
-            self.parallel.end_batch()
+            factor = self.parallel.end_batch()
+            if factor != 1:
+                self.losses.scale(factor)
         if self.state.scaler is not None:
             self.optimization.unscale()
 
+    def final_losses(self) -> dict[str, Tensor]:
+        """Return the losses of the last batch, their means over all processes; all of them must call it."""
+        if self._is_loss_local:
+            self._is_loss_local = False
+            self.losses.logged = self.parallel.reduce_mean(self.losses.logged)
+        return self.losses.logged
+
     def log_batch(self) -> None:
         """Log the batch's losses."""
-        if not self._runs_alone:
-            self.losses.logged = self.parallel.reduce_mean(self.losses.logged)
-        if not self.engine.logger.is_heard:
-            return
+        self._is_loss_local = not self._runs_alone
+        if self._is_loss_local and self.parallel.totals().logs:
+            self.final_losses()
+        if not self.engine.logger.is_heard or self._is_loss_local:
+            return  # a logger that was added since the last exchange begins with the next one
         now, state = self.state.timestamp.counts, self.state
         metrics: dict[str, Any] = {
             "time/batch": now.batch,
@@ -243,8 +256,8 @@ class Run:
         samples, tokens = self._num_samples, self._num_tokens
         elapsed = None
         if not self._runs_alone:
-            totals = self.parallel.totals()
-            samples, tokens, elapsed = totals.samples, totals.tokens, round(totals.seconds * 1e6)
+            totals, seconds = self._agreement.finish_batch()
+            samples, tokens, elapsed = totals.samples, totals.tokens, round(seconds * 1e6)
             self._is_stopped_by_agreement = totals.stop
         self.state.microbatch = -2
         self._is_in_batch = False

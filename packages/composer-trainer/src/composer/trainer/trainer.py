@@ -547,7 +547,7 @@ class Trainer:
             train(run)
         steps = int(state.timestamp.batch) - first_batch
         reason = f"fast_dev_run={self._dry_run} is complete" if self._dry_run else reason_of_end(run, length)
-        return self._result(reason, began, steps, run.losses.logged)
+        return self._result(reason, began, steps, run.final_losses())
 
     def _result(
         self, reason: str, began: float, steps: int = 0, losses: Mapping[str, torch.Tensor] | None = None

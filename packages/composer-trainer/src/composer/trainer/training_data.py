@@ -128,6 +128,8 @@ class Batches:
         self._finished: tuple[int, int] | None = None
         self.num_samples = 0
         """The number of samples in the batches of the epoch so far, which the caller of :meth:`next` counts."""
+        self.usual_samples: int | None = None
+        """The batch size of the loader, if it has one, and the same in all processes."""
         self._exhausted = False
         # Loaders without a length, or that are only iterated over, may end earlier in some processes.
         self._may_end_apart = get_world_size() > 1 and (loader_length is None or not self._order.skips)
@@ -141,6 +143,11 @@ class Batches:
         """Whether the last batch has a sample that no other process counts; else its weight is 0."""
         num_real = self._order.num_real_batches
         return not self._has_ended and (num_real is None or self._given <= num_real)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is certain that the last batch has the usual number of samples in each process."""
+        return self._given <= self._order.num_full_batches
 
     @property
     def epoch_is_over(self) -> bool:
@@ -183,11 +190,15 @@ class Batches:
         return batch
 
     def agree_on_length(self) -> None:
-        """Set the length to that of the longest loader of all processes; all of them must call it.
+        """Set the length to that of the longest loader of all processes, and the usual number of samples in a batch.
+
+        All processes must call it.
 
         Raises:
             ValueError: The loaders have different lengths, and one of the processes cannot train without own batches.
         """
+        size = getattr(self.spec.dataloader, "batch_size", None)
+        self.usual_samples = size if all_agree(size) and type(size) is int and size > 0 else None
         if not self._may_end_apart:
             check_lengths(self.length)
             return

@@ -1,0 +1,125 @@
+"""What all processes know of a batch: its size, the time, whether to stop, and whether a loss is logged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from composer.core.data_spec import count_samples
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.distributed import BatchTotals, Parallelism
+    from composer.trainer.training_data import Batches
+
+__all__ = ["Agreement"]
+
+_SECONDS, _MOST_BATCHES = 0.25, 32
+"""The longest time between two exchanges, and the most batches."""
+
+
+@attrs.define
+class Agreement:
+    """The counts of each batch in all processes, the same in each of them.
+
+    In general the processes exchange their counts in each batch. Where they are certain, an exchange may wait, as it
+    takes longer than a step of a small model: if a ``DistributedSampler`` gives each process as many samples, which
+    neither functions of the user nor algorithms change, and no tokens are counted. Such processes exchange at least
+    four times a second, and an exchange decides whether the next one may wait.
+
+    Args:
+        state: The run.
+        batches: The data.
+        parallel: Exchanges the counts.
+        weighs_tokens: Whether microbatches are weighted by their tokens instead of their samples.
+    """
+
+    _state: State
+    _batches: Batches
+    _parallel: Parallelism
+    _weighs_tokens: bool
+    _is_certain: bool = attrs.field(init=False)
+    _exchanges: bool = attrs.field(init=False, default=True)
+    _logs: bool = attrs.field(init=False, default=False)
+    _most: int = attrs.field(init=False, default=0)
+    _left: int = attrs.field(init=False, default=0)
+    _seconds: float = attrs.field(init=False, default=0.0)
+    _since: int = attrs.field(init=False, default=0)
+    _pace: float = attrs.field(init=False, default=0.0)
+    _ahead: float = attrs.field(init=False, default=0.0)
+
+    def __attrs_post_init__(self) -> None:
+        spec, state = self._batches.spec, self._state
+        has_own_functions = spec.get_num_samples_in_batch is not count_samples or spec.batch_transforms is not None
+        self._is_certain = not (
+            has_own_functions
+            or self._weighs_tokens
+            or state.auto_microbatching
+            or any(algorithm.selects_samples for algorithm in state.algorithms)
+        )
+
+    def begin_batch(self, seconds: float) -> None:
+        """Decide whether the processes exchange the counts of the next batch, ``seconds`` after the last one."""
+        self._seconds += seconds
+        self._since += 1
+        self._exchanges = not self._left or not self._batches.is_full
+        if not self._exchanges:
+            self._left -= 1
+
+    def begin_gradients(
+        self, samples: int, tokens: int, counted: int, *, microbatches: int, stop: bool, logs: bool
+    ) -> float:
+        """Send the counts of this process, and return the weight of its loss.
+
+        Args:
+            samples: Number of samples.
+            tokens: Number of tokens.
+            counted: Number of samples or tokens that the loss is the mean of, after algorithms have run.
+            microbatches: Number of microbatches.
+            stop: Whether to stop after a batch.
+            logs: Whether this process logs losses.
+
+        Raises:
+            RuntimeError: The counts are not those that the other processes rely on.
+        """
+        usual = None if self._weighs_tokens else self._batches.usual_samples
+        is_usual = samples == counted == usual and not tokens
+        if self._exchanges:
+            self._parallel.begin_batch(
+                samples,
+                tokens,
+                counted=counted,
+                usual=usual,
+                microbatches=microbatches,
+                seconds=self._seconds,
+                stop=stop,
+                logs=logs,
+                is_certain=self._is_certain and is_usual and self._batches.is_full,
+            )
+        elif is_usual and usual is not None:
+            self._parallel.expect_batch(usual, microbatches=microbatches, logs=self._logs)
+        else:
+            raise RuntimeError(
+                f"train_dataloader has batches of {usual} samples, and algorithms changed none of them so far, but "
+                f"this one has {samples} samples and {tokens} tokens, of which {counted} remain after algorithms. The "
+                "other processes could not know. Give DataSpec(loader, get_num_samples_in_batch=...), or let the "
+                "property selects_samples of an algorithm that removes samples return True."
+            )
+        return self._parallel.weight()
+
+    def finish_batch(self) -> tuple[BatchTotals, float]:
+        """Return the totals of the batch, and the seconds by which the clock advances."""
+        totals = self._parallel.totals()
+        if not self._exchanges:
+            self._ahead += self._pace
+            return totals, self._pace
+        # The batches since the last exchange have been counted with the time of those before.
+        missing = totals.seconds - self._ahead
+        self._ahead = max(0.0, -missing)
+        self._pace = totals.seconds / self._since
+        self._logs = totals.logs
+        self._most = min(2 * self._most or 1, _MOST_BATCHES) if totals.is_certain else 0
+        self._left = min(int(_SECONDS / self._pace), self._most) if self._pace else 0
+        self._seconds, self._since = 0.0, 0
+        return totals, max(0.0, missing)
