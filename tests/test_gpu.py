@@ -1,6 +1,11 @@
 """Training on a CUDA device: the same results as on a CPU, no synchronization in a step, exact resume."""
 
 import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import composer.algorithms as al
 from composer import Callback, Trainer
 from composer import functional as cf
+from composer.checkpoint.tensor_file import CopyMemory, pack_tensors
 from composer.models import ComposerClassifier
 
 pytestmark = pytest.mark.gpu
@@ -208,3 +214,59 @@ class TestResume:
             torch.use_deterministic_algorithms(mode=False)
 
         assert all(torch.equal(resumed[name], value) for name, value in expected.items())
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """What came out of training, saving and loading a model sharded by FSDP2, in a process of its own."""
+    program = Path(__file__).parent / "sharded_on_gpu.py"
+    command = [sys.executable, str(program), str(tmp_path_factory.mktemp("sharded"))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env={**os.environ})
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+class TestSharded:
+    def test_loss_scaling(self, sharded):
+        """With amp_fp16 a sharded model learns as in full precision."""
+        full, scaled = sharded["losses"]
+
+        assert scaled == pytest.approx(full, rel=0.1)
+
+    def test_overflow_skips_the_step(self, sharded):
+        """A batch with infinite gradients halves the scale and changes no weight; the others change them."""
+        scales, weights = sharded["scales"], sharded["weights"]
+
+        assert scales[6] == scales[5] / 2
+        assert weights[6] == weights[5]
+        assert weights[5] != weights[4]
+        assert weights[7] != weights[6]
+
+    def test_checkpoints_need_no_memory_of_the_device_to_save(self, sharded):
+        """Also in the background; 64 MiB are allowed."""
+        assert max(sharded["save"], sharded["background"]) <= 64
+
+    def test_checkpoints_need_a_shard_to_load(self, sharded):
+        """Nothing of the run changes before all is read; 64 MiB more are allowed."""
+        assert sharded["load"] <= sharded["shard"] + 64
+
+    def test_checkpoints_have_the_weights(self, sharded):
+        """Also if the weights change while they are written."""
+        assert sharded["equal"]
+        assert sharded["equal in the background"]
+
+
+class TestStaging:
+    def test_copies_are_in_pinned_memory(self):
+        """Later changes of the tensors do not change the copy, whose memory is used again."""
+        memory, weight = CopyMemory(), torch.arange(2.0**21, device=DEVICE)
+        expected = weight.cpu()
+
+        packed = pack_tensors({"weight": weight}, memory=memory)
+        weight.zero_()
+        copy_of_weight = torch.frombuffer(packed.pieces[1], dtype=torch.float32)
+
+        assert copy_of_weight.is_pinned()
+        assert torch.equal(copy_of_weight, expected)
+        memory.give([packed])
+        assert pack_tensors({"weight": weight}, memory=memory).pieces[1].obj is packed.pieces[1].obj

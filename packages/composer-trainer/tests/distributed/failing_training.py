@@ -2,7 +2,8 @@
 
 torchrun ... failing_training.py HOW FOLDER
 
-``HOW`` is ``raises``, ``dies``, ``hangs``, or ``trains`` for a training without failures. With ``restarts``, random
+``HOW`` is ``raises``, ``dies``, ``hangs``, or ``trains`` for a training without failures. ``DEVICE`` is ``cpu`` or
+``gpu``, with a GPU for each process. With ``restarts``, random
 processes die at random moments of every start but the last, and each start resumes from the last checkpoint. The last
 rank fails, and writes the time to ``<folder>/failed``; rank 0 writes the final weights to ``<folder>/weights.pt``.
 """
@@ -24,6 +25,7 @@ from composer.algorithms import EMA
 from composer.models import ComposerClassifier
 
 DIST_TIMEOUT = float(os.environ.get("DIST_TIMEOUT", "15"))
+DEVICE = os.environ.get("DEVICE", "cpu")
 PARALLELISM = os.environ.get("PARALLELISM", "ddp")
 BATCH_SECONDS = float(os.environ.get("BATCH_SECONDS", "0.01"))
 
@@ -84,7 +86,7 @@ def main(how, folder):
         callbacks=[Slow()] if is_saved else [Fails(how, folder)],
         parallelism_config={PARALLELISM: {}},
         dist_timeout=DIST_TIMEOUT,
-        device="cpu",
+        device=DEVICE,
         seed=17,
         progress_bar=False,
         **(saving if is_saved else {}),

@@ -57,6 +57,17 @@ class TestFailure:
         _, _, stacks = done.stderr.partition("batch 2 did not end after a SIGTERM and the end of another process; the")
         assert "in batch_start" in stacks
 
+    @pytest.mark.gpu
+    @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each process")
+    @pytest.mark.parametrize("how", ["raises", "dies", "hangs"])
+    def test_processes_with_gpus_end(self, environment, tmp_path, how):
+        """NCCL aborts its collectives when a process fails, and after the timeout when one hangs."""
+        done, ended = run(environment | {"DEVICE": "gpu"}, tmp_path, how)
+
+        assert done.returncode == 1
+        longest = LONGEST + (DIST_TIMEOUT if how == "hangs" else 0.0)
+        assert ended - float((tmp_path / "failed").read_text()) < longest
+
 
 @pytest.fixture(scope="module")
 def uninterrupted(environment, tmp_path_factory):
