@@ -186,6 +186,8 @@ class Parallelism:
         self._totals: BatchTotals | None = None
         self._counted = 0.0
         self._usual: int | None = None
+        self._data_world_size = 1
+        self._expected: dict[tuple[int, int, bool], BatchTotals] = {}
         self._numbers = torch.empty(0)
         self._exchange: Any = None
 
@@ -239,7 +241,7 @@ class Parallelism:
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if model is self._model and [*map(id, trainable)] == [*map(id, self._trainable)]:
             return
-        self.is_connected = is_connected()
+        self.is_connected, self._data_world_size = is_connected(), get_data_world_size()
         if self._syncs_batchnorm and self.is_connected:
             self.check_device(state.device)
             state.model = model = _with_sync_batchnorm(model)
@@ -367,8 +369,11 @@ class Parallelism:
             logs: Whether any process logs losses.
         """
         self._counted, self._usual = samples, samples
-        total = samples * get_data_world_size()
-        self._totals = BatchTotals(total, microbatches=microbatches, logs=logs, counted=total, is_certain=True)
+        key = (samples, microbatches, logs)
+        if key not in self._expected:
+            total = samples * self._data_world_size
+            self._expected[key] = BatchTotals(total, 0, 0.0, microbatches, 1.0, False, logs, total, True)
+        self._totals = self._expected[key]
 
     def totals(self) -> BatchTotals:
         """Return the totals of the batch; waits for hosts, never for a device.
@@ -391,7 +396,7 @@ class Parallelism:
                 tokens=int(sum(tokens[others])),
                 seconds=sum(seconds) / len(seconds),
                 microbatches=int(max(microbatches)),
-                weight=self._counted * get_data_world_size() / total,
+                weight=self._counted * self._data_world_size / total,
                 stop=any(stop),
                 logs=any(logs),
                 counted=total,
@@ -451,8 +456,7 @@ class Parallelism:
             broadcast_buffers(self._model)
         if self._usual is None:
             return 1.0
-        totals = self.totals()
-        factor = self._usual * get_data_world_size() / totals.counted
+        factor = self._usual * self._data_world_size / self.totals().counted
         if factor != 1:
             gradients = [one.grad for one in self._model.parameters() if one.grad is not None]
             with torch.no_grad():  # a model may have both DTensors and others, which foreach cannot multiply together
