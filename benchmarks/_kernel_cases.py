@@ -108,11 +108,11 @@ def _cutmix(shape: tuple[int, ...]) -> list[Variant]:
     ]
 
 
-def pipeline(*, compiled: bool = False) -> nn.Module:
+def pipeline(*, compiled: bool = False, hue: float = 0.05) -> nn.Module:
     """Return a flip, an affine transform and a colour jitter of kornia, the jitter compiled if required."""
     import kornia.augmentation as ka
 
-    jitter = ka.ColorJitter(0.2, 0.2, 0.2, 0.05)
+    jitter = ka.ColorJitter(0.2, 0.2, 0.2, hue)
     return ka.AugmentationSequential(
         ka.RandomHorizontalFlip(), ka.RandomAffine(15.0, (0.1, 0.1), p=1.0), jitter.compile() if compiled else jitter
     )
@@ -149,13 +149,21 @@ def _augment_photographs() -> list[Variant]:
     return augment_in_trainer(photographs(64, 224))
 
 
+@case("Augment in the trainer, 32 photographs of 224, no hue", 1.0)
+def _augment_without_hue() -> list[Variant]:
+    return augment_in_trainer(photographs(64, 224), hue=0.0)
+
+
 @case("Augment in the trainer, 32 of 224, noise", None)
 def _augment_noise() -> list[Variant]:
     return augment_in_trainer(torch.rand(64, 3, 224, 224, device="cpu"))
 
 
-def augment_in_trainer(images: Tensor) -> list[Variant]:
-    """Return epochs with transforms of torchvision in the loader, with ``Augment``, and without augmentation."""
+def augment_in_trainer(images: Tensor, *, hue: float = 0.05) -> list[Variant]:
+    """Return epochs with transforms of torchvision in the loader, with ``Augment``, and without augmentation.
+
+    Without ``hue`` the colour jitter changes brightness, contrast and saturation, as timm's does by default.
+    """
     from torch.utils.data import DataLoader, Dataset
     from torchvision.transforms import InterpolationMode, v2
 
@@ -167,7 +175,7 @@ def augment_in_trainer(images: Tensor) -> list[Variant]:
         [
             v2.RandomHorizontalFlip(),
             v2.RandomAffine(15.0, (0.1, 0.1), interpolation=InterpolationMode.BILINEAR),
-            v2.ColorJitter(0.2, 0.2, 0.2, 0.05),
+            v2.ColorJitter(0.2, 0.2, 0.2, hue),
         ]
     )
 
@@ -194,8 +202,8 @@ def augment_in_trainer(images: Tensor) -> list[Variant]:
 
     return [
         ("torchvision v2 in the loader, one at a time", epoch(per_sample)),
-        ("ours", epoch(torch.clone, Augment(pipeline()))),
-        ("ours, with the colour jitter compiled", epoch(torch.clone, Augment(pipeline(compiled=True)))),
+        ("ours", epoch(torch.clone, Augment(pipeline(hue=hue)))),
+        ("ours, with the colour jitter compiled", epoch(torch.clone, Augment(pipeline(compiled=True, hue=hue)))),
         ("no augmentation", epoch(torch.clone)),
     ]
 
