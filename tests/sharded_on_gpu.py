@@ -14,9 +14,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from composer import Callback, Trainer
 from composer.callbacks import CheckpointSaver
 from composer.checkpoint import load_checkpoint, save_checkpoint
+from composer.core.evaluation_weights import reshard
 from composer.models import ComposerClassifier
 
-WIDTH, BATCHES, OVERFLOWS_AT = 2048, 12, 5
+WIDTH, BATCHES, OVERFLOWS_AT = 4096, 12, 5
 MIB = 2**20
 
 
@@ -69,7 +70,9 @@ def loss_after(precision, **options):
     trainer.fit()
     inputs, labels = next(iter(DataLoader(draw_data(), batch_size=64)))
     with torch.no_grad():
-        return cross_entropy(trainer.state.model((inputs.cuda(), labels.cuda())).float(), labels.cuda()).item(), trainer
+        loss = cross_entropy(trainer.state.model((inputs.cuda(), labels.cuda())).float(), labels.cuda()).item()
+    reshard(trainer.state.model)
+    return loss, trainer
 
 
 def peak(call):

@@ -1,11 +1,11 @@
-"""Train with the Trainer in processes of torchrun, of which one fails in its third batch.
+"""Train with the Trainer in processes of torchrun, of which one fails in its second batch.
 
 torchrun ... failing_training.py HOW FOLDER
 
-``HOW`` is ``raises``, ``dies``, ``hangs``, or ``trains`` for a training without failures. ``DEVICE`` is ``cpu`` or
-``gpu``, with a GPU for each process. With ``restarts``, random
-processes die at random moments of every start but the last, and each start resumes from the last checkpoint. The last
-rank fails, and writes the time to ``<folder>/failed``; rank 0 writes the final weights to ``<folder>/weights.pt``.
+``HOW`` is ``raises``, ``dies``, ``hangs``, ``signalled`` for a SIGTERM that only the last process gets, or ``trains``
+for a training without failures. ``DEVICE`` is ``cpu``, or ``gpu`` with a GPU for each process. With ``restarts``, some
+random processes die at random moments of every start but the last, and each start resumes from the last checkpoint. The
+last rank fails, and writes the time to ``<folder>/failed``; rank 0 writes the final weights to ``<folder>/weights.pt``.
 """
 
 import os
@@ -35,19 +35,22 @@ def die():
 
 
 class Fails(Callback):
-    """Fails in the third batch of the last process."""
+    """Fails in the second batch of the last process, whose counts are not exchanged."""
 
     def __init__(self, how, folder):
         self.how, self.folder = how, folder
 
     def batch_start(self, state, logger):
-        if int(state.timestamp.batch) != 2 or distributed.get_global_rank() != distributed.get_world_size() - 1:
+        if int(state.timestamp.batch) != 1 or distributed.get_global_rank() != distributed.get_world_size() - 1:
             return
         (self.folder / "failed").write_text(str(time.time()))
         if self.how == "raises":
             raise KeyError("the labels")
         if self.how == "dies":
             die()
+        if self.how == "signalled":
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
         time.sleep(300)
 
 
@@ -93,7 +96,8 @@ def main(how, folder):
     )
     if how == "restarts":
         die_at_random()
-    trainer.fit()
+    result = trainer.fit()
+    (folder / f"reason {distributed.get_global_rank()}").write_text(result.reason)
     weights = {name: one.full_tensor() if PARALLELISM == "fsdp" else one for name, one in model.state_dict().items()}
     if distributed.get_global_rank() == 0:
         torch.save(weights, folder / "weights.pt")

@@ -54,8 +54,16 @@ class TestFailure:
         assert done.returncode == 1
         assert ended - float((tmp_path / "failed").read_text()) < DIST_TIMEOUT + LONGEST
         assert "all 2 processes still run" in done.stderr.partition("Root Cause (first observed failure):")[2]
-        _, _, stacks = done.stderr.partition("batch 2 did not end after a SIGTERM and the end of another process; the")
+        _, _, stacks = done.stderr.partition("batch 1 did not end after a SIGTERM and the end of another process; the")
         assert "in batch_start" in stacks
+
+    def test_signal_to_one_process_stops_all(self, environment, tmp_path):
+        """All end after the same batch, and the others return from fit, although none of them logs a loss."""
+        done, _ = run(environment, tmp_path, "signalled")
+
+        assert done.returncode == 1
+        assert "Signal 15 (SIGTERM)" in done.stderr or "exitcode  : 143" in done.stderr
+        assert (tmp_path / "reason 0").read_text() == "stopped by another process"
 
     @pytest.mark.gpu
     @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each process")

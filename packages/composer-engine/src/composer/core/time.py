@@ -488,7 +488,9 @@ class Timestamp:
     total_wct = _Counter(_MICROSECOND.__mul__, "Wall-clock time in total.")
     iteration_wct = _Counter(_MICROSECOND.__mul__, "Wall-clock time in this iteration.")
     epoch_wct = _Counter(_MICROSECOND.__mul__, "Wall-clock time in this epoch.")
-    batch_wct = _Counter(_MICROSECOND.__mul__, "Wall-clock time of the last batch.")
+    batch_wct = _Counter(
+        _MICROSECOND.__mul__, "Wall-clock time of the last batch; with several processes, an estimate for most batches."
+    )
 
     @property
     @deprecated("Timestamp.held is called counts now.")

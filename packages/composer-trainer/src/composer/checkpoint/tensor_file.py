@@ -14,7 +14,7 @@ import math
 import mmap
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import attrs
 import torch
@@ -68,9 +68,6 @@ DTYPES = _DTYPES_AS_BYTES | {str(dtype).removeprefix("torch."): dtype for dtype 
 _SETTINGS = "composer"
 _CHUNK = 1 << 20
 _HUGE = 4 << 20
-
-Memory: TypeAlias = Any
-"""Memory of a size: a ``bytearray``, an ``mmap``, or an array of NumPy with pinned memory."""
 _MAX_HEADER_BYTES = 100_000_000
 
 T = TypeVar("T")
@@ -248,14 +245,8 @@ def _start(call: Callable[[], T]) -> Callable[[], T]:
     return result
 
 
-def _allocate(size: int, *, pinned: bool = False) -> Memory:
-    """Return new memory; in huge pages if possible, as touching memory page by page takes longer than copying to it.
-
-    Memory that is pinned receives tensors of a CUDA device without another copy.
-    """
-    if pinned:
-        array: Memory = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
-        return array
+def _allocate(size: int) -> mmap.mmap | bytearray:
+    """Return new memory; in huge pages if possible, as touching memory page by page takes longer than copying to it."""
     if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return bytearray(size)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -293,20 +284,19 @@ class CopyMemory:
     """
 
     def __init__(self) -> None:
-        self._free: list[Memory] = []
+        self._free: list[mmap.mmap] = []
 
-    def take(self, size: int, *, pinned: bool = False) -> Memory:
+    def take(self, size: int) -> mmap.mmap | bytearray:
         """Return memory of a size, new if none is free."""
         for index, memory in enumerate(self._free):
-            if len(memory) == size and isinstance(memory, mmap.mmap) is not pinned:
+            if len(memory) == size:
                 return self._free.pop(index)
-        return _allocate(size, pinned=pinned)
+        return _allocate(size)
 
     def give(self, written: Iterable[PackedTensors]) -> None:
         """Reuse the memory of contents that have been written; memory that was free before is released."""
         bodies = [packed.pieces[-1].obj for packed in written]
-        # Small ones are cheap to allocate, and tensors that were not copied keep their own memory.
-        self._free = [body for body in bodies if not isinstance(body, (bytearray, bytes, ctypes.Array))]
+        self._free = [body for body in bodies if isinstance(body, mmap.mmap)]
 
 
 @torch.no_grad()
@@ -357,9 +347,8 @@ def pack_tensors(
         offset = end
     header = memoryview(_header(entries, settings, metadata or {}))
     if copy:
-        devices = {tensors[name].device for name in offsets if tensors[name].device.type == "cuda"}
-        body = _allocate(offset) if memory is None else memory.take(offset, pinned=bool(devices))
-        _copy_all(tensors, offsets, body, devices)
+        body = _allocate(offset) if memory is None else memory.take(offset)
+        _copy_all(tensors, offsets, body)
         return PackedTensors((header, memoryview(body)[:offset]))
     owners = tuple(_on_cpu(name, tensors[name]) for name in offsets)
     return PackedTensors((header, *map(_memory_of, owners)), owners)
@@ -381,10 +370,8 @@ def _header(entries: dict[str, Any], settings: dict[str, dict[str, Any]], texts:
     return len(content).to_bytes(8, "little") + content
 
 
-def _copy_all(
-    tensors: Mapping[str, Tensor], offsets: Mapping[str, int], body: Memory, devices: set[torch.device]
-) -> None:
-    """Copy tensors to their offsets in memory, all in one call if torch can; wait once for the CUDA devices."""
+def _copy_all(tensors: Mapping[str, Tensor], offsets: Mapping[str, int], body: mmap.mmap | bytearray) -> None:
+    """Copy tensors to their offsets in memory, all of them in one call if torch can."""
     sources = {name: tensors[name] for name in offsets}
     targets = []
     for dtype, group in itertools.groupby(sources, key=lambda name: sources[name].dtype):
@@ -393,9 +380,7 @@ def _copy_all(
         flat = torch.frombuffer(body, dtype=dtype, count=count, offset=offsets[names[0]])
         targets += _unflatten_dense_tensors(flat, [sources[name] for name in names])  # type: ignore[no-untyped-call]
     try:
-        torch._foreach_copy_(targets, [*sources.values()], non_blocking=bool(devices))
-        for device in devices:
-            torch.cuda.synchronize(device)
+        torch._foreach_copy_(targets, [*sources.values()])
     except (RuntimeError, TypeError):  # one by one, torch can copy more kinds
         for (name, tensor), target in zip(sources.items(), targets, strict=True):
             _copy(name, tensor, target)

@@ -341,8 +341,8 @@ class Parallelism:
             tokens: Number of tokens.
             counted: Number of elements that the loss is the mean of, if not samples: tokens with a target, for example.
             usual: What ``counted`` is in nearly all batches of each process, the same number in all of them. The
-                weight of a loss is then known without waiting for other processes, and :meth:`end_batch` corrects the
-                gradients of other batches.
+                weight of a loss is then known without waiting for other processes, and :meth:`end_batch` corrects all
+                gradients of other batches; use :meth:`weight`, not ``BatchTotals.weight``.
             microbatches: Number of microbatches.
             seconds: Time to count, if the processes' clocks must agree.
             stop: Whether to stop after this batch.
@@ -412,7 +412,9 @@ class Parallelism:
         Raises:
             ValueError: No process has a sample to train on in this batch.
         """
-        if self._usual is None or not self.is_connected:
+        if self._data_world_size == 1:
+            return 1.0
+        if self._usual is None:
             return self.totals().weight
         return self._counted / self._usual
 
@@ -454,13 +456,15 @@ class Parallelism:
         if self._strategy is DDPSyncStrategy.FORCED_SYNC and not self.is_apart:
             _average_gradients(self._trainable)
             broadcast_buffers(self._model)
-        if self._usual is None:
+        if self._usual is None or self._data_world_size == 1:
             return 1.0
         factor = self._usual * self._data_world_size / self.totals().counted
         if factor != 1:
-            gradients = [one.grad for one in self._model.parameters() if one.grad is not None]
-            with torch.no_grad():  # a model may have both DTensors and others, which foreach cannot multiply together
-                torch._foreach_mul_(local_parts(gradients), factor)
+            # A model may have both DTensors and others, which foreach cannot multiply together.
+            with torch.no_grad():
+                gradients = local_parts([one.grad for one in self._model.parameters() if one.grad is not None])
+                if gradients:
+                    torch._foreach_mul_(gradients, factor)
         return factor
 
     def reduce_mean(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from composer.core.data_spec import count_samples
+from composer.core.data_spec import has_own_functions
 
 if TYPE_CHECKING:
     from composer.core import State
@@ -15,18 +15,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Agreement"]
 
-_SECONDS, _MOST_BATCHES = 0.25, 32
-"""The longest time between two exchanges, and the most batches."""
+_SECONDS, _MOST_BATCHES = 0.25, 16
+"""The time between two exchanges at most, if batches take as long as before, and the most batches without one."""
 
 
 @attrs.define
 class Agreement:
     """The counts of each batch in all processes, the same in each of them.
 
-    In general the processes exchange their counts in each batch. Where they are certain, an exchange may wait, as it
-    takes longer than a step of a small model: if a ``DistributedSampler`` gives each process as many samples, which
-    neither functions of the user nor algorithms change, and no tokens are counted. Such processes exchange at least
-    four times a second, and an exchange decides whether the next one may wait.
+    In general the processes exchange their counts in each batch. Where they are certain, most batches need no exchange,
+    which takes longer than a step of a small model: if a ``DistributedSampler`` gives each process as many samples,
+    which torch's default ``collate_fn`` makes a batch, the ``DataSpec`` has no functions of its own, no algorithm
+    removes samples, and no tokens are counted. Each exchange decides how many batches follow without one: up to 16, and
+    none if batches take longer than an eighth of a second. Only then a process learns that another was asked to stop.
 
     Args:
         state: The run.
@@ -39,7 +40,6 @@ class Agreement:
     _batches: Batches
     _parallel: Parallelism
     _weighs_tokens: bool
-    _is_certain: bool = attrs.field(init=False)
     _exchanges: bool = attrs.field(init=False, default=True)
     _logs: bool = attrs.field(init=False, default=False)
     _most: int = attrs.field(init=False, default=0)
@@ -49,14 +49,12 @@ class Agreement:
     _pace: float = attrs.field(init=False, default=0.0)
     _ahead: float = attrs.field(init=False, default=0.0)
 
-    def __attrs_post_init__(self) -> None:
-        spec, state = self._batches.spec, self._state
-        has_own_functions = spec.get_num_samples_in_batch is not count_samples or spec.batch_transforms is not None
-        self._is_certain = not (
-            has_own_functions
+    def _is_certain(self) -> bool:
+        return self._batches.is_full and not (
+            has_own_functions(self._batches.spec)
             or self._weighs_tokens
-            or state.auto_microbatching
-            or any(algorithm.selects_samples for algorithm in state.algorithms)
+            or self._state.auto_microbatching
+            or any(algorithm.selects_samples for algorithm in self._state.algorithms)
         )
 
     def begin_batch(self, seconds: float) -> None:
@@ -95,14 +93,14 @@ class Agreement:
                 seconds=self._seconds,
                 stop=stop,
                 logs=logs,
-                is_certain=self._is_certain and is_usual and self._batches.is_full,
+                is_certain=is_usual and self._is_certain(),
             )
         elif is_usual and usual is not None:
             self._parallel.expect_batch(usual, microbatches=microbatches, logs=self._logs)
         else:
             raise RuntimeError(
-                f"train_dataloader has batches of {usual} samples, and algorithms changed none of them so far, but "
-                f"this one has {samples} samples and {tokens} tokens, of which {counted} remain after algorithms. The "
+                f"train_dataloader has batches of {usual} samples, from which none were removed so far, but this one "
+                f"has {samples} samples and {tokens} tokens, and {counted} remain after algorithms and callbacks. The "
                 "other processes could not know. Give DataSpec(loader, get_num_samples_in_batch=...), or let the "
                 "property selects_samples of an algorithm that removes samples return True."
             )
@@ -120,6 +118,6 @@ class Agreement:
         self._pace = totals.seconds / self._since
         self._logs = totals.logs
         self._most = min(2 * self._most or 1, _MOST_BATCHES) if totals.is_certain else 0
-        self._left = min(int(_SECONDS / self._pace), self._most) if self._pace else 0
+        self._left = min(max(0, int(_SECONDS / self._pace) - 1), self._most) if self._pace else 0
         self._seconds, self._since = 0.0, 0
         return totals, max(0.0, missing)

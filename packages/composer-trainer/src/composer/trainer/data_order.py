@@ -56,6 +56,7 @@ class DataOrder:
     Attributes:
         skips: Whether an epoch can start in its middle without loading the batches before.
         num_real_batches: The number of an epoch's batches with a sample that no other process counts; None for all.
+        batch_size: The number of samples in nearly all batches; None if it is not known.
         num_full_batches: The number of an epoch's first batches that have as many samples as the loader's batch size in
             each process, if that is certain; otherwise 0.
         is_distributed: Whether a ``DistributedSampler`` gives each process its part of one order, which is the same for
@@ -64,6 +65,7 @@ class DataOrder:
 
     skips = True
     num_real_batches: int | None = None
+    batch_size: int | None = None
     num_full_batches = 0
     is_distributed = False
 
@@ -169,6 +171,9 @@ class _CopiedOrder(DataOrder):
         super().__init__(copied, seed if generator is None else derive_seed(seed, generator.initial_seed()))
         copied.__dict__["_iterator"] = None
         copied.generator = torch.Generator()
+        # A batch of one sample is often a ready-made batch, which a function takes out.
+        if loader.batch_size is not None and (loader.batch_size > 1 or loader.collate_fn is default_collate):
+            self.batch_size = loader.batch_size
         self._is_plain = _draws_nothing(loader.dataset) and loader.collate_fn in (default_collate, default_convert)
 
     def _iterate(self, epoch: int) -> Iterator[Batch]:
@@ -199,9 +204,10 @@ class IndexedOrder(_CopiedOrder):
         self._num_real = num_real_samples_in_loader(loader) if self.is_distributed else None
         if self._num_real is not None:
             self.num_real_batches = -(-self._num_real // getattr(self._sampler, "batch_size", 1))
-        if self.is_distributed and loader.batch_size and loader.collate_fn is default_collate:
+        if self.is_distributed and self.batch_size and loader.collate_fn is default_collate:
             sampler: Any = loader.sampler
-            self.num_full_batches = len(sampler.dataset) // (loader.batch_size * sampler.num_replicas)
+            everywhere = min(len(sampler.dataset) // sampler.num_replicas, sampler.num_samples)
+            self.num_full_batches = everywhere // self.batch_size
 
     def begin(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """Return the epoch's batches, without loading the first ``skip``."""

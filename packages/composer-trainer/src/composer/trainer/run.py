@@ -89,7 +89,7 @@ class Run:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether this process received a signal; with several processes, whether any had before the batch began."""
+        """Whether this process received a signal; with several, whether any had at their last exchange."""
         return self.signals.received is not None if self._runs_alone else self._is_stopped_by_agreement
 
     def begin(self) -> None:

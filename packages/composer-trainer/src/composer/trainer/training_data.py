@@ -130,6 +130,7 @@ class Batches:
         """The number of samples in the batches of the epoch so far, which the caller of :meth:`next` counts."""
         self.usual_samples: int | None = None
         """The batch size of the loader, if it has one, and the same in all processes."""
+        self._num_full_batches = 0
         self._exhausted = False
         # Loaders without a length, or that are only iterated over, may end earlier in some processes.
         self._may_end_apart = get_world_size() > 1 and (loader_length is None or not self._order.skips)
@@ -147,7 +148,7 @@ class Batches:
     @property
     def is_full(self) -> bool:
         """Whether it is certain that the last batch has the usual number of samples in each process."""
-        return self._given <= self._order.num_full_batches
+        return self._given <= self._num_full_batches
 
     @property
     def epoch_is_over(self) -> bool:
@@ -197,8 +198,10 @@ class Batches:
         Raises:
             ValueError: The loaders have different lengths, and one of the processes cannot train without own batches.
         """
-        size = getattr(self.spec.dataloader, "batch_size", None)
-        self.usual_samples = size if all_agree(size) and type(size) is int and size > 0 else None
+        size, num_full = self._order.batch_size, self._order.num_full_batches
+        is_same = all_agree((size, num_full))
+        self.usual_samples = size if is_same else None
+        self._num_full_batches = num_full if is_same else 0
         if not self._may_end_apart:
             check_lengths(self.length)
             return
