@@ -289,11 +289,11 @@ def run_transformers(network: Any, batches: Batches, changes: Kernels | list[Any
     """Train with the Trainer of Transformers."""
     import tempfile
 
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 
-    class Model(torch.nn.Module):
+    class Model(PreTrainedModel):  # type: ignore[misc]
         def __init__(self) -> None:
-            super().__init__()
+            super().__init__(PretrainedConfig())
             self.network = network
 
         def forward(self, pixel_values: Any, labels: Any = None) -> Any:

@@ -227,6 +227,14 @@ class TestLoss:
         logits = case.make_model()(pixel_values=batch["pixel_values"]).logits
         assert loss == pytest.approx(2 * cross_entropy(logits, batch["labels"], label_smoothing=0.1).item())
 
+    @pytest.mark.parametrize(("case", "has_labels"), [("LabelSmoothing-gpt2", False), ("EMA-gpt2", True)])
+    def test_loss_of_the_model_is_computed_only_if_used(self, tmp_path, case, has_labels):
+        """LabelSmoothing computes another loss, and the model gets no labels."""
+        trainer, seen = make_trainer(CASES[case], tmp_path, max_steps=1), []
+        trainer.model.register_forward_pre_hook(lambda _, __, given: seen.append("labels" in given), with_kwargs=True)
+        trainer.train()
+        assert seen[0] is has_labels  # a second call only takes the loss through Transformers
+
     def test_probabilities_in_the_dataset(self, tmp_path):
         """Labels that are probabilities from the beginning are not passed to a model that would misinterpret them."""
         case = Case(lambda: EMA("2ba"), "vit")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,8 +44,9 @@ class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no typ
     Algorithms change the model when the trainer is created, before weights are loaded and the optimizer is created.
     A batch of their clock is a step of the optimizer.
 
-    The loss is the one that Transformers computes. Only if an algorithm has changed the labels, the loss of the model
-    is computed again from its logits.
+    The loss is the one that Transformers computes. Only if an algorithm has changed the labels, the loss is computed
+    from the model's logits. If one changes them after each forward pass, as LabelSmoothing does, a
+    ``PreTrainedModel`` is called without labels, unless it is an encoder with a decoder.
 
     Checkpoints contain the state of the algorithms in the file ``algorithms.pt``. Averages, such as EMA's, are in the
     model during evaluation and prediction, and are what ``save_model`` and checkpoints save as the model; the training
@@ -101,6 +103,7 @@ class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no typ
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._transformer = base if isinstance(base, PreTrainedModel) else None
         self._shifts_labels = self._transformer is not None and predicts_next_token(self._transformer)
+        self._skips_loss = _skips_loss(self)
         # GyroDropout's layers depend on the length of the training.
         needs_length = any("dataloader_len" in one.reads for one in self.explain().entries.get(Event.INIT, ()))
         loader = self.get_train_dataloader() if needs_length and self.train_dataset is not None else None
@@ -154,7 +157,7 @@ class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no typ
                 counts = counts[..., 1:]
                 counted = counted[..., 1:] if getattr(self, "_loss_shifts_labels", False) else counted
             call.num_items_seen = call.num_items * counts.sum() / counted.sum()
-        if is_soft:
+        if is_soft or self._skips_loss:
             call.loss = None
             return self._split().forward({name: value for name, value in batch.items() if name != "labels"})
         call.loss, outputs = self._host_loss(batch)
@@ -427,6 +430,27 @@ def _check_algorithms(trainer: ComposerTrainer) -> None:
             f"label_smoothing_factor must be 0 with algorithms that change labels, got {args.label_smoothing_factor}. "
             "Use composer.algorithms.LabelSmoothing."
         )
+
+
+def _skips_loss(trainer: ComposerTrainer) -> bool:
+    """Return whether the model can be called without labels, as its loss is never used."""
+    entries = trainer.explain().entries
+    is_replaced = any("batch.target" in entry.writes for entry in entries.get(Event.BEFORE_LOSS, ()))
+    is_usual = trainer.compute_loss_func is None and trainer.label_smoother is None
+    if not is_replaced or not is_usual or _next_method(trainer, "compute_loss") is not Trainer.compute_loss:
+        return False
+    model = trainer._transformer  # noqa: SLF001
+    if model is None or model.config.is_encoder_decoder:  # other models may return no logits; decoders read the labels
+        return False
+    labels = inspect.signature(model.forward).parameters.get("labels")
+    return labels is not None and labels.default is None
+
+
+def _next_method(trainer: ComposerTrainer, name: str) -> Any:
+    """Return the method that the trainer's classes after ComposerTrainer have."""
+    classes = type(trainer).__mro__
+    later = classes[classes.index(ComposerTrainer) + 1 :]
+    return next(vars(one)[name] for one in later if name in vars(one))
 
 
 def _described(outputs: Any) -> str:
