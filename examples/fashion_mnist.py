@@ -138,7 +138,7 @@ def random_shift() -> Algorithm:
 METHODS: dict[str, Callable[[], Algorithm]] = {
     "ChannelsLast": ChannelsLast,
     "ProgressiveResizing": lambda: ProgressiveResizing(
-        initial_scale=0.5, finetune_fraction=0.25, delay_fraction=0.4, size_increment=4
+        initial_scale=20 / 28, finetune_fraction=0.5, delay_fraction=0.2, size_increment=4
     ),
     "EMA": lambda: EMA(half_life="30ba"),
     "SWA": lambda: SWA(swa_start="0.75dur", update_interval="10ba"),
@@ -157,7 +157,7 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
     "WeightStandardization": WeightStandardization,
     "GhostBatchNorm": lambda: GhostBatchNorm(ghost_batch_size=32),
 }
-RECIPE = ["ChannelsLast", "EMA", "LabelSmoothing"]
+RECIPE = ["ChannelsLast", "EMA", "LabelSmoothing", "ProgressiveResizing"]
 
 
 def make_trainer(
@@ -166,7 +166,7 @@ def make_trainer(
     *,
     epochs: int = EPOCHS,
     train_size: int = TRAIN_SIZE,
-    evaluations: int = 10,
+    evaluations: int = 20,
     images: Literal["validation", "test"] = "test",
     data: Path | None = None,
     **options: Any,
@@ -207,7 +207,7 @@ def main() -> None:
         "--train-size", type=int, default=TRAIN_SIZE, metavar="N", help="images to train on (default: %(default)s)"
     )
     parser.add_argument(
-        "--evaluations", type=int, default=10, metavar="N", help="evaluations of a run (default: %(default)s)"
+        "--evaluations", type=int, default=20, metavar="N", help="evaluations of a run (default: %(default)s)"
     )
     parser.add_argument("--seeds", type=int, default=5, metavar="N", help="number of seeds (default: %(default)s)")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="runs at a time (default: %(default)s)")
