@@ -138,7 +138,7 @@ def random_shift() -> Algorithm:
 METHODS: dict[str, Callable[[], Algorithm]] = {
     "ChannelsLast": ChannelsLast,
     "ProgressiveResizing": lambda: ProgressiveResizing(
-        initial_scale=20 / 28, finetune_fraction=0.5, delay_fraction=0.2, size_increment=4
+        initial_scale=0.5, finetune_fraction=0.25, delay_fraction=0.4, size_increment=4
     ),
     "EMA": lambda: EMA(half_life="30ba"),
     "SWA": lambda: SWA(swa_start="0.75dur", update_interval="10ba"),
@@ -157,7 +157,15 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
     "WeightStandardization": WeightStandardization,
     "GhostBatchNorm": lambda: GhostBatchNorm(ghost_batch_size=32),
 }
-RECIPE = ["ChannelsLast", "EMA", "LabelSmoothing", "ProgressiveResizing"]
+RECIPE: dict[str, Callable[[], Algorithm]] = {
+    "ChannelsLast": ChannelsLast,
+    "ProgressiveResizing": lambda: ProgressiveResizing(
+        initial_scale=20 / 28, finetune_fraction=0.5, delay_fraction=0.2, size_increment=4
+    ),
+    "EMA": lambda: EMA(half_life="30ba"),
+    "LabelSmoothing": lambda: LabelSmoothing(0.05),
+}
+"""With settings selected for the complete training."""
 
 
 def make_trainer(
@@ -230,10 +238,10 @@ def main() -> None:
 
     study = ablate(
         make,
-        METHODS,
+        METHODS if options.each else RECIPE,
         metric=METRIC,
         mode="max",
-        arms=["baseline", "each"] if options.each else ["baseline", RECIPE],
+        arms=["baseline", "each" if options.each else "all"],
         seeds=options.seeds,
         processes=options.processes,
         folder=options.output,

@@ -83,10 +83,11 @@ def test_training_improves_the_accuracy(example: Any, data: Path, names: str):
     """The recipe, and all methods that may be combined with each other, learn to distinguish the images."""
     seed_all(0)
     apart = {*example.RECIPE, "SWA", "SAM", "LayerFreezing", "CutMix"}
-    chosen = example.RECIPE if names == "recipe" else [name for name in example.METHODS if name not in apart]
+    others = {name: make for name, make in example.METHODS.items() if name not in apart}
+    chosen = example.RECIPE if names == "recipe" else others
 
     with example.make_trainer(
-        [example.METHODS[name]() for name in chosen], 0, epochs=12, data=data, progress_bar=False
+        [make() for make in chosen.values()], 0, epochs=12, data=data, progress_bar=False
     ) as trainer:
         trainer.fit()
 
