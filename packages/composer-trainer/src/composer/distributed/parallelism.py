@@ -361,7 +361,7 @@ class Parallelism:
         self._exchange = torch.distributed.all_gather_into_tensor(self._numbers, own, group=host_group(), async_op=True)
 
     def expect_batch(self, samples: int, *, microbatches: int = 1, logs: bool = False) -> None:
-        """Begin a batch without an exchange: every process knows that each has as many samples as this one.
+        """Begin a batch without an exchange, where it is certain that each process has as many samples as this one.
 
         Args:
             samples: Number of samples of each process, which has no tokens.
@@ -407,7 +407,7 @@ class Parallelism:
     def weight(self) -> float:
         """Return what to multiply this process's loss by: its fraction of the batch times the number of processes.
 
-        Waits for hosts if :meth:`begin_batch` was not told the usual number.
+        Waits for hosts if :meth:`begin_batch` did not get the usual number.
 
         Raises:
             ValueError: No process has a sample to train on in this batch.
