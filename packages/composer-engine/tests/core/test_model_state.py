@@ -227,6 +227,24 @@ class TestOptimizers:
             "SGD.1": ["2.weight", "2.bias"],
         }
 
+    def test_nothing_changes_if_one_refuses(self, trained):
+        """A state with which ``load_state_dict`` of the second of two optimizers fails changes neither."""
+        model = make_net()
+        state = State(
+            model=model, optimizers=[OPTIMIZERS["SGD"](model[0].parameters()), torch.optim.Adam(model[2].parameters())]
+        )
+        saved = copy.deepcopy(step(state).get_optim_state_dict())
+        before = copy.deepcopy(step(state, seed=1).get_optim_state_dict())
+        held = saved["Adam"]["state"]["2.bias"]
+        held["st p"] = held.pop("step")
+
+        with pytest.raises(
+            StateMismatchError, match=r"optimizers\.Adam cannot load its saved state \(KeyError: 'step'\)"
+        ):
+            state.load_optim_state({"optimizers": saved})
+
+        assert repr(state.get_optim_state_dict()) == repr(before)
+
     def test_wrapper_is_not_in_the_names(self, trained):
         """A wrapper around an optimizer does not appear in the names."""
         state = trained(OPTIMIZERS["SGD"])

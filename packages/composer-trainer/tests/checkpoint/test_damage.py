@@ -53,9 +53,11 @@ def try_loading(runs, saved):
         later = runs.make(seed=1, batch=0)
         before = {name: value.clone() for name, value in later.model.state_dict().items()}
         tracemalloc.start()
-        error = error_of(load_checkpoint, copy, later)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
+        try:
+            error = error_of(load_checkpoint, copy, later)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
         output = error_of(show_checkpoint, copy)
 
         preserved = {

@@ -486,6 +486,23 @@ class TestMismatches:
         assert "module 'two' was not there, and is Linear." in caught.value.problems
         assert int(other.timestamp.batch) == 5
 
+    def test_optimizer_refuses_its_state(self, runs, saved):
+        """A state with fitting names and shapes that ``load_state_dict`` of the optimizer refuses changes nothing."""
+        later, untouched = runs.make(seed=1, batch=0), runs.make(seed=1, batch=0)
+
+        def rename(data):
+            held = data["optimizers"]["Adam"]["state"]["2.bias"]
+            held["st p"] = held.pop("step")
+
+        runs.edit(saved, rename)
+
+        with pytest.raises(
+            CheckpointMismatchError, match=r"ep1-ba5 does .* changed:\n- optimizers\.Adam cannot load .*'step'"
+        ):
+            load_checkpoint(saved, later)
+
+        assert runs.same(later, untouched)
+
     def test_extra_is_checked_first(self, saved, later):
         """Invalid extra data prevent loading."""
         with pytest.raises(CheckpointMismatchError, match="position 7 is beyond the data"):

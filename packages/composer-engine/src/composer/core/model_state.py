@@ -280,10 +280,21 @@ def load_optimizers(model: Any, optimizers: Sequence[Optimizer], saved: Mapping[
     """Load saved states into optimizers, for the parameters that both have; tensors are not copied.
 
     The settings of the groups, such as learning rates, are loaded if the number of groups is that of the saved ones.
+
+    Raises:
+        ValueError: An optimizer cannot load its state, as its own method finds out; all have their former states.
     """
+    former: list[tuple[Optimizer, Any, Any]] = []
     for key, optimizer in by_key(map(unwrapped, optimizers)).items():
         if key in saved:
-            _load_named_state(_parameter_names(model, optimizer), optimizer, saved[key])
+            former.append((optimizer, optimizer.state, optimizer.param_groups))
+            try:
+                _load_named_state(_parameter_names(model, optimizer), optimizer, saved[key])
+            except Exception as error:
+                for changed, state, groups in former:  # load_state_dict replaces both by new ones
+                    changed.state, changed.param_groups = state, groups
+                reason = f"{type(error).__name__}: {error}"
+                raise ValueError(f"optimizers.{key} cannot load its saved state ({reason}).") from error
 
 
 def _load_named_state(names: list[list[str]], optimizer: Optimizer, saved: Mapping[str, Any]) -> None:

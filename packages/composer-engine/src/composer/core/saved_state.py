@@ -202,7 +202,11 @@ class CheckedState:
         return {} if self.rebuilt is None else self.rebuilt.made
 
     def load(self, logger: Logger | None = None, *, stacklevel: int = 4) -> LoadReport:
-        """Load the saved state, and warn of differences; the run must not have changed since the check."""
+        """Load the saved state, and warn of differences; the run must not have changed since the check.
+
+        Raises:
+            StateMismatchError: The own method of an optimizer refuses its state.
+        """
         if self.rebuilt is not None:
             self.rebuilt.add(logger)
         self.put(self.state, self.saved)
@@ -429,7 +433,9 @@ def _check_part(state: State, part: str, saved: Any, findings: _Findings) -> Non
 
 
 def _load_state(state: State, saved: Mapping[str, Any]) -> None:
-    """Load what has been checked: components first, as their own methods may still refuse it."""
+    """Load what has been checked: first what may still refuse it, of which optimizers are left as they were."""
+    if "optimizers" in saved:
+        _load_optimizers(state, saved)
     loaded: list[str] = []
     for kind in _RECORDS:
         saved_states = {record["key"]: record["state"] for record in saved[kind]}
@@ -440,8 +446,6 @@ def _load_state(state: State, saved: Mapping[str, Any]) -> None:
         state.scaler.load_state_dict(saved["scaler"])
     if "model" in saved:
         _load_weights(state, saved)
-    if "optimizers" in saved:
-        _load_optimizers(state, saved)
     kinds = field_types(type(state))
     for name, field in saved_fields(type(state)).items():
         if not _stays(field, getattr(state, field.name)):
@@ -454,7 +458,10 @@ def _load_weights(state: State, saved: Mapping[str, Any]) -> None:
 
 
 def _load_optimizers(state: State, saved: Mapping[str, Any]) -> None:
-    model_state.load_optimizers(state.model, state.optimizers, saved["optimizers"])
+    try:
+        model_state.load_optimizers(state.model, state.optimizers, saved["optimizers"])
+    except ValueError as error:
+        raise StateMismatchError([str(error)]) from error
 
 
 def _load_component(path: str, component: Any, saved: dict[str, Any], loaded: list[str]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -197,6 +197,15 @@ def check_checkpoint(
     return load.all(opened.path, saved, opened.manifest)
 
 
+@contextmanager
+def _loading(path: str) -> Iterator[None]:
+    """Name the checkpoint if an optimizer refuses its state."""
+    try:
+        yield
+    except StateMismatchError as error:
+        raise CheckpointMismatchError(path, error.problems) from error
+
+
 @attrs.frozen
 class _Load:
     state: State
@@ -240,7 +249,8 @@ class _Load:
                 warnings.warn(
                     f"Training that resumes from {path} may not be bit-identical: {changes}.", UserWarning, stacklevel=3
                 )
-            fits.load(self.logger)
+            with _loading(path):
+                fits.load(self.logger)
             return LoadedCheckpoint(path, fits.report, ignored, extra, manifest)
 
         return load
@@ -302,7 +312,8 @@ class _Load:
                 UserWarning,
                 stacklevel=3,
             )
-            checked.load(self.logger)
+            with _loading(path):
+                checked.load(self.logger)
             self.state.previous_timestamp = self.state.timestamp
             return LoadedCheckpoint(path, report, ignored)
 
