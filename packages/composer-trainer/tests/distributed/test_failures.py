@@ -26,16 +26,21 @@ def notes(error):
 
 
 class TestExplainLoss:
+    @pytest.mark.skipif(sys.platform != "linux", reason="namespaces are read from /proc")
     def test_other_machines_are_mentioned(self, this_machine):
-        """Processes on other machines cannot be checked."""
-        failures._peers[1] = attrs.evolve(this_machine, rank=1, host="other", pid=17)
+        """Processes on other machines cannot be checked, also if the machine has the same name."""
+        name, _, pids = this_machine.pids
+        failures._peers[1] = attrs.evolve(this_machine, rank=1, pid=2**22 + 1, pids=(name, "another start", pids))
         error = RuntimeError(CLOSED)
 
         is_gone = failures.explain_loss(error)
 
         assert not is_gone
         assert notes(error) == [
-            "Lost connection: no other process of this machine is gone. Look at process 1 (pid 17 on host 'other')."
+            (
+                "Lost connection: no other process of this machine is gone. "
+                f"Look at process 1 (pid {2**22 + 1} on host {this_machine.host!r})."
+            )
         ]
 
     @pytest.mark.skipif(sys.platform != "linux", reason="which processes run is read from /proc")

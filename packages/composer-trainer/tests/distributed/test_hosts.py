@@ -63,8 +63,11 @@ class Hosts:
         for name in self.names:
             ip("-n", name, "link", "set", "eth0", to)
 
-    def start(self, folder, *options, how="trains", **variables):
-        """Start one torchrun per host, with one process each; their output is in files of the folder."""
+    def start(self, folder, *options, how="trains", host_name=None, **variables):
+        """Start one torchrun per host, with one process each; their output is in files of the folder.
+
+        The hosts are named host0 and host1, or both ``host_name``.
+        """
         settings = {
             "GLOO_SOCKET_IFNAME": "eth0",
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
@@ -75,9 +78,10 @@ class Hosts:
         names.write_text("127.0.0.1 localhost\n10.93.0.1 host0\n10.93.0.2 host1\n")
         started = []
         for rank, name in enumerate(self.names):
-            command = ["ip", "netns", "exec", name, "unshare", "--uts", "--mount", "sh", "-c", OWN_NAMES, f"host{rank}"]
+            own_name = host_name or f"host{rank}"
+            command = ["ip", "netns", "exec", name, "unshare", "--uts", "--mount", "sh", "-c", OWN_NAMES, own_name]
             command += [str(names), sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-            command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=host0:{PORT}", "--rdzv-id=test"]
+            command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=10.93.0.1:{PORT}", "--rdzv-id=test"]
             command += [*options, str(PROGRAM), how, str(folder)]
             with (folder / f"output-{rank}.txt").open("w") as output:
                 started.append(
@@ -167,6 +171,15 @@ def test_link_is_down_for_seconds(hosts, resumed, tmp_path):
     weights = hosts.finish(tmp_path, started)
 
     assert running == [None, None]
+    assert_same_bits(weights, resumed(tmp_path))
+
+
+def test_hosts_of_the_same_name(hosts, resumed, tmp_path):
+    """Hosts that have the same name, as copies of a virtual machine do, train and save together."""
+    started = hosts.start(tmp_path, host_name="host0")
+
+    weights = hosts.finish(tmp_path, started)
+
     assert_same_bits(weights, resumed(tmp_path))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from composer.distributed.collectives import failing_together, from_rank_zero, is_connected
-from composer.distributed.environment import get_global_rank, get_world_size
+from composer.distributed.environment import get_global_rank, get_world_size, namespace_here
 
 __all__ = ["Exchange"]
 
@@ -46,12 +46,12 @@ class Exchange:
         with failing_together(doing):
             if self.rank == 0:
                 self._store = distributed.TCPStore(_LOCAL, 0, None, is_master=True, wait_for_workers=False)
-        own = (socket.gethostname(), self._store.port) if self.rank == 0 else None
-        host, port = from_rank_zero(own) or ("", 0)
+        here = namespace_here("net") or socket.gethostname()
+        host, network, port = from_rank_zero((socket.gethostname(), here, self._store.port if self.rank == 0 else 0))
         with failing_together(doing):
             if self.rank > 0:
                 # The address at which torchrun's processes find the first one.
-                address = _LOCAL if host == socket.gethostname() else os.environ.get("MASTER_ADDR", host)
+                address = _LOCAL if network == here else os.environ.get("MASTER_ADDR", host)
                 self._store = distributed.TCPStore(address, port, None, is_master=False, wait_for_workers=False)
 
     def put(self, key: str, text: str) -> None:

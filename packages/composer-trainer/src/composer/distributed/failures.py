@@ -14,7 +14,7 @@ import attrs
 import torch
 
 from composer.distributed.collectives import all_gather_object
-from composer.distributed.environment import get_global_rank
+from composer.distributed.environment import get_global_rank, namespace_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,7 @@ class Peer:
         rank: Its rank.
         host: The name of its machine.
         pid: Its process id on that machine.
-        pids: Its namespace of process ids, which containers may have of their own; None if unknown.
+        pids: Its machine and namespace of process ids, which containers may have of their own; None if unknown.
         error_file: The file in which torchrun expects its error.
         output: The file of its error output.
     """
@@ -47,7 +47,7 @@ class Peer:
     rank: int
     host: str
     pid: int
-    pids: str | None
+    pids: tuple[str, str, str] | None
     error_file: str | None
     output: str | None
 
@@ -55,7 +55,7 @@ class Peer:
     def here(cls) -> Peer:
         """Return the description of this process."""
         error_file = os.environ.get(_ERROR_FILE)
-        return cls(get_global_rank(), socket.gethostname(), os.getpid(), _link("ns/pid"), error_file, _output())
+        return cls(get_global_rank(), socket.gethostname(), os.getpid(), namespace_here("pid"), error_file, _output())
 
     def is_gone(self) -> bool:
         """Return whether a process of this machine has ended."""
@@ -130,7 +130,7 @@ def _visible() -> list[Peer]:
     own = next((peer for peer in _peers if peer.rank == get_global_rank()), None)
     if own is None or own.pids is None:
         return []
-    return [peer for peer in _peers if (peer.host, peer.pids) == (own.host, own.pids)]
+    return [peer for peer in _peers if peer.pids == own.pids]
 
 
 @contextlib.contextmanager
@@ -161,13 +161,9 @@ def report_failure(error: BaseException) -> None:
             ErrorHandler().record_exception(error)
 
 
-def _link(name: str) -> str | None:
+def _output() -> str | None:
     try:
-        return str(Path(f"/proc/self/{name}").readlink())
+        path = Path("/proc/self/fd/2").readlink()
     except OSError:  # not Linux
         return None
-
-
-def _output() -> str | None:
-    path = _link("fd/2")
-    return path if path is not None and Path(path).is_file() else None
+    return str(path) if path.is_file() else None
