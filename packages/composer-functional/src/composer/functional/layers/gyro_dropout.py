@@ -97,7 +97,8 @@ class GyroDropout(nn.Module):
         samples, neurons = input.shape[0], input.shape[neuron_dim]
         masks = self._find_masks(self.position, neurons, input.device).to(input.dtype) * (1 / (1 - self.p))
         self.position.add_(1)
-        self._last = (samples, neurons, input.device)
+        if not torch.compiler.is_exporting():  # which torch 2.7 refuses where an attribute changes
+            self._last = (samples, neurons, input.device)
         shape = [size if dim in {0, neuron_dim} else 1 for dim, size in enumerate(input.shape)]
         return input * masks[self._part(samples, input.device)].view(shape)
 
