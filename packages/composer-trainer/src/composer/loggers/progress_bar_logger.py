@@ -326,6 +326,7 @@ class _Bar:
         for count in range(len(values), 0, -1):
             yield short, values[:count]
         yield _NARROW if known else short, values[:1]
+        yield _NARROW if known else short, ()  # rather than a number that is cut off
 
     def _width(self) -> int:
         """Return the terminal's number of columns, which is 80 where it is unknown or 0."""
