@@ -14,6 +14,7 @@ import attrs
 import torch
 from attrs.validators import in_, instance_of
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 
 from composer.core import Precision
 from composer.distributed.mesh import split_layers
@@ -134,10 +135,18 @@ def shard(
         The names of the modules that are gathered one at a time.
 
     Raises:
+        NotImplementedError: A sharded model is to be replicated on CPUs, with torch 2.7.
         ValueError: A layer or class that the settings name does not exist in the model.
     """
     from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
 
+    if settings is not None and device.type == "cpu" and TorchVersion(torch.__version__) < "2.8":
+        own_mesh = settings.device_mesh
+        if (mesh is not None and mesh.replicate > 1) or (own_mesh is not None and own_mesh.ndim > 1):
+            raise NotImplementedError(
+                "torch 2.7 cannot replicate a sharded model on CPUs. Install torch 2.8 or later, or set "
+                "parallelism_config={'mesh': {'replicate': 1}}."
+            )
     of_all = None if mesh is None else mesh.to_device_mesh(device)
     blocks = dict(_blocks(model, True if settings is None else settings.auto_wrap))
     _make_contiguous(model)
