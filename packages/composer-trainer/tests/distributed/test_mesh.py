@@ -46,7 +46,7 @@ def results(folder, environment):
 
 CANNOT = pytest.mark.skipif(
     torch.torch_version.TorchVersion(torch.__version__) < "2.8",
-    reason="torch 2.7 cannot replicate sharded models on CPUs; test_replicated_shards_on_cpus_are_refused",
+    reason="torch 2.7 cannot replicate sharded models on CPUs; test_replicated_shards_on_cpus_raise",
 )
 
 
@@ -135,7 +135,7 @@ class TestConfig:
         with pytest.raises(error, match=message):
             cd.Parallelism(config)
 
-    def test_replicated_shards_on_cpus_are_refused(self, monkeypatch):
+    def test_replicated_shards_on_cpus_raise(self, monkeypatch):
         """With torch 2.7, whose FSDP2 fails there in the first backward pass; nothing has been changed."""
         monkeypatch.setattr(torch, "__version__", "2.7.1")
         model, mesh = Network(), cd.MeshSettings(replicate=2, shard=2)
