@@ -206,10 +206,10 @@ def saving(
 
 
 class _WithoutSync:
-    """The module os, whose fsync does nothing."""
+    """The module os, whose fsync does nothing; nor is the disk asked to begin."""
 
     def __getattr__(self, name: str) -> Any:
-        return nothing if name == "fsync" else getattr(os, name)
+        return nothing if name in {"fsync", "posix_fadvise"} else getattr(os, name)
 
 
 def loading(
