@@ -206,7 +206,7 @@ def saving(
 
 
 class _WithoutSync:
-    """The module os, whose fsync does nothing; nor is the disk asked to begin."""
+    """The module os, whose functions that make the disk write do nothing."""
 
     def __getattr__(self, name: str) -> Any:
         return nothing if name in {"fsync", "posix_fadvise"} else getattr(os, name)
