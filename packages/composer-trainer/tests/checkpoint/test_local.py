@@ -150,6 +150,23 @@ class TestWrite:
 
         assert verify_checkpoint(tmp_path / "one")
 
+    @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no advice")
+    def test_disk_begins_early(self, runs, tmp_path, monkeypatch):
+        """Whenever 1,000 bytes more are written, the disk begins with them; a system that refuses changes nothing."""
+        ranges = []
+
+        def refuse(_, begin, length, advice):
+            ranges.append((begin, begin + length, advice))
+            raise OSError(errno.ENOSYS, "refused")
+
+        monkeypatch.setattr(local, "_CHUNK", 1000)
+        monkeypatch.setattr(os, "posix_fadvise", refuse)
+
+        local._write_file(tmp_path / "one", [memoryview(bytes([1]) * 600), memoryview(bytes([2]) * 2600)])
+
+        assert ranges == [(0, 1600, os.POSIX_FADV_DONTNEED), (1600, 2600, os.POSIX_FADV_DONTNEED)]
+        assert (tmp_path / "one").read_bytes() == bytes([1]) * 600 + bytes([2]) * 2600
+
     def test_removed_folder(self, runs, tmp_path):
         """A folder removed during the run is not created again."""
         with pytest.raises(CheckpointSaveError, match="its folder does not exist any more"):

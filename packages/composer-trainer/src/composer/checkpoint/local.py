@@ -427,7 +427,8 @@ def _write_file(path: Path, pieces: Iterable[memoryview]) -> None:
                     position += written
                 if advise is not None and position - advised >= _CHUNK:
                     # The disk begins with these bytes now, and fsync has less to wait for.
-                    advise(file.fileno(), advised, position - advised, os.POSIX_FADV_DONTNEED)
+                    with contextlib.suppress(OSError):
+                        advise(file.fileno(), advised, position - advised, os.POSIX_FADV_DONTNEED)
                     advised = position
         os.fsync(file.fileno())
 
