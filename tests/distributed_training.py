@@ -98,12 +98,15 @@ def train(options):
     }
 
 
-def stop():
-    """Return the number of batches after which a training stops when one process receives a signal."""
-    trainer = make_trainer(callbacks=Stopper(), max_duration="1000ep")
+def stop(**options):
+    """Return the numbers of batches and evaluations of a training in which one process receives a signal."""
+    trainer = make_trainer(callbacks=Stopper(), max_duration="1000ep", **options)
     with contextlib.suppress(SystemExit):
         trainer.fit()
-    return int(trainer.state.timestamp.batch)
+    return [
+        int(trainer.state.timestamp.batch),
+        len(trainer.logger.destinations[0].data.get("metrics/eval/MulticlassAccuracy", ())),
+    ]
 
 
 def end_by_time():
@@ -171,7 +174,12 @@ def main(folder):
     results = {name: train(options) for name, options in RUNS.items()} | {"augmented": augment()}
     if distributed.get_world_size() > 1:
         saved = distributed.from_rank_zero(tempfile.mkdtemp())
-        results |= {"stopped": stop(), "by time": end_by_time(), "resumed": resume(saved)}
+        results |= {
+            "stopped": stop(),
+            "stopped later": stop(eval_interval=0),
+            "by time": end_by_time(),
+            "resumed": resume(saved),
+        }
     Path(folder, f"{distributed.get_global_rank()}.json").write_text(json.dumps(results))
 
 

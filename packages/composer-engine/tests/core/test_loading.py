@@ -197,6 +197,17 @@ class TestContinueTraining:
         assert "callbacks.LoadRefuse refused" in caught.value.__notes__[0]
         assert "Already loaded: algorithms.LoadCount" in caught.value.__notes__[1]
 
+    def test_optimizers_are_put_back(self):
+        """If a component fails, the optimizers, which are loaded before it, have their former states."""
+        saved_state = state_and_weights(train(make(callbacks=LoadRefuse()), 2))
+        state = make(callbacks=LoadRefuse())
+        before = state_and_weights(state)
+
+        with pytest.raises(RuntimeError, match="not today"):
+            state.load_state_dict(saved_state)
+
+        assert repr(state_and_weights(state)) == repr(before)
+
     def test_mismatched_weights_change_nothing(self):
         """Clock, components, weights and momentum do not change."""
         saved_state = state_and_weights(train(make(LoadCount()), 2))
@@ -238,6 +249,22 @@ class TestMissingAlgorithms:
         assert repr(state_and_weights(state)) == repr(taken)
         assert "algorithms.LoadWiden" in report.restored
         assert state.made_on_load == [state.algorithms[0]]
+
+    def test_nothing_changes_if_an_optimizer_refuses(self, taken, monkeypatch):
+        """The algorithm is not added to the run then, and its surgery is not performed."""
+
+        def refuse(*_):
+            raise KeyError("momentum")
+
+        monkeypatch.setattr(torch.optim.SGD, "load_state_dict", refuse)
+        state = make(LoadCount())
+        before = state_and_weights(state)
+
+        with pytest.raises(StateMismatchError, match=r"optimizers\.SGD cannot load .* \(KeyError: 'momentum'\)"):
+            state.load_state_dict(taken)
+
+        assert repr(state_and_weights(state)) == repr(before)
+        assert [type(one) for one in state.algorithms] == [LoadCount]
 
     def test_required_algorithm_for_weights_only(self, taken):
         """The same applies if only the weights are loaded."""

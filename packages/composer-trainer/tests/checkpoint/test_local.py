@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import json
+import mmap
 import os
 import resource
 import shutil
@@ -151,21 +152,23 @@ class TestWrite:
         assert verify_checkpoint(tmp_path / "one")
 
     @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no advice")
-    def test_disk_begins_early(self, runs, tmp_path, monkeypatch):
-        """Whenever 1,000 bytes more are written, the disk begins with them; a system that refuses changes nothing."""
-        ranges = []
+    def test_disk_begins_early(self, tmp_path, monkeypatch):
+        """Whenever a chunk more is written, the disk begins with its pages; a system that refuses changes nothing."""
+        ranges, page = [], mmap.PAGESIZE
+        contents = [bytes([1]) * (page // 2), bytes([2]) * 5 * page]
 
         def refuse(_, begin, length, advice):
             ranges.append((begin, begin + length, advice))
             raise OSError(errno.ENOSYS, "refused")
 
-        monkeypatch.setattr(local, "_CHUNK", 1000)
+        monkeypatch.setattr(local, "_CHUNK", 2 * page)
         monkeypatch.setattr(os, "posix_fadvise", refuse)
 
-        local._write_file(tmp_path / "one", [memoryview(bytes([1]) * 600), memoryview(bytes([2]) * 2600)])
+        local._write_file(tmp_path / "one", map(memoryview, contents))
 
-        assert ranges == [(0, 1600, os.POSIX_FADV_DONTNEED), (1600, 2600, os.POSIX_FADV_DONTNEED)]
-        assert (tmp_path / "one").read_bytes() == bytes([1]) * 600 + bytes([2]) * 2600
+        advice = os.POSIX_FADV_DONTNEED
+        assert ranges == [(0, 2 * page, advice), (2 * page, 4 * page, advice)]
+        assert (tmp_path / "one").read_bytes() == b"".join(contents)
 
     def test_removed_folder(self, runs, tmp_path):
         """A folder removed during the run is not created again."""

@@ -140,8 +140,10 @@ class TestConfig:
         monkeypatch.setattr(torch, "__version__", "2.7.1")
         model, mesh = Network(), cd.MeshSettings(replicate=2, shard=2)
 
-        with pytest.raises(NotImplementedError, match=r"Install torch 2\.8 or later, or set parallelism_config"):
+        with pytest.raises(ValueError, match=r"2\.8 or later, or set parallelism_config\['mesh'\]=\{'shard': 4\}"):
             cd.sharding.shard(model, [], cd.FSDPSettings(), torch.device("cpu"), mesh=mesh)
+        with pytest.raises(ValueError, match=r"torch 2\.7 cannot replicate a sharded model on CPUs"):
+            cd.Parallelism({"mesh": {"replicate": 2, "shard": 2}}).check_device(torch.device("cpu"))
 
         assert not cd.sharding.is_sharded(model)
 

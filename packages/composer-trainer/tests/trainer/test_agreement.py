@@ -39,13 +39,13 @@ class Run:
         self.batches.agree_on_length()
         self.agreement = Agreement(self.state, self.batches, self.parallel, weighs_tokens)
 
-    def step(self, seconds=0.001, *, tokens=0, counted=None, logs=False):
+    def step(self, seconds=0.001, *, tokens=0, counted=None, logs=False, microbatches=1):
         """Take a step; return whether its counts were exchanged, its totals and the seconds to count."""
         before = self.parallel.exchanges
         count = len(self.batches.next()[0])
         self.agreement.begin_batch(seconds)
         self.agreement.begin_gradients(
-            count, tokens, count if counted is None else counted, microbatches=1, stop=False, logs=logs
+            count, tokens, count if counted is None else counted, microbatches=microbatches, stop=False, logs=logs
         )
         return self.parallel.exchanges > before, *self.agreement.finish_batch()
 
@@ -58,6 +58,15 @@ class TestExchanges:
     def test_certain_counts_are_exchanged_rarely(self):
         """The number of batches between two exchanges doubles, up to 16."""
         assert Run().exchanged(100) == [0, 2, 5, 10, 19, 36, 53, 70, 87]
+
+    def test_number_of_microbatches_stays(self):
+        """Between exchanges a process pads its microbatches to the number that another had in the last exchange."""
+        run = Run()
+
+        steps = [run.step(microbatches=2), *(run.step(microbatches=1) for _ in range(2))]
+
+        assert [exchanged for exchanged, _, _ in steps] == [True, False, True]
+        assert [totals.microbatches for _, totals, _ in steps] == [2, 2, 1]
 
     def test_slow_steps_exchange_in_time(self):
         """At most a quarter of a second passes between exchanges; slower steps exchange always."""

@@ -17,7 +17,7 @@ from composer.core.serialization import from_data, is_number, plain
 from composer.functional.training.gradient_clipping import shard_like
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch.optim import Optimizer
 
@@ -276,25 +276,36 @@ def _compare_groups(own: list[list[str]], saved: list[dict[str, Any]]) -> tuple[
     return missing, unexpected
 
 
-def load_optimizers(model: Any, optimizers: Sequence[Optimizer], saved: Mapping[str, Any]) -> None:
+def load_optimizers(model: Any, optimizers: Sequence[Optimizer], saved: Mapping[str, Any]) -> Callable[[], None]:
     """Load saved states into optimizers, for the parameters that both have; tensors are not copied.
 
     The settings of the groups, such as learning rates, are loaded if the number of groups is that of the saved ones.
 
+    Returns:
+        What restores the former states and settings. It relies on ``load_state_dict`` to replace ``state`` and
+        ``param_groups`` by new ones, as torch's own does.
+
     Raises:
-        ValueError: An optimizer cannot load its state, as its own method finds out; all have their former states.
+        ValueError: An optimizer cannot load its state, as its own method finds out; the former states are restored.
     """
     former: list[tuple[Optimizer, Any, Any]] = []
+
+    def undo() -> None:
+        for optimizer, state, groups in former:
+            optimizer.state, optimizer.param_groups = state, groups
+
     for key, optimizer in by_key(map(unwrapped, optimizers)).items():
         if key in saved:
             former.append((optimizer, optimizer.state, optimizer.param_groups))
             try:
                 _load_named_state(_parameter_names(model, optimizer), optimizer, saved[key])
             except Exception as error:
-                for changed, state, groups in former:  # load_state_dict replaces both by new ones
-                    changed.state, changed.param_groups = state, groups
+                undo()
+                if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+                    raise
                 reason = f"{type(error).__name__}: {error}"
                 raise ValueError(f"optimizers.{key} cannot load its saved state ({reason}).") from error
+    return undo
 
 
 def _load_named_state(names: list[list[str]], optimizer: Optimizer, saved: Mapping[str, Any]) -> None:

@@ -194,7 +194,7 @@ class CheckedState:
     saved: Mapping[str, Any]
     report: LoadReport
     rebuilt: RebuiltAlgorithms | None
-    put: Callable[[State, Mapping[str, Any]], None]
+    put: Callable[[State, Mapping[str, Any]], object]
 
     @property
     def made(self) -> Mapping[int, Algorithm]:
@@ -243,6 +243,9 @@ def check_state(
     for part in ("model", "optimizers"):
         if part in saved:
             _check_part(trial, part, saved[part], findings)
+    if trial is not state and "optimizers" in saved and not findings["problems"]:
+        # Before the run gets the algorithms. Without them, an optimizer that refuses its state changes nothing.
+        _load_optimizers(trial, saved)
     return CheckedState(state, saved, _to_report(findings, strict=strict), rebuilt, _load_state)
 
 
@@ -433,15 +436,19 @@ def _check_part(state: State, part: str, saved: Any, findings: _Findings) -> Non
 
 
 def _load_state(state: State, saved: Mapping[str, Any]) -> None:
-    """Load what has been checked: first what may still refuse it, of which optimizers are left as they were."""
-    if "optimizers" in saved:
-        _load_optimizers(state, saved)
+    """Load what has been checked: first what may still refuse it, optimizers and components."""
+    undo = _load_optimizers(state, saved) if "optimizers" in saved else None
     loaded: list[str] = []
     for kind in _RECORDS:
         saved_states = {record["key"]: record["state"] for record in saved[kind]}
         for key, component in _components(state, kind).items():
             if key in saved_states:
-                _load_component(f"{kind}.{key}", component, saved_states[key], loaded)
+                try:
+                    _load_component(f"{kind}.{key}", component, saved_states[key], loaded)
+                except BaseException:
+                    if undo is not None:
+                        undo()
+                    raise
     if state.scaler is not None and saved["scaler"]:
         state.scaler.load_state_dict(saved["scaler"])
     if "model" in saved:
@@ -457,9 +464,9 @@ def _load_weights(state: State, saved: Mapping[str, Any]) -> None:
     model_state.load_weights(state.model, saved["model"])
 
 
-def _load_optimizers(state: State, saved: Mapping[str, Any]) -> None:
+def _load_optimizers(state: State, saved: Mapping[str, Any]) -> Callable[[], None]:
     try:
-        model_state.load_optimizers(state.model, state.optimizers, saved["optimizers"])
+        return model_state.load_optimizers(state.model, state.optimizers, saved["optimizers"])
     except ValueError as error:
         raise StateMismatchError([str(error)]) from error
 

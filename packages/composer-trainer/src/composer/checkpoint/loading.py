@@ -138,7 +138,8 @@ def load_checkpoint(
     }
     with loading_together(path) if is_sharded(state.model) else nullcontext():
         load = check_checkpoint(path, state, **how)
-    return load()
+    with failing_together("Loading a checkpoint") if is_sharded(state.model) else nullcontext():
+        return load()
 
 
 def loading_together(path: object) -> AbstractContextManager[None]:

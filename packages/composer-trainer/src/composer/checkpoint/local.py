@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import platform
 import re
@@ -426,10 +427,11 @@ def _write_file(path: Path, pieces: Iterable[memoryview]) -> None:
                     chunk = chunk[written:]
                     position += written
                 if advise is not None and position - advised >= _CHUNK:
-                    # The disk begins with these bytes now, and fsync has less to wait for.
+                    # The disk begins with these pages now, and fsync has less to wait for.
+                    end = position - position % mmap.PAGESIZE
                     with contextlib.suppress(OSError):
-                        advise(file.fileno(), advised, position - advised, os.POSIX_FADV_DONTNEED)
-                    advised = position
+                        advise(file.fileno(), advised, end - advised, os.POSIX_FADV_DONTNEED)
+                    advised = end
         os.fsync(file.fileno())
 
 

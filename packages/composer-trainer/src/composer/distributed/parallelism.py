@@ -24,7 +24,7 @@ from composer.distributed.environment import (
 from composer.distributed.mesh import MeshSettings, TensorParallelSettings
 from composer.distributed.process_group import initialize_alone
 from composer.distributed.settings import Settings
-from composer.distributed.sharding import FSDPSettings, initialize, is_on_meta, is_sharded, shard
+from composer.distributed.sharding import FSDPSettings, check_replicas, initialize, is_on_meta, is_sharded, shard
 from composer.functional.checks import check_flags
 from composer.functional.training.gradient_clipping import local_parts
 
@@ -297,16 +297,17 @@ class Parallelism:
             )
 
     def check_device(self, device: torch.device) -> None:
-        """Refuse ``"sync_batchnorm"`` in several processes on a CPU.
+        """Refuse what cannot run on CPUs: ``"sync_batchnorm"``, and with torch 2.7 replicas of a sharded model.
 
         Raises:
-            ValueError: The device is a CPU.
+            ValueError: The device is a CPU, and there are several processes.
         """
         if self._syncs_batchnorm and device.type == "cpu" and get_world_size() > 1:
             raise ValueError(
                 "parallelism_config['sync_batchnorm'] requires GPUs, as torch.nn.SyncBatchNorm does not run on a CPU: "
                 "remove it, or train with device='gpu'."
             )
+        check_replicas(self._fsdp, self._mesh, device)
 
     def check_microbatch_size(self, size: int | str | None) -> None:
         """Refuse a microbatch size that several processes cannot determine.
@@ -365,7 +366,7 @@ class Parallelism:
 
         Args:
             samples: Number of samples of each process, which has no tokens.
-            microbatches: Number of microbatches of each process.
+            microbatches: Maximum number of microbatches of a process.
             logs: Whether any process logs losses.
         """
         self._counted, self._usual = samples, samples

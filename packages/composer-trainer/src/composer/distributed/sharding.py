@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from composer.distributed.mesh import MeshSettings, TensorParallelSettings
 
-__all__ = ["FSDPSettings", "initialize", "is_on_meta", "is_sharded", "shard"]
+__all__ = ["FSDPSettings", "check_replicas", "initialize", "is_on_meta", "is_sharded", "shard"]
 
 _LOW = {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16, Precision.AMP_FP8: torch.bfloat16}
 _CONTAINERS = {nn.ModuleDict, nn.ModuleList, nn.Sequential}
@@ -106,6 +106,22 @@ class FSDPSettings(Settings):
         )
 
 
+def check_replicas(settings: FSDPSettings | None, mesh: MeshSettings | None, device: torch.device) -> None:
+    """Refuse replicas of a sharded model on CPUs with torch 2.7, whose FSDP2 fails there in the backward pass.
+
+    Raises:
+        ValueError: The settings describe such replicas.
+    """
+    if settings is None or device.type != "cpu" or TorchVersion(torch.__version__) >= "2.8":
+        return
+    title = "torch 2.7 cannot replicate a sharded model on CPUs. Install torch 2.8 or later, or"
+    if settings.device_mesh is not None and settings.device_mesh.ndim > 1:
+        raise ValueError(f"{title} leave out parallelism_config['fsdp']['device_mesh'], which has several dimensions.")
+    if mesh is not None and mesh.replicate > 1:
+        one = {"shard": mesh.data_degree} | ({"tp": mesh.tp} if mesh.tp > 1 else {})
+        raise ValueError(f"{title} set parallelism_config['mesh']={one}.")
+
+
 def shard(
     model: nn.Module,
     optimizers: Sequence[Optimizer],
@@ -135,18 +151,12 @@ def shard(
         The names of the modules that are gathered one at a time.
 
     Raises:
-        NotImplementedError: A sharded model is to be replicated on CPUs, with torch 2.7.
-        ValueError: A layer or class that the settings name does not exist in the model.
+        ValueError: A layer or class that the settings name does not exist in the model; or a sharded model is to be
+            replicated on CPUs, with torch 2.7.
     """
     from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
 
-    if settings is not None and device.type == "cpu" and TorchVersion(torch.__version__) < "2.8":
-        own_mesh = settings.device_mesh
-        if (mesh is not None and mesh.replicate > 1) or (own_mesh is not None and own_mesh.ndim > 1):
-            raise NotImplementedError(
-                "torch 2.7 cannot replicate a sharded model on CPUs. Install torch 2.8 or later, or set "
-                "parallelism_config={'mesh': {'replicate': 1}}."
-            )
+    check_replicas(settings, mesh, device)
     of_all = None if mesh is None else mesh.to_device_mesh(device)
     blocks = dict(_blocks(model, True if settings is None else settings.auto_wrap))
     _make_contiguous(model)

@@ -42,6 +42,7 @@ class Agreement:
     _weighs_tokens: bool
     _exchanges: bool = attrs.field(init=False, default=True)
     _logs: bool = attrs.field(init=False, default=False)
+    _microbatches: int = attrs.field(init=False, default=1)
     _most: int = attrs.field(init=False, default=0)
     _left: int = attrs.field(init=False, default=0)
     _seconds: float = attrs.field(init=False, default=0.0)
@@ -96,7 +97,7 @@ class Agreement:
                 is_certain=is_usual and self._is_certain(),
             )
         elif is_usual and usual is not None:
-            self._parallel.expect_batch(usual, microbatches=microbatches, logs=self._logs)
+            self._parallel.expect_batch(usual, microbatches=max(microbatches, self._microbatches), logs=self._logs)
         else:
             raise RuntimeError(
                 f"train_dataloader has batches of {usual} samples, from which none were removed so far, but this one "
@@ -116,7 +117,7 @@ class Agreement:
         missing = totals.seconds - self._ahead
         self._ahead = max(0.0, -missing)
         self._pace = totals.seconds / self._since
-        self._logs = totals.logs
+        self._logs, self._microbatches = totals.logs, totals.microbatches
         self._most = min(2 * self._most or 1, _MOST_BATCHES) if totals.is_certain else 0
         self._left = min(max(0, int(_SECONDS / self._pace) - 1), self._most) if self._pace else 0
         self._seconds, self._since = 0.0, 0

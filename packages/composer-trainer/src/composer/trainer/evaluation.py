@@ -133,11 +133,11 @@ class Evaluations:
             state.evaluators = self.evaluators
             prepare_metrics(state, state.evaluators)
 
-    def run_if_due(self, engine: Engine, event: Event) -> None:
-        """Evaluate with the evaluators that are due at an event."""
+    def run_if_due(self, engine: Engine, event: Event, is_stopped: Callable[[], bool]) -> None:
+        """Evaluate with the evaluators that are due at an event, unless the training has been stopped."""
         state = engine.state
         due = [one for one in state.evaluators if one.eval_interval and one.eval_interval(state, event)]
-        if due:
+        if due and not is_stopped():
             evaluate(engine, due, self.subset_num_batches)
 
 

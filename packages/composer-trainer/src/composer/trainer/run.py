@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from composer.core import Batch, Engine, Event, TimeUnit
 from composer.core.batch import note_batch
 from composer.core.randomness import global_rng_states
+from composer.distributed import any_rank
 from composer.trainer.agreement import Agreement
 from composer.trainer.clock import Clock
 from composer.trainer.metrics import log_train_metrics
@@ -54,7 +55,7 @@ class Run:
         batches: Batches,
         optimization: Optimization,
         schedules: Schedules,
-        evaluate: Callable[[Event], None],
+        evaluate: Callable[[Event, Callable[[], bool]], None],
         *,
         parallel: Parallelism,
         weigh_by_tokens: bool = False,
@@ -297,7 +298,13 @@ class Run:
         """Evaluate if it is due; this does not count as training time."""
         if self.state._evaluators and not self.is_stopped:  # noqa: SLF001  (see is_over)
             with self.clock.paused():
-                self._evaluate(event)
+                self._evaluate(event, self._is_signalled)
+
+    def _is_signalled(self) -> bool:
+        """Return whether any process has received a signal, also since the last exchange; all must call it."""
+        if not self._runs_alone:
+            self._is_stopped_by_agreement |= any_rank(self.signals.received is not None)
+        return self.is_stopped
 
     def log_train_metrics(self) -> None:
         """Log and reset the training metrics of the epoch, if any."""

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import secrets
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from composer.checkpoint.saver import SaveInterval, savers
@@ -536,7 +537,7 @@ class Trainer:
             self._data.batches,
             Optimization(state, self._progress.skipped_steps),
             self._schedule.take_schedulers(state, schedulers, scale_schedule_ratio, step_schedulers_every_batch),
-            lambda event: self._evaluations.run_if_due(self.engine, event),
+            partial(self._evaluations.run_if_due, self.engine),
             parallel=self._parallel,
             weigh_by_tokens=self._weigh_by_tokens,
             resume=self._progress.begin,
