@@ -245,6 +245,19 @@ class TestOptimizers:
 
         assert repr(state.get_optim_state_dict()) == repr(before)
 
+    def test_lack_of_memory_remains(self, trained, monkeypatch):
+        """It is no mismatch of the saved state: the error of the optimizer is raised as it is."""
+        state = trained(OPTIMIZERS["SGD"])
+        saved = copy.deepcopy(state.get_optim_state_dict())
+
+        def fail(*_):
+            raise torch.OutOfMemoryError("out of memory")
+
+        monkeypatch.setattr(torch.optim.SGD, "load_state_dict", fail)
+
+        with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+            state.load_optim_state({"optimizers": saved})
+
     def test_wrapper_is_not_in_the_names(self, trained):
         """A wrapper around an optimizer does not appear in the names."""
         state = trained(OPTIMIZERS["SGD"])

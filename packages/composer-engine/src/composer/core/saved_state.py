@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 import warnings
 from collections import Counter, defaultdict
@@ -437,18 +438,16 @@ def _check_part(state: State, part: str, saved: Any, findings: _Findings) -> Non
 
 def _load_state(state: State, saved: Mapping[str, Any]) -> None:
     """Load what has been checked: first what may still refuse it, optimizers and components."""
-    undo = _load_optimizers(state, saved) if "optimizers" in saved else None
     loaded: list[str] = []
-    for kind in _RECORDS:
-        saved_states = {record["key"]: record["state"] for record in saved[kind]}
-        for key, component in _components(state, kind).items():
-            if key in saved_states:
-                try:
+    with contextlib.ExitStack() as on_error:
+        if "optimizers" in saved:
+            on_error.callback(_load_optimizers(state, saved))
+        for kind in _RECORDS:
+            saved_states = {record["key"]: record["state"] for record in saved[kind]}
+            for key, component in _components(state, kind).items():
+                if key in saved_states:
                     _load_component(f"{kind}.{key}", component, saved_states[key], loaded)
-                except BaseException:
-                    if undo is not None:
-                        undo()
-                    raise
+        on_error.pop_all()
     if state.scaler is not None and saved["scaler"]:
         state.scaler.load_state_dict(saved["scaler"])
     if "model" in saved:

@@ -136,9 +136,10 @@ def load_checkpoint(
         "logger": logger,
         "check_extra": check_extra,
     }
-    with loading_together(path) if is_sharded(state.model) else nullcontext():
+    is_shared = is_sharded(state.model)
+    with loading_together(path) if is_shared else nullcontext():
         load = check_checkpoint(path, state, **how)
-    with failing_together("Loading a checkpoint") if is_sharded(state.model) else nullcontext():
+    with failing_together("Loading a checkpoint") if is_shared else nullcontext():
         return load()
 
 
