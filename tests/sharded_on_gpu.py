@@ -53,7 +53,7 @@ def make_trainer(precision, **options):
     return Trainer(
         model=model,
         train_dataloader=DataLoader(draw_data(), batch_size=16, shuffle=True),
-        optimizers=torch.optim.AdamW(model.parameters(), lr=1e-3),
+        optimizers=torch.optim.AdamW(model.parameters(), lr=3e-5),
         parallelism_config={"fsdp": {}},
         max_duration=f"{BATCHES}ba",
         precision=precision,
