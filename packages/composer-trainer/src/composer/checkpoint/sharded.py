@@ -15,7 +15,7 @@ import xxhash
 
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.manifest import BLOCK_BYTES, LAYOUT, read_json
-from composer.checkpoint.tensor_file import DTYPES, is_dense, pack_tensors
+from composer.checkpoint.tensor_file import DTYPES, bytes_of, is_dense, new_tensors, pack_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -389,15 +389,14 @@ def read_parts(
     Raises:
         CheckpointError: A file is missing, or a block is not the one that was written.
     """
-    tensors: dict[str, Tensor] = {}
+    likes, parts, of_kind = likes or {}, _Parts(), layout.tensors[kind]
+    own = {name: _part_here(one, likes.get(name), parts) for name, one in of_kind.items()}
+    targets = new_tensors({name: (DTYPES[one.dtype], own[name][1]) for name, one in of_kind.items()})
     ranges: dict[int, list[_Range]] = defaultdict(list)
-    finish: list[Callable[[], object]] = []
-    parts = _Parts()
-    for name, one in layout.tensors[kind].items():
-        tensors[name], part, target = _new_tensor(one, (likes or {}).get(name), parts, finish)
+    for name, target in targets.items():
         if target.numel():
-            for file, position, cell in one.cells(part):
-                ranges[file].append(_range_of(target, part, position, cell))
+            for file, position, cell in of_kind[name].cells(own[name]):
+                ranges[file].append(_range_of(target, own[name], position, cell))
     names = [*layout.files]
     for file, of_file in ranges.items():
         name = names[file]
@@ -405,32 +404,30 @@ def read_parts(
             raise CheckpointError(f"{path}/{name}", f"is missing, and {LAYOUT} lists it.")
         with open_file(name) as read:
             _read_blocks(read, of_file, layout.files[name], manifest.files[name].size, f"{path}/{name}")
-    for call in finish:
-        call()
-    return tensors
+    return {name: _placed(target, of_kind[name], likes.get(name)) for name, target in targets.items()}
 
 
-def _new_tensor(
-    one: TensorLayout, like: Tensor | None, parts: _Parts, finish: list[Callable[[], object]]
-) -> tuple[Tensor, Part, Tensor]:
-    """Return a new tensor, the part of it that this process has, and the contiguous tensor to read that part into."""
-    dtype = DTYPES[one.dtype]
+def _part_here(one: TensorLayout, like: Any, parts: _Parts) -> Part:
+    """Return the part of a tensor that this process has: of a DTensor its own, else all of it."""
     if like is None:
-        whole: Part = ((0,) * len(one.shape), tuple(one.shape))
-        target = torch.empty(one.shape, dtype=dtype, device="cpu")
+        return (0,) * len(one.shape), tuple(one.shape)
+    return parts.of(like) or ((0,) * like.ndim, tuple(like.to_local().shape))
+
+
+def _placed(target: Tensor, one: TensorLayout, like: Any) -> Tensor:
+    """Return a tensor of which ``target`` has this process's part, with the strides, device and placements it needs."""
+    if like is None:
         if one.strides is None:
-            return target, whole, target
-        tensor = torch.empty_strided(one.shape, one.strides, dtype=dtype, device="cpu")
-        finish.append(lambda: tensor.copy_(target))
-        return tensor, whole, target
-    sharded: Any = torch.empty_like(like, dtype=dtype, requires_grad=False)
-    local: Tensor = sharded.to_local()
-    part = parts.of(sharded)
-    if part is None or (local.device.type == "cpu" and local.is_contiguous()):
-        return sharded, part or ((), ()), local
-    target = torch.empty(local.shape, dtype=dtype, device="cpu")
-    finish.append(lambda: local.copy_(target))
-    return sharded, part, target
+            return target
+        return torch.empty_strided(one.shape, one.strides, dtype=target.dtype, device="cpu").copy_(target)
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415
+
+    local = like.to_local()
+    if local.device.type != "cpu" or not local.is_contiguous():
+        target = torch.empty_like(local, dtype=target.dtype).copy_(target)
+    return DTensor.from_local(
+        target, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
 
 
 @attrs.frozen(eq=False)
@@ -445,7 +442,7 @@ class _Range:
 def _range_of(target: Tensor, part: Part, position: int, cell: Part) -> _Range:
     """Return which bytes of a cell to read for the elements that it has of a part, which ``target`` is."""
     if part == cell:
-        return _Range(position, _bytes_of(target))
+        return _Range(position, bytes_of(target))
     (offset, shape), (cell_offset, cell_shape) = part, cell
     bounds = [
         (max(start, cell_start), min(start + length, cell_start + cell_length))
@@ -456,17 +453,12 @@ def _range_of(target: Tensor, part: Part, position: int, cell: Part) -> _Range:
     row = math.prod(cell_shape[1:]) * target.element_size()
     begin = position + (bounds[0][0] - cell_offset[0]) * row
     if (offset[1:], shape[1:]) == (cell_offset[1:], cell_shape[1:]):
-        return _Range(begin, _bytes_of(target[inside[0]]))
+        return _Range(begin, bytes_of(target[inside[0]]))
     rows = torch.empty((bounds[0][1] - bounds[0][0], *cell_shape[1:]), dtype=target.dtype, device="cpu")
     columns = tuple(
         slice(low - start, high - start) for (low, high), start in zip(bounds[1:], cell_offset[1:], strict=True)
     )
-    return _Range(begin, _bytes_of(rows), lambda: target[inside].copy_(rows[(slice(None), *columns)]))
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    array: Any = tensor.view(-1).view(torch.uint8).numpy()
-    return memoryview(array)
+    return _Range(begin, bytes_of(rows), lambda: target[inside].copy_(rows[(slice(None), *columns)]))
 
 
 def _read_blocks(read: ReadInto, ranges: list[_Range], file: PartFile, size: int, path: str) -> None:

@@ -6,15 +6,13 @@ pass. Dtypes and strides that the format cannot express are stored in the header
 
 from __future__ import annotations
 
-import bisect
-import ctypes
+import contextlib
 import itertools
 import json
 import math
 import mmap
 import os
-from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import attrs
 import torch
@@ -23,14 +21,23 @@ from torch._utils import _unflatten_dense_tensors
 
 from composer.checkpoint.errors import CheckpointError
 from composer.core import NotSerializableError
-from composer.core.background import Task, ThreadError
 from composer.core.serialization import from_data
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["DTYPES", "CopyMemory", "PackedTensors", "is_dense", "pack_tensors", "read_shapes", "read_tensors"]
+__all__ = [
+    "DTYPES",
+    "CopyMemory",
+    "PackedTensors",
+    "bytes_of",
+    "is_dense",
+    "new_tensors",
+    "pack_tensors",
+    "read_shapes",
+    "read_tensors",
+]
 
 _WRITTEN_NAMES = {
     torch.float64: "F64",
@@ -68,9 +75,10 @@ DTYPES = _DTYPES_AS_BYTES | {str(dtype).removeprefix("torch."): dtype for dtype 
 _SETTINGS = "composer"
 _CHUNK = 1 << 20
 _HUGE = 4 << 20
+_ALIGNMENT = 64
+"""That of the memory which torch allocates."""
 _MAX_HEADER_BYTES = 100_000_000
 
-T = TypeVar("T")
 _Entry = tuple[str, list[int], int]  # dtype, shape, bytes
 
 
@@ -109,8 +117,7 @@ def read_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 def read_tensors(path: Path, digest: Any = None) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file, on the CPU.
 
-    The file is read once, each tensor into memory that torch allocates. As new memory costs more time than the bytes,
-    a second thread reads half of the file.
+    The file is read once, from its beginning to its end.
 
     Args:
         path: The file.
@@ -120,27 +127,17 @@ def read_tensors(path: Path, digest: Any = None) -> dict[str, Tensor]:
         CheckpointError: It is not a complete safetensors file, or was changed while it was read.
     """
     try:
-        with path.open("rb", buffering=0) as file, path.open("rb", buffering=0) as same_file:
+        with path.open("rb", buffering=0) as file:
             header = _read_header(file, path)
-            first, second = _halves(header.entries)
-            same_file.seek(len(header.content) + sum(size for _, _, size in first.values()))
+            tensors = new_tensors({name: (_DTYPES[dtype], shape) for name, (dtype, shape, _) in header.entries.items()})
             if digest is not None:
                 digest.update(header.content)
-            read_second = partial(_read_entries, second, same_file, None, path)
-            get_second = _start(read_second) if second else read_second
-            try:
-                tensors = _read_entries(first, file, digest, path)
-            finally:
-                others = get_second()
-            for content in others.values() if digest is not None else ():
-                digest.update(content.numpy())
-            if same_file.read(1) or not os.path.sameopenfile(file.fileno(), same_file.fileno()):
+            for tensor in tensors.values():
+                _read_into(bytes_of(tensor), file, digest, path)
+            if file.read(1):
                 raise CheckpointError(path, "has been changed while it was read.")
     except OSError as error:
         raise CheckpointError(path, f"cannot be read: {error.strerror}.") from None
-    tensors |= others
-    for name, (dtype, shape, _) in header.entries.items():
-        tensors[name] = tensors[name].view(_DTYPES[dtype]).view(shape)
     try:
         _restore(tensors, header.settings)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -204,45 +201,47 @@ def _are_sizes(values: Iterable[Any]) -> bool:
     return all(type(value) is int and value >= 0 for value in values)
 
 
-def _halves(entries: dict[str, _Entry]) -> tuple[dict[str, _Entry], dict[str, _Entry]]:
-    """Divide the entries of a file at the middle of its bytes; a small file is not divided."""
-    ends = list(itertools.accumulate(size for _, _, size in entries.values()))
-    count = bisect.bisect_left(ends, ends[-1] // 2) + 1 if ends and ends[-1] > _HUGE else len(ends)
-    items = list(entries.items())
-    return dict(items[:count]), dict(items[count:])
+def _read_into(memory: memoryview, file: Any, digest: Any, path: Path) -> None:
+    """Fill memory with the next bytes of a file; hash each part while it is in the cache."""
+    while memory:
+        count = file.readinto(memory[:_CHUNK])
+        if not count:
+            raise CheckpointError(path, "has been changed while it was read: it ends within a tensor.")
+        if digest is not None:
+            digest.update(memory[:count])
+        memory = memory[count:]
 
 
-def _read_entries(entries: dict[str, _Entry], file: Any, digest: Any, path: Path) -> dict[str, Tensor]:
-    """Return the bytes of tensors that follow each other in a file; hash each part while it is in the cache."""
-    contents = {}
-    for name, (_, _, size) in entries.items():
-        contents[name] = torch.empty(size, dtype=torch.uint8, device="cpu")
-        array: Any = contents[name].numpy()
-        memory = memoryview(array)
-        while memory:
-            count = file.readinto(memory[:_CHUNK])
-            if not count:
-                raise CheckpointError(path, "has been changed while it was read: it ends within a tensor.")
-            if digest is not None:
-                digest.update(memory[:count])
-            memory = memory[count:]
-    return contents
+def new_tensors(shapes: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> dict[str, Tensor]:
+    """Return contiguous tensors on the CPU with unspecified values, in one memory that is released with the last.
+
+    Each has a storage of its own, so that a copy or a file of one of them does not include the others.
+
+    Args:
+        shapes: Dtype and shape of each tensor by name.
+
+    Example:
+        >>> tensors = new_tensors({"weight": (torch.float32, (3, 2)), "steps": (torch.int64, ())})
+        >>> tensors["weight"].shape, tensors["steps"].untyped_storage().nbytes()
+        (torch.Size([3, 2]), 8)
+    """
+    sizes = {name: math.prod(shape) * dtype.itemsize for name, (dtype, shape) in shapes.items()}
+    *places, size = itertools.accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes.values()), initial=0)
+    memory = _allocate(size) if size >= _HUGE else None
+    tensors = {}
+    for (name, (dtype, shape)), place in zip(shapes.items(), places, strict=True):
+        if memory is None or not sizes[name]:
+            tensors[name] = torch.empty(shape, dtype=dtype, device="cpu")
+        else:
+            content = torch.frombuffer(memory, dtype=torch.uint8, count=sizes[name], offset=place)
+            tensors[name] = content.view(dtype).view(shape)
+    return tensors
 
 
-def _start(call: Callable[[], T]) -> Callable[[], T]:
-    """Start a call in a thread, and return what waits for its result; without threads, it makes the call itself."""
-    try:
-        task = Task(call)
-    except ThreadError:
-        return call
-
-    def result() -> T:
-        try:
-            return task.result()
-        except ThreadError:
-            return call()
-
-    return result
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor on the CPU, writable."""
+    array: Any = tensor.view(-1).view(torch.uint8).numpy()
+    return memoryview(array)
 
 
 def _allocate(size: int) -> mmap.mmap | bytearray:
@@ -250,7 +249,8 @@ def _allocate(size: int) -> mmap.mmap | bytearray:
     if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return bytearray(size)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    with contextlib.suppress(OSError):  # the kernel has no huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 
@@ -351,7 +351,7 @@ def pack_tensors(
         _copy_all(tensors, offsets, body)
         return PackedTensors((header, memoryview(body)[:offset]))
     owners = tuple(_on_cpu(name, tensors[name]) for name in offsets)
-    return PackedTensors((header, *map(_memory_of, owners)), owners)
+    return PackedTensors((header, *map(bytes_of, owners)), owners)
 
 
 def _header(entries: dict[str, Any], settings: dict[str, dict[str, Any]], texts: Mapping[str, str]) -> bytes:
@@ -401,11 +401,6 @@ def _copy(name: str, tensor: Tensor, target: Tensor) -> Tensor:
             raise
         dtype = str(tensor.dtype).removeprefix("torch.")
         raise NotSerializableError(name, f"a tensor of {dtype} cannot be saved, as torch cannot copy it.") from None
-
-
-def _memory_of(tensor: Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor on the CPU; it lives no longer than the tensor."""
-    return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
