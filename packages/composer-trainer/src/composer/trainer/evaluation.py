@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Evaluations",
+    "batch_to_export",
     "evaluate",
     "first_batch",
     "in_evaluation",
@@ -328,6 +329,22 @@ def first_batch(state: State, spec: DataSpec, name: str) -> Any:
     return prepare_batch(
         next(make_order(spec.dataloader, state.rank_zero_seed).begin(0)), spec, state, name, Timestamp()
     )
+
+
+def batch_to_export(state: State) -> Any:
+    """Return the first batch to evaluate, or else to train on, as the model's ``forward`` takes it.
+
+    Raises:
+        ValueError: There is no loader.
+    """
+    specs = [evaluator.dataloader for evaluator in state.evaluators]
+    specs += [] if state.train_data_spec is None else [state.train_data_spec]
+    if not specs:
+        raise ValueError("There is no batch to export with: give sample_input.")
+    with preserve_rng_state(state.device):
+        batch = first_batch(state, specs[0], "the loader whose first batch is exported")
+        transform = specs[0].microbatch_transforms
+        return batch if transform is None else transform(batch)
 
 
 def prepare_batch(batch: Any, spec: DataSpec, state: State, name: str, clock: Timestamp) -> Any:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Optimization",
+    "change_precision",
     "check_optimizers",
     "default_optimizer",
     "make_scaler",
@@ -32,6 +33,23 @@ __all__ = [
 def make_scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler | None:
     """Return the loss scaler of ``amp_fp16``; None for other precisions."""
     return torch.amp.GradScaler(device.type) if precision is Precision.AMP_FP16 else None
+
+
+def change_precision(state: State, precision: Precision) -> None:
+    """Compute with another precision from now on, with a new loss scale; the same precision keeps it.
+
+    Raises:
+        ValueError: The layers for ``amp_fp8`` would have to be created or removed.
+    """
+    if precision is state.precision:
+        return
+    if Precision.AMP_FP8 in (precision, state.precision):
+        raise ValueError(
+            f"fit(precision='{precision}') cannot change '{state.precision}': the layers for 'amp_fp8' are created by "
+            "the constructor. Give precision to the Trainer."
+        )
+    state.precision = precision
+    state.scaler = make_scaler(precision, state.device)
 
 
 class Optimization:

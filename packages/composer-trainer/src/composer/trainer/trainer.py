@@ -3,69 +3,42 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-import secrets
 import time
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from composer.checkpoint.saver import SaveInterval, savers
-from composer.checkpoint.saving import refuse_fsdp1
 from composer.core import (
     Algorithm,
     AlgorithmPass,
     Callback,
     Engine,
     Event,
-    Interval,
     Logger,
     LoggerDestination,
     Precision,
-    State,
     Time,
     Timestamp,
     ensure_data_spec,
     evaluation_weights,
 )
-from composer.core.checks import check_run_name
-from composer.core.randomness import preserve_rng_state
-from composer.distributed import (
-    Parallelism,
-    broadcast_model,
-    check_timeout,
-    from_rank_zero,
-    get_data_rank,
-    get_global_rank,
-    get_world_size,
-    initialize_dist,
-)
-from composer.distributed.collectives import all_gather_data
+from composer.distributed import broadcast_model, initialize_dist
 from composer.distributed.failures import explain_loss, explaining_loss
 from composer.distributed.sharding import is_on_meta, is_sharded
 from composer.export.inference import Transform, export_for_inference
-from composer.loggers.console_logger import terminal_destinations
-from composer.trainer.arguments import (
-    Problems,
-    as_list,
-    check_flags,
-    check_ratio,
-    check_subset,
-    check_text,
-    set_log_level,
-)
-from composer.trainer.checkpoints import Loading, best_by, save_together
-from composer.trainer.computing import ComputeConfig, check_microbatch_size, choose_precision
+from composer.trainer.arguments import Problems, as_list, check_flags, check_ratio, check_subset
+from composer.trainer.checkpoints import save_together
+from composer.trainer.computing import check_microbatch_size, choose_precision
 from composer.trainer.config import trainer_arguments
 from composer.trainer.dry_run import check_dry_run, dry_run_arguments, end_dry_run, short_evaluators
-from composer.trainer.environment import run_name_of_environment, warn_of_mosaicml
+from composer.trainer.environment import warn_of_mosaicml
 from composer.trainer.evaluation import (
     EvalData,
     EvalInterval,
-    Evaluations,
     Loader,
+    batch_to_export,
     check_can_be_evaluated,
     evaluate,
-    first_batch,
     predict,
     prepare_metrics,
     to_evaluators,
@@ -74,14 +47,15 @@ from composer.trainer.hyperparameters import given_arguments, hyperparameters
 from composer.trainer.learning_rate import LRSearch, find_lr
 from composer.trainer.loop import train
 from composer.trainer.names import suggests_names
-from composer.trainer.optimization import Optimization, check_optimizers, default_optimizer, make_scaler
+from composer.trainer.optimization import Optimization, change_precision, default_optimizer
+from composer.trainer.parts import Parts
 from composer.trainer.progress import ResumeState, SavesProgress
-from composer.trainer.reproducibility import choose_seed, configure_deterministic_mode, seed_all
+from composer.trainer.reproducibility import configure_deterministic_mode
 from composer.trainer.result import FitResult, final_metrics, reason_of_end
 from composer.trainer.run import Run
-from composer.trainer.schedules import SchedulerLike, TrainingSchedule, check_optimizers_of, check_schedulers
+from composer.trainer.schedules import SchedulerLike, check_schedulers
 from composer.trainer.summary import ModelSummary, summarize
-from composer.trainer.training_data import TrainingData, check_model, check_trainable
+from composer.trainer.training_data import check_trainable
 
 if TYPE_CHECKING:
     import os
@@ -93,6 +67,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from composer.checkpoint import KeepBest
+    from composer.checkpoint.saver import SaveInterval
     from composer.checkpoint.saving import IgnoreKeys
     from composer.core.passes import Passes
 
@@ -210,7 +185,7 @@ class Trainer:
     """The number of batches of each kind in a dry run; else 0."""
 
     @suggests_names
-    def __init__(  # noqa: PLR0915  (each argument goes to its part, which checks it)
+    def __init__(
         self,
         *,
         model: nn.Module,
@@ -275,94 +250,24 @@ class Trainer:
             self.engine.on("epoch_checkpoint", end_dry_run)
             return
         warn_of_mosaicml()
-        problems = Problems()
-        collect = problems.collect
-        collect(check_flags, Trainer.__init__, arguments)
-        collect(check_text, "run_name", run_name, or_none=True)
-        run_name = run_name_of_environment() if run_name is None else run_name
-        collect(check_model, model, is_trained=train_dataloader is not None)
-        self._data = collect(
-            TrainingData, train_dataloader, train_dataloader_label, train_subset_num_batches, spin_dataloaders
-        )
-        self._evaluations = collect(Evaluations, eval_dataloader, eval_interval, eval_subset_num_batches)
-        self._computing = collect(
-            ComputeConfig.make, device, precision, precision_config, compile_config, device_train_microbatch_size
-        )
-        self._loading = collect(
-            Loading,
-            load_path,
-            load_weights_only,
-            load_strict_model_weights,
-            load_ignore_keys,
-            load_exclude_algorithms,
-            autoresume=autoresume,
-            folder=save_folder,
-            run_name=run_name,
-        )
-        own_savers = collect(
-            savers,
-            save_folder,
-            save_filename,
-            save_latest_filename,
-            save_interval,
-            overwrite=save_overwrite,
-            num_checkpoints_to_keep=save_num_checkpoints_to_keep,
-            keep_best=collect(best_by, save_best, model, self._evaluations.labels() if self._evaluations else ()),
-            weights_only=save_weights_only,
-            ignore_keys=save_ignore_keys,
-            goes_on=autoresume,
-        )
-        with problems.noted():
-            saves = save_folder is not None or any(isinstance(one, SavesProgress) for one in as_list(callbacks))
-            if saves or load_path is not None or autoresume:
-                refuse_fsdp1(model)
-            self._parallel = Parallelism(parallelism_config, ddp_sync_strategy)
-            self._parallel.check_microbatch_size(device_train_microbatch_size)
-            self._parallel.check_has_data(model)
-            if self._computing is not None:
-                self._parallel.check_device(self._computing.device)
-            check_timeout(dist_timeout)
-        self._schedule = collect(
-            TrainingSchedule.make, max_duration, schedulers, scale_schedule_ratio, step_schedulers_every_batch
-        )
-        if not problems.found:
-            collect(self._data.check_end, self._schedule.max_duration)
-        with problems.noted():
-            is_first = get_global_rank() == 0
-            shown = terminal_destinations(
-                progress_bar=progress_bar and is_first,
-                log_to_console=log_to_console and is_first,
-                stream=console_stream,
-                log_interval=Interval.named("console_log_interval", console_log_interval).every,
-                log_traces=log_traces,
-            )
-        seed = collect(choose_seed, seed)
-        collect(set_log_level, python_log_level)
-        run_name = _generated_name() if run_name is None else run_name
-        collect(check_run_name, run_name)
-        if not problems.found:
-            with problems.noted():
-                if optimizers is not None:
-                    check_optimizers(model, as_list(optimizers))
-                check_optimizers_of(self._schedule.schedulers, as_list(optimizers))
-        if not problems.found and eval_dataloader is not None:
-            collect(check_can_be_evaluated, model)
-        problems.check()
-
+        parts = Parts.create(SimpleNamespace(**arguments), Trainer.__init__)
+        self._data, self._evaluations, self._computing = parts.data, parts.evaluations, parts.computing
+        self._parallel, self._schedule, self._loading = parts.parallel, parts.schedule, parts.loading
         if deterministic_mode:
             configure_deterministic_mode()
         initialize_dist(self._computing.device, dist_timeout)
-        self.state = self._make_state(model, from_rank_zero(seed), from_rank_zero(run_name))
+        self.state = parts.make_state(model)
         if optimizers is None and any(True for _ in model.parameters()):
             optimizers = default_optimizer(model)
         self.state.optimizers = as_list(optimizers)
         self._weigh_by_tokens = accumulate_train_batch_on_tokens
         self._set_microbatch_size(self._computing.microbatch_size)
-        collect(setattr, self.state, "algorithms", as_list(algorithms))
-        collect(setattr, self.state, "callbacks", [*as_list(callbacks), *as_list(profiler), *own_savers])
+        problems = Problems()
+        problems.collect(setattr, self.state, "algorithms", as_list(algorithms))
+        problems.collect(setattr, self.state, "callbacks", [*as_list(callbacks), *as_list(profiler), *parts.savers])
         problems.check()
         self.state.profiler = profiler
-        self.logger = Logger(self.state, [*as_list(loggers), *shown])
+        self.logger = Logger(self.state, [*as_list(loggers), *parts.displays])
         self.engine: Engine = Engine(self.state, self.logger, algorithm_passes, log_traces=log_traces)
         if isinstance(getattr(model, "logger", 0), Logger | None):
             model.logger = self.logger  # type: ignore[assignment]  # no parameter or module
@@ -409,24 +314,6 @@ class Trainer:
             2
         """
         return cls(**trainer_arguments(config, arguments))
-
-    def _make_state(self, model: nn.Module, seed: int, run_name: str) -> State:
-        """Seed the global generators, move the model to the device, and return the state of the run."""
-        device, precision = self._computing.device, self._computing.precision
-        seed_all((seed + get_data_rank()) % 2**32)
-        if not is_on_meta(model):
-            model.to(device)
-        return State(
-            model=model,
-            rank_zero_seed=seed,
-            run_name=run_name,
-            device=device,
-            max_duration=self._schedule.max_duration,
-            precision=precision,
-            scaler=make_scaler(precision, device),
-            data_rank=get_data_rank(),
-            gather=all_gather_data if get_world_size() > 1 else None,
-        )
 
     def _initialize(self, passes: Passes, extra: Mapping[str, Any] | None) -> None:
         """Run the events of the construction, load what the run starts from, and log the hyperparameters."""
@@ -520,7 +407,7 @@ class Trainer:
         if device_train_microbatch_size is not None:
             self._set_microbatch_size(check_microbatch_size(device_train_microbatch_size))
         if precision is not None:
-            self._set_precision(choose_precision(precision, state.device))
+            change_precision(state, choose_precision(precision, state.device))
         assert self._data.batches is not None
         if reset_time:
             state.timestamp = state.previous_timestamp = Timestamp()
@@ -742,21 +629,11 @@ class Trainer:
                 self.state.model,
                 save_format,
                 str(save_path),
-                sample_input=self._first_batch() if sample_input is None else sample_input,
+                sample_input=batch_to_export(self.state) if sample_input is None else sample_input,
                 transforms=transforms,
                 input_names=input_names,
                 output_names=output_names,
             )
-
-    def _first_batch(self) -> Any:
-        specs = [evaluator.dataloader for evaluator in self.state.evaluators]
-        specs += [] if self.state.train_data_spec is None else [self.state.train_data_spec]
-        if not specs:
-            raise ValueError("There is no batch to export with: give sample_input.")
-        with preserve_rng_state(self.state.device):
-            batch = first_batch(self.state, specs[0], "the loader whose first batch is exported")
-            transform = specs[0].microbatch_transforms
-            return batch if transform is None else transform(batch)
 
     def close(self) -> None:
         """Close callbacks and loggers, once; the trainer cannot be used afterwards."""
@@ -790,16 +667,6 @@ class Trainer:
         self.state.auto_microbatching = size == "auto"
         self.state.device_train_microbatch_size = size if isinstance(size, int) else None
 
-    def _set_precision(self, precision: Precision) -> None:
-        if Precision.AMP_FP8 in (precision, self.state.precision) and precision is not self.state.precision:
-            raise ValueError(
-                f"fit(precision='{precision}') cannot change '{self.state.precision}': the layers for 'amp_fp8' are "
-                "created by the constructor. Give precision to the Trainer."
-            )
-        if precision is not self.state.precision:  # else the loss scale is kept
-            self.state.precision = precision
-            self.state.scaler = make_scaler(precision, self.state.device)
-
     @contextlib.contextmanager
     def _closing_on_error(self) -> Iterator[None]:
         """Close callbacks and loggers after an error, and name the process that failed after a lost connection."""
@@ -820,7 +687,3 @@ class Trainer:
             if first is None:
                 raise
             first.add_note(f"Closing callbacks and loggers failed, too: {type(second).__name__}: {second}")
-
-
-def _generated_name() -> str:
-    return f"{datetime.datetime.now(tz=datetime.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
