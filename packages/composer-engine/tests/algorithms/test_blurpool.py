@@ -88,14 +88,15 @@ class TestSurgery:
 
 class TestOptimizers:
     def test_optimizer_updates_all_parameters(self, conv_net, make_engine, step, images, get_weights):
-        """One optimizer step after the surgery changes each parameter."""
+        """One optimizer step after the surgery changes each parameter, but for a bias that a norm subtracts again."""
         model = conv_net()
         engine = make_engine(model, BlurPool())
         before = get_weights(model)
 
         step(engine, images)
 
-        assert all(not torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+        unchanged = {name for name, weight in model.named_parameters() if torch.equal(weight, before[name])}
+        assert unchanged <= {"layers.0.bias"}
 
     def test_momentum_is_preserved(self, conv_net, make_engine, step, images):
         """Momentum accumulated before the surgery is used in the next step."""
