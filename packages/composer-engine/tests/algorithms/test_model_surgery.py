@@ -218,8 +218,9 @@ class TestLowPrecision:
     def test_event_is_configurable(self, kind):
         """It runs at the configured event; unsupported events raise."""
         assert set(kind(apply_at="init").runs_at_events()) == {Event.INIT}
-        with pytest.raises(ValueError, match="apply_at"):
-            kind(apply_at="fit_start")
+        for event in ("fit_start", "after_lod", None):
+            with pytest.raises(ValueError, match=rf"apply_at must be Event.INIT or Event.AFTER_LOAD, got {event!r}"):
+                kind(apply_at=event)
 
     def test_norms_compute_in_the_runs_precision(self):
         """Under amp_bf16 the norm's output is bfloat16, also on the CPU, where autocast would use float32."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from composer.core import Logger, State
     from composer.functional import SurgeryReport
 
-__all__ = ["LAYER_NORMS", "LowPrecisionNorm", "ModelSurgery", "check_apply_at", "report_surgery"]
+__all__ = ["LAYER_NORMS", "LowPrecisionNorm", "ModelSurgery", "report_surgery", "to_apply_at"]
 
 LAYER_NORMS = ExclusiveResource(
     "the layer norms",
@@ -89,7 +89,13 @@ class LowPrecisionNorm(ModelSurgery):
         return False
 
 
-def check_apply_at(_: object, __: object, apply_at: Event) -> None:
-    """Check, as an attrs validator, that norms can be replaced at an event."""
-    if apply_at not in {Event.INIT, Event.AFTER_LOAD}:
-        raise ValueError(f"apply_at must be Event.INIT or Event.AFTER_LOAD, got {apply_at.value!r}.")
+def to_apply_at(apply_at: Event | str) -> Event:
+    """Return the event at which norms are replaced, as a converter of attrs.
+
+    Raises:
+        ValueError: Norms cannot be replaced at ``apply_at``.
+    """
+    if apply_at not in (Event.INIT, Event.AFTER_LOAD):
+        got = apply_at.value if isinstance(apply_at, Event) else apply_at
+        raise ValueError(f"apply_at must be Event.INIT or Event.AFTER_LOAD, got {got!r}.")
+    return Event(apply_at)

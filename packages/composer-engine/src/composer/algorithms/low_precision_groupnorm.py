@@ -7,7 +7,7 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._surgery import LowPrecisionNorm, check_apply_at
+from composer.algorithms._surgery import LowPrecisionNorm, to_apply_at
 from composer.core import Event, ExclusiveResource, State
 
 __all__ = ["LowPrecisionGroupNorm"]
@@ -30,7 +30,7 @@ class LowPrecisionGroupNorm(LowPrecisionNorm):
         'after_load'
     """
 
-    apply_at: Event = attrs.field(default=Event.AFTER_LOAD, converter=Event, validator=check_apply_at)
+    apply_at: Event = attrs.field(default=Event.AFTER_LOAD, converter=to_apply_at)
 
     owns: ClassVar = {
         ExclusiveResource("the group norms", remedy="A second one would find no plain norms: one is enough.")

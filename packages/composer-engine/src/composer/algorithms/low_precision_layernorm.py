@@ -7,7 +7,7 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._surgery import LAYER_NORMS, LowPrecisionNorm, check_apply_at
+from composer.algorithms._surgery import LAYER_NORMS, LowPrecisionNorm, to_apply_at
 from composer.core import Event, State
 
 __all__ = ["LowPrecisionLayerNorm"]
@@ -30,7 +30,7 @@ class LowPrecisionLayerNorm(LowPrecisionNorm):
         'after_load'
     """
 
-    apply_at: Event = attrs.field(default=Event.AFTER_LOAD, converter=Event, validator=check_apply_at)
+    apply_at: Event = attrs.field(default=Event.AFTER_LOAD, converter=to_apply_at)
 
     owns: ClassVar = {LAYER_NORMS}
 
