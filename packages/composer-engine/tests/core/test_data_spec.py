@@ -291,6 +291,14 @@ class TestDataSpec:
         assert ensure_data_spec([1]).dataloader == [1]
         assert ensure_data_spec({"dataloader": [1], "num_samples": 5}).num_samples == 5
 
+    @pytest.mark.parametrize("loaders", [{}, {"first": [1], "second": [2]}, {"dataloader": [1], "label": "first"}])
+    def test_other_dictionaries_raise(self, loaders):
+        """A dictionary of several loaders raises with the way to evaluate on them."""
+        with pytest.raises(
+            TypeError, match=r"must have the arguments of DataSpec .* got the keys \[.*Evaluator\(label"
+        ):
+            ensure_data_spec(loaders)
+
     @pytest.mark.parametrize("loader", ["ab", b"ab", DataLoader])
     def test_strings_and_classes_raise(self, loader):
         """A string, and a class instead of an instance, raise."""

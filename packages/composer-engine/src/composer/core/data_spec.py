@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -205,10 +206,23 @@ def length_of(sized: object) -> int | None:
 
 
 def ensure_data_spec(dataloader: DataSpec | Iterable[Batch] | Mapping[str, Any]) -> DataSpec:
-    """Return a :class:`DataSpec` from one, from a data loader, or from a dictionary of its arguments."""
+    """Return a :class:`DataSpec` from one, from a data loader, or from a dictionary of its arguments.
+
+    Raises:
+        TypeError: ``dataloader`` cannot be iterated over, or is a dictionary with other keys.
+    """
     if isinstance(dataloader, DataSpec):
         return dataloader
-    return DataSpec(**dataloader) if isinstance(dataloader, Mapping) else DataSpec(dataloader)
+    if not isinstance(dataloader, Mapping):
+        return DataSpec(dataloader)
+    arguments = list(inspect.signature(DataSpec).parameters)
+    if "dataloader" not in dataloader or not dataloader.keys() <= set(arguments):
+        raise TypeError(
+            f"A dictionary as a dataloader must have the arguments of DataSpec ('dataloader' and perhaps "
+            f"{', '.join(arguments[1:])}), got the keys {list(dataloader)}. To evaluate on several data sets, "
+            "give a list of Evaluator(label='...', dataloader=...)."
+        )
+    return DataSpec(**dataloader)
 
 
 def count_samples(batch: Batch) -> int:
