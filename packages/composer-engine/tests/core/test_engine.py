@@ -236,6 +236,11 @@ class TestPasses:
         with pytest.raises(TypeError, match="The pass run_last returned nothing"):
             Engine(state, algorithms=make.algorithm("A", {Event.INIT: Stage.LAYOUT}), algorithm_passes=[run_last])
 
+    def test_pass_that_is_no_function_raises(self, state):
+        """A number instead of passes raises with the argument's name."""
+        with pytest.raises(TypeError, match=r"algorithm_passes must be functions .* got 5"):
+            Engine(state, algorithm_passes=5)
+
     @pytest.mark.parametrize("index", [lambda p: (p, 0), lambda p: [(p, 0)]])
     def test_pass_index(self, state, index):
         """A pass registered at an early index can be overruled by the stages."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import warnings
 import weakref
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from composer.core.plan import Entry, Plan, build_plan
 from composer.core.subscription import Subscription, check_function
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from composer.core.fields import ServedFields
     from composer.core.state import State
@@ -101,6 +102,11 @@ class Engine:
             isinstance(algorithm_passes, tuple) and len(algorithm_passes) == 2 and isinstance(algorithm_passes[1], int)
         ):
             algorithm_passes = [algorithm_passes]
+        elif not isinstance(algorithm_passes, Iterable):
+            raise TypeError(
+                "algorithm_passes must be functions f(algorithms, event), or pairs of one and its place, "
+                f"got {algorithm_passes!r}."
+            )
         for each_pass in algorithm_passes:
             self.register_pass(*each_pass) if isinstance(each_pass, tuple) else self.register_pass(each_pass)
         state.on_components_change(self._forget_plan)
