@@ -524,6 +524,8 @@ class TestSettings:
             ({"filename": ""}, ValueError, r"filename \(save_filename\) must be the name of a"),
             ({"latest_filename": ""}, ValueError, r"latest_filename \(save_latest_filename\) must be the name of a"),
             ({"latest_filename": "late\0st"}, ValueError, r"latest_filename \(save_latest_filename\) must be the"),
+            ({"ignore_keys": 5}, TypeError, r"ignore_keys \(save_ignore_keys\) must be texts .* got 5"),
+            ({"ignore_keys": ["model", None]}, TypeError, r"must be texts .* got \['model', None\]"),
         ],
     )
     def test_invalid_settings_raise(self, settings, error, named):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import composer.trainer.training_data
-from composer.callbacks import CheckpointSaver
+from composer.callbacks import CheckpointSaver, LoadCheckpoint
 from composer.core import DataSpec, Evaluator
 from composer.models import ComposerClassifier
 from composer.trainer import Trainer
@@ -160,6 +160,19 @@ class TestErrorsOfTheModel:
             make_trainer().predict([(torch.zeros(4, 5), torch.zeros(4).long())])
 
         assert "'predict_before_forward', with the batch (float32[4, 5], int64[4])" in raised.value.__notes__[0]
+
+
+class TestIgnoreKeys:
+    @pytest.mark.parametrize("name", ["save_ignore_keys", "load_ignore_keys"])
+    def test_invalid_keys_raise_before_training(self, make_trainer, tmp_path, name):
+        """Ignored keys that are no texts raise at construction, not at the first save or load."""
+        with pytest.raises(TypeError, match=rf"{name}\)? must be texts such as 'optimizers/\*', or a function, got 5"):
+            make_trainer(save_folder=str(tmp_path), **{name: 5})
+
+    def test_of_load_checkpoint(self):
+        """LoadCheckpoint raises at construction, too."""
+        with pytest.raises(TypeError, match=r"ignore_keys must be texts such as 'optimizers/\*', or a function, got 5"):
+            LoadCheckpoint("run", ignore_keys=5)
 
 
 class TestSchedules:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from composer.checkpoint.finding import agreed_path
 from composer.checkpoint.loading import LoadedCheckpoint, check_checkpoint, loading_together
+from composer.checkpoint.saving import check_ignore_keys
 from composer.core import Callback, Event, Logger, State
 from composer.core.checks import to_path
 from composer.distributed.collectives import failing_together
@@ -55,6 +56,7 @@ class LoadCheckpoint(Callback):
         if event not in _EVENTS:
             raise ValueError(f"event must be one before training, {', '.join(_EVENTS)}, got {str(event)!r}.")
         check_flags(load_weights_only=load_weights_only, strict_model_weights=strict_model_weights)
+        check_ignore_keys(ignore_keys)
         self.load_path = to_path("load_path", load_path)
         self.load_weights_only, self.strict_model_weights = load_weights_only, strict_model_weights
         self.ignore_keys = ignore_keys

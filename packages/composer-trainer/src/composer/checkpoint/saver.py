@@ -16,6 +16,7 @@ from composer.checkpoint.retention import KeepBest, delete_old, own_checkpoints
 from composer.checkpoint.saving import (
     IgnoreKeys,
     Snapshot,
+    check_ignore_keys,
     checkpoint_name,
     refuse_fsdp1,
     take_sharded_snapshot,
@@ -110,6 +111,7 @@ class CheckpointSaver(Callback):
         check_flags(overwrite=overwrite, weights_only=weights_only, background=background)
         num_checkpoints_to_keep = _without_zero(num_checkpoints_to_keep, folder)
         _check_keeping(num_checkpoints_to_keep, keep_best)
+        check_ignore_keys(ignore_keys, "ignore_keys (save_ignore_keys)")
         self.folder, self.filename = str(folder), _without_suffix(filename)
         self.latest_filename = None if latest_filename is None else _without_suffix(latest_filename)
         self.best_filename = best_filename

@@ -10,7 +10,7 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, TypeAlias
 
@@ -41,6 +41,7 @@ from composer.distributed.sharding import is_sharded
 __all__ = [
     "IgnoreKeys",
     "Snapshot",
+    "check_ignore_keys",
     "checkpoint_name",
     "environment",
     "ignored_keys",
@@ -406,6 +407,14 @@ def _split_files(saved: dict[str, Any]) -> tuple[Any, dict[str, dict[str, Tensor
     return data, files
 
 
+def check_ignore_keys(ignore_keys: object, name: str = "ignore_keys") -> None:
+    """Raise a TypeError if ``ignore_keys`` is neither None, texts nor a function; the error calls it by ``name``."""
+    if ignore_keys is None or isinstance(ignore_keys, str) or callable(ignore_keys):
+        return
+    if not isinstance(ignore_keys, Collection) or not all(isinstance(pattern, str) for pattern in ignore_keys):
+        raise TypeError(f"{name} must be texts such as 'optimizers/*', or a function, got {ignore_keys!r}.")
+
+
 def ignored_keys(saved: dict[str, Any], ignore_keys: IgnoreKeys) -> tuple[str, ...]:
     """Remove from a saved state what is to be ignored, and return the paths of what was removed.
 
@@ -428,9 +437,8 @@ def ignored_keys(saved: dict[str, Any], ignore_keys: IgnoreKeys) -> tuple[str, .
     if callable(ignore_keys):
         ignore_keys(saved)
     else:
-        patterns = [ignore_keys] if isinstance(ignore_keys, str) else list(ignore_keys)
-        if not all(isinstance(pattern, str) for pattern in patterns):
-            raise TypeError(f"ignore_keys must be texts such as 'optimizers/*', or a function, got {ignore_keys!r}.")
+        check_ignore_keys(ignore_keys)
+        patterns = [ignore_keys] if isinstance(ignore_keys, str) else ignore_keys
         patterns = [pattern.removeprefix("state/") for pattern in patterns]
         for path in before:
             if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns):

@@ -17,7 +17,7 @@ from composer.checkpoint import (
 )
 from composer.checkpoint.finding import agreed_path
 from composer.checkpoint.loading import check_checkpoint, loading_together
-from composer.checkpoint.saving import refuse_fsdp1
+from composer.checkpoint.saving import check_ignore_keys, refuse_fsdp1
 from composer.core.checks import nearest, to_path, to_texts
 from composer.core.files import fill_in_run
 from composer.distributed import all_agree, any_rank, from_rank_zero, get_global_rank
@@ -76,6 +76,7 @@ class Loading:
             raise ValueError(
                 f"autoresume=True looks for checkpoints of this run, and needs {lacking}: the same ones at every start."
             )
+        check_ignore_keys(self.ignore_keys, "load_ignore_keys")
         if self.path is not None:
             to_path("load_path", self.path)
         if self.path is not None and (not str(self.path) or "\0" in str(self.path)):
