@@ -621,6 +621,15 @@ class TestSchedulesOverSeveralFits:
         with pytest.raises(ValueError, match="returns the product"):
             make_trainer(schedulers=constant, max_duration="1ba")
 
+    def test_function_without_an_optimizer_raises(self, make_trainer):
+        """A function raises if every optimizer has a torch scheduler, which it would not affect."""
+        model = make_trainer.model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        both = [torch.optim.lr_scheduler.StepLR(optimizer, step_size=1), LinearWithWarmupScheduler("1ba")]
+
+        with pytest.raises(ValueError, match="would change no learning rate"):
+            make_trainer(model=model, optimizers=optimizer, schedulers=both, max_duration="2ep")
+
     def test_epoch_schedule_applies_from_the_first_batch(self, make_trainer):
         """A schedule by epoch changes with the epoch's first batch."""
         rates = []

@@ -70,9 +70,19 @@ def check_schedulers(schedulers: SchedulerLike | Sequence[SchedulerLike] | None)
 
 
 def check_optimizers_of(schedulers: Sequence[SchedulerLike], optimizers: Sequence[Optimizer]) -> None:
-    """Raise a ValueError if a torch scheduler belongs to an optimizer that is not among ``optimizers``."""
+    """Raise a ValueError if a scheduler has no effect on ``optimizers``.
+
+    That is a torch scheduler of another optimizer, or a function if each optimizer has a torch scheduler.
+    """
     # Compared by their groups, because algorithms may wrap optimizers.
     groups = [optimizer.param_groups for optimizer in optimizers]
+    scheduled = {id(one.optimizer.param_groups) for one in schedulers if isinstance(one, LRScheduler)}
+    has_function = any(not isinstance(one, LRScheduler) for one in schedulers)
+    if has_function and groups and all(id(one) in scheduled for one in groups):
+        raise ValueError(
+            "schedulers has a function and torch schedulers for all optimizers, so the function would change no "
+            "learning rate: remove it or a torch scheduler, or give one function that returns the product."
+        )
     for scheduler in schedulers:
         if isinstance(scheduler, LRScheduler) and not any(one is scheduler.optimizer.param_groups for one in groups):
             raise ValueError(
@@ -169,7 +179,8 @@ class TrainingSchedule:
 
         Raises:
             TypeError: A scheduler is neither a torch scheduler nor a function.
-            ValueError: There are several functions, or a scheduler belongs to an optimizer that is not in the state.
+            ValueError: There are several functions, a scheduler belongs to an optimizer that is not in the state, or
+                a function is given though every optimizer has a torch scheduler.
         """
         if self.schedules is not None and schedulers is None and step_every_batch is None:
             return self.schedules
