@@ -13,6 +13,7 @@ import composer.trainer.training_data
 from composer.callbacks import CheckpointSaver, LoadCheckpoint
 from composer.core import DataSpec, Evaluator
 from composer.models import ComposerClassifier
+from composer.optim import CosineAnnealingScheduler
 from composer.trainer import Trainer
 
 
@@ -205,6 +206,12 @@ class TestSchedules:
         trainer.fit()
 
         assert trainer.state.optimizers[0].param_groups[0]["lr"] == 0.1 * float(factor)
+
+    @pytest.mark.parametrize("kind", [CosineAnnealingScheduler, torch.optim.lr_scheduler.StepLR])
+    def test_classes_raise(self, make_trainer, kind):
+        """A class instead of a scheduler raises with its name."""
+        with pytest.raises(TypeError, match=rf"schedulers must be objects, got the class {kind.__name__}"):
+            make_trainer(schedulers=kind, max_duration="1ba")
 
     @pytest.mark.parametrize("optimizers", [None, "own"])
     def test_scheduler_of_another_optimizer(self, make_trainer, optimizers):

@@ -58,6 +58,9 @@ def check_schedulers(schedulers: SchedulerLike | Sequence[SchedulerLike] | None)
             raise TypeError(
                 "schedulers cannot hold ReduceLROnPlateau, which needs a metric at each step; use it in a Callback."
             )
+        if isinstance(scheduler, type):
+            name = scheduler.__name__
+            raise TypeError(f"schedulers must be objects, got the class {name}; create one with {name}(...).")
         if not isinstance(scheduler, LRScheduler) and not callable(scheduler):
             raise TypeError(f"schedulers must be torch schedulers or functions f(state, ssr), got {scheduler!r}.")
     functions = [scheduler for scheduler in given if not isinstance(scheduler, LRScheduler)]
