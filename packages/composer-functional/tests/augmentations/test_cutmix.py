@@ -154,7 +154,7 @@ class TestCutmixBatch:
     @pytest.mark.parametrize("shape", [(2, 6, 8), (2, 1, 6, 8)])
     def test_masks_raise(self, shape: tuple[int, ...]):
         """Masks raise an error that names the function for them."""
-        with pytest.raises(ValueError, match=r"target must be one label for each image, got a mask .* Use cutmix"):
+        with pytest.raises(ValueError, match=r"target must be one label for each image, got a mask .* with mask_key"):
             cf.cutmix_batch(torch.rand(2, 3, 6, 8), torch.zeros(shape))
 
     @pytest.mark.parametrize("shape", [(3, 4, 4), (4, 4), (2, 3, 4, 4, 4)])

@@ -143,7 +143,8 @@ def cutmix_batch(
     if target is not None and _is_mask(target, images):
         raise ValueError(
             f"target must be one label for each image, got a mask of shape {tuple(target.shape)}. "
-            "Use cutmix, or pass an AugmentedBatch with masks, to paste the box into masks as well."
+            "To paste the box into masks as well, use cutmix, an AugmentedBatch with masks, or the algorithm CutMix "
+            "with mask_key."
         )
     height, width = images.shape[2:]
     if bbox is None:
