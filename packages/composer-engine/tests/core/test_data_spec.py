@@ -280,7 +280,9 @@ class TestDataSpec:
 
     def test_non_iterable_loader_raises(self):
         """A dataset's class or a number raises."""
-        with pytest.raises(TypeError, match="dataloader must be an iterable of batches, got int"):
+        with pytest.raises(
+            TypeError, match=r"dataloader must be an iterable of batches, got int\. Wrap a dataset in a DataLoader"
+        ):
             DataSpec(3)
 
     def test_ensure_data_spec(self):

@@ -114,7 +114,7 @@ class DataSpec:
     def _check_dataloader(self, _: object, dataloader: object) -> None:
         if not hasattr(dataloader, "__iter__") or isinstance(dataloader, (str, bytes, type)):
             got = repr(dataloader) if isinstance(dataloader, (str, bytes, type)) else type(dataloader).__name__
-            raise TypeError(f"dataloader must be an iterable of batches, got {got}.")
+            raise TypeError(f"dataloader must be an iterable of batches, got {got}. Wrap a dataset in a DataLoader.")
 
     def __attrs_post_init__(self) -> None:
         _check_number("num_samples", 1, self.num_samples)
