@@ -163,6 +163,18 @@ class TestErrorsOfTheModel:
         assert "'predict_before_forward', with the batch (float32[4, 5], int64[4])" in raised.value.__notes__[0]
 
 
+class TestMetrics:
+    @pytest.mark.parametrize("metrics", [None, [], "accuracy"])
+    @pytest.mark.parametrize("data", ["train_dataloader", "eval_dataloader"])
+    def test_metrics_without_names_raise(self, make_trainer, monkeypatch, metrics, data):
+        """A model's metrics that are no dictionary raise with the method's name."""
+        model = make_trainer.model()
+        monkeypatch.setattr(model, "get_metrics", lambda is_train=False: metrics)
+
+        with pytest.raises(TypeError, match=r"ComposerClassifier.get_metrics must return a dictionary .* got"):
+            make_trainer(**{"model": model, "train_dataloader": None, data: make_trainer.loader()})
+
+
 class TestIgnoreKeys:
     @pytest.mark.parametrize("name", ["save_ignore_keys", "load_ignore_keys"])
     def test_invalid_keys_raise_before_training(self, make_trainer, tmp_path, name):

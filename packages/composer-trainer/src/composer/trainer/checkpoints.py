@@ -23,6 +23,7 @@ from composer.core.files import fill_in_run
 from composer.distributed import all_agree, any_rank, from_rank_zero, get_global_rank
 from composer.distributed.collectives import failing_together
 from composer.distributed.sharding import is_sharded
+from composer.trainer.metrics import metrics_of
 
 if TYPE_CHECKING:
     import os
@@ -206,7 +207,7 @@ def best_by(save_best: str | KeepBest | None, model: Any, labels: Collection[str
             f"save_best must be a metric such as 'eval/MulticlassAccuracy' or a KeepBest, got {save_best!r}."
         )
     label, _, name = save_best.removeprefix("metrics/").partition("/")
-    metrics = model.get_metrics(is_train=False) if hasattr(model, "get_metrics") else {}
+    metrics = metrics_of(model, is_train=False) if hasattr(model, "get_metrics") else {}
     known = [f"{one}/{metric}" for one in labels or [label] for metric in metrics]
     metric = metrics.get(name) or metrics.get(name.partition("/")[0])
     if metric is None or (labels and label not in labels):

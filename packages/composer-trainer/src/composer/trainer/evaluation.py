@@ -43,7 +43,7 @@ from composer.distributed.samplers import in_step, is_split_by_rank
 from composer.distributed.sharding import is_sharded
 from composer.trainer.arguments import check_subset
 from composer.trainer.data_order import make_order
-from composer.trainer.metrics import SupportsMetrics, compute_metrics, reduce_over_data
+from composer.trainer.metrics import SupportsMetrics, compute_metrics, metrics_of, reduce_over_data
 from composer.trainer.training_data import none_given
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def prepare_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
             f"An Evaluator must not have the label of the training data, got {state.dataloader_label!r}: the metrics "
             "of both would have the same names. Choose another label, or another train_dataloader_label."
         )
-    metrics = state.model.get_metrics(is_train=False)
+    metrics = metrics_of(state.model, is_train=False)
     for evaluator in evaluators:
         chosen = set(metrics) if evaluator.metric_names is None else set()
         for pattern in evaluator.metric_names or ():

@@ -25,6 +25,7 @@ __all__ = [
     "load_metrics",
     "log_train_metrics",
     "merge_metrics",
+    "metrics_of",
     "reduce_over_data",
     "save_metrics",
     "update_train_metrics",
@@ -43,6 +44,21 @@ class SupportsMetrics(Protocol):
 
     def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None:
         """Add a batch to a metric."""
+
+
+def metrics_of(model: SupportsMetrics, *, is_train: bool) -> Mapping[str, Any]:
+    """Return the metrics of a model by name.
+
+    Raises:
+        TypeError: ``get_metrics`` returns no dictionary.
+    """
+    metrics = model.get_metrics(is_train=is_train)
+    if not isinstance(metrics, Mapping):
+        raise TypeError(
+            f"{type(model).__name__}.get_metrics must return a dictionary of metrics by name, such as "
+            f"{{'accuracy': MulticlassAccuracy(10)}}, got {metrics!r}."
+        )
+    return metrics
 
 
 def reduce_over_data(metrics: Iterable[Any]) -> None:

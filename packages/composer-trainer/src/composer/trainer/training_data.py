@@ -31,7 +31,7 @@ from composer.functional.nested import leaves
 from composer.trainer.arguments import check_subset, check_text
 from composer.trainer.data_order import make_order
 from composer.trainer.data_state import DataState, check_data_state
-from composer.trainer.metrics import SupportsMetrics, reduce_over_data
+from composer.trainer.metrics import SupportsMetrics, metrics_of, reduce_over_data
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -517,7 +517,7 @@ class TrainingData:
         state.train_dataloader = self.spec
         self.select(state)
         if isinstance(state.model, SupportsMetrics) and not state.train_metrics:
-            metrics = state.model.get_metrics(is_train=True)
+            metrics = metrics_of(state.model, is_train=True)
             state.train_metrics = {name: metric.to(state.device) for name, metric in metrics.items()}
             reduce_over_data(state.train_metrics.values())
 
