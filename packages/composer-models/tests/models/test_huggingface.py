@@ -75,6 +75,14 @@ class TestForward:
         with pytest.raises(ValueError, match=r"batch has \['image'\], none of which BertForSequenceClassification"):
             model({"image": torch.zeros(1)})
 
+    def test_export_assigns_no_attribute(self, make_model, make_batch, recwarn):
+        """torch.export gives no warning about the labels that forward remembers for the loss."""
+        model, batch = HuggingFaceModel(make_model("classifier")).eval(), dict(make_batch("classifier"))
+
+        torch.export.export(model, (batch,), strict=False)
+
+        assert not [one for one in recwarn if "was assigned during export" in str(one.message)]
+
     @pytest.mark.parametrize("kind", ["gpt2", "classifier"])
     def test_probabilities_are_not_passed_to_the_model(self, kind, make_model, make_batch):
         """With probabilities as labels, the model only computes logits."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from composer.functional.transformers_loss import (
     are_probabilities,
     next_tokens,
@@ -139,7 +141,8 @@ class HuggingFaceModel(PhaseMetricsModel):
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
         if are_probabilities(labels, base_of(self.model)):
             return self._call(batch, leave_out=("labels",))
-        self._labels_seen = labels  # loss() compares them with those that an algorithm may have set
+        if not torch.compiler.is_exporting():  # which warns where an attribute changes
+            self._labels_seen = labels  # loss() compares them with those that an algorithm may have set
         return self._call(batch, leave_out=())
 
     def _call(self, batch: Mapping[str, Any], leave_out: tuple[str, ...]) -> Any:
