@@ -176,6 +176,7 @@ class TestTypes:
         [
             ({"load_path": 5}, "load_path must be a text or a path, got 5"),
             ({"load_exclude_algorithms": 5}, "load_exclude_algorithms must be a text or a list of texts, got 5"),
+            ({"profiler": 5}, "profiler must be a callback such as composer.profiler.Profiler, got 5"),
             ({"parallelism_config": "fsdp"}, "parallelism_config must be None or a dictionary, got str"),
             (
                 {"parallelism_config": "fsdp", "save_folder": "runs"},

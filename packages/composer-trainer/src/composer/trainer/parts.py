@@ -10,7 +10,7 @@ import attrs
 
 from composer.checkpoint.saver import savers
 from composer.checkpoint.saving import refuse_fsdp1
-from composer.core import Interval, State
+from composer.core import Callback, Interval, State
 from composer.core.checks import check_run_name
 from composer.distributed import (
     Parallelism,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from composer.checkpoint import KeepBest
-    from composer.core import Callback, LoggerDestination
+    from composer.core import LoggerDestination
 
 __all__ = ["Parts"]
 
@@ -88,6 +88,7 @@ class Parts:
         problems = Problems()
         collect = problems.collect
         collect(check_flags, signature, vars(given))
+        collect(_check_profiler, given.profiler)
         collect(check_text, "run_name", given.run_name, or_none=True)
         run_name = run_name_of_environment() if given.run_name is None else given.run_name
         collect(check_model, given.model, is_trained=given.train_dataloader is not None)
@@ -166,6 +167,11 @@ class Parts:
             data_rank=get_data_rank(),
             gather=all_gather_data if get_world_size() > 1 else None,
         )
+
+
+def _check_profiler(profiler: object) -> None:
+    if not (profiler is None or isinstance(profiler, Callback)):
+        raise TypeError(f"profiler must be a callback such as composer.profiler.Profiler, got {profiler!r}.")
 
 
 def _savers(given: Any, keep_best: KeepBest | None) -> Sequence[Callback]:
