@@ -123,7 +123,7 @@ class TestBackground:
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
     def test_forked_process_does_not_wait(self):
         """A process forked during a job does not have its thread and does not wait for it."""
-        done = run(FORK, timeout=20)
+        done = run(FORK, timeout=60)
 
         assert (done.returncode, done.stdout, done.stderr) == (0, "7\n", "")
 
