@@ -216,7 +216,18 @@ def fail(world_size, folder):
         except CheckpointError as error:
             errors[fault] = str(error)
         changed[fault] = differences(state, ema, 5)
+    state, _ = make_state("2", factor=5)
+    if distributed.get_global_rank() == 1:
+        state.optimizers[0].load_state_dict = refuse
+    try:
+        load_checkpoint(f"{folder}/checkpoints/2", state)
+    except Exception as error:  # noqa: BLE001  (compared by the test)
+        errors["loading"] = f"{type(error).__name__}: {error}"
     return {"errors": errors, "left": left, "changed": changed}
+
+
+def refuse(*_):
+    raise ValueError("refused")
 
 
 def background(world_size, folder):
@@ -306,9 +317,6 @@ def remote(world_size, folder):
     distributed.barrier()
     sizes = sum(file.stat().st_size for file in Path(folder, "remote", "one").glob("*.safetensors"))
     found = {"differences": differences(later, ema, 3), "read": sum(read) / sizes}
-
-    def refuse(*_):
-        raise ValueError("refused")
 
     if distributed.get_global_rank() == 1:
         RemoteFolder.put = refuse

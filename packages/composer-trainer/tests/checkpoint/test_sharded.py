@@ -127,6 +127,13 @@ class TestFailures:
         assert second.rstrip(".") in first
 
 
+    def test_one_process_cannot_load(self, folder):
+        """All processes raise an error if what was read cannot be loaded in one, the others with the rank and its error."""
+        first, second = (result["errors"]["loading"] for result in results(folder, "fail-"))
+        assert "refused" in second
+        assert first == f"RuntimeError: Loading a checkpoint failed in process 1: {second}"
+
+
 class TestRemote:
     def test_round_trip(self, folder):
         """Through fsspec, each process uploads its parts and reads ranges of them; the manifest is the last file."""
