@@ -13,6 +13,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from composer import Callback, Trainer
 from composer import distributed as cd
+from composer.algorithms import EMA
 from composer.core import DataSpec
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
@@ -251,6 +252,25 @@ def check_resuming_from_own_disks(folder):
         finding.locate = locate
 
 
+def check_different_runs(folder):
+    """Start runs of which process 2 has another argument than the others, and return what each process raises."""
+    is_other = cd.get_global_rank() == 2
+
+    def fit_with(lr=1.0, **options):
+        with make_trainer(dealt(), **options) as trainer:
+            trainer.state.optimizers[0].param_groups[0]["lr"] = lr
+            trainer.fit()
+
+    others = {
+        "max_duration": {"max_duration": "3ep"},
+        "algorithms": {"algorithms": [EMA("2ba")]},
+        "optimizers": {"lr": 0.5},
+        "save_folder": {"save_folder": str(folder)},
+        "parallelism_config": {"parallelism_config": {"fsdp": {}}},
+    }
+    return {name: refusal(lambda: fit_with(**(other if is_other else {}))) for name, other in others.items()}  # noqa: B023
+
+
 def check_failing_together():
     def fail():
         with cd.collectives.failing_together("Reading"):
@@ -274,6 +294,7 @@ def main(folder):
         "resuming": check_resuming(saved),
         "own disks": check_resuming_from_own_disks(saved),
         "failing": check_failing_together(),
+        "different": check_different_runs(saved / "different"),
     }
     cd.barrier()
     if cd.get_global_rank() == 0:

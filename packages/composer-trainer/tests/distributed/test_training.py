@@ -153,3 +153,22 @@ class TestOneCheckpoint:
 
         other = "RuntimeError: Reading failed in process 2: KeyError: 'settings'"
         assert reported == [other, other, "KeyError: 'settings'", other]
+
+
+class TestDifferentRuns:
+    @pytest.mark.parametrize(
+        ("name", "values"),
+        [
+            ("max_duration", "got 2ep in process 0 and 3ep in process 2."),
+            ("algorithms", "got [] in process 0 and ['EMA'] in process 2."),
+            ("optimizers", "'lr': 0.5, "),
+            ("save_folder", "got [] in process 0 and ['every 1ep'] in process 2."),
+            ("parallelism_config", "got False in process 0 and True in process 2."),
+        ],
+    )
+    def test_an_argument_of_one_process_is_refused(self, four_processes, name, values):
+        """All processes name the argument before they would wait for each other in different places."""
+        [message] = {result["different"][name] for result in four_processes}
+
+        assert message.startswith(f"ValueError: {name}")
+        assert values in message

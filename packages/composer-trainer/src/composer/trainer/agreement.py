@@ -1,19 +1,22 @@
-"""What all processes know of a batch: its size, the time, whether to stop, and whether a loss is logged."""
+"""What all processes agree on: the arguments of a run; and of a batch its size, the time, and whether to stop or log."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from composer.core.data_spec import has_own_functions
+from composer.core.interval import Interval
+from composer.distributed import all_gather_object
+from composer.trainer.progress import SavesProgress
 
 if TYPE_CHECKING:
     from composer.core import State
     from composer.distributed import BatchTotals, Parallelism
     from composer.trainer.training_data import Batches
 
-__all__ = ["Agreement"]
+__all__ = ["Agreement", "check_same_run"]
 
 _SECONDS, _MOST_BATCHES = 0.25, 16
 """The time between two exchanges at most, if batches take as long as before, and the most batches without one."""
@@ -122,3 +125,44 @@ class Agreement:
         self._left = min(max(0, int(_SECONDS / self._pace) - 1), self._most) if self._pace else 0
         self._seconds, self._since = 0.0, 0
         return totals, max(0.0, missing)
+
+
+def check_same_run(state: State, parallel: Parallelism) -> None:
+    """Refuse runs that differ between processes: they would wait for each other forever, or train other weights.
+
+    All processes must call it.
+
+    Raises:
+        ValueError: The duration, the evaluators, the algorithms, the optimizers, the intervals of saving or the
+            parallelism differ.
+    """
+    savers = [callback for callback in state.callbacks if isinstance(callback, SavesProgress)]
+    by_rank = all_gather_object(
+        {
+            "max_duration": str(state.max_duration),
+            "eval_dataloader": [evaluator.label for evaluator in state.evaluators],
+            "algorithms": [state.component_key(algorithm) for algorithm in state.algorithms],
+            "optimizers": [_settings_of(optimizer) for optimizer in state.optimizers],
+            "save_folder and save_interval": [_interval_of(saver) for saver in savers],
+            "parallelism_config with 'fsdp' or 'tp'": parallel.splits_model,
+        }
+    )
+    for rank, other in enumerate(by_rank):
+        for name, value in by_rank[0].items():
+            if other[name] != value:
+                raise ValueError(
+                    f"{name} must be the same in every process, got {value} in process 0 and {other[name]} in process "
+                    f"{rank}. Construct the Trainer and call fit() with the same arguments, whatever the rank."
+                )
+
+
+def _settings_of(optimizer: Any) -> str:
+    """Return an optimizer's class and the numbers of its parameter groups."""
+    kinds = (bool, int, float, str)
+    groups = [{name: one for name, one in group.items() if isinstance(one, kinds)} for group in optimizer.param_groups]
+    return f"{type(optimizer).__name__} with {groups}"
+
+
+def _interval_of(saver: SavesProgress) -> str:
+    interval = getattr(saver, "save_interval", None)
+    return f"every {interval.every}" if isinstance(interval, Interval) else "at own times"

@@ -26,6 +26,7 @@ from composer.distributed import broadcast_model, initialize_dist
 from composer.distributed.failures import explain_loss, explaining_loss
 from composer.distributed.sharding import is_on_meta, is_sharded
 from composer.export.inference import Transform, export_for_inference
+from composer.trainer.agreement import check_same_run
 from composer.trainer.arguments import Problems, as_list, check_flags, check_ratio, check_subset
 from composer.trainer.checkpoints import save_together
 from composer.trainer.computing import check_microbatch_size, choose_precision
@@ -385,7 +386,7 @@ class Trainer:
             a table.
 
         Raises:
-            ValueError: There is no data or no duration, or a value is out of range.
+            ValueError: There is no data or no duration, a value is out of range, or the processes have other arguments.
         """
         check_flags(Trainer.fit, locals())
         state, began = self.state, time.perf_counter()
@@ -417,6 +418,7 @@ class Trainer:
         length, first_batch = state.max_duration, int(state.timestamp.batch)
         assert length is not None
         self._data.check_end(length)
+        check_same_run(state, self._parallel)
         if state.has_reached(length):
             return self._result(f"max_duration='{length}' was reached before", began)
         run = Run(
