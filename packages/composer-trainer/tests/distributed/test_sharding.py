@@ -289,3 +289,13 @@ def test_sharded_training_is_saved_and_resumed(start_pair, tmp_path):
     for result in (first, second):
         assert (result["ep0-ba3"], result["ep1-ba6"], result["weights"], result["autoresume"]) == ([], [], [], 12)
         assert result["wrapper of FSDP 1"].startswith("NotImplementedError: Checkpoints of models that are wrapped by")
+
+
+def test_summary_of_a_sharded_model(make_trainer):
+    """A summary is refused with the remedy: the weights outside of the blocks are not gathered for it."""
+    trainer = make_trainer(parallelism_config={"fsdp": {}}, max_duration="1ba")
+    trainer.summary()
+    trainer.fit()
+
+    with pytest.raises(ValueError, match=r"cannot be summarized, .* Call summary\(\) before fit\(\)"):
+        trainer.summary()

@@ -13,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from composer.core import Event, get_precision_context
 from composer.core.batch import describe_batch, note_batch
 from composer.core.data_spec import move_batch
+from composer.distributed.sharding import is_sharded
 from composer.functional.nested import leaves
 from composer.trainer.evaluation import first_batch
 from composer.trainer.microbatching import split_microbatches
@@ -110,9 +111,14 @@ def summarize(
         max_depth: How many levels of modules are listed below the model.
 
     Raises:
-        ValueError: There is no batch.
+        ValueError: There is no batch, or the model is sharded.
     """
     model = state.model
+    if is_sharded(model):
+        raise ValueError(
+            "A model that is sharded over processes cannot be summarized, as each process has only a part of it. Call "
+            "summary() before fit(), or without parallelism_config."
+        )
     modules = {path: one for path, one in model.named_modules() if (path.count(".") + bool(path)) <= max_depth}
     shapes: dict[int, tuple[str, str]] = {}
 

@@ -522,7 +522,7 @@ class Trainer:
             max_depth: How many levels of modules are listed below the model.
 
         Raises:
-            ValueError: There is no batch.
+            ValueError: There is no batch, or the model is sharded, as by ``parallelism_config={"fsdp": {}}`` in a fit.
         """
         algorithms, key = self.state.algorithms, self.state.component_key
         replacements = [(key(one), replaced) for one in algorithms for replaced in one.surgery_report or ()]
