@@ -126,6 +126,7 @@ class TestConfig:
             ({"tp": {"plan": PLAN}}, ValueError, "but not the number of processes that share a layer"),
             ({"mesh": {"tp": 4}, "tp": {"plan": {}}}, TypeError, "must be a dictionary from names of layers"),
             ({"mesh": {"tp": 4}, "tp": {"plan": {"a": "col"}}}, ValueError, "must be 'colwise' or 'rowwise'"),
+            ({"mesh": {"tp": 4}, "tp": {"plan": {"a": None}}}, ValueError, "or a ParallelStyle of torch, got None"),
             ({"mesh": {"shard": 4}, "fsdp": {"device_mesh": object()}}, ValueError, "leave out one"),
             ({"mesh": {"shard": 4}, "ddp": {"bucket_cap_mb": 1}}, ValueError, "requires FSDP2: remove 'ddp'"),
         ],
@@ -169,4 +170,12 @@ class TestConfig:
         settings = cd.TensorParallelSettings(plan={"layers.*": "colwise"})
 
         with pytest.raises(ValueError, match=r"'layers.\*', and no module of the model has such a name. Its modules"):
+            cd.mesh.split_layers(Network(), None, settings)
+
+    @pytest.mark.parametrize(("name", "kind"), [("blocks.*.norm", "LayerNorm"), ("blocks", "ModuleList")])
+    def test_other_layer_raises(self, name, kind):
+        """A name of a layer that torch cannot split is refused with its class."""
+        settings = cd.TensorParallelSettings(plan={name: "colwise"})
+
+        with pytest.raises(ValueError, match=rf"\['tp'\]\['plan'\]\['{name}'\]='colwise' .* is a {kind}. Name the"):
             cd.mesh.split_layers(Network(), None, settings)

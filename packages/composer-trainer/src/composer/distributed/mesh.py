@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 from attrs.validators import and_, ge, instance_of
+from torch import nn
 
 from composer.distributed.environment import get_world_size
 from composer.distributed.settings import Settings
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import ParallelStyle
 
@@ -87,11 +87,19 @@ def _check_plan(_: object, __: object, plan: Any) -> None:
             f"ParallelStyle of torch, got {plan!r}."
         )
     for name, style in plan.items():
-        if isinstance(style, str) and style not in _STYLES:
+        if not _is_style(style):
             raise ValueError(
                 f"parallelism_config['tp']['plan'][{name!r}] must be {' or '.join(map(repr, _STYLES))} or a "
                 f"ParallelStyle of torch, got {style!r}."
             )
+
+
+def _is_style(style: Any) -> bool:
+    if isinstance(style, str):
+        return style in _STYLES
+    from torch.distributed.tensor.parallel import ParallelStyle  # noqa: PLC0415
+
+    return isinstance(style, ParallelStyle)
 
 
 @attrs.frozen(kw_only=True)
@@ -120,11 +128,12 @@ def split_layers(model: nn.Module, mesh: DeviceMesh, settings: TensorParallelSet
     """Split layers over the processes of a one-dimensional mesh, in place; their parameters become DTensors.
 
     Raises:
-        ValueError: A name of the plan is that of no module.
+        ValueError: A name of the plan is that of no module, or of one that is neither a Linear nor an Embedding.
     """
     from torch.distributed.tensor import parallel  # noqa: PLC0415
 
-    names = [name for name, _ in model.named_modules() if name]
+    modules = {name: module for name, module in model.named_modules() if name}
+    names = [*modules]
     plan: dict[str, ParallelStyle] = {}
     for pattern, style in settings.plan.items():
         chosen = fnmatch.filter(names, pattern)
@@ -132,6 +141,12 @@ def split_layers(model: nn.Module, mesh: DeviceMesh, settings: TensorParallelSet
             raise ValueError(
                 f"parallelism_config['tp']['plan'] contains {pattern!r}, and no module of the model has such a name. "
                 f"Its modules are {', '.join(names[:8])}{', …' if len(names) > 8 else ''}."
+            )
+        others = [name for name in chosen if not isinstance(modules[name], (nn.Linear, nn.Embedding))]
+        if isinstance(style, str) and others:
+            raise ValueError(
+                f"parallelism_config['tp']['plan'][{pattern!r}]={style!r} splits layers of the classes Linear and "
+                f"Embedding, and {others[0]!r} is a {type(modules[others[0]]).__name__}. Name the layers to split."
             )
         plan |= {name: getattr(parallel, _STYLES[style])() if isinstance(style, str) else style for name in chosen}
     parallel.parallelize_module(model, mesh, dict(plan))
