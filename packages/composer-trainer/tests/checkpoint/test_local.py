@@ -172,7 +172,7 @@ class TestWrite:
 
     def test_removed_folder(self, runs, tmp_path):
         """A folder removed during the run is not created again."""
-        with pytest.raises(CheckpointSaveError, match="its folder does not exist any more"):
+        with pytest.raises(CheckpointSaveError, match="its folder does not exist: it was removed"):
             LocalFolder(tmp_path / "gone").write("one", take_snapshot(runs.make()))
 
         assert not names_in(tmp_path)
@@ -257,12 +257,13 @@ class TestMake:
 
         assert names_in(folder.path) == [".ep2.123-0a1b2c3d.tmp", "best", "ep1-ba5"]
 
-    def test_file_in_place_of_the_folder(self, tmp_path):
-        """A file at the path of the folder raises."""
+    @pytest.mark.parametrize("path", ["file", "file/inner"])
+    def test_file_in_place_of_the_folder(self, tmp_path, path):
+        """A file at the path of the folder, or of one that it is in, raises an error with the remedy."""
         (tmp_path / "file").write_text("")
 
-        with pytest.raises(CheckpointSaveError, match="File exists"):
-            LocalFolder(tmp_path / "file").make()
+        with pytest.raises(CheckpointSaveError, match="a file has the name of its folder. Remove the file, or"):
+            LocalFolder(tmp_path / path).make()
 
 
 class TestSetAside:

@@ -451,7 +451,9 @@ def _reason(error: OSError) -> str:
     if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
         return f"there is no permission to write to {error.filename or 'its folder'}."
     if error.errno == errno.ENOENT:
-        return "its folder does not exist any more; was it removed or unmounted?"
+        return "its folder does not exist: it was removed or unmounted, or is not the same in all processes."
+    if error.errno == errno.ENOTDIR or (error.errno == errno.EEXIST and Path(error.filename or "").is_file()):
+        return "a file has the name of its folder. Remove the file, or choose another folder."
     return f"{error.strerror or error}."
 
 
