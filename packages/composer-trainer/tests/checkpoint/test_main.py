@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -64,6 +65,15 @@ class TestVerify:
         """A complete checkpoint is reported as valid."""
         assert main(["verify", str(saved)]) == 0
         assert "is complete: 3 files" in capsys.readouterr().out
+
+    @pytest.mark.filterwarnings("ignore:Skipped a checkpoint that is incomplete or damaged")
+    def test_folder_of_checkpoints(self, runs, saved, capsys):
+        """Of a folder of checkpoints, the newest undamaged one is verified and named."""
+        later = save_checkpoint(runs.make(), saved.parent / "two")
+        Path(later, "optimizers.safetensors").write_bytes(b"")
+
+        assert main(["verify", str(saved.parent)]) == 0
+        assert capsys.readouterr().out.startswith(f"{saved} is complete")
 
     def test_damaged(self, saved, capsys):
         """A damaged one is reported with the file's name."""

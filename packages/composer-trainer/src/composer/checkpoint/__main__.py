@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from composer.checkpoint.errors import CheckpointError
+from composer.checkpoint.finding import locate
 from composer.checkpoint.inspection import diff_checkpoints, merge_weights, show_checkpoint, verify_checkpoint
 
 if TYPE_CHECKING:
@@ -44,8 +45,9 @@ def _run(chosen: argparse.Namespace) -> tuple[list[str], int]:
     if chosen.command == "show":
         return [show_checkpoint(chosen.path)], 0
     if chosen.command == "verify":
-        manifest = verify_checkpoint(chosen.path)
-        return [f"{chosen.path} is complete: {len(manifest.files)} files, {manifest.size:,} bytes."], 0
+        folder, name = locate(chosen.path)  # of a folder of checkpoints, the one that is verified
+        manifest = verify_checkpoint(folder.at(name))
+        return [f"{folder.at(name)} is complete: {len(manifest.files)} files, {manifest.size:,} bytes."], 0
     if chosen.command == "merge":
         merge_weights(chosen.path, chosen.file)
         return [f"{chosen.file} has the weights of {chosen.path}."], 0
