@@ -262,7 +262,7 @@ class TestMake:
         """A file at the path of the folder, or of one that it is in, raises an error with the remedy."""
         (tmp_path / "file").write_text("")
 
-        with pytest.raises(CheckpointSaveError, match="a file has the name of its folder. Remove the file, or"):
+        with pytest.raises(CheckpointSaveError, match=r"a file has the name of its folder\. Remove the file"):
             LocalFolder(tmp_path / path).make()
 
 

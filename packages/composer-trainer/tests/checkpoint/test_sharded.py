@@ -126,9 +126,8 @@ class TestFailures:
         assert first.startswith(f"{folder}/checkpoints/flipped was not loaded, and nothing has been changed: it failed")
         assert second.rstrip(".") in first
 
-
     def test_one_process_cannot_load(self, folder):
-        """All processes raise an error if what was read cannot be loaded in one, the others with the rank and its error."""
+        """If one process cannot load what was read, all raise an error, the others with its rank and its error."""
         first, second = (result["errors"]["loading"] for result in results(folder, "fail-"))
         assert "refused" in second
         assert first == f"RuntimeError: Loading a checkpoint failed in process 1: {second}"

@@ -166,7 +166,7 @@ class TestDifferentRuns:
             ("parallelism_config", "got False in process 0 and True in process 2."),
         ],
     )
-    def test_an_argument_of_one_process_is_refused(self, four_processes, name, values):
+    def test_another_argument_in_one_process_raises(self, four_processes, name, values):
         """All processes name the argument before they would wait for each other in different places."""
         [message] = {result["different"][name] for result in four_processes}
 

@@ -1,4 +1,4 @@
-"""What all processes agree on: the arguments of a run; and of a batch its size, the time, and whether to stop or log."""
+"""What all processes agree on: the arguments of a run; and of a batch its size, its time, and whether to stop."""
 
 from __future__ import annotations
 
