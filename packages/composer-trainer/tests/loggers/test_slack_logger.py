@@ -3,6 +3,7 @@
 import _thread
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs
 
@@ -213,15 +214,20 @@ class TestFailures:
             loop.fit().engine.close()
 
     def test_close_times_out(self, slack, make_logger, make_loop, monkeypatch):
-        """Close does not wait forever."""
+        """Close does not wait forever, and of the messages that wait then, none is sent later."""
         monkeypatch.setattr("composer.loggers.slack_logger._SECONDS_TO_SEND_THE_REST", 0.05)
         slack.is_open.clear()
+        before = _thread._count()
         loop = make_loop(make_logger())
         loop.fit()
 
         with pytest.warns(RuntimeWarning, match="messages were still being sent"):
             loop.engine.close()
+
         slack.is_open.set()
+        while _thread._count() > before:  # the thread that sends and the server's ends
+            time.sleep(0.01)
+        assert len(slack.texts) == 1
 
 
 class TestSettings:

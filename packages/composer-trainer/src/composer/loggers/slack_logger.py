@@ -130,6 +130,7 @@ class _Sender:
         client.retry_handlers.append(handlers.RateLimitErrorRetryHandler(max_retry_count=3))
         self._client, self._channel = client, channel
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue(_MOST_WAITING)
+        self._is_given_up = False
         self._task = Task(self._run)
 
     def send(self, message: dict[str, Any]) -> None:
@@ -137,12 +138,13 @@ class _Sender:
         self._messages.put_nowait(message)
 
     def close(self) -> None:
-        """Wait until all messages are sent, with a timeout."""
+        """Wait until all messages are sent; after a timeout, only the message being sent is still finished."""
         try:
             self._messages.put(None, timeout=_SECONDS_TO_SEND_THE_REST)
         except queue.Full:
             self.error = self.error or TimeoutError("messages were still waiting to be sent")
         if not self._task.wait(_SECONDS_TO_SEND_THE_REST):
+            self._is_given_up = True
             self.error = self.error or TimeoutError("messages were still being sent")
             return
         try:
@@ -151,7 +153,7 @@ class _Sender:
             self.error = self.error or error
 
     def _run(self) -> None:
-        while (message := self._messages.get()) is not None:
+        while (message := self._messages.get()) is not None and not self._is_given_up:
             try:
                 self._client.chat_postMessage(channel=self._channel, **message)
             except Exception as error:  # noqa: BLE001  (the main thread reports it)

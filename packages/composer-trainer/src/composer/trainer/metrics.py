@@ -53,7 +53,7 @@ def metrics_of(model: SupportsMetrics, *, is_train: bool) -> Mapping[str, Any]:
         TypeError: ``get_metrics`` returns no dictionary.
     """
     metrics = model.get_metrics(is_train=is_train)
-    if not isinstance(metrics, Mapping):
+    if not isinstance(metrics, (Mapping, nn.ModuleDict)):  # a MetricCollection is a ModuleDict
         raise TypeError(
             f"{type(model).__name__}.get_metrics must return a dictionary of metrics by name, such as "
             f"{{'accuracy': MulticlassAccuracy(10)}}, got {metrics!r}."
