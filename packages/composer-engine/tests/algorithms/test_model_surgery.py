@@ -460,8 +460,10 @@ class TestNoOpModel:
     ("make", "name"),
     [
         (lambda: SqueezeExcite(latent_channels=0), "latent_channels"),
+        (lambda: SqueezeExcite(latent_channels=1.5), "latent_channels must be a whole number of at least 1, or a frac"),
         (lambda: SqueezeExcite(min_channels=-1), "min_channels"),
         (lambda: Factorize(latent_features=-1), "latent_features"),
+        (lambda: Factorize(latent_channels=2.5), "latent_channels must be a whole number of at least 1, or a fraction"),
         (lambda: Factorize(factorize_convs=False, factorize_linears=False), "factorize_convs"),
         (lambda: GhostBatchNorm(0), "ghost_batch_size"),
         (lambda: WeightStandardization(-1), "n_last_layers_ignore"),

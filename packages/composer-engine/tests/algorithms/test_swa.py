@@ -313,6 +313,15 @@ def test_warns_if_it_never_started(algorithm, run):
         engine.run_event("fit_end")
 
 
+@pytest.mark.parametrize(("swa_start", "swa_end"), [("8ep", "9ep"), ("9ep", "20ep")])
+def test_warns_of_one_update(run, swa_start, swa_end):
+    """A fit in which only one state was averaged gives a warning, whether averaging has ended or not."""
+    engine = run(SWA(swa_start=swa_start, swa_end=swa_end, update_interval="2ep"))
+
+    with pytest.warns(NoEffectWarning, match="has averaged only one state .* Choose a shorter update_interval"):
+        engine.run_event("fit_end")
+
+
 def test_restarts_after_time_reset(run, same_bits, get_weights, evaluate):
     """After its end, SWA restarts when the clock is reset."""
     engine = run(SWA(swa_start="1ep", swa_end="3ep"), epochs=4)

@@ -1,5 +1,7 @@
 """The overridden hooks of a callback, and their intervals."""
 
+import pytest
+
 from composer.core import Callback, Event, LoggerDestination, Time
 from composer.core.callback import hook_of, intervals_of, overrides
 
@@ -20,6 +22,36 @@ def test_inherited_hooks(make):
 
     assert overrides(type("Derived", (base,), {})(), Callback, "fit_end")
     assert not overrides(LoggerDestination(), Callback, "wrap_call")
+
+
+@pytest.mark.parametrize(
+    ("name", "event"),
+    [("batch_ended", "batch_end"), ("on_epoch_end", "epoch_end"), ("afterbackward", "after_backward")],
+)
+def test_almost_the_name_of_an_event(name, event):
+    """A method with the arguments of a hook and almost the name of an event gives a warning with the event."""
+
+    def hook(self, state, logger):
+        pass
+
+    with pytest.warns(UserWarning, match=rf"Watch\.{name} is called at no event, .* did you mean '{event}'\?"):
+        type("Watch", (Callback,), {name: hook})
+
+
+def test_other_methods():
+    """Methods with other arguments, private ones and those with other names give no warning."""
+
+    class Watch(Callback):
+        def batch_ended(self, state):
+            pass
+
+        def _batch_ended(self, state, logger):
+            pass
+
+        def describe(self, state, logger):
+            pass
+
+    assert not any(hook_of(Watch(), event) for event in Event)
 
 
 def test_intervals_are_converted():

@@ -457,6 +457,15 @@ class TestErrors:
         with pytest.raises(RuntimeError, match="closed"):
             trainer.fit()
 
+    def test_closed_trainer(self, make_trainer):
+        """A trainer that was closed raises also if its training is complete."""
+        trainer = make_trainer(max_duration="1ep")
+        trainer.fit()
+        trainer.close()
+
+        with pytest.raises(RuntimeError, match="The engine is closed"):
+            trainer.fit()
+
     def test_missing_data(self, make_trainer):
         """The error states the missing argument."""
         model = make_trainer.model()
@@ -483,6 +492,7 @@ class TestErrors:
             ({"device": "gpux"}, "device must be"),
             ({"device": "meta"}, "cannot be used here"),
             ({"train_dataloader": []}, "train_dataloader has no batches"),
+            ({"eval_dataloader": []}, "The loader of 'eval' has no batches to evaluate on"),
             ({"train_subset_num_batches": 0}, "train_subset_num_batches must be"),
             ({"seed": -1}, "seed must be in"),
         ],

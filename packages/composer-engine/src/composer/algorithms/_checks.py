@@ -6,11 +6,19 @@ import warnings
 from typing import TYPE_CHECKING
 
 from composer.core import NoEffectWarning, Time, TimeUnit
+from composer.functional.layers.factorized import resolve_latent_size
 
 if TYPE_CHECKING:
+    import attrs
+
     from composer.core import Algorithm, State
 
-__all__ = ["elapsed_duration", "to_time", "warn_if_idle"]
+__all__ = ["check_latent_size", "elapsed_duration", "to_time", "warn_if_idle"]
+
+
+def check_latent_size(_: object, field: attrs.Attribute[float], value: float) -> None:
+    """Check, as a validator of attrs, that a latent size is a whole number of at least 1, or a fraction."""
+    resolve_latent_size(value, 1, field.name)
 
 
 def warn_if_idle(algorithm: Algorithm, **idle: bool) -> None:

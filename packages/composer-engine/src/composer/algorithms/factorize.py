@@ -7,6 +7,7 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
+from composer.algorithms._checks import check_latent_size
 from composer.algorithms._surgery import ModelSurgery
 from composer.core import Event, ExclusiveResource, Stage, State
 from composer.core.checks import number_between, true_or_false, whole_number_from
@@ -43,13 +44,21 @@ class Factorize(ModelSurgery):
         default=256, validator=whole_number_from(0, meaning="Convolutions with fewer channels are not replaced.")
     )
     latent_channels: float = attrs.field(
-        default=0.25, validator=number_between(0, above=True, meaning="It is the channels between two convolutions.")
+        default=0.25,
+        validator=[
+            number_between(0, above=True, meaning="It is the channels between two convolutions."),
+            check_latent_size,
+        ],
     )
     min_features: int = attrs.field(
         default=256, validator=whole_number_from(0, meaning="Linear layers with fewer features are not replaced.")
     )
     latent_features: float = attrs.field(
-        default=128, validator=number_between(0, above=True, meaning="It is the features between two linear layers.")
+        default=128,
+        validator=[
+            number_between(0, above=True, meaning="It is the features between two linear layers."),
+            check_latent_size,
+        ],
     )
 
     former_names: ClassVar = {

@@ -7,6 +7,7 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
+from composer.algorithms._checks import check_latent_size
 from composer.algorithms._surgery import ModelSurgery
 from composer.core import Event, ExclusiveResource, Stage, State
 from composer.core.checks import number_between, whole_number_from
@@ -26,7 +27,8 @@ class SqueezeExcite(ModelSurgery):
 
     Raises:
         TypeError: A value is not a number.
-        ValueError: ``latent_channels`` is not positive, or ``min_channels`` is negative.
+        ValueError: ``latent_channels`` is neither a whole number of at least 1 nor a fraction, or ``min_channels`` is
+            negative.
 
     Example:
         >>> SqueezeExcite(latent_channels=32)
@@ -34,7 +36,11 @@ class SqueezeExcite(ModelSurgery):
     """
 
     latent_channels: float = attrs.field(
-        default=64, validator=number_between(0, above=True, meaning="It is the size of the block's hidden layer.")
+        default=64,
+        validator=[
+            number_between(0, above=True, meaning="It is the size of the block's hidden layer."),
+            check_latent_size,
+        ],
     )
     min_channels: int = attrs.field(
         default=128, validator=whole_number_from(0, meaning="Convolutions with fewer channels are not changed.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
@@ -10,7 +11,7 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveraging
 from composer.algorithms._checks import to_time, warn_if_idle
-from composer.core import Event, Logger, Stage, State, Time, TimeUnit
+from composer.core import Event, Logger, NoEffectWarning, Stage, State, Time, TimeUnit
 from composer.core.checks import number_between, one_of, true_or_false, whole_number_from
 from composer.core.serializable import transient
 
@@ -99,6 +100,8 @@ class SWA(WeightAveraging):
             if starts_anew or (self._is_over and not state.has_reached(self.swa_start)):
                 self._is_over, self._num_averaged, self._first_lrs = False, 0, None
             return
+        if event is Event.FIT_END and self._num_averaged == 1:
+            self._warn_of_one_update()
         if self._is_over:
             return
         self._averages.check(state.model, training=event not in SWAPS)
@@ -161,6 +164,14 @@ class SWA(WeightAveraging):
             averages, weights = self._averages.tensors()
             cf.update_averages(averages, weights, self._num_averaged / (self._num_averaged + 1))
         self._num_averaged += 1
+
+    def _warn_of_one_update(self) -> None:
+        warnings.warn(
+            f"{self!r} has averaged only one state of the weights, so its averages are the weights of that time. "
+            "Choose a shorter update_interval, or a longer time from swa_start to swa_end.",
+            NoEffectWarning,
+            stacklevel=3,
+        )
 
     def _set_learning_rates(self, state: State, first_lrs: list[list[float]]) -> None:
         done = min(1.0, self._num_averaged / self.anneal_steps) if self.anneal_steps else 1.0

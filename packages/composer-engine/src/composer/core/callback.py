@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from composer.core.event import Event
 from composer.core.interval import checked_interval
@@ -31,6 +34,20 @@ class Callback(Serializable):
         ...     def epoch_end(self, state, logger):
         ...         print(state.timestamp.epoch)
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Warn of methods with the arguments of a hook and almost the name of an event: they would not be called."""
+        super().__init_subclass__(**kwargs)
+        for name, method in vars(cls).items():
+            if inspect.isfunction(method) and [*inspect.signature(method).parameters] == ["self", "state", "logger"]:
+                close = difflib.get_close_matches(name, [*Event], n=1, cutoff=0.85)
+                if close and not hasattr(Callback, name) and not name.startswith("_"):
+                    warnings.warn(
+                        f"{cls.__name__}.{name} is called at no event, as none has this name: did you mean "
+                        f"{str(close[0])!r}? A method that is no hook can have other names of its arguments.",
+                        UserWarning,
+                        stacklevel=2,
+                    )
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
         """Called at every event, if overridden; calls the event's method."""

@@ -159,8 +159,7 @@ class Engine:
             >>> print(engine.explain().entries[Event.BATCH_END][0].every)
             10ba
         """
-        if self._closed:
-            raise RuntimeError("The engine is closed and runs no further event. Make a new Trainer or Engine.")
+        self.check_open()
         event = _event_of(event)
         check_function(function)
         interval = None if every is None else checked_interval(every, event, "Engine.on")
@@ -246,17 +245,25 @@ class Engine:
                 errors[0].add_note(f"While closing, this failed, too: {type(also).__name__}: {also}")
             raise errors[0]
 
+    def check_open(self) -> None:
+        """Check that events can still be run.
+
+        Raises:
+            RuntimeError: The engine is closed.
+        """
+        if self._closed:
+            raise RuntimeError(
+                "The engine is closed and runs no further event: close() was called, or a run ended by an error. Make "
+                "a new Trainer or Engine."
+            )
+
     def _forget_plan(self) -> None:
         # The next event misses in the empty table, and makes the new plan: no event checks whether the plan is valid.
         self._plan = None
         self._table = {}
 
     def _compile(self, event: Event | str) -> tuple[Call, ...]:
-        if self._closed:
-            raise RuntimeError(
-                f"The engine is closed and cannot run {str(event)!r}: close() was called, or a run ended by an error. "
-                "Make a new Trainer or Engine."
-            )
+        self.check_open()
         event = _event_of(event)
         entries = self.explain().entries
         self._loop.notice(event, entries)

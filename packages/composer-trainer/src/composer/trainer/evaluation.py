@@ -164,8 +164,8 @@ def prepare_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
     """Give every evaluator its own copy of those of the model's metrics that it names, on the state's device.
 
     Raises:
-        ValueError: Two evaluators have the same label, one has that of the training data, or one names a metric that
-            the model does not have.
+        ValueError: Two evaluators have the same label, one has that of the training data or no batches, or one names a
+            metric that the model does not have.
     """
     labels = [evaluator.label for evaluator in evaluators]
     if len(set(labels)) != len(labels):
@@ -177,6 +177,11 @@ def prepare_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
         )
     metrics = metrics_of(state.model, is_train=False)
     for evaluator in evaluators:
+        if evaluator.dataloader.length == 0:
+            raise ValueError(
+                f"The loader of {evaluator.label!r} has no batches to evaluate on: its data set is empty, or smaller "
+                "than one batch with drop_last=True."
+            )
         chosen = set(metrics) if evaluator.metric_names is None else set()
         for pattern in evaluator.metric_names or ():
             matches = fnmatch.filter(metrics, pattern)

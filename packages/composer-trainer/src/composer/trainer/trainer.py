@@ -390,6 +390,7 @@ class Trainer:
         """
         check_flags(Trainer.fit, locals())
         state, began = self.state, time.perf_counter()
+        self.engine.check_open()
         check_schedulers(schedulers)
         check_trainable(state.model)
         if scale_schedule_ratio != 1 and duration is None and schedulers is None:
