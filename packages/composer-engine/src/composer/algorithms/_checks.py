@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from composer.core import NoEffectWarning, Time, TimeUnit
 from composer.functional.layers.factorized import resolve_latent_size
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["check_latent_size", "elapsed_duration", "to_time", "warn_if_idle"]
 
 
-def check_latent_size(_: object, field: attrs.Attribute[float], value: float) -> None:
+def check_latent_size(_: object, field: attrs.Attribute[Any], value: float) -> None:
     """Check, as a validator of attrs, that a latent size is a whole number of at least 1, or a fraction."""
     resolve_latent_size(value, 1, field.name)
 
