@@ -266,7 +266,7 @@ CASES = {
         ),
     ),
     "EMA of epochs": Case(new("EMA", half_life="0.1dur", update_interval="1ep", ema_start="0.1dur"), on_images),
-    "EMA by smoothing": Case(new("EMA", half_life=None, smoothing=0.9), on_images),
+    "EMA by smoothing": Case(new("EMA", half_life=None, smoothing=0.8), on_images),
     "EMA in parts of an epoch": Case(new("EMA", half_life="2ep", update_interval="1ba"), on_images),
     "Factorize": Case(
         new("Factorize", min_channels=16, latent_channels=4, min_features=16, latent_features=4),
@@ -328,7 +328,8 @@ CASES = {
         on_images,
     ),
     "SWA with learning rates": Case(
-        new("SWA", swa_start="0.2dur", schedule_swa_lr=True, swa_lr=0.01, anneal_steps=2), on_images
+        new("SWA", swa_start="0.2dur", update_interval="2ba", schedule_swa_lr=True, swa_lr=0.01, anneal_steps=2),
+        on_images,
     ),
     "SelectiveBackprop": Case(
         new("SelectiveBackprop", start=0.1, end=1.0, interrupt=2), on_images, refused=(("start", -1), ("keep", 2))

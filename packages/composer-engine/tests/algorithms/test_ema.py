@@ -457,3 +457,46 @@ def test_second_model_raises(started_engine, norm_net, make_engine, step, batch)
 
     with pytest.raises(RuntimeError, match="EMA of its own"):
         step(make_engine(norm_net(), used), batch)
+
+
+class TestSlowAverage:
+    """A training in which the first weights of the average keep more than half of their influence."""
+
+    @pytest.mark.parametrize(
+        ("settings", "max_duration", "message"),
+        [
+            ({}, "10ba", "such as '1ba'"),
+            ({}, "999ba", "halves in 1000 batches, and the fit averages over 999. .* such as '99ba'"),
+            ({}, "9ep", "halves in 1000 batches, and the fit averages over 900"),
+            ({"half_life": "5ep"}, "400ba", "halves in 500 batches"),
+            ({"ema_start": "0.5dur"}, "1900ba", "averages over 950"),
+            (
+                {"ema_start": "0.5dur", "half_life": "0.6dur"},
+                "10ep",
+                "halves in 600 batches, and the fit averages over 500",
+            ),
+            ({"half_life": None, "smoothing": 0.999}, "690ba", "halves in 693 batches"),
+            ({"half_life": None, "smoothing": 0.999, "update_interval": "2ba"}, "1300ba", "halves in 1386 batches"),
+        ],
+    )
+    def test_warns(self, norm_net, make_engine, settings, max_duration, message):
+        """It is reported when the fit starts, with a shorter half-life."""
+        with pytest.warns(UserWarning, match=f"averages of EMA will be mostly the weights .* {message}"):
+            make_engine(norm_net(), EMA(**settings), max_duration=max_duration, dataloader_len=100)
+
+    @pytest.mark.parametrize(
+        ("settings", "options"),
+        [
+            ({}, {"max_duration": "1000ba"}),
+            ({}, {"max_duration": "10ep", "dataloader_len": 100}),
+            ({}, {"max_duration": "9ep"}),
+            ({}, {}),
+            ({}, {"max_duration": "9ba"}),
+            ({"half_life": "500sp"}, {"max_duration": "10ba"}),
+            ({"half_life": None, "smoothing": 0.0}, {"max_duration": "10ba"}),
+        ],
+    )
+    @pytest.mark.filterwarnings("ignore:EMA changes nothing")
+    def test_is_not_reported(self, norm_net, make_engine, settings, options):
+        """Nothing is reported of a longer training, a trial of a few batches, or an unknown length."""
+        make_engine(norm_net(), EMA(**settings), **options)

@@ -466,7 +466,7 @@ class TestRestoreAndClose:
         engine.close()
         state.callbacks.append(make.callback("C", "batch_end"))
 
-        with pytest.raises(RuntimeError, match=r"The engine is closed and cannot run 'batch_end'.*Make a new"):
+        with pytest.raises(RuntimeError, match=r"The engine is closed and runs no further event.*Make a new"):
             engine.run_event("batch_end")
 
 

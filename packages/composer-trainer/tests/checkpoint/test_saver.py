@@ -467,7 +467,7 @@ class TestFailures:
         (tmp_path / "file").write_text("")
         trainer = make_trainer(CheckpointSaver(tmp_path / "file" / "runs"))
 
-        with pytest.raises(CheckpointSaveError, match="runs was not saved: Not a directory"):
+        with pytest.raises(CheckpointSaveError, match="runs was not saved: a file has the name of its folder"):
             trainer.fit()
 
         assert int(trainer.state.timestamp.batch) == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 __all__ = ["EMA"]
+
+
+_TRIAL = 10  # batches; a shorter training only shows that everything runs
 
 
 def _to_half_life(value: Time | str | int | None) -> Time | None:
@@ -92,6 +97,7 @@ class EMA(WeightAveraging):
         if event is Event.FIT_START:
             if self._averages.begin_fit(state):
                 self._updated_at = Timestamp()
+            self._warn_of_slow_average(state)
             return
         self._averages.check(state.model, training=event not in SWAPS)
         if event in SWAPS:
@@ -149,6 +155,24 @@ class EMA(WeightAveraging):
             cf.update_averages(averages, weights, smoothing)
         self._updated_at = state.timestamp
 
+    def _warn_of_slow_average(self, state: State) -> None:
+        """Warn if the weights at the start of averaging are more than half of the averages until the training ends."""
+        length, start = _in_batches(state.max_duration, state), _in_batches(self.ema_start, state)
+        interval = _in_batches(self.update_interval, state)
+        if self.smoothing is None:
+            half_life = _in_batches(self.half_life, state)
+        else:
+            half_life = interval and self.smoothing and interval * math.log(0.5) / math.log(self.smoothing)
+        averaged = None if length is None or start is None else max(0, length - start)
+        if averaged is not None and half_life and _TRIAL <= averaged < half_life:
+            warnings.warn(
+                f"The averages of EMA will be mostly the weights that averaging begins with: their influence halves in "
+                f"{half_life:.0f} batches, and the fit averages over {averaged:.0f}. Choose a shorter half_life, such "
+                f"as '{int(averaged) // 10}ba'.",
+                UserWarning,
+                stacklevel=3,
+            )
+
     def _half_lives_passed(self, state: State) -> float:
         assert self.half_life is not None
         length, unit = self.half_life.value, self.half_life.unit
@@ -163,6 +187,18 @@ class EMA(WeightAveraging):
         batches = state.dataloader_len if unit is TimeUnit.EPOCH else None
         passed = _position(state.timestamp, unit, batches) - _position(self._updated_at, unit, batches)
         return max(passed, 0) / length
+
+
+def _in_batches(time: Time | None, state: State) -> float | None:
+    """Return a length of time in batches; None if it has another unit, or the length of an epoch is unknown."""
+    if time is None:
+        return None
+    if time.unit is TimeUnit.DURATION:
+        duration = _in_batches(state.max_duration, state)
+        return None if duration is None else time.value * duration
+    if time.unit is TimeUnit.EPOCH and state.dataloader_len is not None:
+        return time.value * int(state.dataloader_len)
+    return time.value if time.unit is TimeUnit.BATCH else None
 
 
 def _position(timestamp: Timestamp, unit: TimeUnit, batches_per_epoch: int | None) -> float:
