@@ -516,7 +516,7 @@ class TestRefusals:
 
     def test_outputs_without_loss(self):
         """A model without a loss needs a function, and the error names the batch."""
-        run = Run(EMA(), loss=None)
+        run = Run(EMA("2ba"), loss=None)
         for batch in run.loader:
             with pytest.raises(ValueError, match=r"The model must return its loss, .* got Tensor"):
                 run.algorithms.compute_loss(batch)
