@@ -205,10 +205,11 @@ class TestWhatIsEvaluated:
         with pytest.raises(TypeError, match="Evaluator"):
             make_trainer(eval_dataloader=[make_trainer.loader(), make_trainer.loader()])
 
-    def test_empty_loader(self, make_trainer):
-        """An evaluation without batches raises."""
-        with pytest.raises(ValueError, match="gave no batch"):
-            make_trainer().eval([])
+    @pytest.mark.parametrize(("loader", "message"), [([], "has no batches"), (iter([]), "gave no batch")])
+    def test_empty_loader(self, make_trainer, loader, message):
+        """An evaluation without batches raises, with a known length before it begins."""
+        with pytest.raises(ValueError, match=message):
+            make_trainer().eval(loader)
 
     def test_subset_out_of_range(self, make_trainer):
         """Invalid numbers of batches raise."""
