@@ -108,6 +108,11 @@ def sizes_of_calls(augmentation):
     return found
 
 
+def assert_like_kornia(name, output, expected):
+    """Compare with kornia's own result: the same bits, but for the hue of ColorJitter."""
+    torch.testing.assert_close(output, expected, rtol=0, atol=2e-6 if name == "ColorJitter" else 0)
+
+
 PIPELINES = {
     "AugmentationSequential": lambda: ka.AugmentationSequential(ka.RandomAffine(30.0), ka.ColorJitter(0.2, 0.2, 0.2)),
     "AutoAugment": kauto.AutoAugment,
@@ -136,7 +141,7 @@ class TestDraws:
         assert torch.equal(cf.augment_batch(batch, augmentation, params=draws), output)
         with torch.random.fork_rng():
             torch.manual_seed(draws.seed)
-            assert torch.equal(augmentation(batch), output)
+            assert_like_kornia(name, output, augmentation(batch))
 
     @pytest.mark.parametrize("name", [name for name in PIPELINES if name not in DETERMINISTIC])
     def test_other_seeds_give_other_draws(self, name):
@@ -452,7 +457,7 @@ class TestParts:
         output = cf.augment_batch(batch, augmentation, params=draws)
 
         assert sizes == [11, 3, 4, 4]
-        assert torch.equal(output, expected)
+        assert_like_kornia(name, output, expected)
 
     @settings(max_examples=20, deadline=None)
     @given(

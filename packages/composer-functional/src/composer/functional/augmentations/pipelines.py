@@ -25,6 +25,7 @@ from composer.functional.augmentations.annotations import (
     to_corners,
     to_keep,
 )
+from composer.functional.augmentations.hue import with_faster_hue
 from composer.functional.checks import described
 from composer.functional.random import check_generator
 
@@ -52,7 +53,8 @@ class AugmentationDraws(NamedTuple):
     """What an augmentation drew for one batch; :func:`draw_augmentation` makes it.
 
     Attributes:
-        seed: The seed of the draws. ``torch.manual_seed(seed)`` followed by kornia's own call gives the same result.
+        seed: The seed of the draws. ``torch.manual_seed(seed)`` followed by kornia's own call gives the same result, a
+            ``ColorJitter`` on a CPU up to rounding.
         params: The parameters that kornia drew; ``None`` for modules that draw only while they are applied.
         rng_state: The state of the CPU's generator after these draws, for those that are made while it is applied.
 
@@ -162,6 +164,9 @@ def augment_batch(
         ValueError: Masks, boxes or keypoints do not fit the batch, the augmentation cannot move them, or it returns
             another number of samples.
 
+    On a CPU, ``ColorJitter`` shifts the hue of RGB images that need no gradients by a function of this package, which
+    takes a quarter of the time and differs from kornia's by less than 2e-6.
+
     On a CPU, images of 8 MiB or more in float32 are augmented in parts, which is faster, with the same result, if all
     augmentations are of those that process each image alone. What kornia's modules record, such as
     ``transform_matrix``, is then that of the last part.
@@ -233,7 +238,11 @@ def augment_batch(
 def _apply(augmentation: nn.Module, draws: AugmentationDraws, items: dict[str, Tensor]) -> dict[str, Tensor]:
     """Apply an augmentation with its draws to an input and, by kornia's names, to what belongs to it."""
     input = items["input"]
-    with _preserved_rng(input.device), torch.autocast(input.device.type, enabled=False):
+    with (
+        _preserved_rng(input.device),
+        torch.autocast(input.device.type, enabled=False),
+        with_faster_hue(augmentation),
+    ):
         torch.default_generator.set_state(draws.rng_state)
         if input.is_cuda:
             with torch.cuda.device(input.device):
