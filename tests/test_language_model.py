@@ -37,7 +37,7 @@ def test_training_reduces_the_loss(example: Any, names: list[str] | None):
     seed_all(0)
     algorithms = [example.METHODS[name]() for name in (example.RECIPE if names is None else names)]
 
-    with example.make_trainer(algorithms, seed=0, steps=20, progress_bar=False) as trainer:
+    with example.make_trainer(algorithms, seed=0, steps=40, progress_bar=False) as trainer:
         trainer.eval()
         before = trainer.state.eval_metric_values["LanguageCrossEntropy"]
         trainer.fit()
