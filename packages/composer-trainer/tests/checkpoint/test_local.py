@@ -1,9 +1,9 @@
 """Local folders are written atomically."""
 
 import errno
+import fcntl
 import hashlib
 import json
-import mmap
 import os
 import resource
 import shutil
@@ -34,6 +34,7 @@ from composer.checkpoint.manifest import write_json
 from composer.checkpoint.saving import take_snapshot
 from composer.core.background import ThreadError
 
+CHUNK = local._CHUNK
 KILLED = """
 import sys, torch
 from composer.checkpoint import save_checkpoint
@@ -55,6 +56,26 @@ def failing(number):
         raise OSError(number, os.strerror(number))
 
     return fail
+
+
+def refusing(write):
+    """Return a function that writes as ``write`` does, to a file that refuses direct writes."""
+
+    class Refusing:
+        def __init__(self, file):
+            self.file, self.fileno = file, file.fileno
+
+        def write(self, content):
+            if fcntl.fcntl(self.file, fcntl.F_GETFL) & os.O_DIRECT:
+                raise OSError(errno.EINVAL, "refused")
+            return self.file.write(content)
+
+    return lambda file, content: write(Refusing(file), content)
+
+
+def supports_direct(folder):
+    with (folder / "direct").open("wb") as file:
+        return local._set_direct(file, True)
 
 
 @pytest.fixture
@@ -151,24 +172,36 @@ class TestWrite:
 
         assert verify_checkpoint(tmp_path / "one")
 
-    @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no advice")
-    def test_disk_begins_early(self, tmp_path, monkeypatch):
-        """Whenever a chunk more is written, the disk begins with its pages; a system that refuses changes nothing."""
-        ranges, page = [], mmap.PAGESIZE
-        contents = [bytes([1]) * (page // 2), bytes([2]) * 5 * page]
+    @pytest.mark.parametrize("support", ["as it is", "none", "refused"])
+    @pytest.mark.parametrize("size", [0, 1, 2 * CHUNK, 3 * CHUNK + 5])
+    def test_all_bytes_are_written(self, tmp_path, monkeypatch, size, support):
+        """A file has all bytes, if its file system writes directly, not at all, or refuses the first such write."""
+        content = bytes(range(251)) * (size // 251 + 1)
+        pieces = [content[: size // 3], b"", content[size // 3 : size]]
+        if support == "none":
+            monkeypatch.setattr(fcntl, "fcntl", failing(errno.EINVAL))
+        if support == "refused":
+            monkeypatch.setattr(local, "_write", refusing(local._write))
 
-        def refuse(_, begin, length, advice):
-            ranges.append((begin, begin + length, advice))
-            raise OSError(errno.ENOSYS, "refused")
+        local._write_file(tmp_path / "one", map(memoryview, pieces))
 
-        monkeypatch.setattr(local, "_CHUNK", 2 * page)
-        monkeypatch.setattr(os, "posix_fadvise", refuse)
+        assert (tmp_path / "one").read_bytes() == content[:size]
 
-        local._write_file(tmp_path / "one", map(memoryview, contents))
+    def test_complete_chunks_bypass_the_page_cache(self, tmp_path, monkeypatch):
+        """Only the last bytes, which are no complete chunk, go through the page cache."""
+        written, write = [], local._write
 
-        advice = os.POSIX_FADV_DONTNEED
-        assert ranges == [(0, 2 * page, advice), (2 * page, 4 * page, advice)]
-        assert (tmp_path / "one").read_bytes() == b"".join(contents)
+        def watched(file, content):
+            written.append((len(content), bool(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT)))
+            write(file, content)
+
+        if not supports_direct(tmp_path):
+            pytest.skip("the file system of temporary files cannot be written directly")
+        monkeypatch.setattr(local, "_write", watched)
+
+        local._write_file(tmp_path / "one", [memoryview(bytes(2 * CHUNK + 5))])
+
+        assert written == [(CHUNK, True), (CHUNK, True), (5, False)]
 
     def test_removed_folder(self, runs, tmp_path):
         """A folder removed during the run is not created again."""

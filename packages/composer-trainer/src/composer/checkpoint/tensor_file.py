@@ -31,6 +31,7 @@ __all__ = [
     "DTYPES",
     "CopyMemory",
     "PackedTensors",
+    "allocate",
     "bytes_of",
     "is_dense",
     "new_tensors",
@@ -227,7 +228,7 @@ def new_tensors(shapes: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> dict
     """
     sizes = {name: math.prod(shape) * dtype.itemsize for name, (dtype, shape) in shapes.items()}
     *places, size = itertools.accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes.values()), initial=0)
-    memory = _allocate(size) if size >= _HUGE else None
+    memory = allocate(size) if size >= _HUGE else None
     tensors = {}
     for (name, (dtype, shape)), place in zip(shapes.items(), places, strict=True):
         if memory is None or not sizes[name]:
@@ -244,7 +245,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return memoryview(array)
 
 
-def _allocate(size: int) -> mmap.mmap | bytearray:
+def allocate(size: int) -> mmap.mmap | bytearray:
     """Return new memory; in huge pages if possible, as touching memory page by page takes longer than copying to it."""
     if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return bytearray(size)
@@ -291,7 +292,7 @@ class CopyMemory:
         for index, memory in enumerate(self._free):
             if len(memory) == size:
                 return self._free.pop(index)
-        return _allocate(size)
+        return allocate(size)
 
     def give(self, written: Iterable[PackedTensors]) -> None:
         """Reuse the memory of contents that have been written; memory that was free before is released."""
@@ -347,7 +348,7 @@ def pack_tensors(
         offset = end
     header = memoryview(_header(entries, settings, metadata or {}))
     if copy:
-        body = _allocate(offset) if memory is None else memory.take(offset)
+        body = allocate(offset) if memory is None else memory.take(offset)
         _copy_all(tensors, offsets, body)
         return PackedTensors((header, memoryview(body)[:offset]))
     owners = tuple(_on_cpu(name, tensors[name]) for name in offsets)
