@@ -5,11 +5,13 @@ load and save in the background in turns, in the same processes, in another orde
 process's; ratios are medians over the rounds, composer to DCP's in the same round.
 
     save         until it is committed: on the disk, ours with XXH3 of each file and each block
-    writing      the same bytes written to a file and to the disk by themselves, beside DCP's save, for which there is
-                 no limit: no format can be faster
+    writing      as many bytes written to the disk by themselves, in place of an earlier file, beside DCP's save, for
+                 which there is no limit: no format can be faster
     processor    processor time of the save, the mean of the processes, all threads
     load         into a model and a new optimizer, as in a new process, ours with the checksums of all blocks compared
+                 and the files in the system's page cache
     loading      processor time of the load, for which there is no limit
+    from disk    a load whose files are not in the page cache, for which there is no limit
     standstill   how long training waits for a save in the background; DCP's ``async_save``, with a group of its own
     memory       the peak above what the process had before in MiB, for a save, a load, and a save in the background
                  after the first; the limit is the size of its shard and 64 MiB more
@@ -24,7 +26,9 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import itertools
 import json
+import mmap
 import os
 import shutil
 import statistics
@@ -41,9 +45,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CASES = ("resnet50:2", "resnet50:4", "transformer:2")
-LIMITS = {"save": 0.40, "writing": None, "processor": 0.40, "load": 0.25, "loading": None, "standstill": 0.5}
+LIMITS = {
+    "save": 0.40,
+    "writing": None,
+    "processor": 0.40,
+    "load": 0.25,
+    "loading": None,
+    "from disk": None,
+    "standstill": 0.5,
+}
 MORE_MEMORY = 64.0
 """MiB that a process may need above the size of its shard."""
+BLOCK, SETTLING = 50, 10
+"""Steps of a block, and those at its beginning that are not counted."""
 STEP_LIMIT, LAYOUT_LIMITS = 60.0, {"megabytes": 20.0, "planned": 1.0}
 TRANSFORMER_GIB, TRANSFORMER_ROUNDS = 16, 2
 """The transformer of 300 million parameters: the memory without which it is skipped, and rounds, as each takes long."""
@@ -82,7 +96,7 @@ def parse_arguments() -> argparse.Namespace:
         help="small, resnet50 or transformer, as in %(default)s",
     )
     parser.add_argument("--rounds", type=int, default=5, help="after one that does not count (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=1500, help="of a loop in a round (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=2500, help="of a loop in a round (default: %(default)s)")
     parser.add_argument("--folder", type=Path, help="where the files are written (default: the system's)")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     parser.add_argument("--model", help=argparse.SUPPRESS)
@@ -151,7 +165,7 @@ def be_process(arguments: argparse.Namespace, folder: Path) -> None:
     store = torch.distributed.FileStore(str(folder / "store"), count)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=count)
     if arguments.model == "step":
-        result: dict[str, Any] = run_steps(arguments.rounds, arguments.steps)
+        result: Any = run_steps(arguments.rounds, arguments.steps)
     else:
         is_large = arguments.model == "transformer"
         rounds = min(arguments.rounds, TRANSFORMER_ROUNDS) if is_large else arguments.rounds
@@ -169,11 +183,13 @@ def run_rounds(model: str, folder: Path, rounds: int) -> dict[str, Any]:
     ways = {"ours": our_ways(state, folder), "dcp": dcp_ways(state, folder)}
     figures: dict[str, dict[str, list[dict[str, float]]]] = {}
     for number in range(rounds + 1):
-        for what in ("save", "load", "standstill"):
+        for what in ("save", "load", "load from disk", "standstill"):
             for library in ("ours", "dcp") if number % 2 else ("dcp", "ours"):
-                if what == "load":
+                if what.startswith("load"):
                     state.optimizers = torch.optim.AdamW(state.model.parameters())
-                call, settle = ways[library][what]
+                    if state.rank == 0:
+                        set_cached(folder / library, is_cached=what == "load")
+                call, settle = ways[library][what.removesuffix(" from disk")]
                 measured = measure(call, settle)
                 if number:  # the first round imports modules and touches memory
                     figures.setdefault(what, {}).setdefault(library, []).append(measured)
@@ -184,74 +200,103 @@ def run_rounds(model: str, folder: Path, rounds: int) -> dict[str, Any]:
     return {"shard": shard_bytes, "figures": figures}
 
 
+def set_cached(folder: Path, *, is_cached: bool) -> None:
+    """Read the files of a folder into the system's page cache, or remove them from there."""
+    for path in folder.iterdir():
+        with path.open("rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            while is_cached and file.read(1 << 20):
+                pass
+
+
 def write(path: Path, size: int) -> None:
-    """Write some bytes to a file and to the disk."""
-    content = bytes(1 << 20)
-    with path.open("wb") as file:
-        for _ in range(-(-size // len(content))):
-            file.write(content)
-        os.fsync(file.fileno())
+    """Write some bytes to a file and to the disk, without the page cache."""
+    chunk = mmap.mmap(-1, 4 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    chunk.madvise(mmap.MADV_HUGEPAGE)
+    chunk.write(os.urandom(len(chunk)))
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
+    for _ in range(-(-size // len(chunk))):
+        os.write(descriptor, chunk)
+    os.fsync(descriptor)
+    os.close(descriptor)
 
 
-def run_steps(rounds: int, steps: int) -> dict[str, Any]:
-    """Return the microseconds of a step of a plain loop with DDP and of ``Trainer.fit``, by rounds in turns.
+Pairs = list[tuple[float, float]]
 
-    Each is a pair: on the clock, and of the processor, which depends less on other programs. A tenth of the steps runs
-    first and is subtracted, so that the beginning and the end of a fit do not count.
+
+def run_steps(rounds: int, steps: int) -> dict[str, list[Pairs]]:
+    """Return pairs of microseconds of a step: of ``Trainer.fit``, and of a plain loop with DDP before it.
+
+    Blocks of steps alternate within a fit, so that both run under the same load of the machine. A round is a fit, and
+    as many steps of a second loop in its place, which show what the differences are worth.
     """
     import torch
     from torch.nn import functional
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+    from trainers import Turns
 
-    from composer import Trainer, distributed
+    from composer import Callback, Trainer, distributed
     from composer.models import ComposerClassifier
 
     def network() -> torch.nn.Module:
         torch.manual_seed(0)
         return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
 
-    count = 16 * 2 * steps * (rounds + 1)  # one epoch has enough batches for all rounds
+    count = 16 * steps * (rounds + 1)  # one epoch of the trainer has enough batches for all rounds
     data = TensorDataset(torch.randn(count, 32), torch.randint(0, 10, (count,)))
-    plain = DistributedDataParallel(network())
-    optimizer = torch.optim.SGD(plain.parameters(), lr=0.01)
-    batches = iter(DataLoader(data, batch_size=8, sampler=DistributedSampler(data)))
+
+    def make_loop() -> Callable[[int], None]:
+        plain = DistributedDataParallel(network())
+        optimizer = torch.optim.SGD(plain.parameters(), lr=0.01)
+        loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data))
+        batches = itertools.chain.from_iterable(itertools.repeat(loader))
+
+        def loop(count: int) -> None:
+            for inputs, targets in itertools.islice(batches, count):
+                optimizer.zero_grad()
+                loss = functional.cross_entropy(plain(inputs), targets)
+                loss.backward()
+                optimizer.step()
+
+        return loop
+
+    loop, other = make_loop(), make_loop()
+
+    class Blocks(Callback):
+        def __init__(self) -> None:
+            self.turns = Turns(loop, BLOCK, SETTLING)
+
+        def batch_start(self, *_: object) -> None:
+            self.turns()
+
+    blocks = Blocks()
     model = ComposerClassifier(network(), num_classes=10, train_metrics=[])
     trainer = Trainer(
         model=model,
         train_dataloader=DataLoader(data, batch_size=8, sampler=distributed.get_sampler(data, shuffle=True)),
         optimizers=torch.optim.SGD(model.parameters(), lr=0.01),
+        callbacks=blocks,
         progress_bar=False,
         precision="fp32",
         device="cpu",
         seed=0,
     )
-
-    def loop(count: int) -> None:
-        for _ in range(count):
-            inputs, targets = next(batches)
-            optimizer.zero_grad()
-            loss = functional.cross_entropy(plain(inputs), targets)
-            loss.backward()
-            optimizer.step()
-
-    def measure_call(call: Callable[[int], None], count: int) -> tuple[float, float]:
-        torch.distributed.barrier()
-        processor, began = time.process_time(), time.perf_counter()
-        call(count)
-        return time.perf_counter() - began, time.process_time() - processor
-
-    calls: dict[str, Callable[[int], None]] = {"loop": loop, "ours": lambda count: trainer.fit(duration=f"{count}ba")}
-    few = steps // 10
-    figures: dict[str, Any] = {name: [] for name in calls}
+    pairs: dict[str, list[Pairs]] = {"ours": [], "loop": []}
     for number in range(rounds + 1):
-        for name in reversed(calls) if number % 2 else calls:
-            short, long = (measure_call(calls[name], count) for count in (few, steps))
+        for name, of_name in pairs.items():
+            blocks.turns = Turns(loop, BLOCK, SETTLING)
+            torch.distributed.barrier()
+            if name == "ours":
+                trainer.fit(duration=f"{steps}ba")
+            else:
+                for _ in range(steps):
+                    blocks.turns()
+                    other(1)
             if number:
-                figures[name].append(
-                    [(many - less) / (steps - few) * 1e6 for less, many in zip(short, long, strict=True)]
-                )
-    return figures
+                of_name.append(blocks.turns.pairs)
+    return pairs
 
 
 def measure(call: Callable[[], object], settle: Callable[[], object]) -> dict[str, float]:
@@ -374,15 +419,25 @@ def nothing() -> None:
     """Do nothing."""
 
 
-def measure_steps(measured: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the medians of a step of the loop, and of the trainer above it in a round, in the slower process."""
+def measure_steps(measured: list[dict[str, list[Pairs]]]) -> dict[str, float]:
+    """Return medians of a step of the loop, and of the trainer and of another loop above it, in the slower process.
 
-    def above(place: int) -> float:
-        pairs = [list(zip(one["ours"], one["loop"], strict=True)) for one in measured]
-        return max(statistics.median(ours[place] - loop[place] for ours, loop in rounds) for rounds in pairs)
+    The spread is that of the medians of the rounds.
+    """
 
-    loop = statistics.median(seconds for one in measured for seconds, _ in one["loop"])
-    return {"loop": loop, "above": above(0), "processor": above(1)}
+    def above(name: str) -> list[list[float]]:
+        by_rank = [[[one - loop for one, loop in pairs] for pairs in of_rank[name]] for of_rank in measured]
+        return max(by_rank, key=lambda rounds: statistics.median(itertools.chain.from_iterable(rounds)))
+
+    ours = above("ours")
+    medians = [statistics.median(pairs) for pairs in ours]
+    return {
+        "loop": statistics.median(loop for of_rank in measured for pairs in of_rank["ours"] for _, loop in pairs),
+        "above": statistics.median(itertools.chain.from_iterable(ours)),
+        "from": min(medians),
+        "to": max(medians),
+        "other": statistics.median(itertools.chain.from_iterable(above("loop"))),
+    }
 
 
 def report(model: str, count: int, measured: list[dict[str, Any]]) -> dict[str, Any]:
@@ -402,6 +457,7 @@ def report(model: str, count: int, measured: list[dict[str, Any]]) -> dict[str, 
         "processor": ("save", "processor"),
         "load": ("load", "seconds"),
         "loading": ("load", "processor"),
+        "from disk": ("load from disk", "seconds"),
         "standstill": ("standstill", "seconds"),
     }
     for name, (what, figure) in timed.items():
@@ -437,7 +493,8 @@ def print_table(result: dict[str, Any], cases: dict[str, Any]) -> None:
         shown = " ".join(f"{one:>15}" for one in cells)
         print(f"{'memory, ' + what:<20} {'shard + 64':>10} {shown}")
     step, layout = result["step"], result["layout"]
-    shown = f"{cell(step['above'], STEP_LIMIT, 0):>15} of {step['loop']:.0f}; {step['processor']:.0f} of the processor"
+    spread = f"rounds {step['from']:.0f} to {step['to']:.0f}, another loop {step['other']:.0f}"
+    shown = f"{cell(step['above'], STEP_LIMIT, 0):>15} of {step['loop']:.0f}; {spread}"
     print(f"{'step, µs above loop':<20} {STEP_LIMIT:>10.0f} {shown}")
     for name, unit in (("megabytes", "layout.json, MB"), ("planned", "planned, s")):
         print(f"{unit:<20} {LAYOUT_LIMITS[name]:>10.0f} {cell(layout[name], LAYOUT_LIMITS[name], 2):>15}")
