@@ -1,6 +1,7 @@
 """A training in one, two or four processes has the same global batches, also if it resumes in another number."""
 
 import json
+import math
 
 import pytest
 
@@ -41,10 +42,42 @@ class TestOtherNumbersOfProcesses:
         assert found["metrics"] == expected["metrics"]
 
     def test_warning(self, folder, kind, place, world_size):
-        """One warning tells what differs, and that the global batches are the same."""
+        """One warning tells what differs, and that no sample is left out or repeated."""
         [text] = result(folder, f"resume-{world_size}-0")[f"{kind}, {place}"]["warnings"]
         assert f"saved by 2 processes, and {world_size} resume from it" in text
-        assert "the global batches are the same" in text
+        assert "the epoch goes on with its next sample" in text
+
+
+@pytest.mark.parametrize("world_size", [4, 2, 1])
+class TestOtherBatchSizes:
+    """A run of two processes stops after 24 of 46 samples of an epoch, and resumes with other batches."""
+
+    @pytest.mark.parametrize("size", [8, 12])
+    @pytest.mark.parametrize("drops", [False, True])
+    def test_each_sample_once(self, folder, world_size, size, drops):
+        """The epoch goes on with its next sample, until no complete batch is left if incomplete ones are dropped."""
+        before = [result(folder, f"begin_numbered-2-{rank}")["samples"]["0"] for rank in (0, 1)]
+        runs = [
+            result(folder, f"resume_numbered-{world_size}-{rank}")[f"{size}, {drops}"] for rank in range(world_size)
+        ]
+        after = [samples for run in runs for samples in run["samples"]["0"]]
+        second = [samples for run in runs for samples in run["samples"]["1"]]
+        rest = 22 - 22 % size if drops else 22
+        complete = 46 - 46 % size if drops else 46
+
+        assert len(after) == rest
+        assert len({*before[0], *before[1], *after}) == 24 + rest
+        assert len(second) == len({*second}) == complete
+        assert [run["clock"] for run in runs] == [
+            [2 + math.ceil(rest / size) + math.ceil(complete / size), 24 + rest + complete, 2]
+        ] * world_size
+
+    def test_draws_are_new(self, folder, world_size):
+        """Layers that draw from the global generators do not draw the numbers of the first batches again."""
+        first = result(folder, "begin_numbered-2-0")["draws"]
+        resumed = result(folder, f"resume_numbered-{world_size}-0")["12, False"]["draws"]
+
+        assert not {*first} & {*resumed}
 
 
 @pytest.mark.parametrize(("samples", "global_batch", "world_size"), UNEVEN)

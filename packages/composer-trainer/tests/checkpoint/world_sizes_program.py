@@ -16,13 +16,14 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
-from composer import Trainer, distributed
+from composer import Callback, Trainer, distributed
 from composer.algorithms import EMA, GradientClipping, SelectiveBackprop
 from composer.checkpoint.manifest import FileRecord, Manifest
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 
 SAMPLES, GLOBAL_BATCH = 46, 12  # the last global batch of an epoch has 10 samples
+SEEN = {}
 FSDP = {"parallelism_config": {"fsdp": {}}}
 KINDS = {"ddp": {}, "fsdp": FSDP, "selective": {}, "selective, fsdp": FSDP}
 
@@ -41,6 +42,7 @@ def make_trainer(samples=SAMPLES, global_batch=GLOBAL_BATCH, max_duration="3ep",
         train_dataloader=options.pop("train_dataloader", loader),
         optimizers=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
         max_duration=max_duration,
+        callbacks=options.pop("callbacks", None),
         algorithms=[EMA("2ba"), GradientClipping("norm", 0.5), *options.pop("selection", [])],
         loggers=InMemoryLogger(),
         run_name="run",
@@ -88,13 +90,50 @@ def resume(world_size, folder):
     return found
 
 
+class Seen(Callback):
+    """Stores the numbers of the samples of each epoch, and a draw of each batch, where no checkpoint restores them."""
+
+    def batch_start(self, state, logger):
+        numbers = state.batch[0][:, 0].tolist() if state.batch_counts else []
+        SEEN["samples"].setdefault(int(state.timestamp.epoch), []).extend(int(number) for number in numbers)
+        SEEN["draws"].append(torch.rand(()).item())
+
+
+def numbered(world_size, folder, **options):
+    """Train on numbered samples in this number of processes; return the clock, and what each process has seen."""
+    numbers = torch.arange(SAMPLES, dtype=torch.float64)[:, None].expand(SAMPLES, 4)
+    data = TensorDataset(numbers, torch.zeros(SAMPLES, dtype=torch.int64))
+    SEEN.update(samples={}, draws=[])
+    batch_size, drops = options.pop("global_batch") // world_size, options.pop("drop_last", False)
+    loader = DataLoader(data, batch_size, sampler=distributed.get_sampler(data, shuffle=True), drop_last=drops)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of another number of processes, which other tests compare
+        trainer = make_trainer(train_dataloader=loader, callbacks=Seen(), **options)
+        clock = result_of(trainer)["clock"]
+    return {"clock": clock, **SEEN}
+
+
+def begin_numbered(world_size, folder):
+    """Stop after 24 samples of the first epoch, in two processes with batches of six."""
+    return numbered(world_size, folder, global_batch=12, max_duration="2ba", save_folder=f"{folder}/numbered")
+
+
+def resume_numbered(world_size, folder):
+    """Resume with other batch sizes, with and without the last incomplete batch."""
+    options = {"load_path": f"{folder}/numbered/latest", "max_duration": "2ep"}
+    return {
+        f"{size}, {drops}": numbered(world_size, folder, global_batch=size, drop_last=drops, **options)
+        for size, drops in itertools.product((8, 12), (False, True))
+    }
+
+
 def make_earlier(folder):
     """Copy a checkpoint, without what the first releases did not save."""
     path = Path(shutil.copytree(f"{folder}/ddp/ep1-ba6", f"{folder}/earlier"))
     state = json.loads((path / "state.json").read_text())
     del state["extra"]["own_state"], state["extra"]["tensor_parallel"]
     for place in state["extra"]["data"]:
-        for name in ("samples", "sizes", "order_epoch", "order_batches", "own_state", "is_distributed"):
+        for name in ("samples", "sizes", "order_epoch", "order_batches", "own_state", "is_distributed", "done"):
             del place[name]
     content = json.dumps(state).encode()
     (path / "state.json").write_bytes(content)
@@ -145,6 +184,9 @@ def main(folder):
     in_group(2, folder, train)
     for world_size in (4, 1):
         in_group(world_size, folder, resume)
+    in_group(2, folder, begin_numbered)
+    for world_size in (4, 2, 1):
+        in_group(world_size, folder, resume_numbered)
     make_earlier(folder)
     in_group(2, folder, resume_earlier)
     for world_size in (2, 4):

@@ -1,5 +1,6 @@
 """The order and the randomness of the data depend only on the seed and the epoch."""
 
+import copy
 import itertools
 import random
 
@@ -23,6 +24,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from composer.core.randomness import derive_seed
 from composer.trainer.data_order import make_order
 
 
@@ -572,3 +574,58 @@ def test_every_sample_is_loaded_once(length, batch, drop, skip):
     expected = length - length % batch if drop else length
     assert len({sample for part in complete for sample in part}) == expected
     assert rest == complete[skip:]
+
+
+class TestDistributedOrder:
+    """The batches of all processes together, if a ``DistributedSampler`` splits the data."""
+
+    @given(
+        length=st.integers(1, 40),
+        together=st.sampled_from([4, 8, 12]),
+        world_size=st.sampled_from([1, 2, 4]),
+        done=st.integers(0, 45),
+        drops=st.booleans(),
+    )
+    @settings(max_examples=60, deadline=None)
+    def test_equal_for_any_number_of_processes(self, length, together, world_size, done, drops):
+        """They are the batches of one process, from any sample of the order on; no sample is repeated."""
+
+        def all_batches(world_size):
+            data, found = range(length), []
+            for rank in range(world_size):
+                sampler = DistributedSampler(data, world_size, rank, seed=5)
+                size = together // world_size
+                order = make_order(DataLoader(data, batch_size=size, sampler=sampler, drop_last=drops), seed=3)
+                batches, rest = [*order.begin(2, skip=9, done=done)], order.rest(done)
+                assert len(batches) == rest.batches
+                assert all(len(batch) == size for batch in batches[: rest.full])
+                found.append([batch.tolist() for batch in batches[: rest.real]])
+            return [sorted(itertools.chain(*parts)) for parts in itertools.zip_longest(*found, fillvalue=[])]
+
+        order = [*itertools.chain(*make_one(length, 1).begin(2))]
+        left = order[done:]
+        left = left[: len(left) - len(left) % together] if drops else left
+        expected = [sorted(left[place : place + together]) for place in range(0, len(left), together)]
+
+        assert all_batches(world_size) == expected
+
+    def test_equals_torch(self):
+        """Each process has the samples that torch's sampler gives it, in its order, without repeats."""
+        data = range(22)
+        for rank in range(4):
+            sampler = DistributedSampler(data, 4, rank, seed=5)
+            order = make_order(DataLoader(data, batch_size=2, sampler=sampler), seed=3)
+            found = [batch.tolist() for batch in order.begin(2)]
+
+            torchs = copy.copy(sampler)
+            torchs.seed, torchs.epoch = derive_seed(derive_seed(3, "order", 2), 5), 0
+            expected = [*torchs]
+
+            assert [*itertools.chain(*found)] == expected[: 6 if rank < 2 else 5]
+
+
+def make_one(length, batch_size):
+    """Return the order of one process, as numbers."""
+    data = range(length)
+    loader = DataLoader(data, batch_size=batch_size, sampler=DistributedSampler(data, 1, 0, seed=5), collate_fn=list)
+    return make_order(loader, seed=3)

@@ -322,7 +322,8 @@ def num_repeated_samples(loader: object) -> int:
         >>> num_repeated_samples(DataLoader(dataset, sampler=get_sampler(dataset, num_replicas=4, rank=0)))
         2
     """
-    for sampler in _samplers(loader):
+    for chosen in _samplers(loader):
+        sampler = getattr(chosen, "sampler", chosen)  # a batch sampler of the user usually has one
         if isinstance(sampler, DistributedSampler) and is_plain_distributed(sampler):
             return max(0, sampler.total_size - len(sampler.dataset))  # type: ignore[arg-type]
     return 0

@@ -9,6 +9,7 @@ import marshal
 from collections.abc import Iterable, Iterator, Sized
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
 from torch import Tensor
 from torch.utils.data import (
@@ -30,20 +31,36 @@ from torch.utils.data import (
 
 from composer.core.randomness import derive_seed, preserve_rng_state, seed_globals
 from composer.distributed.environment import get_data_rank
-from composer.distributed.samplers import is_plain_distributed, num_real_samples_in_loader, real_indices
+from composer.distributed.samplers import is_plain_distributed, num_real_samples, real_indices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from composer.core import Batch
 
-__all__ = ["DataOrder", "make_order"]
+__all__ = ["DataOrder", "Rest", "make_order"]
 
 _DRAW_AT_ONCE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _FAR = 2**62
 _DIGEST = 8
 _WITHOUT_REFERENCES = 2
 """The version of :mod:`marshal` whose output depends on the value alone."""
+
+
+@attrs.frozen
+class Rest:
+    """The remaining batches of this process in an epoch.
+
+    Args:
+        batches: Their number, the same in all processes.
+        full: The number of first ones that have as many samples as the loader's batch size in each process, if that is
+            certain; otherwise 0.
+        real: The number of first ones with a sample that no other process has. Others only keep the processes in step.
+    """
+
+    batches: int
+    full: int
+    real: int
 
 
 class DataOrder:
@@ -55,27 +72,34 @@ class DataOrder:
 
     Attributes:
         skips: Whether an epoch can start in its middle without loading the batches before.
-        num_real_batches: The number of an epoch's batches with a sample that no other process counts; None for all.
         batch_size: The number of samples in nearly all batches; None if it is not known.
-        num_full_batches: The number of an epoch's first batches that have as many samples as the loader's batch size in
-            each process, if that is certain; otherwise 0.
-        is_distributed: Whether a ``DistributedSampler`` gives each process its part of one order, which is the same for
-            any number of processes.
+        samples_together: The number of samples in a batch of all processes together, if a ``DistributedSampler`` gives
+            each process its part of one order, which is the same for any number of processes; otherwise None.
     """
 
     skips = True
-    num_real_batches: int | None = None
     batch_size: int | None = None
-    num_full_batches = 0
-    is_distributed = False
+    samples_together: int | None = None
 
     def __init__(self, loader: Iterable[Batch], seed: int) -> None:
         self.loader, self.seed = loader, seed
 
-    def begin(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
-        """Return the batches of an epoch, without the first ``skip``."""
-        del epoch
+    def begin(self, epoch: int, skip: int = 0, done: int | None = None) -> Iterator[Batch]:
+        """Return the batches of an epoch, without the first ``skip``.
+
+        Args:
+            epoch: The epoch.
+            skip: The number of batches before.
+            done: With ``samples_together`` the number of samples before, in the order of all processes; ``skip``
+                batches of as many as now if None.
+        """
+        del epoch, done
         return iter(itertools.islice(self.loader, skip, None)) if skip else iter(self.loader)
+
+    def rest(self, done: int) -> Rest | None:
+        """Return which batches follow the first ``done`` samples of the order of all processes; None if unknown."""
+        del done
+        return None
 
     def fingerprint(self, batches: int) -> str | None:
         """Return a digest of the current epoch's order if it may differ in a resumed run; else None.
@@ -139,7 +163,7 @@ class StatefulOrder(DataOrder):
     loader: Any
     skips = False  # except by its own state, which is missing if another loader was saved
 
-    def begin(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
+    def begin(self, epoch: int, skip: int = 0, _done: int | None = None) -> Iterator[Batch]:
         """Return the remaining batches; ``load_state_dict`` has restored the position."""
         _set_epoch(self.loader, epoch)
         return _seeded_batches(lambda: iter(self.loader), self.seed, epoch, first=skip)
@@ -155,7 +179,7 @@ class OpaqueOrder(DataOrder):
 
     skips = False
 
-    def begin(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
+    def begin(self, epoch: int, skip: int = 0, _done: int | None = None) -> Iterator[Batch]:
         """Return the batches; those to skip are loaded and discarded."""
         _set_epoch(self.loader, epoch)
         return itertools.islice(_seeded_batches(lambda: iter(self.loader), self.seed, epoch), skip, None)
@@ -198,28 +222,70 @@ class IndexedOrder(_CopiedOrder):
         self._loads_here = not (loader.num_workers or loader.pin_memory) and type(loader) is DataLoader
         if not (self._is_plain or self._loads_here):
             self.loader.__dict__["dataset"] = _SeededDataset(loader.dataset)
-        self.is_distributed = is_plain_distributed(getattr(self._sampler, "sampler", self._sampler))
+        inner: Any = getattr(self._sampler, "sampler", self._sampler)
         # Processes share one order, whatever generator each one's loader has.
-        self._order_seed = seed if self.is_distributed else self.seed
-        self._num_real = num_real_samples_in_loader(loader) if self.is_distributed else None
-        if self._num_real is not None:
-            self.num_real_batches = -(-self._num_real // getattr(self._sampler, "batch_size", 1))
-        if self.is_distributed and self.batch_size and loader.collate_fn is default_collate:
-            sampler: Any = loader.sampler
-            everywhere = min(len(sampler.dataset) // sampler.num_replicas, sampler.num_samples)
-            self.num_full_batches = everywhere // self.batch_size
+        self._order_seed = seed if is_plain_distributed(inner) else self.seed
+        is_own = inner is self._sampler or type(self._sampler) is BatchSampler  # other batch samplers choose themselves
+        self._distributed: Any = inner if is_plain_distributed(inner) and is_own else None
+        if self._distributed is not None:
+            self.samples_together = getattr(self._sampler, "batch_size", 1) * inner.num_replicas
 
-    def begin(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
+    def begin(self, epoch: int, skip: int = 0, done: int | None = None) -> Iterator[Batch]:
         """Return the epoch's batches, without loading the first ``skip``."""
-        keys: Iterable[Any] = self._choose(epoch)
-        if self._num_real is not None and self._name == "batch_sampler":
-            keys = real_indices(keys, self._num_real)
-        remaining: Iterator[Any] = iter(keys)
-        _advance(remaining, skip)
+        if self.samples_together is None:
+            remaining = iter(self._choose(epoch))
+            _advance(remaining, skip)
+        else:
+            remaining = self._own_part(epoch, skip * self.samples_together if done is None else done)
         if not self._is_plain:
             remaining = zip(itertools.count(_first_key(self.seed, get_data_rank(), epoch) + skip), remaining)
         self._keys.next = remaining
         return self._iterate(epoch)
+
+    def rest(self, done: int) -> Rest | None:
+        """Return which batches follow the first ``done`` samples of the order of all processes."""
+        if self.samples_together is None:
+            return None
+        left, sampler = self._num_left(done), self._distributed
+        own = num_real_samples(left, sampler.num_replicas, sampler.rank)
+        is_certain = self.batch_size is not None and self.loader.collate_fn is default_collate
+        return Rest(
+            batches=-(-left // self.samples_together),
+            full=left // self.samples_together if is_certain else 0,
+            real=-(-own // getattr(self._sampler, "batch_size", 1)),
+        )
+
+    def _num_left(self, done: int) -> int:
+        """Return how many samples of all processes follow, without those that sampler and batch sampler drop."""
+        left = len(self._distributed.dataset)
+        if self._distributed.drop_last:
+            left -= left % self._distributed.num_replicas
+        left = max(0, left - done)
+        drops = self._distributed is not self._sampler and self._sampler.drop_last
+        return left - left % self.samples_together if drops and self.samples_together else left
+
+    def _own_part(self, epoch: int, done: int) -> Iterator[Any]:
+        """Return the keys of this process: those at the positions ``done + rank :: num_replicas`` of the order.
+
+        If the last ones are fewer than the processes, the others get one of the first, which only keeps them in step.
+        """
+        sampler: Any = self._distributed
+        _set_epoch(self._dataset, epoch)
+        _set_epoch(sampler, epoch)
+        drawing = copy.copy(sampler)
+        drawing.seed, drawing.epoch = derive_seed(derive_seed(self._order_seed, "order", epoch), sampler.seed), 0
+        drawing.num_replicas, drawing.rank, drawing.drop_last = 1, 0, False
+        drawing.num_samples = drawing.total_size = len(sampler.dataset)
+        order = list(drawing)
+        left = self._num_left(done)
+        part = order[done + sampler.rank : done + left : sampler.num_replicas]
+        if len(part) * sampler.num_replicas < left:
+            part.append(order[(sampler.rank - left % sampler.num_replicas) % len(order)])
+        if sampler is self._sampler:
+            return iter(part)
+        batches = copy.copy(self._sampler)
+        batches.sampler = part
+        return real_indices(iter(batches), num_real_samples(left, sampler.num_replicas, sampler.rank))
 
     def _iterate(self, epoch: int) -> Iterator[Batch]:
         if not self._loads_here:
@@ -271,7 +337,7 @@ class StreamOrder(_CopiedOrder):
         """Return the known sizes, and the number of workers, over which streams are usually split."""
         return {**super().sizes(), "workers": max(1, self.loader.num_workers)}
 
-    def begin(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
+    def begin(self, epoch: int, skip: int = 0, _done: int | None = None) -> Iterator[Batch]:
         """Return the epoch's batches; those to skip are loaded and discarded."""
         _set_epoch(self._set, epoch)
         if epoch != self._next_epoch:  # persistent workers count epochs themselves
@@ -306,11 +372,9 @@ def _order_of(sampler: Any, seed: int, epoch: int) -> list[Any] | Iterator[Any]:
             return _Noted(in_order)
         return list(in_order) if isinstance(keys, list) else in_order
     key = derive_seed(seed, "order", epoch)
-    if type(sampler) in (*_DRAW_AT_ONCE, SequentialSampler) or is_plain_distributed(sampler):
+    if type(sampler) in (*_DRAW_AT_ONCE, SequentialSampler):
         drawing = copy.copy(sampler)
-        if is_plain_distributed(sampler):
-            drawing.seed, drawing.epoch = derive_seed(key, sampler.seed), 0
-        elif type(sampler) in _DRAW_AT_ONCE:
+        if type(sampler) in _DRAW_AT_ONCE:
             drawing.generator = torch.Generator().manual_seed(key)
         in_order = iter(drawing)
         return in_order

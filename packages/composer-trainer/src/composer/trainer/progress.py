@@ -13,7 +13,7 @@ from torch import Tensor
 
 from composer.core import Timestamp
 from composer.core.components import by_key
-from composer.core.randomness import check_rng_state, load_rng_state, rng_state
+from composer.core.randomness import check_rng_state, derive_seed, load_rng_state, rng_state
 from composer.core.serialization import from_data
 from composer.distributed import (
     all_gather_object,
@@ -26,6 +26,7 @@ from composer.distributed.environment import get_tensor_parallel_size
 from composer.trainer.data_state import data_components
 from composer.trainer.metrics import SavedMetric, check_metrics, load_metrics, merge_metrics, save_metrics
 from composer.trainer.own_state import OwnState, check_own_state, warn_of_misfits, without
+from composer.trainer.reproducibility import seed_all
 from composer.trainer.training_data import check_place
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class ResumeState:
         self._state, self._data, self._logger = state, data, logger
         self.skipped_steps = torch.zeros((), dtype=torch.int64, device=state.device)
         self._loaded: dict[str, Any] | None = None
-        self._draws: dict[str, Any] | None = None
+        self._draws: dict[str, Any] | int | None = None
         self._own = OwnState()
         self._own_loaded: dict[str, Any] = {}
 
@@ -192,9 +193,12 @@ class ResumeState:
         """Return the position in the data to continue at; None if none was saved."""
         batches, is_as_before = self._data.batches, _is_as_before(saved)
         place: dict[str, Any] | None = saved["data"][get_global_rank() if is_as_before else 0]
-        if place is None or batches is None or is_as_before:
+        if place is None or batches is None:
             return place
-        return batches.moved(place, _data_world_size(saved)) or {**place, "own_state": {}, "has_ended": False}
+        moved = batches.moved(place, _data_world_size(saved))
+        if is_as_before:
+            return place if moved is None else {**moved, "samples": place["samples"]}
+        return {**(moved or place), "own_state": {}, "has_ended": False}
 
     def load(self, saved: Mapping[str, Any], *, ignored: Sequence[str] = ()) -> None:
         """Store saved data until training starts, because the training data may be given only then.
@@ -237,13 +241,16 @@ class ResumeState:
             different = saved["metrics"][:: saved.get("tensor_parallel", 1)]
             merged = merge_metrics(state.train_metrics, different, is_first=get_data_rank() == 0)
             load_metrics(state.train_metrics, merged, state.device)
+            # Not those of the beginning, whose draws the run has used.
+            words = state.rank_zero_seed, "resume", get_data_rank(), state.timestamp.batch
+            self._draws = derive_seed(*words) % 2**32
             first = saved["data"][0]
             goes_on = batches is None or first is None or batches.moved(first, _data_world_size(saved)) is not None
             data = (
-                "the global batches are the same"
+                "the epoch goes on with its next sample"
                 if goes_on
                 else "the current epoch may repeat samples and skip others, as the data is not split by a "
-                "DistributedSampler, or the samples so far do not make whole batches here"
+                "DistributedSampler"
             )
             warnings.warn(
                 f"The checkpoint was saved by {saved['world_size']} processes, and {get_world_size()} resume from it: "
@@ -266,7 +273,9 @@ class ResumeState:
         own, self._own_loaded = self._own_loaded, {}
         warn_of_misfits(self._own.load(own, state.device))
         draws, self._draws = self._draws, None
-        if draws is not None:
+        if isinstance(draws, int):
+            seed_all(draws)
+        elif draws is not None:
             load_rng_state(draws, state.device)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from attrs.validators import ge
+from attrs.validators import ge, optional
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -48,6 +48,7 @@ class _Place:
     epoch: int = attrs.field(validator=ge(0))
     batches: int = attrs.field(validator=ge(0))
     samples: int = attrs.field(validator=ge(0))
+    done: int | None = attrs.field(validator=optional(ge(0)))
     length: int | None
     sizes: dict[str, int]
     order: str | None
@@ -110,12 +111,20 @@ class Batches:
             raise ValueError(
                 "train_dataloader has no batches: its data set is empty, or smaller than one batch with drop_last=True."
             )
-        lengths = [length for length in (loader_length, subset_num_batches) if length is not None and length != -1]
         self.spec = spec
         self.subset_num_batches = subset_num_batches
-        self.length = min(lengths) if lengths else None
         self.spin = spin
         self._order = make_order(spec.dataloader, seed)
+        rest = self._order.rest(0)
+        if rest is not None:
+            loader_length = rest.batches
+            if not loader_length:
+                raise ValueError(
+                    "train_dataloader has no batches: its data set is smaller than one batch of all processes with "
+                    "drop_last=True."
+                )
+        lengths = [length for length in (loader_length, subset_num_batches) if length is not None and length != -1]
+        self.length = min(lengths) if lengths else None
         self.own_state = DataState(spec, skips=self._order.skips) if own_state is None else own_state
         self._device = device
         self._epoch = epoch
@@ -124,36 +133,45 @@ class Batches:
         self._in_step: Iterator[tuple[Batch, bool]] | None = None
         self._has_ended = False  # this process trains on no further batch of the epoch, and others do
         self._last = END  # of the batches that were loaded again
-        self._given = 0
         self._finished: tuple[int, int] | None = None
         self.num_samples = 0
         """The number of samples in the batches of the epoch so far, which the caller of :meth:`next` counts."""
         self.usual_samples: int | None = None
         """The batch size of the loader, if it has one, and the same in all processes."""
-        self._num_full_batches = 0
+        self._is_agreed = False  # the usual number of samples
         self._exhausted = False
+        self._set_place(0, 0)
         # Loaders without a length, or that are only iterated over, may end earlier in some processes.
         self._may_end_apart = get_world_size() > 1 and (loader_length is None or not self._order.skips)
         self._may_be_equal = get_data_world_size() > 1 and not is_split_by_rank(spec.dataloader)
-        if get_world_size() > 1 and self._order.num_real_batches is None:
+        if get_world_size() > 1 and rest is None:
             _warn_of_repeats(spec.dataloader)
         _warn_of_running_workers(spec.dataloader)
 
     @property
     def counts(self) -> bool:
         """Whether the last batch has a sample that no other process counts; else its weight is 0."""
-        num_real = self._order.num_real_batches
-        return not self._has_ended and (num_real is None or self._given <= num_real)
+        return not self._has_ended and (self._last_real is None or self._given <= self._last_real)
 
     @property
     def is_full(self) -> bool:
         """Whether it is certain that the last batch has the usual number of samples in each process."""
-        return self._given <= self._num_full_batches
+        return self._is_agreed and self._given <= self._last_full
 
     @property
     def epoch_is_over(self) -> bool:
         """Whether the epoch has no batch left; for loaders without a length, known only after the last batch."""
-        return self._exhausted or self._given == self.length
+        return self._exhausted or (self._end is not None and self._given >= self._end)
+
+    def _set_place(self, given: int, done: int) -> None:
+        """Set the position in the epoch: after some batches, with ``done`` samples of the order of all processes."""
+        self._given, self._first, self._done = given, given, done
+        self._end, self._last_real, self._last_full = self.length, None, 0
+        rest = self._order.rest(done)
+        if rest is not None:
+            self._end, self._last_real, self._last_full = given + rest.batches, given + rest.real, given + rest.full
+            if self.subset_num_batches != -1:
+                self._end = min(self._end, self.subset_num_batches)
 
     def next(self) -> Batch:
         """Return the epoch's next batch; ``END`` if there is none.
@@ -198,15 +216,14 @@ class Batches:
         Raises:
             ValueError: The loaders have different lengths, and one of the processes cannot train without own batches.
         """
-        size, num_full = self._order.batch_size, self._order.num_full_batches
-        is_same = all_agree((size, num_full))
-        self.usual_samples = size if is_same else None
-        self._num_full_batches = num_full if is_same else 0
+        size, rest = self._order.batch_size, self._order.rest(0)
+        self._is_agreed = all_agree((size, None if rest is None else rest.full))
+        self.usual_samples = size if self._is_agreed else None
         if not self._may_end_apart:
             check_lengths(self.length)
             return
         lengths = [length for length in all_gather_object(self.length) if length is not None]
-        self.length = max(lengths) if len(lengths) == get_world_size() else None
+        self.length = self._end = max(lengths) if len(lengths) == get_world_size() else None
 
     def _next_in_step(self) -> Batch:
         """Return the next batch, END once all processes have no more; one to compute with weight 0 if others have."""
@@ -219,7 +236,7 @@ class Batches:
 
     def _begin(self, skip: int = 0) -> Iterator[Batch]:
         self.own_state.begin_epoch()
-        batches = self._order.begin(self._epoch, skip)
+        batches = self._order.begin(self._epoch, skip, self._done)
         self._iterator = batches if self.length is not None else _watched(batches)
         if self._may_be_at_end:
             self._may_be_at_end = False
@@ -235,8 +252,9 @@ class Batches:
         self._epoch = self._epoch + 1 if epoch is None else epoch
         self._iterator = self._in_step = None
         self._last = END
-        self._given = self.num_samples = 0
+        self.num_samples = 0
         self._exhausted = self._has_ended = False
+        self._set_place(0, 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the data: the epoch, its number of batches so far, and the data to verify it."""
@@ -247,54 +265,62 @@ class Batches:
             "epoch": self._epoch,
             "batches": self._given,
             "samples": self.num_samples,
+            "done": self._num_done(),
             "length": self.spec.length,
             "sizes": self._order.sizes(),
             "order": order,
             "order_epoch": order_epoch,
             "order_batches": order_batches,
             "loader": self._order.state_dict(),
-            "is_distributed": self._order.is_distributed,
+            "is_distributed": self._order.samples_together is not None,
             "has_ended": self._has_ended,
             "own_state": self.own_state.to_data(in_epoch=in_epoch, is_checked=order is not None),
         }
 
+    def _num_done(self) -> int | None:
+        """Return the number of samples so far in the order of all processes; None if there is no such order."""
+        together = self._order.samples_together
+        return None if together is None else self._done + (self._given - self._first) * together
+
     def check_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Return the problems of a saved position, valid by :func:`check_place`, that does not fit this data."""
         given = state["batches"]
-        if self.length is None or given <= self.length:
+        if self.length is None or given <= self.length or self._is_of_same_order(state):
             return []
         problem = f"data: {given} batches of the epoch were done, and train_dataloader has {self.length}."
         return [f"{problem} Is it the same data, with the same batch size?"]
 
-    def moved(self, state: Mapping[str, Any], world_size: int) -> dict[str, Any] | None:
-        """Return this process's position for one that another number of processes saved; None if there is none.
+    def _is_of_same_order(self, state: Mapping[str, Any]) -> bool:
+        """Return whether a saved position is in the order of this data, whatever the number of processes."""
+        is_shared = state.get("is_distributed", False) and self._order.samples_together is not None
+        samples = state.get("sizes", {}).get("samples")
+        return is_shared and samples is not None and samples == self._order.sizes().get("samples")
 
-        All processes together continue with the same global batches: with the sample after those that all processes
-        together have trained on. The data must be split by a ``DistributedSampler`` there and here, and the samples so
-        far must make whole batches here.
+    def moved(self, state: Mapping[str, Any], world_size: int) -> dict[str, Any] | None:
+        """Return this process's position for one that was saved with other global batches; None if there is none.
+
+        All processes together continue with the sample after those that all processes together have trained on. The
+        data must be split by a ``DistributedSampler`` there and here.
 
         Args:
             state: The saved position of any process.
             world_size: The number of processes with different samples that saved it.
         """
-        before, now = state.get("sizes", {}), self._order.sizes()
-        is_shared = state.get("is_distributed", False) and self._order.is_distributed
-        if not is_shared or {"samples", "samples a batch"} - before.keys() or before["samples"] != now.get("samples"):
+        if not self._is_of_same_order(state):
             return None
-        done = min(before["samples"], state["batches"] * before["samples a batch"] * world_size)
-        batches, rest = divmod(done, now["samples a batch"] * get_data_world_size())
-        if done == before["samples"] and self.length is not None:
-            batches, rest = self.length, 0
-        if rest:
-            return None
-        own = len(range(get_data_rank(), done, get_data_world_size()))
-        sizes = {"samples": before["samples"]}
-        return {**state, "batches": batches, "samples": own, "length": None, "sizes": sizes, "own_state": {}}
+        sizes, done = state["sizes"], state.get("done")
+        if done is None:  # an earlier release
+            done = state["batches"] * sizes.get("samples a batch", 1) * world_size
+        own = len(range(get_data_rank(), min(done, sizes["samples"]), get_data_world_size()))
+        return {**state, "done": done, "samples": own, "length": None, "sizes": {"samples": sizes["samples"]}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved position. Batches before it that have to be loaded are loaded with the next batch."""
         self.rewind(state["epoch"])
-        self._given = given = state["batches"]
+        given, done = state["batches"], state.get("done")
+        if done is None or not self._is_of_same_order(state):
+            done = given * (self._order.samples_together or 0)
+        self._set_place(given, done)
         self.num_samples, self._has_ended = state.get("samples", 0), state.get("has_ended", False)
         # A loader may have saved the end of the finished epoch as its position.
         self._may_be_at_end = state.get("loader") is not None and not given
@@ -330,7 +356,8 @@ class Batches:
 
     def _replay(self, given: int) -> int | None:
         if not self.spin:
-            self._given = self.num_samples = 0
+            self._set_place(0, 0)
+            self.num_samples = 0
             self._has_ended = False
             return None
         warnings.warn(
@@ -391,8 +418,9 @@ def check_place(place: Mapping[str, Any] | None, path: str) -> None:
         ValueError: It is not; the message begins with ``path``.
     """
     if place is not None:
-        added = {
+        added: dict[str, Any] = {
             "samples": 0,
+            "done": None,
             "sizes": {},
             "order_epoch": 0,
             "order_batches": 0,
@@ -414,9 +442,11 @@ def none_given(what: str, place: int) -> ValueError:
 def _warn_of_repeats(loader: object) -> None:
     repeated = num_repeated_samples(loader)
     if repeated:
+        is_loader = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+        described = type(loader.batch_sampler if is_loader else loader).__name__  # type: ignore[attr-defined]
         warnings.warn(
             f"{repeated} samples of each epoch are trained on twice, as the processes cannot share them out evenly and "
-            f"a {type(loader).__name__} iterates by itself, so that repeats cannot be left out. Give its sampler "
+            f"the {described} chooses its batches itself, so that repeats cannot be left out. Give its sampler "
             "drop_last=True: composer.distributed.get_sampler(dataset, drop_last=True).",
             UserWarning,
             stacklevel=4,
