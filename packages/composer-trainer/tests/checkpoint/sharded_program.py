@@ -30,6 +30,7 @@ from composer.algorithms import EMA, SAM, SWA, LayerFreezing
 from composer.callbacks import CheckpointSaver
 from composer.checkpoint import (
     CheckpointError,
+    CheckpointSaveError,
     find_checkpoints,
     load_checkpoint,
     manifest,
@@ -278,6 +279,23 @@ def background(world_size, folder):
         found["error"] = f"{type(error).__name__}: {error}"
     LocalFolder.put = put
     saver.save(state)
+    saver._wait()
+    give = saver._memory.give
+
+    def give_nothing(_):
+        saver._memory.give = give
+        raise MemoryError("too little")
+
+    if rank == 1:
+        saver._memory.give = give_nothing
+    state.timestamp = Timestamp(batch=4)
+    saver.save(state)
+    try:
+        saver._wait()
+    except Exception as error:  # noqa: BLE001  (compared by the test)
+        found["error after writing"] = f"{type(error).__name__}: {error}"
+    found["can be repeated"] = saver._last is None
+    saver._last = None  # if it is set in one process, that one would leave the others waiting
     saver.fit_end(state, logger)
     saver.close(state, logger)
     found["left"] = sorted(entry.name for entry in Path(folder, "background").iterdir())
@@ -318,6 +336,7 @@ def remote(world_size, folder):
     sizes = sum(file.stat().st_size for file in Path(folder, "remote", "one").glob("*.safetensors"))
     found = {"differences": differences(later, ema, 3), "read": sum(read) / sizes}
 
+    put = RemoteFolder.put
     if distributed.get_global_rank() == 1:
         RemoteFolder.put = refuse
     try:
@@ -325,6 +344,11 @@ def remote(world_size, folder):
     except Exception as error:  # noqa: BLE001  (compared by the test)
         found["error"] = f"{type(error).__name__}: {error}"
     distributed.barrier()
+    RemoteFolder.put = put
+    try:
+        save_checkpoint(state, "memory://folder/three")
+    except CheckpointSaveError as error:
+        found["not shared"] = str(error)
     return found | {"names": [one.name for one in find_checkpoints(url) if one.is_whole]}
 
 

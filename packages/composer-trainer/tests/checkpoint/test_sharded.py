@@ -152,6 +152,12 @@ class TestRemote:
         assert "process 1 failed: ValueError: refused" in first
         assert second == "ValueError: refused"
 
+    def test_a_folder_of_each_process(self, folder):
+        """If the first process does not find the others' parts, all raise an error that names the cause."""
+        for result in results(folder, "remote-"):
+            assert "00002-of-00002.safetensors' is missing in the folder of the first" in result["not shared"]
+            assert "the folder must be the same for all processes, which memory:// and" in result["not shared"]
+
 
 class TestOtherState:
     @pytest.mark.parametrize("mesh", ["1", "2", "4"])
@@ -195,7 +201,15 @@ class TestBackground:
             "left on device."
         )
         assert second == "OSError: [Errno 28] No space left on device"
-        assert results(folder, "background-")[0]["left"] == [".lock", "1", "3", "latest"]
+        assert results(folder, "background-")[0]["left"] == [".lock", "1", "3", "4", "latest"]
+
+    def test_one_process_fails_after_writing(self, folder):
+        """An error of one process whose parts have been written is raised in all, and all can repeat the save."""
+        first, second = results(folder, "background-")
+        assert second["error after writing"] == "MemoryError: too little"
+        assert "failed in process 1: MemoryError: too little" in first["error after writing"]
+        assert first["can be repeated"]
+        assert second["can be repeated"]
 
     def test_process_groups_are_not_used(self, folder):
         """The threads call no collectives, which could meet those of the training."""

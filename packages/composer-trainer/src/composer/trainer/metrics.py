@@ -200,8 +200,8 @@ def merge_metrics(
                 if is_first:
                     called = ".".join(filter(None, (name, path)))
                     warnings.warn(
-                        f"The training metric {called!r} ({type(part).__name__}) is reset and counts only what follows: "
-                        f"its state {problem!r} of {len(records)} processes cannot be divided among {world_size}; "
+                        f"Training metric {called!r} ({type(part).__name__}) is reset and counts only what follows, "
+                        f"as its state {problem!r} of {len(records)} processes cannot be divided among {world_size}; "
                         "an exact value requires as many processes as before.",
                         UserWarning,
                         stacklevel=2,
