@@ -126,6 +126,12 @@ class TestFailures:
         assert first.startswith(f"{folder}/checkpoints/flipped was not loaded, and nothing has been changed: it failed")
         assert second.rstrip(".") in first
 
+    def test_a_part_is_missing_at_the_timeout(self, folder):
+        """All processes raise an error that names the late one, nothing is left, and the next save succeeds."""
+        error = "process 1 has not answered in 0.5 seconds; is it still running?"
+        for result in results(folder, "late-"):
+            assert result == {"error": f"The checkpoint {folder}/late/one was not saved: {error}", "left": []}
+
     def test_one_process_cannot_load(self, folder):
         """If one process cannot load what was read, all raise an error, the others with its rank and its error."""
         first, second = (result["errors"]["loading"] for result in results(folder, "fail-"))
@@ -172,9 +178,10 @@ class TestOtherState:
 
 class TestMeta:
     def test_initial_weights(self, folder):
-        """A model on the meta device has the same initial weights in any number of processes, each with its part."""
+        """A model on the meta device has equal initial weights and buffers in any number of processes."""
         found = results(folder, "meta-")
-        assert len({result["initial"] for result in found}) == 1
+        assert [result["initial"] for result in found] == [found[0]["initial"]] * 7
+        assert len(set(found[0]["initial"].values())) == 7  # six parameters and a buffer
         assert sum(result["elements"] for result in results(folder, "meta-4")) == found[0]["elements"]
         assert max(result["elements"] for result in results(folder, "meta-4")) < found[0]["elements"] / 2
 
@@ -213,7 +220,9 @@ class TestBackground:
 
     def test_process_groups_are_not_used(self, folder):
         """The threads call no collectives, which could meet those of the training."""
-        assert all(result["in the main thread"] for result in results(folder, "background-"))
+        for result in results(folder, "background-"):
+            assert result["collectives"]["others"] == []
+            assert {"all_gather_object", "all_reduce"} <= set(result["collectives"]["main"])
 
 
 def grid(shape, cuts):
