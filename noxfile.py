@@ -30,6 +30,7 @@ EXAMPLES = ["cloudpickle", "matplotlib", "rich", "scikit-learn", "scipy"]
 TOOLS = {
     "tests": ["pytest-xdist>=3.8"],
     "hosts": ["trl"],
+    "ray": ["ray[train]"],
     # hatchling builds editable installations with editables; tests build offline, from the cache.
     "together": ["accelerate", "editables", "import-linter", "lightning", "pytorch-ignite", "uv"],
     "site": ["myst-parser", "pydata-sphinx-theme", "selenium", "sphinx", "sphinx-copybutton", "sphinx-design"],
@@ -88,6 +89,14 @@ def resume_matrix(session: nox.Session) -> None:
     tests = ["tests/test_resume.py", "tests/test_each_algorithm.py", "tests/test_faults.py"]
     tests += [f"packages/composer-trainer/tests/distributed/test_{name}.py" for name in ("torchrun", "hosts")]
     session.run(*PYTEST, *tests, *session.posargs, env=env)
+
+
+@nox.session
+def ray(session: nox.Session) -> None:
+    """Train in two workers of Ray, and compare the weights with those of torchrun."""
+    install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES), *EXAMPLES, *TOOLS["ray"])
+    command = [*PYTEST, "tests/test_several_hosts.py", "-k", "ray", *session.posargs]
+    session.run(*command, env=TEST_ENV | {"FAULTS": "all"})
 
 
 @nox.session(python=PYTHONS[0])

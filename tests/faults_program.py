@@ -257,12 +257,18 @@ def kill_sharded(kills, choose):
                 os.waitpid(children[1 - victim], 0)
             report["kills"] += 1
             report["damaged"] += damaged(f"{home}/{run}") if Path(f"{home}/{run}").exists() else 0
-            newest = newest_checkpoint(f"{home}/{run}")
-            report["after"].append(None if newest is None else newest.name)
+            report["after"].append([run, *batches_in(f"{home}/{run}")])
         found = finish(run)
         if found is not None and found != expected:
             report["failed"].append(f"run {run} has other results")
     return report
+
+
+def batches_in(folder):
+    """Return the batches of the newest complete checkpoint and of the one that ``latest`` names; 0 for none."""
+    newest, latest = newest_checkpoint(folder), Path(folder, "latest")
+    names = ["-ba0" if newest is None else newest.name, latest.readlink().name if latest.is_symlink() else "-ba0"]
+    return [int(name.rpartition("-ba")[2]) for name in names]
 
 
 def main():

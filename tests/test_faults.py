@@ -5,6 +5,7 @@ kornia is tested, otherwise one. Each test takes more than 5 seconds, because ev
 the training.
 """
 
+import itertools
 import json
 import os
 import subprocess
@@ -53,6 +54,10 @@ class TestKills:
         assert report["failed"] == []
         assert report["damaged"] == 0
         assert report["kills"] >= (100 if MANY else 5)
+        assert all(newest in (latest, latest + 1) for _, newest, latest in report["after"])
+        in_order = itertools.pairwise(report["after"])
+        assert all(later >= newest for (run, newest, _), (next_run, later, _) in in_order if run == next_run)
+        assert max(newest for _, newest, _ in report["after"]) > 0
 
     @pytest.mark.parametrize("pipeline", PIPELINES)
     def test_augmentations_resume_exactly(self, pipeline):

@@ -30,11 +30,13 @@ from composer.algorithms import EMA, SAM, SWA, LayerFreezing
 from composer.callbacks import CheckpointSaver
 from composer.checkpoint import (
     CheckpointError,
+    CheckpointSaveError,
     find_checkpoints,
     load_checkpoint,
     manifest,
     merge_weights,
     save_checkpoint,
+    saving,
     sharded,
     verify_checkpoint,
 )
@@ -236,14 +238,7 @@ def background(world_size, folder):
     rank, logger, found = distributed.get_global_rank(), None, {}
     saver = CheckpointSaver(f"{folder}/background", "{batch}", save_interval="1ba")
     saver.fit_start(state, logger)
-    main, used = threading.current_thread(), []
-    gather = torch.distributed.all_gather_object
-
-    def watched(*arguments, **options):
-        used.append(threading.current_thread() is main)
-        return gather(*arguments, **options)
-
-    torch.distributed.all_gather_object = watched
+    used = watch_collectives()
     put = LocalFolder.put
 
     def slow(*arguments):
@@ -278,10 +273,83 @@ def background(world_size, folder):
         found["error"] = f"{type(error).__name__}: {error}"
     LocalFolder.put = put
     saver.save(state)
+    saver._wait()
+    give = saver._memory.give
+
+    def give_nothing(_):
+        saver._memory.give = give
+        raise MemoryError("too little")
+
+    if rank == 1:
+        saver._memory.give = give_nothing
+    state.timestamp = Timestamp(batch=4)
+    saver.save(state)
+    try:
+        saver._wait()
+    except Exception as error:  # noqa: BLE001  (compared by the test)
+        found["error after writing"] = f"{type(error).__name__}: {error}"
+    found["can be repeated"] = saver._last is None
+    saver._last = None  # if it is set in one process, that one would leave the others waiting
     saver.fit_end(state, logger)
     saver.close(state, logger)
     found["left"] = sorted(entry.name for entry in Path(folder, "background").iterdir())
-    found["in the main thread"] = all(used)
+    return found | {"collectives": used}
+
+
+COLLECTIVES = """
+    all_gather all_gather_coalesced all_gather_into_tensor all_gather_object all_reduce all_reduce_coalesced all_to_all
+    all_to_all_single barrier broadcast broadcast_object_list gather gather_object irecv isend monitored_barrier
+    new_group recv recv_object_list reduce reduce_scatter reduce_scatter_tensor scatter scatter_object_list send
+    send_object_list split_group
+"""
+
+
+def watch_collectives():
+    """Return two lists, of the collectives that the main thread calls and that other threads call, from now on."""
+    main, used = threading.current_thread(), {"main": [], "others": []}
+
+    def watched(name, call):
+        def calling(*arguments, **options):
+            used["main" if threading.current_thread() is main else "others"].append(name)
+            return call(*arguments, **options)
+
+        return calling
+
+    for module in (torch.distributed, torch.distributed.distributed_c10d):
+        for name in COLLECTIVES.split():
+            if hasattr(module, name):
+                setattr(module, name, watched(name, getattr(module, name)))
+    return used
+
+
+def late(world_size, folder):
+    """Save, and let the second process write its part only after the first has given up; return what happened."""
+    state, _ = make_state("2", factor=3)
+    given_up, found = Path(folder, "given up"), {}
+    saving.PARTS_TIMEOUT, put, abandon = 0.5, LocalFolder.put, LocalFolder.abandon
+
+    def put_late(*arguments):
+        until = time.monotonic() + 60
+        while not given_up.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        put(*arguments)
+
+    def give_up(*arguments):
+        abandon(*arguments)
+        given_up.touch()
+
+    if distributed.get_global_rank() == 0:
+        LocalFolder.abandon = give_up
+    else:
+        LocalFolder.put = put_late
+    try:
+        save_checkpoint(state, f"{folder}/late/one")
+    except CheckpointSaveError as error:
+        found["error"] = str(error)
+    found["left"] = [entry.name for entry in Path(folder, "late").iterdir() if entry.name != ".lock"]
+    saving.PARTS_TIMEOUT, LocalFolder.put, LocalFolder.abandon = 60.0, put, abandon
+    distributed.barrier()
+    verify_checkpoint(save_checkpoint(state, f"{folder}/late/two"))
     return found
 
 
@@ -318,6 +386,7 @@ def remote(world_size, folder):
     sizes = sum(file.stat().st_size for file in Path(folder, "remote", "one").glob("*.safetensors"))
     found = {"differences": differences(later, ema, 3), "read": sum(read) / sizes}
 
+    put = RemoteFolder.put
     if distributed.get_global_rank() == 1:
         RemoteFolder.put = refuse
     try:
@@ -325,6 +394,11 @@ def remote(world_size, folder):
     except Exception as error:  # noqa: BLE001  (compared by the test)
         found["error"] = f"{type(error).__name__}: {error}"
     distributed.barrier()
+    RemoteFolder.put = put
+    try:
+        save_checkpoint(state, "memory://folder/three")
+    except CheckpointSaveError as error:
+        found["not shared"] = str(error)
     return found | {"names": [one.name for one in find_checkpoints(url) if one.is_whole]}
 
 
@@ -336,11 +410,26 @@ ALGORITHMS = {
 }
 
 
+class Offset(nn.Module):
+    """Adds a buffer that is drawn."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("offset", torch.empty(8))
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        nn.init.uniform_(self.offset)
+
+    def forward(self, inputs):
+        return inputs + self.offset
+
+
 def make_trainer(name, device="cpu", **options):
     """Return a trainer of a sharded model with an algorithm."""
     torch.manual_seed(0)
     with torch.device(device):
-        network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, 3))
+        network = nn.Sequential(nn.Linear(4, 8), Offset(), nn.ReLU(), nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, 3))
     model = ComposerClassifier(network, num_classes=3)
     inputs = torch.rand(8, 4, generator=torch.Generator().manual_seed(1))
     data = TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
@@ -405,7 +494,7 @@ def meta(world_size, folder):
     """Build a model on the meta device, and resume one; return the digests, and how many elements a process has."""
     warnings.simplefilter("ignore")
     first = make_trainer("EMA", "meta")
-    found = {"initial": digests(first.state)["/0/module.0.weight"]}
+    found = {"initial": {path: digest for path, digest in digests(first.state).items() if path.startswith("/0/")}}
     found["elements"] = sum(one.to_local().numel() for one in first.state.model.parameters())
     first.close()
     trainer = make_trainer("EMA", "meta", load_path=f"{folder}/others/EMA")
@@ -474,6 +563,7 @@ def main(folder):
         damage(Path(folder, "checkpoints"), fault)
     in_group(2, folder, fail)
     in_group(2, folder, background)
+    in_group(2, folder, late)
     in_group(2, folder, remote)
     in_group(2, folder, trained)
     for world_size in (1, 2, 4):

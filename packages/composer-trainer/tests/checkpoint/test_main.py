@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from composer.checkpoint import save_checkpoint
 from composer.checkpoint.__main__ import main
@@ -81,6 +82,23 @@ class TestVerify:
 
         assert main(["verify", str(saved)]) == 1
         assert "optimizers.safetensors has 0 bytes" in capsys.readouterr().err
+
+
+class TestMerge:
+    def test_one_file(self, saved, tmp_path, capsys):
+        """The weights of a checkpoint are in one file, with their names."""
+        file = tmp_path / "weights.safetensors"
+
+        assert main(["merge", str(saved), str(file)]) == 0
+        assert capsys.readouterr().out == f"{file} has the weights of {saved}.\n"
+        expected = load_file(saved / "model.safetensors")
+        torch.testing.assert_close(load_file(file), expected, rtol=0, atol=0)
+
+    def test_missing(self, tmp_path, capsys):
+        """Without a checkpoint, the error is one line, and no file is written."""
+        assert main(["merge", str(tmp_path / "none"), str(tmp_path / "file")]) == 1
+        assert capsys.readouterr().err == f"{tmp_path / 'none'} does not exist.\n"
+        assert not (tmp_path / "file").exists()
 
 
 class TestDiff:

@@ -126,6 +126,12 @@ class TestFailures:
         assert first.startswith(f"{folder}/checkpoints/flipped was not loaded, and nothing has been changed: it failed")
         assert second.rstrip(".") in first
 
+    def test_a_part_is_missing_at_the_timeout(self, folder):
+        """All processes raise an error that names the late one, nothing is left, and the next save succeeds."""
+        error = "process 1 has not answered in 0.5 seconds; is it still running?"
+        for result in results(folder, "late-"):
+            assert result == {"error": f"The checkpoint {folder}/late/one was not saved: {error}", "left": []}
+
     def test_one_process_cannot_load(self, folder):
         """If one process cannot load what was read, all raise an error, the others with its rank and its error."""
         first, second = (result["errors"]["loading"] for result in results(folder, "fail-"))
@@ -152,6 +158,12 @@ class TestRemote:
         assert "process 1 failed: ValueError: refused" in first
         assert second == "ValueError: refused"
 
+    def test_a_folder_of_each_process(self, folder):
+        """If the first process does not find the others' parts, all raise an error that names the cause."""
+        for result in results(folder, "remote-"):
+            assert "00002-of-00002.safetensors' is missing in the folder of the first" in result["not shared"]
+            assert "the folder must be the same for all processes, which memory:// and" in result["not shared"]
+
 
 class TestOtherState:
     @pytest.mark.parametrize("mesh", ["1", "2", "4"])
@@ -166,9 +178,10 @@ class TestOtherState:
 
 class TestMeta:
     def test_initial_weights(self, folder):
-        """A model on the meta device has the same initial weights in any number of processes, each with its part."""
+        """A model on the meta device has equal initial weights and buffers in any number of processes."""
         found = results(folder, "meta-")
-        assert len({result["initial"] for result in found}) == 1
+        assert [result["initial"] for result in found] == [found[0]["initial"]] * 7
+        assert len(set(found[0]["initial"].values())) == 7  # six parameters and a buffer
         assert sum(result["elements"] for result in results(folder, "meta-4")) == found[0]["elements"]
         assert max(result["elements"] for result in results(folder, "meta-4")) < found[0]["elements"] / 2
 
@@ -195,11 +208,21 @@ class TestBackground:
             "left on device."
         )
         assert second == "OSError: [Errno 28] No space left on device"
-        assert results(folder, "background-")[0]["left"] == [".lock", "1", "3", "latest"]
+        assert results(folder, "background-")[0]["left"] == [".lock", "1", "3", "4", "latest"]
+
+    def test_one_process_fails_after_writing(self, folder):
+        """An error of one process whose parts have been written is raised in all, and all can repeat the save."""
+        first, second = results(folder, "background-")
+        assert second["error after writing"] == "MemoryError: too little"
+        assert "failed in process 1: MemoryError: too little" in first["error after writing"]
+        assert first["can be repeated"]
+        assert second["can be repeated"]
 
     def test_process_groups_are_not_used(self, folder):
         """The threads call no collectives, which could meet those of the training."""
-        assert all(result["in the main thread"] for result in results(folder, "background-"))
+        for result in results(folder, "background-"):
+            assert result["collectives"]["others"] == []
+            assert {"all_gather_object", "all_reduce"} <= set(result["collectives"]["main"])
 
 
 def grid(shape, cuts):

@@ -102,6 +102,30 @@ class TestWrite:
         assert reason == "process 1 has not answered in 0.2 seconds; is it still running?"
         assert names_in(tmp_path) == []
 
+    @pytest.mark.parametrize("error", [CheckpointSaveError("x", "the disk is full."), None])
+    def test_the_first_process_ends(self, group, error):
+        """Without the exchange's store, a process raises its own error, or that the first one cannot be reached."""
+        _, second = group.snapshots()
+        second.exchange.put("1: place for 1", '{"place": ".one"}')
+        second.tensors = error or second.tensors
+
+        class Ending:
+            """The store of a first process that ends while the others write."""
+
+            def __init__(self):
+                self.check, self.get, self.delete_key = group.store.check, group.store.get, group.store.delete_key
+
+            def set(self, *_):
+                self.check = self.set
+                raise torch.distributed.DistNetworkError("Broken pipe")
+
+        second.exchange._store = Ending()
+        (group.folder.path / ".one").mkdir()
+
+        [reason] = group.errors(group.start(second))
+
+        assert reason == ("the disk is full." if error else "process 0 cannot be reached: Broken pipe")
+
     def test_hurry(self, group):
         """A process that ends waits no longer than a moment for the others."""
         began = time.monotonic()

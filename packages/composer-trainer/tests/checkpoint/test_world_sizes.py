@@ -10,7 +10,7 @@ UNEVEN = [(samples, batch, processes) for samples in (21, 22) for batch in (8, 2
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, run_program):
-    """The folder of the program, which takes more than 10 seconds: it trains in nine groups of processes."""
+    """The folder of the program, which takes more than 10 seconds: it trains in fifteen groups of processes."""
     path = tmp_path_factory.mktemp("world_sizes")
     run_program("world_sizes_program.py", path)
     return path
@@ -120,3 +120,16 @@ def test_stream_in_another_number_of_processes(folder):
     [text] = result(folder, "stream-4-0")
     assert "saved by 2 processes, and 4 resume from it" in text
     assert "the current epoch may repeat samples and skip others" in text
+
+
+@pytest.mark.parametrize("moment", ["at once", "later"])
+@pytest.mark.parametrize(("before", "world_size"), [(2, 1), (2, 4), (4, 2)])
+def test_merged_metrics(folder, before, world_size, moment):
+    """Metrics that go on in another number of processes have the values of one process, in each of them."""
+    expected = result(folder, "count-1-0")[moment]
+    for rank in range(world_size):
+        found = result(folder, f"count_on-{world_size}-{rank}")
+
+        assert found["warnings"] == []
+        for name, value in expected.items():
+            assert found[moment][name] == pytest.approx(value, rel=1e-5), name

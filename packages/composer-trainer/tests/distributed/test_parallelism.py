@@ -5,12 +5,16 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.distributed import fsdp
+from torch.distributed.tensor import parallel
 
 from composer import Trainer, functional
 from composer import distributed as cd
 from composer.algorithms import StochasticDepth
 from composer.core import NoEffectWarning, State
 from composer.distributed import parallelism
+from composer.distributed.mesh import MeshSettings, TensorParallelSettings
+from composer.distributed.sharding import shard
 from composer.models import ComposerClassifier
 
 LAWS = [
@@ -201,6 +205,51 @@ class TestSingleProcess:
         (2 * expected(inputs).sum()).backward()
         assert torch.allclose(own, expected.weight - 0.1 * expected.weight.grad)
         assert not cd.is_initialized()
+
+
+def test_order(monkeypatch):
+    """Layers are split first, then each block is compiled, then the blocks and the model are sharded."""
+    calls = []
+
+    def record(owner, name, first):
+        call = getattr(owner, name)
+
+        def recorded(module, *arguments, **options):
+            calls.append((name, first(module)))
+            return None if name == "compile" else call(module, *arguments, **options)
+
+        monkeypatch.setattr(owner, name, recorded)
+
+    class Block(nn.Sequential):
+        pass
+
+    model = nn.Sequential(nn.Sequential(*[Block(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)]))
+    names = {module: name for name, module in model.named_modules()}
+    record(parallel, "parallelize_module", names.get)
+    record(nn.Module, "compile", names.get)
+    record(fsdp, "fully_shard", names.get)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        shard(
+            model,
+            (),
+            cd.FSDPSettings(),
+            torch.device("cpu"),
+            mesh=MeshSettings(shard=1, tp=1),
+            tensor_parallel=TensorParallelSettings(plan={"0.*.0": "colwise"}),
+            compile_config={},
+        )
+    finally:
+        torch.distributed.destroy_process_group()
+
+    assert calls == [
+        ("parallelize_module", ""),
+        ("compile", "0.0"),
+        ("compile", "0.1"),
+        ("fully_shard", "0.1"),
+        ("fully_shard", "0.0"),
+        ("fully_shard", ""),
+    ]
 
 
 class TestSettings:

@@ -1,6 +1,7 @@
 """Torchrun ends all processes when one fails, reports the failed one, and restarted runs end in the same weights.
 
-Each test starts processes of torchrun, and takes more than 5 seconds. With ``FAULTS=all`` in the environment 20 runs
+Each test starts processes of torchrun, and takes more than 5 seconds; with ``-s`` it prints how long it took from the
+failure to the end. With ``FAULTS=all`` in the environment 20 runs
 are restarted three times each, otherwise one.
 """
 
@@ -16,6 +17,13 @@ import torch
 SEEDS = range(20 if os.environ.get("FAULTS") == "all" else 1)
 DIST_TIMEOUT = 15.0
 LONGEST = 60.0  # about 5 seconds on a machine without other work
+
+
+def seconds_after_failure(ended, folder):
+    """Return, and print, how long after the failure all processes had ended."""
+    seconds = ended - float((folder / "failed").read_text())
+    print(f"all processes ended {seconds:.1f} seconds after the failure")
+    return seconds
 
 
 def run(environment, folder, how, *options, count=2, **variables):
@@ -43,7 +51,7 @@ class TestFailure:
         done, ended = run(environment, tmp_path, how, count=count)
 
         assert done.returncode == 1
-        assert ended - float((tmp_path / "failed").read_text()) < LONGEST
+        assert seconds_after_failure(ended, tmp_path) < LONGEST
         cause = done.stderr.partition("Root Cause (first observed failure):")[2]
         assert [line for line in summary if line not in cause] == []
 
@@ -52,7 +60,7 @@ class TestFailure:
         done, ended = run(environment, tmp_path, "hangs")
 
         assert done.returncode == 1
-        assert ended - float((tmp_path / "failed").read_text()) < DIST_TIMEOUT + LONGEST
+        assert seconds_after_failure(ended, tmp_path) < DIST_TIMEOUT + LONGEST
         assert "all 2 processes still run" in done.stderr.partition("Root Cause (first observed failure):")[2]
         _, _, stacks = done.stderr.partition("batch 1 did not end after a SIGTERM and the end of another process; the")
         assert "in batch_start" in stacks
@@ -74,7 +82,7 @@ class TestFailure:
 
         assert done.returncode == 1
         longest = LONGEST + (DIST_TIMEOUT if how == "hangs" else 0.0)
-        assert ended - float((tmp_path / "failed").read_text()) < longest
+        assert seconds_after_failure(ended, tmp_path) < longest
 
 
 @pytest.fixture(scope="module")

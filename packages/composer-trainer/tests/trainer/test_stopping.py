@@ -100,6 +100,20 @@ def test_batch_that_does_not_end(tmp_path):
     assert "in batch_start" in errors
 
 
+def test_a_batch_may_take_20_seconds(monkeypatch):
+    """It is ended after 20 seconds of its own time, before torchrun's and SLURM's 30 seconds are over."""
+    clock, ended, batches = iter(range(100)), [], iter([1, 1, 1, *[2] * 100])
+    signals = StopSignals(lambda: next(batches))
+    monkeypatch.setattr(stopping.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(signals._ended, "wait", lambda _: bool(ended))
+    monkeypatch.setattr(signals, "_abort", lambda reason: ended.append((next(clock) - 1, reason)))
+
+    signals._watch()
+
+    # Batch 2 is seen at 3 seconds.
+    assert ended == [(24, "batch 2 did not end within 20 seconds after a SIGTERM")]
+
+
 def test_loss_of_a_process_is_timed_from_when_it_is_seen(monkeypatch):
     """If another process ends long after the SIGTERM, the batch still has some time to fail by itself."""
     seen, ended = [], []

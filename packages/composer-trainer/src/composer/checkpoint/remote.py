@@ -225,11 +225,21 @@ class RemoteFolder:
         self._write(name, partial(self._put, f"{place}/{file}", pieces))
 
     def commit(self, name: str, place: str, manifest: Manifest) -> None:
-        """Upload the manifest, which makes the files a checkpoint.
+        """Upload the manifest, which makes the files a checkpoint, after checking that they are in the folder.
 
         Raises:
-            CheckpointSaveError: It could not be uploaded.
+            CheckpointSaveError: It could not be uploaded, or a file is missing or of another size.
         """
+        entries = self._write(name, lambda: self._list(place))
+        sizes = {_file_name(entry): int(entry["size"] or 0) for entry in entries if entry["type"] == "file"}
+        for file, record in sorted(manifest.files.items()):
+            if sizes.get(file) != record.size:
+                found = f"has {sizes[file]} bytes instead of {record.size}" if file in sizes else "is missing"
+                raise CheckpointSaveError(
+                    self.at(name),
+                    f"{file!r} {found} in the folder of the first process, though it has been written; the folder must "
+                    "be the same for all processes, which memory:// and folders of each host are not.",
+                )
         self.put(name, place, MANIFEST, [memoryview(manifest.to_bytes())])
 
     def abandon(self, place: str) -> None:

@@ -242,8 +242,12 @@ class CheckpointSaver(Callback):
             self._settle(self._saving.wait)
             return
         (_, path), self._together = self._together, None
-        with saving_together(path):
-            self._settle(self._saving.wait)
+        try:
+            with saving_together(path):
+                self._settle(self._saving.wait)
+        except BaseException:
+            self._last = None  # in all processes, or only some would take part in a repeated save
+            raise
 
     def _links(self, state: State) -> _Links:
         names = (self.latest_filename, self.best_filename)

@@ -136,14 +136,16 @@ class ShardedSnapshot:
             try:
                 answer = self._write_parts(folder, name, begun["place"], {})
             except Exception as error:
-                failed = _failed(rank, error)
-                self._put(f"written by {rank}", failed)
-                text = self.exchange.take(f"{self.number}: outcome for {rank}", until=0.0)
+                failed, text = _failed(rank, error), None
+                with contextlib.suppress(RuntimeError):  # the first process has ended: this error is the one to raise
+                    self._put(f"written by {rank}", failed)
+                    text = self.exchange.take(f"{self.number}: outcome for {rank}", until=0.0)
                 if text is None or json.loads(text) == failed:
                     raise
                 # The first process had failed before, and has deleted the place.
                 raise CheckpointSaveError(folder.at(name), json.loads(text)["error"]) from None
-            self._put(f"written by {rank}", answer)
+            with contextlib.suppress(RuntimeError):  # the first process has ended, as the next line finds as well
+                self._put(f"written by {rank}", answer)
             begun = self._answer(f"outcome for {rank}")
         if "error" in begun:
             raise CheckpointSaveError(folder.at(name), begun["error"])
