@@ -219,6 +219,7 @@ def _share(part: Any, records: list[dict[str, Any]], rank: int, world_size: int)
         if not all(key in record for record in records):
             continue
         values, default = [record[key] for record in records], part._defaults[key]  # noqa: SLF001
+        share: Any
         if isinstance(default, list):
             share = _share_of_list(reduce, values, rank, world_size)
         elif callable(reduce):
@@ -243,7 +244,7 @@ def _share_of_list(reduce: Any, values: list[list[Any]], rank: int, world_size: 
     elements = [one for value in values for one in value]
     if getattr(reduce, "__name__", "") == "dim_zero_cat":
         # An empty tensor, because torchmetrics gathers an empty list as floats of one dimension.
-        return elements if rank == 0 else [torch.atleast_1d(one)[:0] for one in elements[:1]]
+        return elements if rank == 0 else [one.reshape(-1, *one.shape[1:])[:0] for one in elements[:1]]
     count, rest = divmod(len(elements), world_size)
     return None if rest else elements[rank * count : (rank + 1) * count]  # torchmetrics gathers them one by one
 
@@ -252,7 +253,7 @@ def _share_of_tensor(reduce: Any, values: list[Tensor], default: Tensor, rank: i
     """Return a tensor in one process, such that ``reduce`` gives for all what it gave before; None if there is none."""
     try:
         # A single number may have got another shape with the first update.
-        *values, default = torch.broadcast_tensors(*values, default.to(values[0].device))
+        *values, default = torch.broadcast_tensors(*values, default.to(values[0].device))  # type: ignore[no-untyped-call]
         before = reduce(torch.stack(values))
         more = [default] * (world_size - 1)
         for shares in ([before, *more], [before] * world_size, [*values, *more][:world_size]):
