@@ -1,5 +1,6 @@
 """The hue that ColorJitter shifts in a pipeline."""
 
+import threading
 from math import tau
 
 import kornia.augmentation as ka
@@ -8,10 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kornia.enhance import adjust_hue
+from torch.autograd import forward_ad
 from torchvision.transforms.v2 import functional as tv
 
 from composer import functional as cf
-from composer.functional.augmentations.hue import shift_hue
+from composer.functional.augmentations.hue import _shift_or_adjust, shift_hue
+
+ROUNDING = {torch.float32: 4e-6, torch.float64: 1e-6}
+"""Angles of up to 20 radians lose digits in float32, which kornia computes in the dtype of the image."""
 
 
 def images(seed=3, levels=None, count=4):
@@ -37,7 +42,7 @@ class TestShiftHue:
 
         assert shifted.dtype is dtype
         assert torch.equal(batch, before)
-        torch.testing.assert_close(shifted, adjust_hue(batch, angle % tau), rtol=0, atol=4e-6)
+        torch.testing.assert_close(shifted, adjust_hue(batch, angle % tau), rtol=0, atol=ROUNDING[dtype])
 
     @pytest.mark.parametrize("turns", [-0.5, -0.1, 0.0, 0.05, 0.5])
     def test_equals_torchvision(self, turns):
@@ -45,6 +50,38 @@ class TestShiftHue:
         shifted = shift_hue(images(), torch.full((4,), turns * tau))
 
         torch.testing.assert_close(shifted, tv.adjust_hue(images(), turns), rtol=0, atol=2e-6)
+
+    @given(seed=st.integers(0, 99), angle=st.floats(-3.125, 3.125, width=32))
+    @settings(max_examples=40, deadline=None)
+    def test_rounding(self, seed, angle):
+        """Within a turn, float32 differs from kornia's by less than 2e-6."""
+        angles = torch.full((4,), angle)
+
+        torch.testing.assert_close(
+            shift_hue(images(seed), angles), adjust_hue(images(seed), angles % tau), rtol=0, atol=2e-6
+        )
+
+    @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own formulas, at first use
+    def test_forward_mode(self):
+        """It has derivatives in forward mode, which are those of kornia's function."""
+        batch, angles = images().double(), torch.full((4,), 0.3, dtype=torch.float64)
+        direction = images(4).double()
+
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(batch, direction)
+            found, expected = (forward_ad.unpack_dual(shift(dual, angles)).tangent for shift in (shift_hue, adjust_hue))
+
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+    def test_not_a_number(self):
+        """A pixel that is no number stays one, and changes no other."""
+        batch = images()
+        batch[0, 1, 2, 3] = torch.nan
+
+        shifted = shift_hue(batch, torch.full((4,), 0.3))
+
+        assert shifted[0, :, 2, 3].isnan().all()
+        assert shifted.isnan().sum() == 3
 
     def test_each_image_has_its_shift(self):
         """A part of the batch has the same bits as in the complete batch."""
@@ -89,6 +126,110 @@ class TestPipelines:
         with torch.no_grad():
             cf.augment_batch(batch, jitter)
         assert len(calls) == 1
+
+    def test_angle_with_gradient(self, calls):
+        """So are angles that require gradients."""
+        angle = torch.full((4,), 0.2, requires_grad=True)
+
+        _shift_or_adjust(images(), angle).sum().backward()
+
+        assert calls == []
+        assert angle.grad is not None
+
+    @pytest.mark.parametrize("angle", [0.3, torch.tensor([0.3])])
+    def test_angle_of_a_subclass(self, calls, angle):
+        """A number, which a subclass may pass, is shifted by kornia."""
+        assert torch.equal(_shift_or_adjust(images(count=1), angle), adjust_hue(images(count=1), angle)) or len(calls)
+
+    def test_other_dimensions(self, calls):
+        """Images with more dimensions than a batch are shifted by kornia."""
+        _shift_or_adjust(images()[None], torch.tensor([0.3]))
+
+        assert calls == []
+
+    def test_given_order(self, calls):
+        """With its argument order, kornia calls its own function directly."""
+        cf.augment_batch(images(), ka.ColorJitter(hue=0.1, order=[3]))
+
+        assert calls == []
+
+    def test_nested_calls(self, calls):
+        """A module that augments with the same jitter leaves it to the call around it."""
+        jitter = ka.ColorJitter(hue=0.1)
+
+        class Again(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.jitter = jitter
+
+            def forward(self, input):
+                return jitter(cf.augment_batch(input, jitter))
+
+        cf.augment_batch(images(), Again())
+
+        assert len(calls) == 2
+        assert jitter._hue_fn is adjust_hue
+
+    def test_several_threads(self, monkeypatch):
+        """A thread that ends does not change the function of one that goes on with the same module."""
+        jitter, entered, ended, used = ka.ColorJitter(hue=0.1), threading.Event(), threading.Event(), []
+        draws = cf.draw_augmentation(jitter, images().shape)
+
+        def wait(module, *_):
+            entered.set()
+            assert ended.wait(20)
+            used.append(module._hue_fn)
+
+        hook = jitter.register_forward_pre_hook(wait)
+        thread = threading.Thread(target=lambda: cf.augment_batch(images(), jitter, params=draws))
+        thread.start()
+        assert entered.wait(20)
+        hook.remove()
+        cf.augment_batch(images(), jitter, params=draws)
+        ended.set()
+        thread.join()
+
+        assert used == [_shift_or_adjust]
+        assert jitter._hue_fn is adjust_hue
+
+    def test_module_without_the_attribute(self, calls):
+        """A release of kornia that calls its function otherwise keeps it."""
+        jitter = ka.ColorJitter(hue=0.1)
+        vars(jitter)["_shift"] = vars(jitter).pop("_hue_fn")
+        jitter.apply_transform = lambda image, params, *_, **__: jitter._shift(image, params["hue_factor"] * tau)
+
+        assert not torch.equal(cf.augment_batch(images(), jitter), images())
+        assert calls == []
+
+    @pytest.mark.parametrize("container", [ka.AugmentationSequential, ka.ImageSequential, ka.PatchSequential])
+    def test_containers_equal_kornia(self, calls, container):
+        """In a container, the result is kornia's under the same seed, up to rounding."""
+        options = {"grid_size": (2, 2), "patchwise_apply": False} if container is ka.PatchSequential else {}
+        augmentation, batch = container(ka.ColorJitter(0.1, 0.1, 0.1, 0.1), **options), torch.rand(4, 3, 8, 8)
+        draws = cf.draw_augmentation(augmentation, batch.shape)
+
+        found = cf.augment_batch(batch, augmentation, params=draws)
+
+        torch.manual_seed(draws.seed)
+        torch.testing.assert_close(found, augmentation(batch), rtol=0, atol=4e-6)
+        assert calls
+
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float64])
+    def test_dtypes_and_memory_formats(self, calls, dtype):
+        """A jitter keeps both."""
+        batch = (images() * (255 if dtype is torch.uint8 else 1)).to(dtype).to(memory_format=torch.channels_last)
+
+        augmented = cf.augment_batch(batch, ka.ColorJitter(hue=0.1))
+
+        assert augmented.dtype is dtype
+        assert augmented.is_contiguous(memory_format=torch.channels_last)
+        assert calls
+
+    def test_modules_are_not_searched_without_hue(self, monkeypatch):
+        """Walking through the modules of a policy takes longer than the rest of augment_batch."""
+        monkeypatch.setattr(torch.nn.Module, "modules", lambda _: pytest.fail("searched"))
+
+        cf.augment_batch(images(), ka.RandomHorizontalFlip())
 
     def test_other_functions_are_kept(self, calls):
         """A module whose function was replaced, as by compile(), keeps it."""

@@ -584,6 +584,24 @@ class TestBadInput:
                 "RandomElasticTransform cannot move boxes",
             ),
             (
+                {"augmentation": ka.RandomMixUpV2(), "masks": torch.zeros(4, 8, 8)},
+                ValueError,
+                "RandomMixUpV2 cannot move masks",
+            ),
+            (
+                {"augmentation": ka.AugmentationSequential(nn.Flatten(0, 1)), "masks": torch.zeros(4, 8, 8)},
+                TypeError,
+                "got Flatten, which can be applied to images alone",
+            ),
+            (
+                {
+                    "augmentation": ka.AugmentationSequential(ka.ImageSequential(kornia.geometry.Hflip())),
+                    "boxes": torch.zeros(4, 1, 4),
+                },
+                TypeError,
+                "got Hflip, which can be applied to images alone",
+            ),
+            (
                 {"augmentation": ka.AugmentationSequential(ka.RandomMixUpV2()), "masks": torch.zeros(4, 8, 8)},
                 ValueError,
                 "RandomMixUpV2 cannot move masks",
@@ -597,10 +615,19 @@ class TestBadInput:
         with pytest.raises(error, match=text):
             cf.augment_batch(**arguments)
 
-    def test_cuda_generator_raises(self):
-        """A generator must be on the CPU, so that nothing synchronizes."""
+    def test_number_as_generator_raises(self):
+        """A seed is no generator."""
         with pytest.raises(TypeError, match="generator"):
             cf.draw_augmentation(ka.RandomHorizontalFlip(), (4, 3, 8, 8), generator=17)
+
+    def test_generator_of_another_device_raises(self, monkeypatch):
+        """A generator must be on the CPU, so that nothing synchronizes."""
+
+        class OnGPU(torch.Generator):
+            device = torch.device("cuda")
+
+        with pytest.raises(ValueError, match="generator must be"):
+            cf.draw_augmentation(ka.RandomHorizontalFlip(), (4, 3, 8, 8), generator=OnGPU())
 
     def test_kornia_is_missing(self, monkeypatch):
         """Without kornia the error names it and how to install it."""
@@ -616,3 +643,31 @@ class TestBadInput:
 
         with pytest.raises(ImportError, match=rf"needs kornia 0\.9 or later, got {version}"):
             cf.augment_batch(torch.zeros(4, 3, 8, 8), ka.RandomHorizontalFlip())
+
+
+@pytest.mark.gpu
+class TestGPU:
+    """Images on a GPU."""
+
+    @pytest.mark.parametrize("device", ["cpu", "cuda"])
+    @pytest.mark.parametrize("as_list", [True, False])
+    def test_annotations_keep_their_device(self, device, as_list):
+        """Boxes and keypoints are returned on the device they came from, with the values of a CPU."""
+        images, flip = torch.rand(2, 3, 8, 8), ka.RandomHorizontalFlip(p=1.0)
+        given = [torch.tensor([[1.0, 2.0, 4.0, 6.0]]), torch.tensor([[0.0, 0.0, 8.0, 8.0]])]
+        boxes = [one.to(device) for one in given] if as_list else torch.stack(given).to(device)
+
+        on_gpu = cf.augment_batch(images.cuda(), flip, boxes=boxes, keypoints=torch.zeros(2, 1, 2, device=device))
+        on_cpu = cf.augment_batch(images, flip, boxes=given, keypoints=torch.zeros(2, 1, 2))
+
+        assert on_gpu.input.is_cuda
+        assert on_gpu.keypoints.device.type == device
+        for found, expected in zip(on_gpu.boxes, on_cpu.boxes, strict=True):
+            assert found.device.type == device
+            torch.testing.assert_close(found.cpu(), expected)
+
+    def test_jitter(self):
+        """Kornia's own hue is used, and the device is kept."""
+        augmented = cf.augment_batch(torch.rand(2, 3, 8, 8, device="cuda"), ka.ColorJitter(hue=0.1))
+
+        assert augmented.is_cuda

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from contextlib import contextmanager
 from math import tau
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -44,31 +46,58 @@ def shift_hue(image: Tensor, angle: Tensor) -> Tensor:
     hue.div_(chroma.clamp(min=torch.finfo(image.dtype).tiny)).div_(6).add_((angle / tau).frac().view(-1, 1, 1))
     weight = hue[:, None] + image.new_tensor(_OFFSETS).view(3, 1, 1)
     weight.frac_().sub_(0.5).abs_().mul_(-6).add_(2).clamp_(0, 1).mul_(chroma[:, None])
-    return torch.sub(value[:, None], weight, out=weight)
+    return weight.neg_().add_(value[:, None])
 
 
 @contextmanager
-def with_faster_hue(augmentation: nn.Module) -> Iterator[None]:
+def with_faster_hue(augmentation: nn.Module, params: Any) -> Iterator[None]:
     """Let the ``ColorJitter`` modules of kornia in an augmentation use :func:`shift_hue`.
 
-    It is used for RGB images on a CPU without gradients. Compiled modules keep their own function.
+    It is used for RGB images on a CPU without gradients. Compiled modules keep their own function. Several threads may
+    use the same modules.
+
+    Args:
+        augmentation: The augmentation.
+        params: The parameters that it drew. Its modules are searched only if there is a hue among them.
     """
-    jitters = [module for module in augmentation.modules() if hasattr(module, _HUE)]
-    if not jitters:
+    if not _may_have_hue(params):
         yield
         return
     from kornia.enhance import adjust_hue  # noqa: PLC0415  (kornia is imported at first use)
 
-    def either(image: Tensor, angle: Tensor) -> Tensor:
-        usable = image.device.type == "cpu" and image.ndim == 4 and image.shape[1] == 3
-        usable = usable and not (torch.is_grad_enabled() and (image.requires_grad or angle.requires_grad))
-        return (shift_hue if usable else adjust_hue)(image, angle)
-
-    jitters = [module for module in jitters if getattr(module, _HUE) is adjust_hue]
-    try:
+    own = (adjust_hue, _shift_or_adjust)  # the second one while another thread is here
+    jitters = [module for module in augmentation.modules() if module.__dict__.get(_HUE) in own]
+    with _changing:
         for module in jitters:
-            setattr(module, _HUE, either)
+            _num_users[module] += 1
+            setattr(module, _HUE, _shift_or_adjust)
+    try:
         yield
     finally:
-        for module in jitters:
-            setattr(module, _HUE, adjust_hue)
+        with _changing:
+            for module in jitters:
+                _num_users[module] -= 1
+                if not _num_users[module]:
+                    del _num_users[module]
+                    setattr(module, _HUE, adjust_hue)
+
+
+_num_users: Counter[nn.Module] = Counter()
+_changing = threading.Lock()
+
+
+def _may_have_hue(params: Any) -> bool:
+    if isinstance(params, list):  # of a container
+        return any(_may_have_hue(getattr(item, "data", None)) for item in params)
+    return params is None or "hue_factor" in params  # None for modules that are not kornia's, and for patches
+
+
+def _shift_or_adjust(image: Tensor, angle: Any) -> Tensor:
+    """Shift the hue by :func:`shift_hue` if it can, else by kornia's function."""
+    usable = image.device.type == "cpu" and image.ndim == 4 and image.shape[1] == 3 and isinstance(angle, Tensor)
+    if usable and not (torch.is_grad_enabled() and (image.requires_grad or angle.requires_grad)):
+        return shift_hue(image, angle)
+    from kornia.enhance import adjust_hue  # noqa: PLC0415  (kornia is imported at first use)
+
+    adjusted: Tensor = adjust_hue(image, angle)
+    return adjusted

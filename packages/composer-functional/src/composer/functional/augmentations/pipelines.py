@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,12 +49,16 @@ size, or call functions of torch whose rounding may depend on the batch size.
 """
 
 
+_IN_PLACE = ("kornia.augmentation.", "kornia.color.", "kornia.enhance.", "kornia.filters.")
+"""Packages of kornia whose modules move masks and points with the images, or leave all of them in their place."""
+
+
 class AugmentationDraws(NamedTuple):
     """What an augmentation drew for one batch; :func:`draw_augmentation` makes it.
 
     Attributes:
-        seed: The seed of the draws. ``torch.manual_seed(seed)`` followed by kornia's own call gives the same result, a
-            ``ColorJitter`` on a CPU up to rounding.
+        seed: The seed of the draws. ``torch.manual_seed(seed)`` and then kornia's own call give the same result, with
+            the hue of a ``ColorJitter`` on a CPU up to rounding; see :func:`augment_batch`.
         params: The parameters that kornia drew; ``None`` for modules that draw only while they are applied.
         rng_state: The state of the CPU's generator after these draws, for those that are made while it is applied.
 
@@ -164,15 +168,17 @@ def augment_batch(
         ValueError: Masks, boxes or keypoints do not fit the batch, the augmentation cannot move them, or it returns
             another number of samples.
 
-    On a CPU, ``ColorJitter`` shifts the hue of RGB images that need no gradients by a function of this package, which
-    takes a quarter of the time and differs from kornia's by less than 2e-6.
+    On a CPU, ``ColorJitter`` without ``order`` shifts the hue of RGB images that need no gradients by a function of
+    this package, which takes a quarter of the time and differs from kornia's by less than 2e-6 for values in
+    ``[0, 1]``. Later operations may amplify that, and those with thresholds, such as ``RandomPosterize``, may move a
+    value to the next step.
 
     On a CPU, images of 8 MiB or more in float32 are augmented in parts, which is faster, with the same result, if all
     augmentations are of those that process each image alone. What kornia's modules record, such as
     ``transform_matrix``, is then that of the last part.
 
-    Boxes of a list are dropped by a comparison that waits for the device they are on: keep them on the CPU, as data
-    loaders return them, where that matters.
+    Boxes and keypoints are returned on the device that they came from. If that is the CPU and the images are on a GPU,
+    this waits for the GPU, and so does dropping boxes of a list on a GPU.
 
     Example:
         >>> import kornia.augmentation as K
@@ -223,7 +229,8 @@ def augment_batch(
         assert points is not None
         num_corners = all_boxes.padded.shape[1] * 4
         corners, points = points[:, :num_corners].view(count, -1, 4, 2), points[:, num_corners:]
-        clipped, visible = clip(from_corners(corners), 0, 0, width, height)
+        xyxy = from_corners(corners).to(all_boxes.padded.device)
+        clipped, visible = clip(xyxy, 0, 0, width, height)
         keep = None if all_boxes.lengths is None else to_keep(visible, min_visible) & all_boxes.present()
         result = result._replace(
             boxes=all_boxes.restore_boxes(clipped, keep, box_format, (height, width)),
@@ -241,7 +248,7 @@ def _apply(augmentation: nn.Module, draws: AugmentationDraws, items: dict[str, T
     with (
         _preserved_rng(input.device),
         torch.autocast(input.device.type, enabled=False),
-        with_faster_hue(augmentation),
+        with_faster_hue(augmentation, draws.params) if input.device.type == "cpu" else nullcontext(),
     ):
         torch.default_generator.set_state(draws.rng_state)
         if input.is_cuda:
@@ -356,11 +363,6 @@ def _check_movable(augmentation: nn.Module, *, points: bool) -> None:
     from kornia.augmentation.base import _AugmentationBase  # noqa: PLC0415
     from kornia.augmentation.container.base import SequentialBase  # noqa: PLC0415
 
-    if not isinstance(augmentation, (_AugmentationBase, SequentialBase)):
-        raise TypeError(
-            "augmentation must be one of kornia's to move masks, boxes or keypoints, "
-            f"got {type(augmentation).__name__}, which can be applied to images alone."
-        )
     no_points = (ka.RandomElasticTransform, ka.RandomThinPlateSpline, ka.RandomFisheye)
     no_masks = (ka.RandomThinPlateSpline, ka.RandomFisheye, ka.MixAugmentationBaseV2, ka.AugmentationBase3D)
     for module in augmentation.modules():
@@ -368,6 +370,17 @@ def _check_movable(augmentation: nn.Module, *, points: bool) -> None:
             raise ValueError(
                 f"{type(module).__name__} cannot move {'boxes and keypoints' if points else 'masks'} with the images. "
                 "Leave it out, or apply it to images alone."
+            )
+    containers = [module for module in augmentation.modules() if isinstance(module, SequentialBase)]
+    inner = [child for container in containers for child in container.children() if type(child) is not nn.Identity]
+    for module in (augmentation, *inner):
+        known = isinstance(module, (_AugmentationBase, SequentialBase)) or (
+            module is not augmentation and type(module).__module__.startswith(_IN_PLACE)
+        )
+        if not known:
+            raise TypeError(
+                "augmentation must be one of kornia's to move masks, boxes or keypoints, "
+                f"got {type(module).__name__}, which can be applied to images alone."
             )
 
 
