@@ -1,6 +1,7 @@
 """Augment: augmentations of kornia on the batches of a training."""
 
 import kornia.augmentation as ka
+import kornia.augmentation.auto as kauto
 import pytest
 import torch
 
@@ -110,6 +111,38 @@ def test_changed_pipeline_is_reported_on_resume():
     assert len(warned) == len(changed) == 1
     assert "degrees=30.0" in changed[0]
     assert "degrees=10.0" in changed[0]
+
+
+FLIP = ka.RandomHorizontalFlip
+
+
+@pytest.mark.parametrize(
+    ("make", "before", "now"),
+    [
+        (lambda n: kauto.RandAugment(n, 10), 2, 3),
+        (lambda m: kauto.RandAugment(2, m), 10, 25),
+        (lambda count: ka.ImageSequential(FLIP(), FLIP(), random_apply=count), 1, 2),
+        (lambda count: ka.AugmentationSequential(FLIP(), FLIP(), random_apply=count), 1, 2),
+        (lambda weight: ka.ImageSequential(FLIP(), random_apply=1, random_apply_weights=[weight]), 0.5, 0.25),
+        (lambda size: ka.PatchSequential(FLIP(), grid_size=(size, size), patchwise_apply=False), 2, 4),
+        (lambda layout: ka.VideoSequential(FLIP(), data_format=layout), "BTCHW", "BCTHW"),
+        (lambda same: ka.VideoSequential(FLIP(), same_on_frame=same), True, False),
+        (lambda value: ka.RandomChannelDropout(fill_value=value), 0.5, 0.25),
+        (lambda mode: ka.RandomPlanckianJitter(mode=mode), "blackbody", "CIED"),
+    ],
+)
+def test_what_modules_do_not_print_is_compared(make, before, now):
+    """Arguments that kornia's modules hold and do not print are described, too; equal ones are equal."""
+    saved, same, other = (settings_of(make(value)) for value in (before, before, now))
+
+    assert saved == same
+    assert saved != other
+
+
+def settings_of(augmentation):
+    state = State(model=None)
+    Engine(state, algorithms=Augment(augmentation))
+    return state.state_dict()["algorithms"]
 
 
 @pytest.mark.parametrize(

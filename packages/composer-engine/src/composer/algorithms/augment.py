@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import re
+from enum import Enum
+from typing import Any, ClassVar
 
 import attrs
-from torch import nn
+from torch import Tensor, nn
 
 from composer import functional as cf
 from composer.algorithms._annotations import annotated_images, check_keys, set_annotated_images
@@ -14,9 +16,45 @@ from composer.core.checks import number_between, one_of
 
 __all__ = ["Augment"]
 
+_FEW = 100
+"""The most elements of a tensor that is described by them, such as weights of random choices."""
+
 
 def _in_one_line(module: nn.Module) -> str:
     return " ".join(repr(module).split())
+
+
+def _described(module: nn.Module) -> str:
+    """Return a module as it prints itself, followed by the plain attributes that it and its modules do not print."""
+    held = {path or type(each).__name__: _unprinted(each) for path, each in module.named_modules()}
+    more = "; ".join(f"{path}: {', '.join(texts)}" for path, texts in held.items() if texts)
+    return f"{_in_one_line(module)} with {more}" if more else _in_one_line(module)
+
+
+def _unprinted(module: nn.Module) -> list[str]:
+    printed = f"{module!r} training="  # the mode is no setting
+    held = {
+        name: _plain(value) for name, value in {**vars(module), **dict(module.named_buffers(recurse=False))}.items()
+    }
+    return [
+        f"{name}={value}"
+        for name, value in held.items()
+        if value not in (None, {}) and not name.startswith("_") and not re.search(rf"\b{name}=", printed)
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """Return a number, a text, or a collection of them, enums as their names; None for anything else."""
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, Tensor):
+        return value.tolist() if value.numel() <= _FEW else None
+    if isinstance(value, (list, tuple)):
+        items = [_plain(one) for one in value]
+        return None if None in items else items
+    if isinstance(value, dict):
+        return {_plain(name): _plain(one) for name, one in value.items()}
+    return value if isinstance(value, (bool, int, float, str)) else None
 
 
 def _names(module: nn.Module) -> str:
@@ -52,7 +90,7 @@ class Augment(Algorithm):
         0.5
     """
 
-    augmentation: nn.Module = attrs.field(repr=_in_one_line, metadata={"describe": _in_one_line, "explain": _names})
+    augmentation: nn.Module = attrs.field(repr=_in_one_line, metadata={"describe": _described, "explain": _names})
     input_key: BatchKey = 0
     mask_key: BatchKey | None = None
     boxes_key: BatchKey | None = None
