@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 import warnings
+from collections import OrderedDict
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 from torch.utils.data import DataLoader, TensorDataset
 
-from composer import Trainer, distributed
+from composer import Callback, Trainer, distributed
 from composer.algorithms import EMA, SAM, SWA, LayerFreezing
 from composer.callbacks import CheckpointSaver
 from composer.checkpoint import (
@@ -40,6 +41,7 @@ from composer.checkpoint import (
     sharded,
     verify_checkpoint,
 )
+from composer.checkpoint.finding import agreed_path
 from composer.checkpoint.local import LocalFolder
 from composer.checkpoint.remote import RemoteFolder
 from composer.core import Engine, Event, State, Timestamp
@@ -505,6 +507,84 @@ def meta(world_size, folder):
     return found
 
 
+class Holder(Callback):
+    """Holds a tensor that is no DTensor, under the name and with the shape of a weight."""
+
+    def __init__(self):
+        self.held = {"even.weight": torch.zeros(12, 8)}
+
+    def state_dict(self):
+        return {"best": self.held}
+
+    def load_state_dict(self, state):
+        self.held = state["best"]
+
+
+class Factored(torch.optim.Optimizer):
+    """Divides gradients by the root of a mean square of each row, as optimizers with factored moments do."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            square = parameter.grad.square()
+            mean = square.mean(dim=-1) if parameter.ndim > 1 else square
+            moment = self.state[parameter].setdefault("moment", torch.zeros_like(mean))
+            moment.mul_(0.9).add_(mean, alpha=0.1)
+            root = moment.sqrt().add(1e-3)
+            parameter.sub_(parameter.grad / (root.unsqueeze(-1) if parameter.ndim > 1 else root), alpha=0.1)
+
+
+def make_factored(*, is_sharded=True):
+    """Return a run with such an optimizer, and weights that torch's operations on DTensors support in each mesh."""
+    torch.manual_seed(0)
+    model = nn.Sequential(OrderedDict(even=nn.Linear(8, 12)))
+    optimizer = Factored(model.parameters())
+    state = State(model, optimizers=optimizer, callbacks=Holder(), rank=distributed.get_global_rank())
+    if is_sharded:
+        distributed.Parallelism({"fsdp": {}}).prepare(state)
+    return state
+
+
+def step(state, count):
+    """Take steps with gradients that depend on the weights, and return the digests of the run."""
+    for _ in range(count):
+        for parameter in state.model.parameters():
+            parameter.grad = parameter.detach() * 2 + 1
+        state.optimizers[0].step()
+    return digests(state)
+
+
+def kinds(world_size, folder):
+    """Load what has another shape than its weight, or was not sharded, and from two paths; return what differs."""
+    state = make_factored()
+    step(state, 2)
+    if world_size == 2:
+        save_checkpoint(state, f"{folder}/factored")
+        expected = step(state, 2)
+        if distributed.get_global_rank() == 0:
+            Path(folder, "factored.json").write_text(json.dumps(expected))
+        distributed.barrier()
+    later, before = make_factored(), make_factored(is_sharded=False)
+    load_checkpoint(f"{folder}/factored", later)
+    load_checkpoint(f"{folder}/factored", before)
+    distributed.Parallelism({"fsdp": {}}).prepare(before)
+    expected = json.loads(Path(folder, "factored.json").read_text())
+    found = {
+        "held": type(later.callbacks[0].held["even.weight"]).__name__,
+        "later": [name for name, digest in step(later, 2).items() if digest != expected[name]],
+        "before": [name for name, digest in step(before, 2).items() if digest != expected[name]],
+    }
+    state, ema = make_state(str(world_size), factor=5)
+    place = "checkpoints/2" if distributed.get_global_rank() == 0 else "other"
+    load_checkpoint(f"{folder}/{place}", state)  # as a link that changes between the reads of two processes
+    asked = []
+    agreed_path(lambda: asked.append(1) or f"{folder}/other", "save_folder")
+    return {**found, "paths": differences(state, ema, 3), "asked": len(asked)}
+
+
 def save_plain(folder):
     """Save the same run without sharding, and merge the parts of a sharded one."""
     state = make_plain(factor=3)
@@ -565,6 +645,8 @@ def main(folder):
     in_group(2, folder, background)
     in_group(2, folder, late)
     in_group(2, folder, remote)
+    for world_size in (2, 4):
+        in_group(world_size, folder, kinds)
     in_group(2, folder, trained)
     for world_size in (1, 2, 4):
         in_group(world_size, folder, others)

@@ -176,6 +176,26 @@ class TestOtherState:
         assert found == [saved] * int(mesh)
 
 
+class TestKinds:
+    @pytest.mark.parametrize("moment", ["later", "before"])
+    def test_other_shapes(self, folder, moment):
+        """An optimizer whose state has another shape than its weight trains on with equal bits, on any mesh.
+
+        The checkpoint is loaded before the model is sharded, as by the Trainer, or later.
+        """
+        assert [result[moment] for result in results(folder, "kinds-")] == [[]] * 6
+
+    def test_no_dtensor(self, folder):
+        """A tensor that was not sharded is not sharded, even if it has the name and the shape of a weight."""
+        assert [result["held"] for result in results(folder, "kinds-")] == ["Tensor"] * 6
+
+    def test_one_checkpoint(self, folder):
+        """All processes load the checkpoint that the first one finds, and only that one searches."""
+        found = results(folder, "kinds-")
+        assert [result["paths"] for result in found] == [[]] * 6
+        assert [result["asked"] for result in found] == [1, 0, 1, 0, 0, 0]
+
+
 class TestMeta:
     def test_initial_weights(self, folder):
         """A model on the meta device has equal initial weights and buffers in any number of processes."""
@@ -303,7 +323,7 @@ def read_part(part, layout, records, contents):
 
 def described_as(parts, shape, dtype="int64"):
     """Return what each process with one of these parts describes."""
-    return [{"model.safetensors": {"weight": ((dtype, shape, None), part)}} for part in parts]
+    return [{"model.safetensors": {"weight": ((dtype, shape, None, (0,)), part)}} for part in parts]
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -392,7 +412,7 @@ class TestPlans:
 
     def test_replicas_are_balanced(self):
         """Of eight equal tensors in four replicas, each process writes two."""
-        look = ("float32", (4,), None)
+        look = ("float32", (4,), None, None)
         one = {"model.safetensors": {f"w{place}": (look, ((0,), (4,))) for place in range(8)}}
         _, writes = plan_parts([one] * 4)
         assert [len(names) for files in writes for names in files.values()] == [2, 2, 2, 2]
@@ -461,6 +481,9 @@ class TestLayout:
             ({"dtype": "float33"}, "no dtype 'float33'"),
             ({"dtype": ["float32"]}, "no dtype"),
             ({"strides": [1]}, "strides"),
+            ({"is_plain": 1.5}, "is_plain"),
+            ({"placements": [1]}, "placements"),
+            ({"placements": "0"}, "placements"),
             ({"other": 1}, "other"),
         ],
     )

@@ -29,7 +29,7 @@ class Group:
         """Return what the processes write."""
         self.saves += 1
         halves = [((4 * rank,), (4,)) for rank in range(2)]
-        described = [{"model.safetensors": {"w": (("float32", (8,), None), half)}} for half in halves]
+        described = [{"model.safetensors": {"w": (("float32", (8,), None, (0,)), half)}} for half in halves]
         layout, writes = plan_parts(described)
         manifest = Manifest(files={}, timestamp=Timestamp(batch=batch))
         snapshots = []

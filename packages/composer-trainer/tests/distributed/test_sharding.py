@@ -256,6 +256,48 @@ class TestMeta:
 
         assert torch.equal(torch.rand(3), expected)
 
+    @pytest.mark.parametrize(
+        ("name", "add"),
+        [
+            ("gain", lambda module: setattr(module, "gain", nn.Parameter(torch.ones(4)))),
+            ("scale", lambda module: module.register_buffer("scale", torch.ones(4))),
+            ("steps", lambda module: module.register_buffer("steps", torch.zeros((), dtype=torch.int64))),
+            ("mask", lambda module: module.register_buffer("mask", torch.ones(4, dtype=torch.bool))),
+        ],
+    )
+    def test_a_tensor_that_is_not_initialized(self, name, add):
+        """A tensor that an inherited reset_parameters() does not set is named, instead of having any values."""
+
+        class Extended(nn.Linear):
+            def __init__(self):
+                super().__init__(4, 4)
+                add(self)
+
+        with pytest.raises(TypeError, match=rf"its module 'a' \(Extended\) does not set {name}\. Extend the method"):
+            on_meta(lambda: named(a=Extended(), b=nn.Linear(4, 4)))
+
+    def test_tensors_of_any_dtype(self):
+        """Numbers and booleans that the method sets have its values."""
+
+        class Counter(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("steps", torch.empty((), dtype=torch.int64))
+                self.register_buffer("mask", torch.empty(3, dtype=torch.bool))
+                self.register_buffer("phases", torch.empty(3, dtype=torch.complex64))
+                self.reset_parameters()
+
+            def reset_parameters(self):
+                self.steps.zero_()
+                self.mask.copy_(torch.rand(3) < 2)
+                self.phases.fill_(1j)
+
+        weights = on_meta(lambda: named(a=Counter(), b=nn.Linear(4, 4)))
+
+        assert weights["a.steps"] == 0
+        assert weights["a.mask"].all()
+        assert (weights["a.phases"] == 1j).all()
+
     def test_a_module_that_cannot_be_initialized(self):
         """A module with weights that has no reset_parameters() is named."""
 

@@ -422,12 +422,17 @@ def agreed_path(
     """
     if get_world_size() == 1:
         return find()
+    own = None
     with failing_together("Looking for a checkpoint"):
-        own = find()
-        if own is not None and get_global_rank() == 0 and not is_weights_file(own):
+        if get_global_rank() == 0:  # it reads whole checkpoints, of which the others load only their parts
+            own = find()
+        if own is not None and not is_weights_file(own):
             opened, name = locate(own, folder)  # a link may change before another process follows it
             own = opened.at(name)
     chosen = from_rank_zero(own)
+    if chosen is None:
+        with failing_together("Looking for a checkpoint"):
+            own = find()
     digest, problem = (None, own) if chosen is None else _manifest_digest(chosen)
     seen = all_gather_object((digest, problem, socket.gethostname()))
     for rank, (other, problem, host) in enumerate(seen):

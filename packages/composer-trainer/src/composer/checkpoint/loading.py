@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import warnings
@@ -15,10 +16,10 @@ from torch.utils._pytree import tree_leaves
 
 from composer.checkpoint.composer_files import ComposerFile, own_names
 from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError
-from composer.checkpoint.finding import OpenCheckpoint, is_remote, is_weights_file, open_checkpoint
+from composer.checkpoint.finding import OpenCheckpoint, agreed_path, is_remote, is_weights_file, open_checkpoint
 from composer.checkpoint.manifest import EXTRA, MODEL, OPTIMIZERS, STATE
 from composer.checkpoint.saving import IgnoreKeys, environment, ignored_keys, module_classes, refuse_fsdp1
-from composer.checkpoint.sharded import is_dtensor
+from composer.checkpoint.sharded import is_dtensor, like_weight
 from composer.checkpoint.tensor_file import read_tensors
 from composer.checkpoint.torch_files import read_torch_file, weights_in
 from composer.core import LoadReport, State, StateMismatchError, join_tensors, saved_state
@@ -29,7 +30,6 @@ from composer.distributed.collectives import failing_together
 from composer.distributed.sharding import is_sharded
 
 if TYPE_CHECKING:
-    import os
     from contextlib import AbstractContextManager
 
     from torch import Tensor
@@ -137,6 +137,8 @@ def load_checkpoint(
         "check_extra": check_extra,
     }
     is_shared = is_sharded(state.model)
+    if is_shared:  # a link may change, or a file system be behind, between the reads of two processes
+        path = agreed_path(lambda: os.fspath(path), "path", folder=folder) or path
     with loading_together(path) if is_shared else nullcontext():
         load = check_checkpoint(path, state, **how)
     with failing_together("Loading a checkpoint") if is_shared else nullcontext():
@@ -386,7 +388,10 @@ def _sharded_ones(opened: OpenCheckpoint, state: State, data: dict[str, Any]) ->
     """Return, for each kind of file and by the names of its tensors, the sharded weights that they belong to.
 
     A tensor belongs to a weight if it has its name, or is anywhere under its name in the saved data (as the state of an
-    optimizer, and averages), and has its shape. Nothing else is sharded.
+    optimizer, and averages), and was sharded. It is sharded like the weight if it has its shape, and else as it was.
+
+    Raises:
+        CheckpointError: A tensor of another shape was sharded over a mesh of other dimensions.
     """
     if opened.layout is None or not is_sharded(state.model):
         return {}
@@ -405,14 +410,24 @@ def _sharded_ones(opened: OpenCheckpoint, state: State, data: dict[str, Any]) ->
 
     find({name: part for name, part in data.items() if name != "model"}, None, 0)
     shapes = {name: [*weight.shape] for name, weight in own.items()}
-    return {
-        kind: {
-            name: own[weight_of[name]]
-            for name, one in tensors.items()
-            if name in weight_of and one.shape == shapes[weight_of[name]]
-        }
-        for kind, tensors in opened.layout.tensors.items()
-    }
+    likes: dict[str, dict[str, Tensor]] = {}
+    for kind, tensors in opened.layout.tensors.items():
+        likes[kind] = {}
+        for name, one in tensors.items():
+            if name not in weight_of or one.is_plain:
+                continue
+            weight: Any = own[weight_of[name]]
+            if one.shape == shapes[weight_of[name]]:
+                likes[kind][name] = weight
+            elif one.placements is not None:
+                if len(one.placements) != weight.device_mesh.ndim:
+                    raise CheckpointError(
+                        opened.path,
+                        f"cannot be loaded with this mesh: {name!r} has another shape than its weight, and was sharded "
+                        f"over a mesh of {len(one.placements)} dimensions instead of {weight.device_mesh.ndim}.",
+                    )
+                likes[kind][name] = like_weight(weight, one.shape, one.placements)
+    return likes
 
 
 def _is_reference(value: Any) -> bool:

@@ -14,7 +14,7 @@ import torch
 import xxhash
 
 from composer.checkpoint.errors import CheckpointError
-from composer.checkpoint.manifest import BLOCK_BYTES, LAYOUT, read_json
+from composer.checkpoint.manifest import BLOCK_BYTES, LAYOUT, MODEL, read_json
 from composer.checkpoint.tensor_file import DTYPES, bytes_of, is_dense, new_tensors, pack_tensors
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from composer.checkpoint.manifest import Manifest
     from composer.checkpoint.tensor_file import CopyMemory, PackedTensors
 
-__all__ = ["Layout", "PartFile", "TensorLayout", "own_parts", "pack_parts", "plan_parts", "read_parts"]
+__all__ = ["Layout", "PartFile", "TensorLayout", "like_weight", "own_parts", "pack_parts", "plan_parts", "read_parts"]
 
 _SHARDING = "DCP_SHARDING_INFO"
 """The key of a part file's metadata from which PyTorch's ``HuggingFaceStorageReader`` takes the offsets."""
@@ -36,8 +36,8 @@ _DIGITS = 32
 Part: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 """The offset and shape of a process's part of a tensor."""
 
-Look: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...] | None]
-"""The dtype, shape and strides (None if contiguous) of a tensor."""
+Look: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...] | None, tuple[int, ...] | None]
+"""The dtype, shape and strides (None if contiguous) of a tensor, and the placements of a DTensor."""
 
 Described: TypeAlias = dict[str, dict[str, tuple[Look, Part]]]
 """For each kind of file, by name: the look and the part of each tensor that a process has."""
@@ -57,6 +57,9 @@ class TensorLayout:
         files: For each cell in row-major order, the index of its file in :attr:`Layout.files`.
         positions: For each cell its first byte, counted from the end of the file's header.
         strides: The strides of a tensor in one part, if it is dense and not contiguous.
+        is_plain: True if it was no DTensor; else, and in checkpoints of earlier releases, None.
+        placements: Of a DTensor that is no weight, for each dimension of the mesh the dimension over which it was
+            sharded, and -1 if it was replicated.
 
     Raises:
         ValueError: The values do not describe a tensor and a grid that fills it.
@@ -68,8 +71,15 @@ class TensorLayout:
     files: list[int]
     positions: list[int]
     strides: list[int] | None = None
+    is_plain: bool | None = None
+    placements: list[int] | None = None
 
     def __attrs_post_init__(self) -> None:
+        placements = [] if self.placements is None else self.placements
+        if self.is_plain not in (None, True) or not isinstance(placements, list):
+            raise ValueError("is_plain must be true, and placements a list")
+        if not all(type(one) is int and -1 <= one < len(self.shape) for one in placements):
+            raise ValueError(f"placements {placements} do not fit the shape {self.shape}")
         cuts = self.cuts if isinstance(self.cuts, list) else [None]
         lists = [self.shape, self.files, self.positions, [] if self.strides is None else self.strides, *cuts]
         if not all(isinstance(one, list) for one in lists) or not all(
@@ -210,7 +220,13 @@ def _look_of(tensor: Tensor) -> Look:
         and is_dense(tensor.shape, tensor.stride())
     )
     strides = tuple(tensor.stride()) if is_restrided else None
-    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), strides
+    placements: Any = getattr(tensor, "placements", ())
+    return (
+        str(tensor.dtype).removeprefix("torch."),
+        tuple(tensor.shape),
+        strides,
+        tuple(getattr(one, "dim", -1) for one in placements) if is_dtensor(tensor) else None,
+    )
 
 
 def is_dtensor(tensor: Any) -> bool:
@@ -257,7 +273,8 @@ def plan_parts(described: Sequence[Described]) -> tuple[Layout, list[dict[str, l
         ValueError: A tensor has another dtype or shape in another process, or its parts are not the cells of a grid.
 
     Example:
-        >>> part = lambda start: {"model.safetensors": {"weight": (("float32", (4, 2), None), ((start, 0), (2, 2)))}}
+        >>> look = ("float32", (4, 2), None, (0,))
+        >>> part = lambda start: {"model.safetensors": {"weight": (look, ((start, 0), (2, 2)))}}
         >>> layout, writes = plan_parts([part(0), part(2), part(0), part(2)])
         >>> [*layout.files]
         ['model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors']
@@ -304,13 +321,16 @@ def plan_parts(described: Sequence[Described]) -> tuple[Layout, list[dict[str, l
                 cells[name].append((part, len(files), position))
                 position += size
             files[file] = PartFile()
-        tensors[kind] = {name: _grid(name, looks[kind, name], cells[name]) for name in sorted(cells)}
+        is_weight = kind == MODEL
+        tensors[kind] = {
+            name: _grid(name, looks[kind, name], cells[name], is_weight=is_weight) for name in sorted(cells)
+        }
     return Layout(files, tensors), writes
 
 
-def _grid(name: str, look: Look, cells: list[tuple[Part, int, int]]) -> TensorLayout:
+def _grid(name: str, look: Look, cells: list[tuple[Part, int, int]], *, is_weight: bool) -> TensorLayout:
     """Return the layout of a tensor with these parts, files and positions."""
-    dtype, shape, strides = look
+    dtype, shape, strides, placements = look
     cells.sort()
     cuts = [sorted({offset[dimension] for (offset, _), _, _ in cells}) for dimension in range(len(shape))]
     lengths = [
@@ -331,6 +351,8 @@ def _grid(name: str, look: Look, cells: list[tuple[Part, int, int]]) -> TensorLa
         [file for _, file, _ in cells],
         [position for _, _, position in cells],
         None if strides is None else [*strides],
+        True if placements is None else None,
+        None if placements is None or is_weight else [*placements],
     )
 
 
@@ -412,6 +434,14 @@ def _part_here(one: TensorLayout, like: Any, parts: _Parts) -> Part:
     if like is None:
         return (0,) * len(one.shape), tuple(one.shape)
     return parts.of(like) or ((0,) * like.ndim, tuple(like.to_local().shape))
+
+
+def like_weight(weight: Any, shape: Sequence[int], placements: Sequence[int]) -> Tensor:
+    """Return a DTensor of zeros on the mesh of a weight, with the placements of :attr:`TensorLayout.placements`."""
+    from torch.distributed.tensor import Replicate, Shard, zeros  # noqa: PLC0415
+
+    placed = [Replicate() if dimension < 0 else Shard(dimension) for dimension in placements]
+    return zeros(*shape, dtype=weight.dtype, device_mesh=weight.device_mesh, placements=placed)
 
 
 def _placed(target: Tensor, one: TensorLayout, like: Any) -> Tensor:

@@ -239,7 +239,7 @@ def initialize(model: nn.Module, device: torch.device, seed: int) -> None:
         seed: The seed of the draws.
 
     Raises:
-        TypeError: A module has tensors and no method ``reset_parameters``.
+        TypeError: A module has tensors and no method ``reset_parameters``, or one that does not set all of them.
     """
     resets: dict[str, Callable[[nn.Module], object]] = {}
     for name, module in model.named_modules():
@@ -258,29 +258,62 @@ def initialize(model: nn.Module, device: torch.device, seed: int) -> None:
     owned = {id(tensor): name for name, tensors in reversed(order.items()) for tensor in tensors}
     for name in reversed(resets):  # inner modules first, as an outer one may set tensors of its parts
         module = model.get_submodule(name)
-        complete, own = object.__new__(type(module)), _own_tensors(module)  # copy() would call __init__ (FSDPModule)
-        vars(complete).update(vars(module))
-        for holder in ("_parameters", "_buffers"):
-            vars(complete)[holder] = {key: _complete(tensor) for key, tensor in vars(module)[holder].items()}
-        digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(int.from_bytes(digest[:7], "little"))
-            resets[name](complete)
+        own = {key: tensor for key, tensor in _own_tensors(module).items() if owned[id(tensor)] == name}
+        complete = _reset(module, resets[name], f"{seed} {name}", device, fill=False)
+        # Only a boolean has no value that shows whether it was set.
+        again = complete
+        if any(tensor.dtype is torch.bool for tensor in own.values()):
+            again = _reset(module, resets[name], f"{seed} {name}", device, fill=True)
+        unset = [key for key in own if _is_unset(complete[key], again[key])]
+        if unset:
+            raise TypeError(
+                f"The model is on the meta device, and reset_parameters() of its module {name!r} "
+                f"({type(module).__name__}) does not set {', '.join(unset)}. Extend the method."
+            )
         for key, tensor in own.items():
-            if owned[id(tensor)] == name:
-                source = shard_like(_own_tensors(complete)[key].detach(), tensor)
-                local_parts([tensor])[0].copy_(local_parts([source])[0])
+            source = shard_like(complete[key].detach(), tensor)
+            local_parts([tensor])[0].copy_(local_parts([source])[0])
+
+
+def _reset(
+    module: nn.Module, reset: Callable[[nn.Module], object], seed: str, device: torch.device, *, fill: bool
+) -> dict[str, Tensor]:
+    """Return the complete tensors of a module as its method sets them, with draws that depend only on the seed."""
+    complete = object.__new__(type(module))  # copy() would call __init__ (FSDPModule)
+    vars(complete).update(vars(module))
+    for holder in ("_parameters", "_buffers"):
+        vars(complete)[holder] = {key: _complete(tensor, fill=fill) for key, tensor in vars(module)[holder].items()}
+    digest = hashlib.sha256(seed.encode()).digest()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(int.from_bytes(digest[:7], "little"))
+        reset(complete)
+    return _own_tensors(complete)
+
+
+def _is_unset(tensor: Tensor, again: Tensor) -> bool:
+    """Return whether a tensor of :func:`_complete` has not been set, which waits for its device."""
+    if tensor.dtype is torch.bool:
+        return not torch.equal(tensor, again)
+    if tensor.is_floating_point() or tensor.is_complex():
+        return bool(tensor.float().isnan().any() if not tensor.is_complex() else tensor.isnan().any())
+    return tensor.numel() > 0 and bool((tensor == torch.iinfo(tensor.dtype).max).all())
 
 
 def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
 
 
-def _complete(tensor: Tensor | None) -> Tensor | None:
-    """Return an empty tensor with the complete shape of another, and a parameter for a parameter."""
+def _complete(tensor: Tensor | None, *, fill: bool) -> Tensor | None:
+    """Return a tensor with the complete shape of another and values that show that none was set; booleans ``fill``."""
     if tensor is None:
         return None
     complete = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    if tensor.dtype is torch.bool:
+        complete.fill_(fill)
+    elif tensor.is_floating_point() or tensor.is_complex():
+        complete.fill_(torch.nan)
+    else:
+        complete.fill_(torch.iinfo(tensor.dtype).max)
     return nn.Parameter(complete, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else complete
 
 
@@ -298,8 +331,12 @@ def _make_contiguous(model: nn.Module) -> None:
 
 
 def _shard_state(optimizer: Optimizer) -> None:
-    """Shard optimizer state with the shape of its weight like the weight; other state is unchanged."""
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415
+    """Shard optimizer state with the shape of its weight like the weight; other state is unchanged.
+
+    State with a value for each row or column, such as the factors of a second moment, is replicated: as a DTensor, as
+    the optimizer computes with it and the weight.
+    """
+    from torch.distributed.tensor import DTensor, Replicate  # noqa: PLC0415
 
     for parameter, state in optimizer.state.items():
         if not isinstance(parameter, DTensor):
@@ -307,11 +344,21 @@ def _shard_state(optimizer: Optimizer) -> None:
         # Not by distribute_tensor, which does not support weights that tensor parallelism and FSDP2 split together.
         [chunk] = parameter.__create_chunk_list__()  # type: ignore[no-untyped-call]
         own = tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))
+        factors = [
+            [*parameter.shape[:dimension], *kept, *parameter.shape[dimension + 1 :]]
+            for dimension in range(parameter.ndim)
+            for kept in ([], [1])
+        ]
         for name, value in state.items():
-            if isinstance(value, Tensor) and not isinstance(value, DTensor) and value.shape == parameter.shape:
+            if not isinstance(value, Tensor) or isinstance(value, DTensor):
+                continue
+            if value.shape == parameter.shape:
                 sharded: Any = torch.zeros_like(parameter.detach(), dtype=value.dtype)
                 sharded.to_local().copy_(value[own])
                 state[name] = sharded
+            elif value.numel() > 1 and [*value.shape] in factors:
+                mesh = parameter.device_mesh
+                state[name] = DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
 def _blocks(model: nn.Module, auto_wrap: bool | tuple[str | type[nn.Module], ...]) -> Iterator[tuple[str, nn.Module]]:
