@@ -190,10 +190,10 @@ class TestKinds:
         assert [result["held"] for result in results(folder, "kinds-")] == ["Tensor"] * 6
 
     def test_one_checkpoint(self, folder):
-        """All processes load the checkpoint that the first one finds, and only that one searches."""
+        """All processes load the checkpoint that the first one finds, and raise the same error if there is none."""
         found = results(folder, "kinds-")
         assert [result["paths"] for result in found] == [[]] * 6
-        assert [result["asked"] for result in found] == [1, 0, 1, 0, 0, 0]
+        assert all("missing" in result["missing"] for result in found)
 
 
 class TestMeta:

@@ -273,8 +273,64 @@ class TestMeta:
                 super().__init__(4, 4)
                 add(self)
 
-        with pytest.raises(TypeError, match=rf"its module 'a' \(Extended\) does not set {name}\. Extend the method"):
+        with pytest.raises(TypeError, match=rf"no reset_parameters\(\) sets a\.{name}: extend that of Extended"):
             on_meta(lambda: named(a=Extended(), b=nn.Linear(4, 4)))
+
+    def test_a_part_that_an_outer_module_initializes(self):
+        """A module may set tensors of its parts that these leave as they are."""
+
+        class Inner(nn.Linear):
+            def __init__(self):
+                super().__init__(4, 4)
+                self.gain = nn.Parameter(torch.ones(4))
+
+        class Outer(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner, self.bias = Inner(), nn.Parameter(torch.zeros(3))
+
+            def reset_parameters(self):
+                nn.init.zeros_(self.bias)
+                nn.init.constant_(self.inner.gain, 3.0)
+
+        weights = on_meta(lambda: named(a=Outer(), b=nn.Linear(4, 4)))
+
+        assert torch.equal(weights["a.inner.gain"], torch.full((4,), 3.0))
+
+    def test_a_part_of_a_buffer_is_not_initialized(self):
+        """A buffer must be set completely."""
+
+        class Partly(nn.Linear):
+            def __init__(self):
+                super().__init__(4, 4)
+                self.register_buffer("places", torch.empty(4, dtype=torch.int64))
+
+            def reset_parameters(self):
+                super().reset_parameters()
+                if hasattr(self, "places"):
+                    self.places[:2] = 0
+
+        with pytest.raises(TypeError, match=r"sets a\.places"):
+            on_meta(lambda: named(a=Partly()))
+
+    def test_values_that_look_unset(self):
+        """A method may set values that are no numbers, and the largest ones."""
+
+        class Extreme(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("last", torch.empty(2, dtype=torch.uint8))
+                self.register_buffer("none", torch.empty(2))
+                self.reset_parameters()
+
+            def reset_parameters(self):
+                self.last.fill_(255)
+                self.none.fill_(torch.nan)
+
+        weights = on_meta(lambda: named(a=Extreme(), b=nn.Linear(4, 4)))
+
+        assert (weights["a.last"] == 255).all()
+        assert weights["a.none"].isnan().all()
 
     def test_tensors_of_any_dtype(self):
         """Numbers and booleans that the method sets have its values."""

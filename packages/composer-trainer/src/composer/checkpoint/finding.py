@@ -413,8 +413,7 @@ def agreed_path(
 
     Raises:
         CheckpointError: In every process, if the checkpoint of rank 0 is missing or a different one in any process, or
-            if rank 0 has none and another process does.
-        RuntimeError: In the other processes, if ``find`` fails in one.
+            if rank 0 has none and another process does; and in the other processes, if ``find`` fails in one.
 
     Example:
         >>> agreed_path(lambda: "runs/ep1-ba5", "load_path")
@@ -422,17 +421,16 @@ def agreed_path(
     """
     if get_world_size() == 1:
         return find()
-    own = None
-    with failing_together("Looking for a checkpoint"):
-        if get_global_rank() == 0:  # it reads whole checkpoints, of which the others load only their parts
-            own = find()
-        if own is not None and not is_weights_file(own):
+
+    def failed(reason: str) -> CheckpointError:
+        return CheckpointError(argument, f"cannot be loaded: {reason.rstrip('.')}.")
+
+    with failing_together("looking for it", failed):
+        own = find()  # in all processes at the same time, as none may wait longer than dist_timeout for another
+        if own is not None and get_global_rank() == 0 and not is_weights_file(own):
             opened, name = locate(own, folder)  # a link may change before another process follows it
             own = opened.at(name)
     chosen = from_rank_zero(own)
-    if chosen is None:
-        with failing_together("Looking for a checkpoint"):
-            own = find()
     digest, problem = (None, own) if chosen is None else _manifest_digest(chosen)
     seen = all_gather_object((digest, problem, socket.gethostname()))
     for rank, (other, problem, host) in enumerate(seen):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
 from composer.core import Precision
+from composer.distributed.collectives import all_gather_object
 from composer.distributed.mesh import split_layers
 from composer.distributed.settings import Settings
 from composer.functional import update_params_in_optimizer
@@ -256,33 +257,37 @@ def initialize(model: nn.Module, device: torch.device, seed: int) -> None:
     # Of modules that share a weight, the first in the model's order initializes it.
     order = {name: [*_own_tensors(model.get_submodule(name)).values()] for name in resets}
     owned = {id(tensor): name for name, tensors in reversed(order.items()) for tensor in tensors}
+    unset: dict[str, Tensor] = {}
     for name in reversed(resets):  # inner modules first, as an outer one may set tensors of its parts
         module = model.get_submodule(name)
         own = {key: tensor for key, tensor in _own_tensors(module).items() if owned[id(tensor)] == name}
-        complete = _reset(module, resets[name], f"{seed} {name}", device, fill=False)
-        # Only a boolean has no value that shows whether it was set.
-        again = complete
-        if any(tensor.dtype is torch.bool for tensor in own.values()):
-            again = _reset(module, resets[name], f"{seed} {name}", device, fill=True)
-        unset = [key for key in own if _is_unset(complete[key], again[key])]
-        if unset:
-            raise TypeError(
-                f"The model is on the meta device, and reset_parameters() of its module {name!r} "
-                f"({type(module).__name__}) does not set {', '.join(unset)}. Extend the method."
-            )
+        complete, again = (_reset(module, resets[name], f"{seed} {name}", device, fill) for fill in (0, 1))
         for key, tensor in own.items():
             source = shard_like(complete[key].detach(), tensor)
             local_parts([tensor])[0].copy_(local_parts([source])[0])
+            if not torch.equal(complete[key].nan_to_num(), again[key].nan_to_num()):
+                unset[f"{name}.{key}"] = tensor
+    # An outer module may have set what an inner one left as it was.
+    left = [key for key, tensor in unset.items() if _is_filled(local_parts([tensor])[0])]
+    left = sorted({key for of_rank in all_gather_object(left) for key in of_rank})
+    if left:
+        kind = type(model.get_submodule(left[0].rpartition(".")[0])).__name__
+        raise TypeError(
+            f"The model is on the meta device, and no reset_parameters() sets {', '.join(left)}: extend that of {kind}."
+        )
 
 
 def _reset(
-    module: nn.Module, reset: Callable[[nn.Module], object], seed: str, device: torch.device, *, fill: bool
+    module: nn.Module, reset: Callable[[nn.Module], object], seed: str, device: torch.device, fill: int
 ) -> dict[str, Tensor]:
-    """Return the complete tensors of a module as its method sets them, with draws that depend only on the seed."""
+    """Return the complete tensors of a module as its method sets them, with draws that depend only on the seed.
+
+    What it does not set differs between the values 0 and 1 of ``fill``.
+    """
     complete = object.__new__(type(module))  # copy() would call __init__ (FSDPModule)
     vars(complete).update(vars(module))
     for holder in ("_parameters", "_buffers"):
-        vars(complete)[holder] = {key: _complete(tensor, fill=fill) for key, tensor in vars(module)[holder].items()}
+        vars(complete)[holder] = {key: _complete(tensor, fill) for key, tensor in vars(module)[holder].items()}
     digest = hashlib.sha256(seed.encode()).digest()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(int.from_bytes(digest[:7], "little"))
@@ -290,31 +295,30 @@ def _reset(
     return _own_tensors(complete)
 
 
-def _is_unset(tensor: Tensor, again: Tensor) -> bool:
-    """Return whether a tensor of :func:`_complete` has not been set, which waits for its device."""
-    if tensor.dtype is torch.bool:
-        return not torch.equal(tensor, again)
-    if tensor.is_floating_point() or tensor.is_complex():
-        return bool(tensor.float().isnan().any() if not tensor.is_complex() else tensor.isnan().any())
-    return tensor.numel() > 0 and bool((tensor == torch.iinfo(tensor.dtype).max).all())
+def _complete(tensor: Tensor | None, fill: int) -> Tensor | None:
+    """Return a tensor with the complete shape of another, filled with one of two values, and a parameter for one."""
+    if tensor is None:
+        return None
+    complete = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).fill_(_fills(tensor.dtype)[fill])
+    return nn.Parameter(complete, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else complete
+
+
+def _fills(dtype: torch.dtype) -> tuple[Any, Any]:
+    if dtype is torch.bool:
+        return False, True
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.nan, 1.0
+    return torch.iinfo(dtype).max, 0
+
+
+def _is_filled(tensor: Tensor) -> bool:
+    """Return whether a part of a tensor has the first of the two values, which waits for its device."""
+    fill = _fills(tensor.dtype)[0]
+    return bool((tensor != tensor if fill != fill else tensor == fill).any())  # noqa: PLR0124  (NaN)
 
 
 def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
-
-
-def _complete(tensor: Tensor | None, *, fill: bool) -> Tensor | None:
-    """Return a tensor with the complete shape of another and values that show that none was set; booleans ``fill``."""
-    if tensor is None:
-        return None
-    complete = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    if tensor.dtype is torch.bool:
-        complete.fill_(fill)
-    elif tensor.is_floating_point() or tensor.is_complex():
-        complete.fill_(torch.nan)
-    else:
-        complete.fill_(torch.iinfo(tensor.dtype).max)
-    return nn.Parameter(complete, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else complete
 
 
 def _make_contiguous(model: nn.Module) -> None:
