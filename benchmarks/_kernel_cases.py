@@ -129,6 +129,34 @@ def _augment(shape: tuple[int, ...]) -> list[Variant]:
     ]
 
 
+def policy(name: str, *arguments: object) -> None:
+    """Add a case for a policy of kornia on a batch so small that the calls themselves take most of the time."""
+
+    def make() -> list[Variant]:
+        from kornia.augmentation import auto
+
+        images, augmentation = torch.rand(2, 3, 8, 8), getattr(auto, name)(*arguments)
+        generator = torch.Generator("cpu").manual_seed(0)
+        draws = [cf.draw_augmentation(augmentation, images.shape, generator=generator) for _ in range(50)]
+
+        def theirs() -> None:
+            for one in draws:
+                augmentation(images, params=one.params)
+
+        def ours() -> None:
+            for one in draws:
+                cf.augment_batch(images, augmentation, params=one)
+
+        return [("kornia's own calls, 50", theirs), ("ours", ours)]
+
+    case(f"augment_batch with {name} of 2 x 3 x 8 x 8, 60 µs more allowed in a call", None)(make)
+
+
+policy("RandAugment", 2, 10)
+policy("AutoAugment")
+policy("TrivialAugment")
+
+
 def photographs(count: int, side: int) -> Tensor:
     """Return crops of scikit-learn's two photographs, shape ``(count, 3, side, side)``, from 0 to 1."""
     from sklearn.datasets import load_sample_images
@@ -531,6 +559,22 @@ def _grey(shape: tuple[int, ...]) -> list[Variant]:
         ("ours", lambda: batch_operations._grey(images, 1.0)),
         ("kornia", lambda: rgb_to_grayscale(images)),
         ("torchvision v2", lambda: functional.rgb_to_grayscale(images)),
+    ]
+
+
+@case("conversion of hue", None, shapes=True, tolerance=2e-6)
+def _hue(shape: tuple[int, ...]) -> list[Variant]:
+    from kornia.enhance import adjust_hue
+    from torchvision.transforms.v2 import functional
+
+    from composer.functional.augmentations.hue import shift_hue
+
+    images, turns = torch.rand(shape), 0.1
+    angles = torch.full((shape[0],), turns * math.tau)
+    return [
+        ("ours", lambda: shift_hue(images, angles)),
+        ("kornia", lambda: adjust_hue(images, angles)),
+        ("torchvision v2, one for the batch", lambda: functional.adjust_hue(images, turns)),
     ]
 
 
