@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from torch.optim.optimizer import _global_optimizer_post_hooks
+from torch.optim.optimizer import _global_optimizer_post_hooks, register_optimizer_step_post_hook
 
 from composer.algorithms import SAM
 from composer.core import Engine, Event, Stage, State
@@ -300,7 +300,7 @@ class TestOptimizers:
             assert [loop(engine, step) for step in steps] == [[]] * len(steps)
 
     def test_observers_are_removed(self, state, sgd, loop, run_events):
-        """Steps are observed until the first batch_end after one, or until the engine is closed or deleted."""
+        """Steps are observed until the first batch_end after one, the engine is closed, or the next one begins."""
         (own,), engines = state.optimizers, [Engine(state) for _ in range(2)]
         gc.collect()
         before = dict(_global_optimizer_post_hooks)
@@ -312,8 +312,25 @@ class TestOptimizers:
         after_close = dict(_global_optimizer_post_hooks)
         run_events(Engine(State(model=None)), "batch_start")
         gc.collect()
+        next_one = Engine(state)
+        run_events(next_one, "batch_start")
+        next_one.close()
 
         assert before == after_batch == after_close == dict(_global_optimizer_post_hooks)
+
+    def test_engine_that_is_deleted_during_a_step(self, state, sgd, run_events):
+        """An engine may be collected while an optimizer iterates over its hooks."""
+        engines = [Engine(State(model=None))]
+        run_events(engines[0], "batch_start")
+        hooks = [lambda *_: (engines.clear(), gc.collect()), lambda *_: None]
+        handles = [register_optimizer_step_post_hook(hook) for hook in hooks]
+        try:
+            state.optimizers[0].step()
+        finally:
+            for handle in handles:
+                handle.remove()
+
+        assert engines == []
 
 
 def test_every_event_has_a_description():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from torch.optim import Optimizer
+    from torch.utils.hooks import RemovableHandle
 
     from composer.core.plan import Entry
     from composer.core.state import State
@@ -110,6 +111,15 @@ class LoopCheck:
         return int(self._state.timestamp.count(TimeUnit.EPOCH))
 
 
+_unused: list[RemovableHandle] = []
+"""Hooks of checks that have ended, which observe nothing."""
+
+
+def _remove_unused() -> None:
+    while _unused:
+        _unused.pop().remove()
+
+
 class _Steps:
     """Records which optimizers step: those of the state, or others with the same parameters.
 
@@ -122,7 +132,7 @@ class _Steps:
         self._own: list[Optimizer] = []
         self._others: list[Optimizer] = []
         self._has_begun = False
-        self.end: Callable[[], object] = lambda: None
+        self._observing: weakref.finalize[..., Any] | None = None
 
     def begin(self) -> None:
         """Observe all optimizers of the process, as the loop may step any of them."""
@@ -136,7 +146,16 @@ class _Steps:
             if steps is not None:
                 steps.note(optimizer)
 
-        self.end = weakref.finalize(self, register_optimizer_step_post_hook(hook).remove)
+        # Not removed by the finalizer: garbage is also collected while an optimizer iterates over its hooks.
+        self._observing = weakref.finalize(self, _unused.append, register_optimizer_step_post_hook(hook))
+        _remove_unused()
+
+    def end(self) -> None:
+        """Stop observing optimizers; not to be called by a step of one."""
+        if self._observing is not None:
+            self._observing()
+            self._observing = None
+            _remove_unused()
 
     def note(self, optimizer: Optimizer) -> None:
         """Record the step of an optimizer, if it is in the state or shares parameters with one that is."""
