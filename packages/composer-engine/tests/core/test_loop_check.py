@@ -301,9 +301,15 @@ class TestOptimizers:
 
     def test_observers_are_removed(self, state, sgd, loop, run_events):
         """Steps are observed until the first batch_end after one, the engine is closed, or the next one begins."""
-        (own,), engines = state.optimizers, [Engine(state) for _ in range(2)]
-        gc.collect()
-        before = dict(_global_optimizer_post_hooks)
+        (own,), engines = state.optimizers, [Engine(state) for _ in range(4)]
+
+        def next_one(engine):
+            gc.collect()
+            run_events(engine, "batch_start")
+            engine.close()
+            return dict(_global_optimizer_post_hooks)
+
+        before = next_one(engines[2])
 
         loop(engines[0], own.step)
         after_batch = dict(_global_optimizer_post_hooks)
@@ -311,12 +317,8 @@ class TestOptimizers:
         engines[1].close()
         after_close = dict(_global_optimizer_post_hooks)
         run_events(Engine(State(model=None)), "batch_start")
-        gc.collect()
-        next_one = Engine(state)
-        run_events(next_one, "batch_start")
-        next_one.close()
 
-        assert before == after_batch == after_close == dict(_global_optimizer_post_hooks)
+        assert before == after_batch == after_close == next_one(engines[3])
 
     def test_engine_that_is_deleted_during_a_step(self, state, sgd, run_events):
         """An engine may be collected while an optimizer iterates over its hooks."""
