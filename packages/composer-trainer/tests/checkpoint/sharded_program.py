@@ -8,6 +8,7 @@ Each group is forked from this process, so that torch is imported once.
 import hashlib
 import json
 import os
+import pickle
 import shutil
 import sys
 import threading
@@ -15,7 +16,9 @@ import time
 import traceback
 import warnings
 from collections import OrderedDict
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torchmetrics.classification  # noqa: F401  (each fork of a process would import it again)
@@ -46,7 +49,7 @@ from composer.checkpoint.remote import RemoteFolder
 from composer.core import Engine, Event, State, Timestamp
 from composer.models import ComposerClassifier
 
-FAULTS = ("flipped", "cut", "swapped", "missing", "of another save")
+FAULTS = ("flipped", "cut", "swapped", "missing", "of another save", "layout.json", "state.json")
 MESHES = {"1": (1,), "2": (2,), "4": (4,), "2x2": (2, 2), "4, second dimension": (4,)}
 
 
@@ -190,13 +193,27 @@ def save(world_size, folder):
     return files
 
 
+@contextmanager
+def without_pickle():
+    """Refuse to unpickle anything but what other processes have sent."""
+
+    def refused(*_, **__):
+        raise AssertionError("something was unpickled")
+
+    with ExitStack() as stack:
+        for owner, name in ((pickle, "load"), (pickle, "loads"), (torch, "load")):
+            stack.enter_context(mock.patch.object(owner, name, refused))
+        yield
+
+
 def load(world_size, folder):
     """Load every checkpoint on each mesh of this size, and return what differs."""
     found = {}
     for mesh in meshes_of(world_size):
         for saved in (*MESHES, "plain"):
             state, ema = make_state(mesh, factor=5)
-            load_checkpoint(f"{folder}/checkpoints/{saved}", state)
+            with without_pickle():
+                load_checkpoint(f"{folder}/checkpoints/{saved}", state)
             found[f"{saved} -> {mesh}"] = differences(state, ema, 3)
     return found
 
@@ -677,6 +694,10 @@ def damage(folder, fault):
         third.unlink()
     elif fault == "of another save":
         shutil.copy(folder.parent / "other" / fourth.name, fourth)
+    elif fault == "layout.json":  # that of another mesh
+        shutil.copy(folder / "2" / fault, target / fault)
+    elif fault == "state.json":
+        shutil.copy(folder.parent / "other" / fault, target / fault)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from composer.checkpoint.manifest import FileRecord
 from composer.checkpoint.sharded import Layout, PartFile, TensorLayout, own_parts, pack_parts, plan_parts, read_parts
 from composer.core import Timestamp
 
-FAULTS = ["flipped", "cut", "swapped", "missing", "of another save"]
+FAULTS = ["flipped", "cut", "swapped", "missing", "of another save", "layout.json", "state.json"]
 MESHES = ["1", "2", "4", "2x2", "4, second dimension"]
 
 
@@ -110,12 +110,15 @@ class TestFailures:
             ("swapped", "optimizers-0000[23]", "has been changed since it was written"),
             ("missing", "model-00003", "is missing, and the manifest lists it"),
             ("of another save", "model-00004", "has been changed since it was written"),
+            ("layout.json", "layout.json", "(has been changed since it was written|bytes, and the manifest lists)"),
+            ("state.json", "state.json", "(has been changed since it was written|bytes, and the manifest lists)"),
         ],
     )
     def test_a_fault(self, folder, fault, part, problem):
         """Each process refuses the checkpoint in one sentence that names the part, and nothing has changed."""
+        part = part if part.endswith(".json") else f"{part}-of-00004.safetensors"
         for result in results(folder, "fail-"):
-            assert re.search(f"{part}-of-00004.safetensors [^.]*{problem}", result["errors"][fault])
+            assert re.search(f"{part} [^.]*{problem}", result["errors"][fault])
             assert "\n" not in result["errors"][fault]
             assert result["changed"][fault] == []
 
