@@ -50,7 +50,7 @@ from composer.core import Engine, Event, State, Timestamp
 from composer.models import ComposerClassifier
 
 FAULTS = ("flipped", "cut", "swapped", "missing", "of another save", "layout.json", "state.json")
-MESHES = {"1": (1,), "2": (2,), "4": (4,), "2x2": (2, 2), "4, second dimension": (4,)}
+MESHES = {"1": (1,), "2": (2,), "4": (4,), "2x2": (2, 2), "4, second dimension": (4,), "2x2, second dimension": (2, 2)}
 
 
 class Net(nn.Module):
