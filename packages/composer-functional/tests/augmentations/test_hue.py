@@ -1,5 +1,7 @@
 """The hue that ColorJitter shifts in a pipeline."""
 
+import copy
+import pickle
 import threading
 from math import tau
 
@@ -13,7 +15,7 @@ from torch.autograd import forward_ad
 from torchvision.transforms.v2 import functional as tv
 
 from composer import functional as cf
-from composer.functional.augmentations.hue import _shift_or_adjust, shift_hue
+from composer.functional.augmentations.hue import _shift_or_adjust, shift_hue, with_faster_hue
 
 ROUNDING = {torch.float32: 4e-6, torch.float64: 1e-6}
 """Angles of up to 20 radians lose digits in float32, which kornia computes in the dtype of the image."""
@@ -103,6 +105,13 @@ class TestPipelines:
         monkeypatch.setattr("composer.functional.augmentations.hue.shift_hue", recorded)
         return shapes
 
+    @pytest.fixture
+    def inside(self):
+        """A jitter while augment_batch applies it."""
+        jitter = ka.ColorJitter(hue=0.1)
+        with with_faster_hue(jitter, None):
+            yield jitter
+
     @pytest.mark.parametrize("nested", [False, True])
     def test_used(self, calls, nested):
         """It is used in single and nested augmentations, and the modules are afterwards as before."""
@@ -127,25 +136,71 @@ class TestPipelines:
             cf.augment_batch(batch, jitter)
         assert len(calls) == 1
 
-    def test_angle_with_gradient(self, calls):
+    def test_angle_with_gradient(self, calls, inside):
         """So are angles that require gradients."""
         angle = torch.full((4,), 0.2, requires_grad=True)
 
-        _shift_or_adjust(images(), angle).sum().backward()
+        inside._hue_fn(images(), angle).sum().backward()
 
         assert calls == []
         assert angle.grad is not None
 
-    @pytest.mark.parametrize("angle", [0.3, torch.tensor([0.3])])
-    def test_angle_of_a_subclass(self, calls, angle):
-        """A number, which a subclass may pass, is shifted by kornia."""
-        assert torch.equal(_shift_or_adjust(images(count=1), angle), adjust_hue(images(count=1), angle)) or len(calls)
+    def test_subclass_that_passes_a_number(self, calls):
+        """A subclass may call the function with a number, as kornia's own allows."""
 
-    def test_other_dimensions(self, calls):
-        """Images with more dimensions than a batch are shifted by kornia."""
-        _shift_or_adjust(images()[None], torch.tensor([0.3]))
+        class Fixed(ka.ColorJitter):
+            def apply_transform(self, input, params, flags, transform=None):
+                return self._hue_fn(input, 0.3)
+
+        assert torch.equal(cf.augment_batch(images(), Fixed(hue=0.1)), adjust_hue(images(), 0.3))
+        assert calls == []
+
+    @pytest.mark.parametrize("shape", [(1, 4, 3, 9, 11), (3, 9, 11)])
+    def test_other_dimensions(self, calls, inside, shape):
+        """Images with other dimensions than a batch are shifted by kornia."""
+        batch, angle = torch.rand(shape), torch.tensor([0.3])
+
+        assert torch.equal(inside._hue_fn(batch, angle), adjust_hue(batch, angle))
+        assert calls == []
+
+    @pytest.mark.parametrize("channels", [1, 4])
+    def test_other_channels(self, calls, channels):
+        """Images that are not RGB get kornia's error."""
+        with pytest.raises(ValueError, match="size must have a shape of"):
+            cf.augment_batch(torch.rand(4, channels, 9, 11), ka.ColorJitter(hue=0.1))
 
         assert calls == []
+
+    def test_values_out_of_range(self, calls):
+        """Values outside [0, 1] are limited by the jitter as in kornia's own call."""
+        batch, jitter = images() * 3 - 1, ka.ColorJitter(hue=0.1)
+        draws = cf.draw_augmentation(jitter, batch.shape)
+
+        found = cf.augment_batch(batch, jitter, params=draws)
+
+        torch.testing.assert_close(found, jitter(batch, params=draws.params), rtol=0, atol=3e-6)
+        assert len(calls) == 1
+
+    def test_videos(self, calls):
+        """The frames of videos are shifted as one batch of images."""
+        videos, augmentation = torch.rand(2, 5, 3, 9, 11), ka.VideoSequential(ka.ColorJitter(hue=0.1))
+        draws = cf.draw_augmentation(augmentation, videos.shape)
+
+        found = cf.augment_batch(videos, augmentation, params=draws)
+
+        torch.testing.assert_close(found, augmentation(videos, params=draws.params), rtol=0, atol=3e-6)
+        assert calls == [(10, 3, 9, 11)]
+
+    def test_forward_mode(self, calls):
+        """Pipelines have derivatives in forward mode, which are those of kornia's call."""
+        batch, direction, jitter = images().double(), images(4).double(), ka.ColorJitter(hue=0.1)
+        draws = cf.draw_augmentation(jitter, batch.shape)
+
+        found = torch.func.jvp(lambda one: cf.augment_batch(one, jitter, params=draws), (batch,), (direction,))
+        expected = torch.func.jvp(lambda one: jitter(one, params=draws.params), (batch,), (direction,))
+
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        assert len(calls) == 1
 
     def test_given_order(self, calls):
         """With its argument order, kornia calls its own function directly."""
@@ -192,6 +247,36 @@ class TestPipelines:
         assert used == [_shift_or_adjust]
         assert jitter._hue_fn is adjust_hue
 
+    def test_own_calls_of_another_thread(self, calls, inside):
+        """While a thread augments, a call of the module itself in another one uses kornia's function."""
+        draws = cf.draw_augmentation(inside, images().shape).params
+        found = []
+
+        thread = threading.Thread(target=lambda: found.append(inside(images(), params=draws)))
+        thread.start()
+        thread.join()
+
+        assert calls == []
+        assert torch.equal(found[0], ka.ColorJitter(hue=0.1)(images(), params=draws))
+
+    @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+    def test_copies_made_inside(self, calls, copied):
+        """A module that is copied or pickled while it augments uses kornia's function when it is called itself."""
+        jitter = ka.ColorJitter(hue=0.1)
+        draws = cf.draw_augmentation(jitter, images().shape)
+        with with_faster_hue(jitter, draws.params):
+            other = copied(jitter)
+
+        assert torch.equal(other(images(), params=draws.params), jitter(images(), params=draws.params))
+        assert calls == []
+        cf.augment_batch(images(), other, params=draws)
+        assert len(calls) == 1
+        assert other._hue_fn is adjust_hue
+
+    def test_pickles_name_no_function_of_this_package(self, inside):
+        """A pickle made while a module augments can be loaded without this package."""
+        assert b"composer" not in pickle.dumps(inside)
+
     def test_module_without_the_attribute(self, calls):
         """A release of kornia that calls its function otherwise keeps it."""
         jitter = ka.ColorJitter(hue=0.1)
@@ -210,8 +295,9 @@ class TestPipelines:
 
         found = cf.augment_batch(batch, augmentation, params=draws)
 
-        torch.manual_seed(draws.seed)
-        torch.testing.assert_close(found, augmentation(batch), rtol=0, atol=4e-6)
+        with torch.random.fork_rng():
+            torch.manual_seed(draws.seed)
+            torch.testing.assert_close(found, augmentation(batch), rtol=0, atol=4e-6)
         assert calls
 
     @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float64])

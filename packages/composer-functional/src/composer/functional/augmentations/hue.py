@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from contextlib import contextmanager
+from contextvars import ContextVar
+from copy import copy
 from math import tau
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +56,7 @@ def with_faster_hue(augmentation: nn.Module, params: Any) -> Iterator[None]:
     """Let the ``ColorJitter`` modules of kornia in an augmentation use :func:`shift_hue`.
 
     It is used for RGB images on a CPU without gradients. Compiled modules keep their own function. Several threads may
-    use the same modules.
+    use the same modules: calls outside of this context, and copies made meanwhile, have kornia's function.
 
     Args:
         augmentation: The augmentation.
@@ -71,9 +73,11 @@ def with_faster_hue(augmentation: nn.Module, params: Any) -> Iterator[None]:
         for module in jitters:
             _num_users[module] += 1
             setattr(module, _HUE, _shift_or_adjust)
+    token = _is_inside.set(True)
     try:
         yield
     finally:
+        _is_inside.reset(token)
         with _changing:
             for module in jitters:
                 _num_users[module] -= 1
@@ -84,6 +88,8 @@ def with_faster_hue(augmentation: nn.Module, params: Any) -> Iterator[None]:
 
 _num_users: Counter[nn.Module] = Counter()
 _changing = threading.Lock()
+_is_inside: ContextVar[bool] = ContextVar("_is_inside", default=False)
+"""Whether this thread is in :func:`with_faster_hue`; another one may be, with the same modules."""
 
 
 def _may_have_hue(params: Any) -> bool:
@@ -92,12 +98,23 @@ def _may_have_hue(params: Any) -> bool:
     return params is None or "hue_factor" in params  # None for modules that are not kornia's, and for patches
 
 
-def _shift_or_adjust(image: Tensor, angle: Any) -> Tensor:
-    """Shift the hue by :func:`shift_hue` if it can, else by kornia's function."""
-    usable = image.device.type == "cpu" and image.ndim == 4 and image.shape[1] == 3 and isinstance(angle, Tensor)
-    if usable and not (torch.is_grad_enabled() and (image.requires_grad or angle.requires_grad)):
-        return shift_hue(image, angle)
-    from kornia.enhance import adjust_hue  # noqa: PLC0415  (kornia is imported at first use)
+class _ShiftOrAdjust:
+    """Shifts the hue by :func:`shift_hue` if it can, else by kornia's function, which is what copies and pickles get."""
 
-    adjusted: Tensor = adjust_hue(image, angle)
-    return adjusted
+    def __call__(self, image: Tensor, angle: Any) -> Tensor:
+        usable = image.device.type == "cpu" and image.ndim == 4 and image.shape[1] == 3 and isinstance(angle, Tensor)
+        usable = usable and not (torch.is_grad_enabled() and (image.requires_grad or angle.requires_grad))
+        if usable and _is_inside.get():
+            return shift_hue(image, angle)
+        from kornia.enhance import adjust_hue  # noqa: PLC0415  (kornia is imported at first use)
+
+        adjusted: Tensor = adjust_hue(image, angle)
+        return adjusted
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from kornia.enhance import adjust_hue  # noqa: PLC0415  (kornia is imported at first use)
+
+        return copy, (adjust_hue,)  # a copy of a function is the function
+
+
+_shift_or_adjust = _ShiftOrAdjust()
