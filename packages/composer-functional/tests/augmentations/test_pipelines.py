@@ -524,6 +524,21 @@ class TestParts:
         assert sizes == [8]
 
 
+class TestOtherModules:
+    @pytest.mark.parametrize(
+        "module", [nn.Identity(), kornia.enhance.AdjustBrightness(0.1), kornia.filters.MedianBlur(3), kauto.RandAugment(2, 10)]
+    )
+    def test_accepted_with_masks(self, module):
+        """Modules of kornia that move nothing, or masks with the images, are accepted in containers."""
+        masks, pipeline = images()[:, 0] > 0.5, ka.AugmentationSequential(ka.RandomHorizontalFlip(p=1.0), module)
+
+        moved = cf.augment_batch(images(), pipeline, masks=masks, generator=seeded())
+
+        assert moved.masks.shape == masks.shape
+        if not isinstance(module, kauto.RandAugment):
+            assert torch.equal(moved.masks, masks.flip(-1))
+
+
 class TestBadInput:
     @pytest.mark.parametrize(
         ("changes", "error", "text"),
@@ -592,6 +607,14 @@ class TestBadInput:
                 {"augmentation": ka.AugmentationSequential(nn.Flatten(0, 1)), "masks": torch.zeros(4, 8, 8)},
                 TypeError,
                 "got Flatten, which can be applied to images alone",
+            ),
+            (
+                {
+                    "augmentation": ka.AugmentationSequential(kornia.filters.BlurPool2D(3)),
+                    "masks": torch.zeros(4, 8, 8),
+                },
+                TypeError,
+                "got BlurPool2D, which can be applied to images alone",
             ),
             (
                 {

@@ -51,6 +51,8 @@ size, or call functions of torch whose rounding may depend on the batch size.
 
 _IN_PLACE = ("kornia.augmentation.", "kornia.color.", "kornia.enhance.", "kornia.filters.")
 """Packages of kornia whose modules move masks and points with the images, or leave all of them in their place."""
+_RESIZING = ("BlurPool2D", "EdgeAwareBlurPool2D", "MaxBlurPool2D", "RawToRgb2x2Downscaled")
+"""Classes in these packages that shrink the images and leave masks and points as they are."""
 
 
 class AugmentationDraws(NamedTuple):
@@ -374,8 +376,9 @@ def _check_movable(augmentation: nn.Module, *, points: bool) -> None:
     containers = [module for module in augmentation.modules() if isinstance(module, SequentialBase)]
     inner = [child for container in containers for child in container.children() if type(child) is not nn.Identity]
     for module in (augmentation, *inner):
+        kind = type(module)
         known = isinstance(module, (_AugmentationBase, SequentialBase)) or (
-            module is not augmentation and type(module).__module__.startswith(_IN_PLACE)
+            module is not augmentation and kind.__module__.startswith(_IN_PLACE) and kind.__name__ not in _RESIZING
         )
         if not known:
             raise TypeError(
