@@ -53,15 +53,17 @@ class TestShiftHue:
 
         torch.testing.assert_close(shifted, tv.adjust_hue(images(), turns), rtol=0, atol=2e-6)
 
-    @given(seed=st.integers(0, 99), angle=st.floats(-3.125, 3.125, width=32))
+    @given(
+        seed=st.integers(0, 99),
+        levels=st.sampled_from([None, 2, 255]),
+        angle=st.floats(-3.125, 3.125, width=32),
+    )
     @settings(max_examples=40, deadline=None)
-    def test_rounding(self, seed, angle):
-        """Within a turn, float32 differs from kornia's by less than 2e-6."""
-        angles = torch.full((4,), angle)
+    def test_rounding(self, seed, levels, angle):
+        """Within a turn, float32 differs from kornia's by less than 3e-6, as documented; at most 2.4e-6 was measured."""
+        batch, angles = images(seed, levels), torch.full((4,), angle)
 
-        torch.testing.assert_close(
-            shift_hue(images(seed), angles), adjust_hue(images(seed), angles % tau), rtol=0, atol=2e-6
-        )
+        torch.testing.assert_close(shift_hue(batch, angles), adjust_hue(batch, angles), rtol=0, atol=3e-6)
 
     @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own formulas, at first use
     def test_forward_mode(self):

@@ -112,7 +112,7 @@ def sizes_of_calls(augmentation):
 
 def assert_like_kornia(name, output, expected):
     """Compare with kornia's own result: the same bits, but for the hue of ColorJitter."""
-    torch.testing.assert_close(output, expected, rtol=0, atol=2e-6 if name == "ColorJitter" else 0)
+    torch.testing.assert_close(output, expected, rtol=0, atol=3e-6 if name == "ColorJitter" else 0)
 
 
 PIPELINES = {

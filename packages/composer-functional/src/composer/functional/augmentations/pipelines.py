@@ -171,7 +171,7 @@ def augment_batch(
             another number of samples.
 
     On a CPU, ``ColorJitter`` without ``order`` shifts the hue of RGB images that need no gradients by a function of
-    this package, which takes a quarter of the time and differs from kornia's by less than 2e-6 for values in
+    this package, which takes a quarter of the time and differs from kornia's by less than 3e-6 for values in
     ``[0, 1]``. Later operations may amplify that, and those with thresholds, such as ``RandomPosterize``, may move a
     value to the next step.
 
