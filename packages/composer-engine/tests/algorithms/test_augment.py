@@ -127,6 +127,9 @@ FLIP = ka.RandomHorizontalFlip
         (lambda size: ka.PatchSequential(FLIP(), grid_size=(size, size), patchwise_apply=False), 2, 4),
         (lambda layout: ka.VideoSequential(FLIP(), data_format=layout), "BTCHW", "BCTHW"),
         (lambda same: ka.VideoSequential(FLIP(), same_on_frame=same), True, False),
+        (lambda order: ka.ColorJitter(0.1, 0.1, 0.1, 0.1, order=order), [0, 1, 2, 3], [3, 2, 1, 0]),
+        (lambda order: ka.AugmentationSequential(ka.ColorJiggle(0.1, order=order)), None, [0]),
+        (lambda scale: ka.RandomThinPlateSpline(scale=scale), 0.2, 0.4),
         (lambda value: ka.RandomChannelDropout(fill_value=value), 0.5, 0.25),
         (lambda mode: ka.RandomPlanckianJitter(mode=mode), "blackbody", "CIED"),
     ],
@@ -137,6 +140,29 @@ def test_what_modules_do_not_print_is_compared(make, before, now):
 
     assert saved == same
     assert saved != other
+
+
+@pytest.mark.parametrize(("degrees", "num_changes"), [(30.0, 0), (10.0, 1)])
+def test_older_checkpoints(recwarn, degrees, num_changes):
+    """Older checkpoints describe a pipeline as it prints itself; only that is compared with them."""
+    saved, now = State(model=None), State(model=None)
+    Engine(saved, algorithms=Augment(pipeline()))
+    Engine(now, algorithms=Augment(pipeline(degrees)))
+    state = saved.state_dict()
+    (record,) = state["algorithms"]
+    record["settings"]["augmentation"] = {"unsaved": " ".join(repr(pipeline()).split())}
+
+    assert len(now.load_state_dict(state).changed) == len(recwarn) == num_changes
+
+
+def test_use_does_not_change_the_description():
+    """A pipeline that was applied is described as before, so that a resumed run finds no difference."""
+    used = ka.AugmentationSequential(pipeline(), kauto.RandAugment(2, 10))
+    before = settings_of(used)
+
+    cf.augment_batch(torch.rand(4, 3, 16, 16), used)
+
+    assert settings_of(used) == before
 
 
 def settings_of(augmentation):

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import attrs
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from composer import functional as cf
 from composer.algorithms._annotations import annotated_images, check_keys, set_annotated_images
@@ -18,6 +19,8 @@ __all__ = ["Augment"]
 
 _FEW = 100
 """The most elements of a tensor that is described by them, such as weights of random choices."""
+_ARGUMENTS = {"_fixed_order": "order"}
+"""Private attributes of kornia's modules that hold an argument, and its name. Others change while a module is used."""
 
 
 def _in_one_line(module: nn.Module) -> str:
@@ -33,13 +36,15 @@ def _described(module: nn.Module) -> str:
 
 def _unprinted(module: nn.Module) -> list[str]:
     printed = f"{module!r} training="  # the mode is no setting
-    held = {
-        name: _plain(value) for name, value in {**vars(module), **dict(module.named_buffers(recurse=False))}.items()
-    }
+    attributes = {**vars(module), **dict(module.named_buffers(recurse=False))}
+    held = {_ARGUMENTS.get(name, name): _plain(value) for name, value in attributes.items()}
     return [
         f"{name}={value}"
         for name, value in held.items()
-        if value not in (None, {}) and not name.startswith("_") and not re.search(rf"\b{name}=", printed)
+        if value not in (None, {})
+        and not name.startswith("_")
+        and not name.endswith("_sampler")  # of a generator: made from arguments that it prints
+        and not re.search(rf"\b{name}=", printed)
     ]
 
 
@@ -49,6 +54,8 @@ def _plain(value: Any) -> Any:
         return value.name
     if isinstance(value, Tensor):
         return value.tolist() if value.numel() <= _FEW else None
+    if isinstance(value, Distribution):
+        return {name: _plain(getattr(value, name)) for name in value.arg_constraints}
     if isinstance(value, (list, tuple)):
         items = [_plain(one) for one in value]
         return None if None in items else items
@@ -90,7 +97,10 @@ class Augment(Algorithm):
         0.5
     """
 
-    augmentation: nn.Module = attrs.field(repr=_in_one_line, metadata={"describe": _described, "explain": _names})
+    augmentation: nn.Module = attrs.field(
+        repr=_in_one_line,
+        metadata={"describe": _described, "describe_older": _in_one_line, "explain": _names},
+    )
     input_key: BatchKey = 0
     mask_key: BatchKey | None = None
     boxes_key: BatchKey | None = None
