@@ -114,6 +114,7 @@ def test_changed_pipeline_is_reported_on_resume():
 
 
 FLIP = ka.RandomHorizontalFlip
+CROP = ka.RandomCrop((2, 2), padding=1)  # prints an argument of the same name as a container's
 
 
 @pytest.mark.parametrize(
@@ -125,6 +126,7 @@ FLIP = ka.RandomHorizontalFlip
         (lambda count: ka.AugmentationSequential(FLIP(), FLIP(), random_apply=count), 1, 2),
         (lambda weight: ka.ImageSequential(FLIP(), random_apply=1, random_apply_weights=[weight]), 0.5, 0.25),
         (lambda size: ka.PatchSequential(FLIP(), grid_size=(size, size), patchwise_apply=False), 2, 4),
+        (lambda name: ka.PatchSequential(CROP, padding=name, patchwise_apply=False), "same", "valid"),
         (lambda layout: ka.VideoSequential(FLIP(), data_format=layout), "BTCHW", "BCTHW"),
         (lambda same: ka.VideoSequential(FLIP(), same_on_frame=same), True, False),
         (lambda order: ka.ColorJitter(0.1, 0.1, 0.1, 0.1, order=order), [0, 1, 2, 3], [3, 2, 1, 0]),

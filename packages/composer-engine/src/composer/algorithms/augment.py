@@ -35,7 +35,8 @@ def _described(module: nn.Module) -> str:
 
 
 def _unprinted(module: nn.Module) -> list[str]:
-    printed = f"{module!r} training="  # the mode is no setting
+    inherits = type(module).__repr__ is nn.Module.__repr__  # prints its modules, too, whose names are not its own
+    printed = f"{module.extra_repr() if inherits else repr(module)} training="  # the mode is no setting
     attributes = {**vars(module), **dict(module.named_buffers(recurse=False))}
     held = {_ARGUMENTS.get(name, name): _plain(value) for name, value in attributes.items()}
     return [
