@@ -528,7 +528,8 @@ class TestParts:
 
 class TestOtherModules:
     @pytest.mark.parametrize(
-        "module", [nn.Identity(), kornia.enhance.AdjustBrightness(0.1), kornia.filters.MedianBlur(3), kauto.RandAugment(2, 10)]
+        "module",
+        [nn.Identity(), kornia.enhance.AdjustBrightness(0.1), kornia.filters.MedianBlur(3), kauto.RandAugment(2, 10)],
     )
     def test_accepted_with_masks(self, module):
         """Modules of kornia that move nothing, or masks with the images, are accepted in containers."""

@@ -99,7 +99,7 @@ def _may_have_hue(params: Any) -> bool:
 
 
 class _ShiftOrAdjust:
-    """Shifts the hue by :func:`shift_hue` if it can, else by kornia's function, which is what copies and pickles get."""
+    """Shifts the hue by :func:`shift_hue` if it can, else by kornia's function, which is in pickles and deep copies."""
 
     def __call__(self, image: Tensor, angle: Any) -> Tensor:
         usable = image.device.type == "cpu" and image.ndim == 4 and image.shape[1] == 3 and isinstance(angle, Tensor)
