@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kornia.enhance import adjust_hue
 from torch.autograd import forward_ad
+from torch.torch_version import TorchVersion
 from torchvision.transforms.v2 import functional as tv
 
 from composer import functional as cf
@@ -193,6 +194,7 @@ class TestPipelines:
         torch.testing.assert_close(found, augmentation(videos, params=draws.params), rtol=0, atol=3e-6)
         assert calls == [(10, 3, 9, 11)]
 
+    @pytest.mark.skipif(TorchVersion(torch.__version__) < "2.8", reason="kornia's own call fails with torch 2.7")
     def test_forward_mode(self, calls):
         """Pipelines have derivatives in forward mode, which are those of kornia's call."""
         batch, direction, jitter = images().double(), images(4).double(), ka.ColorJitter(hue=0.1)
