@@ -272,7 +272,8 @@ _PEARSON = {"mean_x", "mean_y", "var_x", "var_y", "corr_xy", "n_total"}
 
 def _merged_moments(values: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
     """Merge counts, means and sums of products about the means (Chan et al. 1982) of several parts of the samples."""
-    parts = {key: torch.stack(of_each).double() for key, of_each in values.items()}
+    # Releases of torchmetrics differ in which of the states of one output have a dimension.
+    parts = {key: torch.stack([one.double().flatten() for one in of_each]) for key, of_each in values.items()}
     counts = parts["n_total"]
     total = counts.sum(dim=0)
     means = {x: (counts * parts[f"mean_{x}"]).sum(dim=0) / total.clamp(min=1) for x in "xy"}
@@ -281,7 +282,7 @@ def _merged_moments(values: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
     for key, x, y in (("var_x", "x", "x"), ("var_y", "y", "y"), ("corr_xy", "x", "y")):
         merged[key] = (parts[key] + counts * off[x] * off[y]).sum(dim=0)
     merged |= {key: part.amax(dim=0) for key, part in parts.items() if key not in merged}
-    return {key: value.to(values[key][0].dtype) for key, value in merged.items()}
+    return {key: value.to(values[key][0].dtype).reshape(values[key][0].shape) for key, value in merged.items()}
 
 
 def _parts(metric: Any) -> dict[str, Any]:
