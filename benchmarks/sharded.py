@@ -185,19 +185,36 @@ def run_rounds(model: str, folder: Path, rounds: int) -> dict[str, Any]:
     for number in range(rounds + 1):
         for what in ("save", "load", "load from disk", "standstill"):
             for library in ("ours", "dcp") if number % 2 else ("dcp", "ours"):
+                if what == "save" and state.rank == 0:
+                    shutil.rmtree(folder / library, ignore_errors=True)
                 if what.startswith("load"):
                     state.optimizers = torch.optim.AdamW(state.model.parameters())
                     if state.rank == 0:
                         set_cached(folder / library, is_cached=what == "load")
+                touch_free_memory(2 * shard_bytes)
                 call, settle = ways[library][what.removesuffix(" from disk")]
                 measured = measure(call, settle)
                 if number:  # the first round imports modules and touches memory
                     figures.setdefault(what, {}).setdefault(library, []).append(measured)
-        measured = measure(partial(write, folder / str(state.rank), shard_bytes), nothing)
+        path = folder / str(state.rank)
+        path.unlink(missing_ok=True)
+        measured = measure(partial(write, path, shard_bytes), nothing)
         if number:
             figures.setdefault("writing", {}).setdefault("ours", []).append(measured)
     figures["writing"]["dcp"] = figures["save"]["dcp"]
     return {"shard": shard_bytes, "figures": figures}
+
+
+def touch_free_memory(size: int) -> None:
+    """Write to memory that is free, in all processes at once.
+
+    The host of a virtual machine may have taken it back, and gives it again a page at a time when it is touched, which
+    takes longer than to read as many bytes from a file.
+    """
+    with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        for place in range(0, size, 4096):
+            memory[place] = 1
 
 
 def set_cached(folder: Path, *, is_cached: bool) -> None:
@@ -214,7 +231,6 @@ def write(path: Path, size: int) -> None:
     chunk = mmap.mmap(-1, 4 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     chunk.madvise(mmap.MADV_HUGEPAGE)
     chunk.write(os.urandom(len(chunk)))
-    path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
     for _ in range(-(-size // len(chunk))):
         os.write(descriptor, chunk)

@@ -17,6 +17,7 @@ import traceback
 import warnings
 from collections import OrderedDict
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -36,7 +37,9 @@ from composer.checkpoint import (
     CheckpointError,
     CheckpointSaveError,
     find_checkpoints,
+    finding,
     load_checkpoint,
+    loading,
     manifest,
     merge_weights,
     save_checkpoint,
@@ -243,7 +246,36 @@ def fail(world_size, folder):
         load_checkpoint(f"{folder}/checkpoints/2", state)
     except Exception as error:  # noqa: BLE001  (compared by the test)
         errors["loading"] = f"{type(error).__name__}: {error}"
-    return {"errors": errors, "left": left, "changed": changed}
+    state, ema = make_state("2", factor=5)
+    with ExitStack() as stack:
+        if distributed.get_global_rank() == 1:  # reads after another has replaced the checkpoint
+            other = partial(loading.open_checkpoint, f"{folder}/other")
+            stack.enter_context(mock.patch.object(loading, "open_checkpoint", lambda _, *options: other(*options)))
+        try:
+            load_checkpoint(f"{folder}/checkpoints/4", state)
+        except CheckpointError as error:
+            errors["replaced"] = str(error)
+    changed["replaced"] = differences(state, ema, 5)
+    return {"errors": errors, "left": left, "changed": changed, "newest": newest(folder)}
+
+
+def newest(folder):
+    """Choose the newest undamaged one of three; return it, the warnings, and the parts that this process has read."""
+    if distributed.get_global_rank() == 0:
+        for name in ("4", "flipped", "of another save"):
+            shutil.copytree(f"{folder}/checkpoints/{name}", f"{folder}/newest/{name.replace(' ', '-')}")
+    distributed.barrier()
+    run_name = json.loads(Path(folder, "newest/4/manifest.json").read_text())["run_name"]
+    checked, check = [], finding.LocalFolder.check
+
+    def note(place, name, manifest, files):
+        checked.extend(f"{name}/{file}" for file in files if "-of-" in file)
+        check(place, name, manifest, files)
+
+    with warnings.catch_warnings(record=True) as caught, mock.patch.object(finding.LocalFolder, "check", note):
+        warnings.simplefilter("always")
+        path = finding.agreed_newest(f"{folder}/newest", run_name)
+    return {"path": path, "warnings": [str(one.message) for one in caught], "checked": checked}
 
 
 def refuse(*_):

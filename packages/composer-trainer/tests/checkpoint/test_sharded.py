@@ -129,6 +129,27 @@ class TestFailures:
         assert first.startswith(f"{folder}/checkpoints/flipped was not loaded, and nothing has been changed: it failed")
         assert second.rstrip(".") in first
 
+    def test_replaced_while_it_is_read(self, folder):
+        """If the processes have read two checkpoints, none is loaded."""
+        error = f"{folder}/checkpoints/4 was not loaded, and nothing has been changed: it was replaced by another"
+        for result in results(folder, "fail-"):
+            assert result["errors"]["replaced"].startswith(error)
+            assert result["changed"]["replaced"] == []
+
+    def test_newest_undamaged_one(self, folder):
+        """All processes choose the same one, after each has compared its share of the parts with the checksums."""
+        found = [result["newest"] for result in results(folder, "fail-")]
+        assert [one["path"] for one in found] == [f"{folder}/newest/4"] * 2
+        for one in found:
+            [first, second] = one["warnings"]
+            assert "newest/of-another-save/model-00004-of-00004.safetensors has been changed" in first
+            assert "newest/flipped/model-00003-of-00004.safetensors has been changed" in second
+        names = ["model", "optimizers", "extra"]
+        parts = sorted(f"4/{name}-0000{place}-of-00004.safetensors" for name in names for place in (1, 2, 3, 4))
+        first, second = ([file for file in one["checked"] if file.startswith("4/")] for one in found)
+        assert sorted(first + second) == [file for file in parts if (folder / "newest" / file).exists()]
+        assert abs(len(first) - len(second)) <= 1
+
     def test_a_part_is_missing_at_the_timeout(self, folder):
         """All processes raise an error that names the late one, nothing is left, and the next save succeeds."""
         error = "process 1 has not answered in 0.5 seconds; is it still running?"

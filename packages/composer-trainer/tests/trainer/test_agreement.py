@@ -37,13 +37,20 @@ class Run:
         self.parallel.prepare(self.state)
         self.batches = Batches(spec, -1, torch.device("cpu"))
         self.batches.agree_on_length()
-        self.agreement = Agreement(self.state, self.batches, self.parallel, weighs_tokens)
+        self.since_exchange = 0.0
+        self.agreement = Agreement(self.state, self.batches, self.parallel, self.elapsed, weighs_tokens)
+
+    def elapsed(self):
+        """Return the microseconds since the last call."""
+        seconds, self.since_exchange = self.since_exchange, 0.0
+        return seconds * 1e6
 
     def step(self, seconds=0.001, *, tokens=0, counted=None, logs=False, microbatches=1):
         """Take a step; return whether its counts were exchanged, its totals and the seconds to count."""
         before = self.parallel.exchanges
         count = len(self.batches.next()[0])
-        self.agreement.begin_batch(seconds)
+        self.since_exchange += seconds
+        self.agreement.begin_batch()
         self.agreement.begin_gradients(
             count, tokens, count if counted is None else counted, microbatches=microbatches, stop=False, logs=logs
         )

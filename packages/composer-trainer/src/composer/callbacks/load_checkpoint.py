@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from composer.checkpoint.finding import agreed_path
-from composer.checkpoint.loading import LoadedCheckpoint, check_checkpoint, loading_together
+from composer.checkpoint.loading import LoadedCheckpoint, check_together
 from composer.checkpoint.saving import check_ignore_keys
 from composer.core import Callback, Event, Logger, State
 from composer.core.checks import to_path
@@ -85,14 +85,13 @@ class LoadCheckpoint(Callback):
             return
         given = self.load_path.replace("{run_name}", state.run_name)
         path = agreed_path(lambda: given, "load_path") or given
-        with loading_together(path):
-            load = check_checkpoint(
-                path,
-                state,
-                weights_only=self.load_weights_only,
-                strict_model_weights=self.strict_model_weights,
-                ignore_keys=self.ignore_keys,
-                logger=logger,
-            )
+        checked = check_together(
+            path,
+            state,
+            weights_only=self.load_weights_only,
+            strict_model_weights=self.strict_model_weights,
+            ignore_keys=self.ignore_keys,
+            logger=logger,
+        )
         with failing_together("Loading a checkpoint"):
-            self.loaded = load()
+            self.loaded = checked.load()

@@ -27,7 +27,7 @@ from composer.distributed import all_gather_object, from_rank_zero, get_global_r
 from composer.distributed.collectives import failing_together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor
@@ -40,6 +40,7 @@ __all__ = [
     "Folder",
     "FoundCheckpoint",
     "OpenCheckpoint",
+    "agreed_newest",
     "agreed_path",
     "find_checkpoints",
     "is_remote",
@@ -69,8 +70,10 @@ class Folder(Protocol):
     def manifest(self, name: str) -> Manifest:
         """Return a checkpoint's manifest."""
 
-    def check(self, name: str, manifest: Manifest, *, thoroughly: bool = False) -> None:
-        """Compare a checkpoint's contents with its manifest."""
+    def check(
+        self, name: str, manifest: Manifest, files: Iterable[str] | None = None, *, thoroughly: bool = False
+    ) -> None:
+        """Compare a checkpoint's contents, or those of some files, with its manifest."""
 
     def exists(self, name: str) -> bool:
         """Return whether anything has a name."""
@@ -224,21 +227,67 @@ def newest_checkpoint(
         True
     """
     opened = open_folder(folder)
-    for found in reversed(find_checkpoints(opened)):
-        problem = found.problem
-        if found.manifest is not None:
-            if run_name not in (None, found.manifest.run_name):
-                continue
-            if weights_only not in (None, found.manifest.weights_only):
-                continue
-            try:
-                opened.check(found.name, found.manifest)
-            except CheckpointError as error:
-                problem = str(error)
-            else:
-                return found
-        warnings.warn(f"Skipped a checkpoint that is incomplete or damaged: {problem}", UserWarning, stacklevel=2)
+    for found in _candidates(opened, run_name, weights_only):
+        problem = found.problem or _problem(opened, found.name)
+        if problem is None:
+            return found
+        _warn_of_skipped(problem)
     return None
+
+
+def agreed_newest(folder: str | os.PathLike[str], run_name: str) -> str | None:
+    """Return the newest undamaged checkpoint from which a run resumes; None if there is none.
+
+    All processes have to call it. Rank 0 lists the checkpoints. The files with parts of sharded tensors are distributed
+    over the processes, which compare them with their checksums; each process compares all other files, so that none
+    waits longer than ``dist_timeout`` for another. One that does not see the checkpoint compares nothing, which
+    :func:`agreed_path` reports.
+
+    Args:
+        folder: A path or address.
+        run_name: The run that has saved it.
+
+    Raises:
+        CheckpointError: The folder cannot be read, or looking for a checkpoint failed in another process.
+    """
+    opened = open_folder(folder)
+    with failing_together("looking for a checkpoint", lambda reason: CheckpointError(folder, f"{reason.rstrip('.')}.")):
+        found = _candidates(opened, run_name, False) if get_global_rank() == 0 else []
+    for name, problem in from_rank_zero([(one.name, one.problem) for one in found]):
+        own = problem or _problem(opened, name, get_global_rank(), get_world_size())
+        problems = [one for one in all_gather_object(own) if one is not None]
+        if not problems:
+            return opened.at(name)
+        _warn_of_skipped(problems[0])
+    return None
+
+
+def _candidates(opened: Folder, run_name: str | None, weights_only: bool | None) -> list[FoundCheckpoint]:
+    """Return the checkpoints of a run, and those whose run is unknown as they are damaged, the newest first."""
+    return [
+        one
+        for one in reversed(find_checkpoints(opened))
+        if one.manifest is None
+        or (run_name in (None, one.manifest.run_name) and weights_only in (None, one.manifest.weights_only))
+    ]
+
+
+def _problem(opened: Folder, name: str, rank: int = 0, world_size: int = 1) -> str | None:
+    """Return what is wrong with a checkpoint, as far as this process compares its contents; None if nothing is."""
+    try:
+        manifest = opened.manifest(name)
+    except CheckpointError as error:
+        return None if rank else str(error)
+    parts = sorted(filter(PART.fullmatch, manifest.files))
+    try:
+        opened.check(name, manifest, sorted({*manifest.files} - {*parts} | {*parts[rank::world_size]}))
+    except CheckpointError as error:
+        return str(error)
+    return None
+
+
+def _warn_of_skipped(problem: str) -> None:
+    warnings.warn(f"Skipped a checkpoint that is incomplete or damaged: {problem}", UserWarning, stacklevel=3)
 
 
 def locate(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None) -> tuple[Folder, str]:

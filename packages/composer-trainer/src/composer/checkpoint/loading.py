@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,14 @@ from composer.checkpoint.composer_files import ComposerFile, own_names
 from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from composer.checkpoint.finding import OpenCheckpoint, agreed_path, is_remote, is_weights_file, open_checkpoint
 from composer.checkpoint.manifest import EXTRA, MODEL, OPTIMIZERS, STATE
-from composer.checkpoint.saving import IgnoreKeys, environment, ignored_keys, module_classes, refuse_fsdp1
+from composer.checkpoint.saving import (
+    IgnoreKeys,
+    environment,
+    ignored_keys,
+    module_classes,
+    refuse_fsdp1,
+    without_collector,
+)
 from composer.checkpoint.sharded import is_dtensor, like_weight
 from composer.checkpoint.tensor_file import read_tensors
 from composer.checkpoint.torch_files import read_torch_file, weights_in
@@ -26,19 +33,17 @@ from composer.core import LoadReport, State, StateMismatchError, join_tensors, s
 from composer.core.checks import abridged, to_texts
 from composer.core.evaluation_weights import reshard
 from composer.core.serialization import MAX_DEPTH
-from composer.distributed.collectives import failing_together
+from composer.distributed.collectives import all_agree, failing_together
 from composer.distributed.sharding import is_sharded
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from torch import Tensor
 
     from composer.checkpoint.manifest import Manifest
     from composer.core import Logger
     from composer.core.passes import Passes
 
-__all__ = ["LoadedCheckpoint", "check_checkpoint", "load_checkpoint", "loading_together"]
+__all__ = ["CheckedCheckpoint", "LoadedCheckpoint", "check_checkpoint", "check_together", "load_checkpoint"]
 
 CheckExtra = Callable[[dict[str, Any], tuple[str, ...]], Iterable[str]]
 
@@ -70,6 +75,19 @@ class LoadedCheckpoint:
     def __str__(self) -> str:
         lines = [f"{self.path} was loaded.", str(self.report), f"ignored: {', '.join(self.ignored)}"]
         return "\n".join(line for line in lines if line and line != "ignored: ")
+
+
+@attrs.frozen
+class CheckedCheckpoint:
+    """A checkpoint that was read and fits the run.
+
+    Args:
+        load: Loads it.
+        manifest: Its manifest; None for a file of weights.
+    """
+
+    load: Callable[[], LoadedCheckpoint]
+    manifest: Manifest | None
 
 
 def load_checkpoint(
@@ -139,24 +157,33 @@ def load_checkpoint(
     is_shared = is_sharded(state.model)
     if is_shared:  # a link may change, or a file system be behind, between the reads of two processes
         path = agreed_path(lambda: os.fspath(path), "path", folder=folder) or path
-    with loading_together(path) if is_shared else nullcontext():
-        load = check_checkpoint(path, state, **how)
-    with failing_together("Loading a checkpoint") if is_shared else nullcontext():
-        return load()
+    if not is_shared:
+        return check_checkpoint(path, state, **how).load()
+    checked = check_together(path, state, **how)
+    with failing_together("Loading a checkpoint"):
+        return checked.load()
 
 
-def loading_together(path: object) -> AbstractContextManager[None]:
-    """Fail in all processes if one fails: with its own error there, and with one that names it in the others.
+def check_together(path: str | os.PathLike[str], state: State, **how: Any) -> CheckedCheckpoint:
+    """Read and check a checkpoint in all processes; see :func:`check_checkpoint`.
 
-    Args:
-        path: The checkpoint, for the error.
+    If it fails in one, it fails in all: with its own error there, and with one that names it in the others.
+
+    Raises:
+        CheckpointError: Also if processes have read different checkpoints, as one was replaced in between.
     """
-    return failing_together(
-        "it",
-        lambda reason: CheckpointError(path, f"was not loaded, and nothing has been changed: {reason.rstrip('.')}."),
-    )
+
+    def failed(reason: str) -> CheckpointError:
+        return CheckpointError(path, f"was not loaded, and nothing has been changed: {reason.rstrip('.')}.")
+
+    with failing_together("it", failed):
+        checked = check_checkpoint(path, state, **how)
+    if not all_agree(checked.manifest):
+        raise failed("it was replaced by another while the processes read it. Load it again")
+    return checked
 
 
+@without_collector()
 def check_checkpoint(
     path: str | os.PathLike[str],
     state: State,
@@ -169,7 +196,7 @@ def check_checkpoint(
     algorithm_passes: Passes = None,
     logger: Logger | None = None,
     check_extra: CheckExtra | None = None,
-) -> Callable[[], LoadedCheckpoint]:
+) -> CheckedCheckpoint:
     """Read and check a checkpoint, change nothing, and return what loads it; see :func:`load_checkpoint`."""
     refuse_fsdp1(state.model)
     excluded = tuple(to_texts("exclude_algorithms", exclude_algorithms))
@@ -220,7 +247,7 @@ class _Load:
     logger: Logger | None
     check_extra: CheckExtra | None
 
-    def all(self, path: str, saved: dict[str, Any], manifest: Manifest) -> Callable[[], LoadedCheckpoint]:
+    def all(self, path: str, saved: dict[str, Any], manifest: Manifest) -> CheckedCheckpoint:
         ignored = self._ignore(path, saved)
         extra, modules = _dictionary(saved.pop("extra", {})), _dictionary(saved.pop("modules", {}))
         saved.pop("integrations", None)
@@ -257,9 +284,9 @@ class _Load:
                 fits.load(self.logger)
             return LoadedCheckpoint(path, fits.report, ignored, extra, manifest)
 
-        return load
+        return CheckedCheckpoint(load, manifest)
 
-    def weights(self, path: str, saved: dict[str, Any], manifest: Manifest | None) -> Callable[[], LoadedCheckpoint]:
+    def weights(self, path: str, saved: dict[str, Any], manifest: Manifest | None) -> CheckedCheckpoint:
         modules = _dictionary(saved.pop("modules", {}))
         ignored = self._ignore(path, saved)
         if "model" in ignored:
@@ -278,11 +305,11 @@ class _Load:
             checked.load(self.logger)
             return LoadedCheckpoint(path, checked.report, ignored, {}, manifest)
 
-        return load
+        return CheckedCheckpoint(load, manifest)
 
     def composer(
         self, path: str, file: ComposerFile, names: Mapping[str, str], own_weights: Mapping[str, Any]
-    ) -> Callable[[], LoadedCheckpoint]:
+    ) -> CheckedCheckpoint:
         """Check a checkpoint of MosaicML Composer: model, optimizers, schedulers and clock."""
         own = self.state.state_dict()
         own_keys = {record["key"] for record in own["algorithms"]}
@@ -321,7 +348,7 @@ class _Load:
             self.state.previous_timestamp = self.state.timestamp
             return LoadedCheckpoint(path, report, ignored)
 
-        return load
+        return CheckedCheckpoint(load, None)
 
     def _ignore(self, path: str, saved: dict[str, Any]) -> tuple[str, ...]:
         """Remove what is ignored, and put the run's own values there, so that they do not change."""

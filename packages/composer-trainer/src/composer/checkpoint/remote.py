@@ -16,7 +16,7 @@ from composer.checkpoint.local import records_while
 from composer.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, foreign_files, warn_of_unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from composer.checkpoint.saving import Snapshot
     from composer.checkpoint.sharded import ReadInto
@@ -112,13 +112,15 @@ class RemoteFolder:
         files, root = self._files()
         return files.cat_file(f"{root}/{name}/{MANIFEST}"), {file: size for file, size in sizes.items() if file}
 
-    def check(self, name: str, manifest: Manifest, *, thoroughly: bool = False) -> None:
-        """Download the contents of a checkpoint, and compare them with its manifest.
+    def check(
+        self, name: str, manifest: Manifest, files: Iterable[str] | None = None, *, thoroughly: bool = False
+    ) -> None:
+        """Download the contents of a checkpoint, or of some files, and compare them with its manifest.
 
         Raises:
             CheckpointError: The content of a file is not the one that was written.
         """
-        for file in manifest.files:
+        for file in manifest.files if files is None else files:
             self._fetch(name, file, manifest, None, thoroughly=thoroughly)
 
     def download(self, name: str, manifest: Manifest, to: Path, names: list[str]) -> None:

@@ -51,6 +51,7 @@ __all__ = [
     "save_sharded",
     "take_sharded_snapshot",
     "take_snapshot",
+    "without_collector",
     "write_sharded",
     "write_snapshot",
 ]
@@ -244,7 +245,7 @@ def take_sharded_snapshot(
     meets = meeting()
     reshard(state.model)  # it may have its complete weights since an evaluation
     block = evaluation_weights(state) if weights_only else contextlib.nullcontext(enter_result=False)
-    with block as may_differ, _without_collector():
+    with block as may_differ, without_collector():
         with saving_together(path):
             data, tensors = _split_files(_saved_state(state, extra, ignore_keys, weights_only=weights_only))
             described = own_parts(tensors, is_first=meets.exchange.rank == 0)
@@ -292,8 +293,8 @@ def write_sharded(
 
 
 @contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    # Thousands of new objects would start the garbage collector, which can take longer than the copy.
+def without_collector() -> Iterator[None]:
+    """Save or load without the garbage collector, which the many new objects would start, often for longer."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -354,7 +355,7 @@ def take_snapshot(
     """
     refuse_fsdp1(state.model)
     block = evaluation_weights(state) if weights_only else contextlib.nullcontext(enter_result=False)
-    with block as may_differ, _without_collector():
+    with block as may_differ, without_collector():
         saved = _saved_state(state, extra, ignore_keys, weights_only=weights_only)
         data, tensors = _split_files(saved)
         packed = {name: pack_tensors(group, copy=copy or may_differ, memory=memory) for name, group in tensors.items()}

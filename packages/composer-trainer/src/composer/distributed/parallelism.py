@@ -369,7 +369,7 @@ class Parallelism:
             microbatches: Maximum number of microbatches of a process.
             logs: Whether any process logs losses.
         """
-        self._counted, self._usual = samples, samples
+        self._counted, self._usual = samples, None  # there is nothing to correct
         key = (samples, microbatches, logs)
         if key not in self._expected:
             total = samples * self._data_world_size

@@ -12,6 +12,8 @@ from composer.distributed import all_gather_object
 from composer.trainer.progress import SavesProgress
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from composer.core import State
     from composer.distributed import BatchTotals, Parallelism
     from composer.trainer.training_data import Batches
@@ -36,12 +38,14 @@ class Agreement:
         state: The run.
         batches: The data.
         parallel: Exchanges the counts.
+        elapsed: Returns the microseconds of training since its last call.
         weighs_tokens: Whether microbatches are weighted by their tokens instead of their samples.
     """
 
     _state: State
     _batches: Batches
     _parallel: Parallelism
+    _elapsed: Callable[[], int]
     _weighs_tokens: bool
     _exchanges: bool = attrs.field(init=False, default=True)
     _logs: bool = attrs.field(init=False, default=False)
@@ -61,12 +65,13 @@ class Agreement:
             or any(algorithm.selects_samples for algorithm in self._state.algorithms)
         )
 
-    def begin_batch(self, seconds: float) -> None:
-        """Decide whether the processes exchange the counts of the next batch, ``seconds`` after the last one."""
-        self._seconds += seconds
+    def begin_batch(self) -> None:
+        """Decide whether the processes exchange the counts of the next batch."""
         self._since += 1
         self._exchanges = not self._left or not self._batches.is_full
-        if not self._exchanges:
+        if self._exchanges:
+            self._seconds = self._elapsed() / 1e6
+        else:
             self._left -= 1
 
     def begin_gradients(
@@ -99,16 +104,16 @@ class Agreement:
                 logs=logs,
                 is_certain=is_usual and self._is_certain(),
             )
-        elif is_usual and usual is not None:
-            self._parallel.expect_batch(usual, microbatches=max(microbatches, self._microbatches), logs=self._logs)
-        else:
+            return self._parallel.weight()
+        if not is_usual:
             raise RuntimeError(
                 f"train_dataloader has batches of {usual} samples, from which none were removed so far, but this one "
                 f"has {samples} samples and {tokens} tokens, and {counted} remain after algorithms and callbacks. The "
                 "other processes could not know. Give DataSpec(loader, get_num_samples_in_batch=...), or let the "
                 "property selects_samples of an algorithm that removes samples return True."
             )
-        return self._parallel.weight()
+        self._parallel.expect_batch(samples, microbatches=max(microbatches, self._microbatches), logs=self._logs)
+        return 1.0
 
     def finish_batch(self) -> tuple[BatchTotals, float]:
         """Return the totals of the batch, and the seconds by which the clock advances."""
@@ -123,7 +128,7 @@ class Agreement:
         self._logs, self._microbatches = totals.logs, totals.microbatches
         self._most = min(2 * self._most or 1, _MOST_BATCHES) if totals.is_certain else 0
         self._left = min(max(0, int(_SECONDS / self._pace) - 1), self._most) if self._pace else 0
-        self._seconds, self._since = 0.0, 0
+        self._since = 0
         return totals, max(0.0, missing)
 
 

@@ -12,11 +12,10 @@ from composer.checkpoint import (
     KeepBest,
     LoadedCheckpoint,
     find_checkpoints,
-    newest_checkpoint,
     save_checkpoint,
 )
-from composer.checkpoint.finding import agreed_path
-from composer.checkpoint.loading import check_checkpoint, loading_together
+from composer.checkpoint.finding import agreed_newest, agreed_path
+from composer.checkpoint.loading import check_together
 from composer.checkpoint.saving import check_ignore_keys, refuse_fsdp1
 from composer.core.checks import nearest, to_path, to_texts
 from composer.core.files import fill_in_run
@@ -106,7 +105,8 @@ class Loading:
             assert folder is not None
             # Also without a checkpoint: loggers continue an earlier start of this run.
             engine.logger.load_state_dict({})
-            newest = agreed_path(lambda: _newest(folder, state.run_name), "save_folder")
+            found = agreed_newest(folder, state.run_name)
+            newest = agreed_path(lambda: found, "save_folder")
             if newest is not None:
                 loaded = self._load(newest, folder, engine, progress, passes)
                 clock: Any = state.timestamp
@@ -141,29 +141,23 @@ class Loading:
         picky: bool = False,
     ) -> LoadedCheckpoint:
         state = engine.state
-        with loading_together(path):
-            load = check_checkpoint(
-                path,
-                state,
-                folder=folder,
-                weights_only=weights_only,
-                strict_model_weights=self.strict if picky else True,
-                ignore_keys=self.ignore_keys if picky else None,
-                exclude_algorithms=self.exclude_algorithms,
-                algorithm_passes=passes,
-                logger=engine.logger,
-                check_extra=progress.check,
-            )
+        checked = check_together(
+            path,
+            state,
+            folder=folder,
+            weights_only=weights_only,
+            strict_model_weights=self.strict if picky else True,
+            ignore_keys=self.ignore_keys if picky else None,
+            exclude_algorithms=self.exclude_algorithms,
+            algorithm_passes=passes,
+            logger=engine.logger,
+            check_extra=progress.check,
+        )
         with failing_together("Loading a checkpoint"):
-            loaded = load()
+            loaded = checked.load()
             if loaded.extra:
                 progress.load(loaded.extra, ignored=loaded.ignored)
         return loaded
-
-
-def _newest(folder: str, run_name: str) -> str | None:
-    found = newest_checkpoint(folder, run_name=run_name)
-    return None if found is None else found.path
 
 
 def save_together(state: State, path: str, *, extra: Mapping[str, Any], weights_only: bool) -> str:

@@ -73,10 +73,11 @@ class Run:
         self._search = MicrobatchSearch(self.state, parallel) if self.state.auto_microbatching else None
         self._count_samples = batches.spec.get_num_samples_in_batch
         self._count_tokens = batches.spec.get_num_tokens_in_batch
-        self._agreement = Agreement(self.state, batches, parallel, weigh_by_tokens)
+        self._agreement = Agreement(self.state, batches, parallel, self.clock.elapsed, weigh_by_tokens)
         self._weigh = batches.spec.get_num_loss_tokens_in_batch if weigh_by_tokens else self._count_samples
         self._rng_states: list[tuple[Callable[[Any], object], Any]] = []
         self._num_samples = self._num_tokens = 0
+        self._counts = True
         self._is_first_split = not self.state.auto_microbatching
 
     def is_over(self) -> bool:
@@ -158,14 +159,14 @@ class Run:
             return False
         self._num_samples = self._count_samples(batch)
         self._num_tokens = self._count_tokens(batch)
-        counts = self._runs_alone or self.batches.counts
+        counts = self._counts = self._runs_alone or self.batches.counts
         if counts:
             self.batches.num_samples += self._num_samples
         self.state.batch = batch
         self.losses.times_computed = 0
         if not self._runs_alone:
             self.state.batch_counts = counts
-            self._agreement.begin_batch(self.clock.elapsed() / 1e6)
+            self._agreement.begin_batch()
         return True
 
     def begin_gradients(self) -> None:
@@ -194,10 +195,10 @@ class Run:
         return parts if self._runs_alone else self._agreed_on(parts)
 
     def _agreed_on(self, parts: Sequence[tuple[Batch, float]]) -> Iterable[tuple[Batch, float]]:
-        parallel, counts = self.parallel, self.batches.counts
+        parallel = self.parallel
         rank_weight = self._agreement.begin_gradients(
-            self._num_samples if counts else 0,
-            self._num_tokens if counts else 0,
+            self._num_samples if self._counts else 0,
+            self._num_tokens if self._counts else 0,
             self._weigh(self.state.batch) if self.state.batch_counts else 0,
             microbatches=len(parts),
             stop=self.signals.received is not None,
@@ -207,6 +208,9 @@ class Run:
             parts = [(part, weight * rank_weight) for part, weight in parts]
         if self.state.device_train_microbatch_size is not None:
             parts = parallel.padded(parts)
+        if len(parts) == 1:  # without a generator in each step
+            parallel.begin_microbatch(True)
+            return parts
         return _announced(parts, parallel.begin_microbatch)
 
     def finish_gradients(self) -> None:
