@@ -183,7 +183,6 @@ def check_together(path: str | os.PathLike[str], state: State, **how: Any) -> Ch
     return checked
 
 
-@without_collector()
 def check_checkpoint(
     path: str | os.PathLike[str],
     state: State,
@@ -215,17 +214,18 @@ def check_checkpoint(
         if composer is not None:
             saved = {"model": composer.masks(own) | saved["model"], "algorithms": composer.surgery()}
         return load.weights(str(path), saved, None)
-    with open_checkpoint(path, folder, (MODEL, EXTRA, STATE) if weights_only else None) as opened:
-        if opened.manifest.weights_only and not weights_only:
-            raise CheckpointError(
-                opened.path,
-                "holds only weights, from which training cannot resume; set weights_only (load_weights_only of a "
-                "Trainer).",
-            )
-        saved = _read_state(opened, state, weights_only=weights_only)
-    if weights_only:
-        return load.weights(opened.path, saved, opened.manifest)
-    return load.all(opened.path, saved, opened.manifest)
+    with without_collector():
+        with open_checkpoint(path, folder, (MODEL, EXTRA, STATE) if weights_only else None) as opened:
+            if opened.manifest.weights_only and not weights_only:
+                raise CheckpointError(
+                    opened.path,
+                    "holds only weights, from which training cannot resume; set weights_only (load_weights_only of a "
+                    "Trainer).",
+                )
+            saved = _read_state(opened, state, weights_only=weights_only)
+        if weights_only:
+            return load.weights(opened.path, saved, opened.manifest)
+        return load.all(opened.path, saved, opened.manifest)
 
 
 @contextmanager

@@ -301,6 +301,7 @@ class CheckpointSaver(Callback):
                 make_way=lambda: self._make_way(folder, name),
                 finish=lambda manifest: self._finish(folder, name, links, manifest.run_name),
             )
+            snapshot.clean_up(folder)
         finally:
             if not isinstance(snapshot.tensors, Exception):
                 self._memory.give(snapshot.tensors.values())

@@ -220,6 +220,7 @@ def save_sharded(
     )
     with saving_together(folder.at(name)):  # none returns, and changes its tensors or ends, before all have finished
         write_sharded(folder, name, snapshot, overwrite=overwrite)
+    snapshot.clean_up(folder)
 
 
 def take_sharded_snapshot(
@@ -270,6 +271,8 @@ def write_sharded(
     finish: Callable[[Manifest], object] | None = None,
 ) -> None:
     """Write a checkpoint from all processes, unless an undamaged one of the same run and moment exists.
+
+    Call :meth:`ShardedSnapshot.clean_up` after it.
 
     Args:
         folder: The folder.

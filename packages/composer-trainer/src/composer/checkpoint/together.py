@@ -101,6 +101,7 @@ class ShardedSnapshot:
     number: int
     timeout: float
     _until: float = attrs.field(init=False, default=0.0)
+    _place: str | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
         self._until = time.monotonic() + self.timeout + (_LONGER if self.exchange.rank else 0.0)
@@ -151,6 +152,11 @@ class ShardedSnapshot:
             raise CheckpointSaveError(folder.at(name), begun["error"])
         return None
 
+    def clean_up(self, folder: Folder) -> None:
+        """Delete the checkpoint that was replaced, for which no process has to wait; call it after :meth:`write`."""
+        if self._place is not None:
+            folder.abandon(self._place)
+
     def hurry(self, seconds: float) -> None:
         """Wait no longer than some seconds from now for other processes, which may have ended."""
         self._until = min(self._until, time.monotonic() + seconds)
@@ -183,10 +189,10 @@ class ShardedSnapshot:
         except BaseException as error:
             with contextlib.suppress(Exception):  # this error is the one to raise
                 self._put_for_all(key, {"error": others_failed} if others_failed else _failed(0, error))
-            raise
-        finally:
             if place is not None:
                 folder.abandon(place)
+            raise
+        self._place = place
         return manifest
 
     def _write_parts(self, folder: Folder, name: str, place: str, others: Mapping[str, bytes]) -> dict[str, Any]:
