@@ -441,7 +441,10 @@ def like_weight(weight: Any, shape: Sequence[int], placements: Sequence[int]) ->
     """Return a DTensor of zeros on the mesh of a weight, with the placements of :attr:`TensorLayout.placements`."""
     from torch.distributed.tensor import Replicate, Shard, zeros  # noqa: PLC0415
 
-    placed = [Replicate() if dimension < 0 else Shard(dimension) for dimension in placements]
+    if [getattr(one, "dim", -1) for one in weight.placements] == [*placements]:
+        placed = weight.placements  # they may be _StridedShard, and not Shard
+    else:
+        placed = [Replicate() if dimension < 0 else Shard(dimension) for dimension in placements]
     return zeros(*shape, dtype=weight.dtype, device_mesh=weight.device_mesh, placements=placed)
 
 
