@@ -7,6 +7,7 @@ Each group is forked from this process, so that torch is imported once.
 
 import hashlib
 import json
+import math
 import os
 import pickle
 import shutil
@@ -27,7 +28,8 @@ from fsspec.implementations.local import LocalFileSystem
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, TensorDataset
 
 from composer import Callback, Trainer, distributed
@@ -53,15 +55,34 @@ from composer.core import Engine, Event, State, Timestamp
 from composer.models import ComposerClassifier
 
 FAULTS = ("flipped", "cut", "swapped", "missing", "of another save", "layout.json", "state.json")
-MESHES = {"1": (1,), "2": (2,), "4": (4,), "2x2": (2, 2), "4, second dimension": (4,), "2x2, second dimension": (2, 2)}
+MESHES = {
+    "1": {"shard": 1},
+    "2": {"shard": 2},
+    "4": {"shard": 4},
+    "2x2": {"replicate": 2, "shard": 2},
+    "4, second dimension": {"shard": 4},
+    "2x2, second dimension": {"replicate": 2, "shard": 2},
+    "2, tp": {"tp": 2},
+    "4, tp": {"tp": 4},
+    "2x2, tp": {"shard": 2, "tp": 2},
+    "3x2, tp": {"shard": 3, "tp": 2},
+}
+WORLD_SIZES = (1, 2, 4, 6)
+PLAN = {"even": ColwiseParallel(), "uneven": ColwiseParallel(), "narrow": RowwiseParallel()}
 
 
 class Net(nn.Module):
-    """Weights that four processes share evenly, unevenly, or with nothing for the last one; a buffer and a number."""
+    """Weights that four processes share evenly, unevenly, or with nothing for the last one; a buffer and a number.
+
+    FSDP2 shards only dimension 0 unevenly. Tensor parallelism splits the 5 columns of ``narrow`` over four processes
+    into 2, 2, 1 and 0, and does not split ``few``. It splits the 7 rows of ``uneven`` into 4 and 3, and FSDP2 these
+    over three processes into 2, 2, 0 and 1, 1, 1.
+    """
 
     def __init__(self):
         super().__init__()
         self.even, self.uneven, self.few = nn.Linear(8, 12), nn.Linear(4, 7), nn.Linear(8, 3, bias=False)
+        self.narrow = nn.Linear(5, 4)
         self.register_buffer("mean", torch.zeros(5))
 
     def forward(self, batch):
@@ -83,15 +104,18 @@ def make_state(mesh, *, factor):
     model = Net()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         tensor.data = numbers(name, tensor.shape, factor)
-    dimension = 1 if "second" in mesh else 0
-    names = ("shard",) if len(MESHES[mesh]) == 1 else ("replicate", "shard")
-    device_mesh = init_device_mesh("cpu", MESHES[mesh], mesh_dim_names=names)
-    if dimension:
+    names = tuple(MESHES[mesh])
+    device_mesh = init_device_mesh("cpu", tuple(MESHES[mesh].values()), mesh_dim_names=names)
+    if "tp" in names:
+        parallelize_module(model, device_mesh["tp"], PLAN)
+        device_mesh = device_mesh["shard"] if "shard" in names else None
+    elif "second" in mesh:
         # FSDP2 shards other dimensions only evenly.
         parts = [model.even, model.few]
         fully_shard(parts, mesh=device_mesh, shard_placement_fn=lambda one: Shard(1 if one.ndim > 1 else 0))
         fully_shard(model.uneven, mesh=device_mesh)
-    fully_shard(model, mesh=device_mesh)
+    if device_mesh is not None:
+        fully_shard(model, mesh=device_mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * factor)
     ema = EMA(half_life=None, smoothing=0.5)
     state = State(
@@ -116,11 +140,23 @@ def make_state(mesh, *, factor):
 
 @torch.no_grad()
 def fill(tensor, name, factor):
-    """Set a sharded tensor to the numbers of a name."""
-    [chunk] = tensor.__create_chunk_list__()
-    whole = numbers(name, tensor.shape, factor)
-    place = tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))
-    tensor.to_local().copy_(whole[place])
+    """Set a sharded or complete tensor to the numbers of a name."""
+    complete = numbers(name, tensor.shape, factor)
+    if isinstance(tensor, DTensor):
+        tensor.to_local().copy_(part_of(complete, tensor))
+    else:
+        tensor.copy_(complete)
+
+
+def part_of(complete, like):
+    """Return this process's part of a complete tensor, which the last dimension of the mesh, ``tp``, splits first."""
+    for place in reversed(range(like.device_mesh.ndim)):
+        if like.placements[place].is_replicate():
+            continue
+        dimension, rank = like.placements[place].dim, like.device_mesh.get_local_rank(place)
+        parts = complete.chunk(like.device_mesh.size(place), dim=dimension)
+        complete = parts[rank] if rank < len(parts) else complete.narrow(dimension, 0, 0)
+    return complete
 
 
 def differences(state, ema, factor):
@@ -137,8 +173,11 @@ def differences(state, ema, factor):
             f"average of {name}": averages[name],
         }
         for what, tensor in compared.items():
-            is_like = type(tensor) is type(parameter.data) and tensor.placements == parameter.placements
-            if not is_like or not torch.equal(tensor.full_tensor(), numbers(what, tensor.shape, factor)):
+            expected, own = numbers(what, parameter.shape, factor), tensor
+            if isinstance(parameter, DTensor):
+                expected, own = part_of(expected, parameter), tensor.to_local()
+            is_like = type(tensor.data) is type(parameter.data) and placements_of(tensor) == placements_of(parameter)
+            if not is_like or not torch.equal(own, expected):
                 found.append(what)
         if held["step"].item() != factor:
             found.append(f"{name}.step")
@@ -147,6 +186,11 @@ def differences(state, ema, factor):
     if (state.rank_zero_seed, optimizer.param_groups[0]["lr"]) != (factor, 0.1 * factor):
         found.append("settings")
     return found
+
+
+def placements_of(tensor):
+    """Return the placements of a DTensor, and None for another tensor."""
+    return tensor.placements if isinstance(tensor, DTensor) else None
 
 
 def in_group(world_size, folder, run):
@@ -177,7 +221,7 @@ def in_group(world_size, folder, run):
 
 
 def meshes_of(world_size):
-    return [name for name, shape in MESHES.items() if torch.Size(shape).numel() == world_size]
+    return [name for name, mesh in MESHES.items() if math.prod(mesh.values()) == world_size]
 
 
 def save(world_size, folder):
@@ -504,7 +548,7 @@ def digests(state):
 
     def add(value, path):
         if isinstance(value, torch.Tensor):
-            whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+            whole = value.full_tensor() if isinstance(value, DTensor) else value
             found[path] = hashlib.sha256(whole.detach().contiguous().numpy().tobytes()).hexdigest()
         elif isinstance(value, (dict, list, tuple)):
             for key, item in value.items() if isinstance(value, dict) else enumerate(value):
@@ -585,14 +629,18 @@ class Factored(torch.optim.Optimizer):
             parameter.sub_(parameter.grad / (root.unsqueeze(-1) if parameter.ndim > 1 else root), alpha=0.1)
 
 
-def make_factored(*, is_sharded=True):
+FSDP = {"fsdp": {}}
+FSDP_TP = {"mesh": {"shard": 2, "tp": 2}, "tp": {"plan": {"even": "colwise"}}, "fsdp": {}}
+
+
+def make_factored(config):
     """Return a run with such an optimizer, and weights that torch's operations on DTensors support in each mesh."""
     torch.manual_seed(0)
     model = nn.Sequential(OrderedDict(even=nn.Linear(8, 12)))
     optimizer = Factored(model.parameters())
     state = State(model, optimizers=optimizer, callbacks=Holder(), rank=distributed.get_global_rank())
-    if is_sharded:
-        distributed.Parallelism({"fsdp": {}}).prepare(state)
+    if config is not None:
+        distributed.Parallelism(config).prepare(state)
     return state
 
 
@@ -605,26 +653,60 @@ def step(state, count):
     return digests(state)
 
 
+def save_factored(config, path):
+    """Save after two steps; return the placements of a moment, and the digests after two more steps."""
+    state = make_factored(config)
+    step(state, 2)
+    save_checkpoint(state, path)
+    found = placements_of_moment(state)
+    return {"placements": found, "end": step(state, 2)}
+
+
+def placements_of_moment(state):
+    return str(state.optimizers[0].state[state.model.even.weight]["moment"].placements)
+
+
+def load_factored(config, path):
+    """Load before and after the model is sharded, and take two steps; return the digests."""
+    later, before = make_factored(config), make_factored(None)
+    load_checkpoint(path, later)
+    load_checkpoint(path, before)
+    distributed.Parallelism(config).prepare(before)
+    return {
+        "held": type(later.callbacks[0].held["even.weight"]).__name__,
+        "placements": placements_of_moment(later),
+        "later": step(later, 2),
+        "before": step(before, 2),
+    }
+
+
+def refused_ones(path):
+    """Return the errors for a mesh of other dimensions, and for parts that are no blocks."""
+    found = []
+    try:
+        load_checkpoint(path, make_factored(FSDP))
+    except CheckpointError as error:
+        found.append(str(error))
+    weight = make_factored(FSDP_TP).model.even.weight
+    placements = (weight.placements[0], Replicate())
+    rows = DTensor.from_local(torch.zeros(6, 8), weight.device_mesh, placements, run_check=False)
+    try:
+        sharded.own_parts({"model.safetensors": {"rows": rows}}, is_first=True)
+    except RuntimeError as error:
+        found.append(str(error))
+    return found
+
+
 def kinds(world_size, folder):
     """Load what has another shape than its weight, or was not sharded, and from two paths; return what differs."""
-    state = make_factored()
-    step(state, 2)
-    if world_size == 2:
-        save_checkpoint(state, f"{folder}/factored")
-        expected = step(state, 2)
-        if distributed.get_global_rank() == 0:
-            Path(folder, "factored.json").write_text(json.dumps(expected))
-        distributed.barrier()
-    later, before = make_factored(), make_factored(is_sharded=False)
-    load_checkpoint(f"{folder}/factored", later)
-    load_checkpoint(f"{folder}/factored", before)
-    distributed.Parallelism({"fsdp": {}}).prepare(before)
-    expected = json.loads(Path(folder, "factored.json").read_text())
-    found = {
-        "held": type(later.callbacks[0].held["even.weight"]).__name__,
-        "later": [name for name, digest in step(later, 2).items() if digest != expected[name]],
-        "before": [name for name, digest in step(before, 2).items() if digest != expected[name]],
-    }
+    found = {}
+    for name, config, writers in (("fsdp", FSDP, 2), ("fsdp and tp", FSDP_TP, 4)):
+        if world_size == writers:
+            found[f"{name}, saved"] = save_factored(config, f"{folder}/factored {name}")
+        if world_size >= writers:
+            found[name] = load_factored(config, f"{folder}/factored {name}")
+    if world_size == 4:
+        found["refused"] = refused_ones(f"{folder}/factored fsdp and tp")
     state, ema = make_state(str(world_size), factor=5)
     place = "checkpoints/2" if distributed.get_global_rank() == 0 else "other"
     load_checkpoint(f"{folder}/{place}", state)  # as a link that changes between the reads of two processes
@@ -684,11 +766,11 @@ def load_alone(folder):
 
 
 def main(folder):
-    for world_size in (1, 2, 4):
+    for world_size in WORLD_SIZES:
         in_group(world_size, folder, save)
     save_plain(folder)
     Path(folder, "alone.json").write_text(json.dumps(load_alone(folder)))
-    for world_size in (1, 2, 4):
+    for world_size in WORLD_SIZES:
         in_group(world_size, folder, load)
     for fault in FAULTS:
         damage(Path(folder, "checkpoints"), fault)

@@ -27,12 +27,24 @@ from composer.checkpoint.sharded import Layout, PartFile, TensorLayout, own_part
 from composer.core import Timestamp
 
 FAULTS = ["flipped", "cut", "swapped", "missing", "of another save", "layout.json", "state.json"]
-MESHES = ["1", "2", "4", "2x2", "4, second dimension", "2x2, second dimension"]
+MESHES = {
+    "1": 1,
+    "2": 2,
+    "4": 4,
+    "2x2": 4,
+    "4, second dimension": 4,
+    "2x2, second dimension": 4,
+    "2, tp": 2,
+    "4, tp": 4,
+    "2x2, tp": 4,
+    "3x2, tp": 6,
+}
+"""The number of processes in each mesh."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, run_program):
-    """The folder of the program, which takes more than 5 seconds: it starts six groups of up to four processes."""
+    """The folder of the program, which takes more than 5 seconds: it starts groups of up to six processes."""
     path = tmp_path_factory.mktemp("sharded")
     run_program("sharded_program.py", path)
     return path
@@ -49,7 +61,7 @@ class TestMeshes:
     def test_any_to_any(self, folder, saved, mesh):
         """Weights, optimizer and averages are those that were saved, on every rank."""
         found = [result[f"{saved} -> {mesh}"] for result in results(folder, "load-") if f"{saved} -> {mesh}" in result]
-        assert found == [[]] * (4 if "2x2" in mesh else int(mesh[0]))
+        assert found == [[]] * MESHES[mesh]
 
     @pytest.mark.parametrize("saved", MESHES)
     def test_without_sharding(self, folder, saved):
@@ -86,7 +98,7 @@ class TestInspection:
         """It is found like any other, and shown with its weights and files."""
         assert all(found.is_whole for found in find_checkpoints(folder / "checkpoints") if found.name not in FAULTS)
         text = show_checkpoint(folder / "checkpoints/4")
-        assert "weights     172 numbers" in text
+        assert "weights     196 numbers" in text
         assert "model-00004-of-00004.safetensors" in text
 
     def test_same_run_on_another_mesh(self, folder):
@@ -202,16 +214,36 @@ class TestOtherState:
 
 class TestKinds:
     @pytest.mark.parametrize("moment", ["later", "before"])
-    def test_other_shapes(self, folder, moment):
+    @pytest.mark.parametrize(("name", "processes"), [("fsdp", 6), ("fsdp and tp", 4)])
+    def test_other_shapes(self, folder, name, processes, moment):
         """An optimizer whose state has another shape than its weight trains on with equal bits, on any mesh.
 
         The checkpoint is loaded before the model is sharded, as by the Trainer, or later.
         """
-        assert [result[moment] for result in results(folder, "kinds-")] == [[]] * 6
+        found = results(folder, "kinds-")
+        [end, *_] = [result[f"{name}, saved"]["end"] for result in found if f"{name}, saved" in result]
+        assert [result[name][moment] for result in found if name in result] == [end] * processes
+
+    @pytest.mark.parametrize(
+        ("name", "kind"), [("fsdp", "(Shard(dim=0),)"), ("fsdp and tp", "(_StridedShard(dim=0, sf=2), Shard(dim=0))")]
+    )
+    def test_placements_of_other_shapes(self, folder, name, kind):
+        """Such state is sharded as it was, also where FSDP2 has split the parts of tensor parallelism."""
+        found = results(folder, "kinds-")
+        assert {result[key]["placements"] for result in found for key in (name, f"{name}, saved") if key in result} == {
+            kind
+        }
 
     def test_no_dtensor(self, folder):
         """A tensor that was not sharded is not sharded, even if it has the name and the shape of a weight."""
-        assert [result["held"] for result in results(folder, "kinds-")] == ["Tensor"] * 6
+        assert [result["fsdp"]["held"] for result in results(folder, "kinds-")] == ["Tensor"] * 6
+
+    def test_refused(self, folder):
+        """State of another shape is refused on a mesh of other dimensions, and a tensor whose parts are no blocks."""
+        for mesh, blocks in (result["refused"] for result in results(folder, "kinds-4")):
+            assert "'optimizers.Factored.state.even.weight.moment' has another shape than its weight" in mesh
+            assert "was sharded over a mesh of 2 dimensions instead of 1" in mesh
+            assert "has parts that are not blocks of it" in blocks
 
     def test_one_checkpoint(self, folder):
         """All processes load the checkpoint that the first one finds, and raise the same error if there is none."""

@@ -16,6 +16,7 @@ import xxhash
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.manifest import BLOCK_BYTES, LAYOUT, MODEL, read_json
 from composer.checkpoint.tensor_file import DTYPES, bytes_of, is_dense, new_tensors, pack_tensors
+from composer.functional.training.gradient_clipping import own_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -198,7 +199,7 @@ def own_parts(tensors: Mapping[str, Mapping[str, Tensor]], *, is_first: bool) ->
         is_first: Whether this is the first process.
 
     Raises:
-        RuntimeError: A DTensor has partial sums instead of values.
+        RuntimeError: A DTensor has partial sums instead of values, or parts that are not blocks of it.
     """
     parts = _Parts()
     return {
@@ -251,9 +252,9 @@ class _Parts:
             return ((0,) * tensor.ndim, tuple(tensor.shape)) if is_first else None
         key = (tensor.device_mesh, tensor.placements, tensor.shape)
         if key not in self._known:
-            [chunk] = tensor.__create_chunk_list__()
-            is_empty = not math.prod(chunk.sizes) and tensor.numel()
-            self._known[key] = None if is_empty else (tuple(chunk.offsets), tuple(chunk.sizes))
+            part = own_part(tensor)
+            is_empty = not math.prod(part[1]) and tensor.numel()
+            self._known[key] = None if is_empty else part
         return self._known[key]
 
 
@@ -440,7 +441,10 @@ def like_weight(weight: Any, shape: Sequence[int], placements: Sequence[int]) ->
     """Return a DTensor of zeros on the mesh of a weight, with the placements of :attr:`TensorLayout.placements`."""
     from torch.distributed.tensor import Replicate, Shard, zeros  # noqa: PLC0415
 
-    placed = [Replicate() if dimension < 0 else Shard(dimension) for dimension in placements]
+    if [getattr(one, "dim", -1) for one in weight.placements] == [*placements]:
+        placed = weight.placements  # they may be _StridedShard, and not Shard
+    else:
+        placed = [Replicate() if dimension < 0 else Shard(dimension) for dimension in placements]
     return zeros(*shape, dtype=weight.dtype, device_mesh=weight.device_mesh, placements=placed)
 
 

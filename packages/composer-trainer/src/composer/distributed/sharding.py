@@ -345,9 +345,6 @@ def _shard_state(optimizer: Optimizer) -> None:
     for parameter, state in optimizer.state.items():
         if not isinstance(parameter, DTensor):
             continue
-        # Not by distribute_tensor, which does not support weights that tensor parallelism and FSDP2 split together.
-        [chunk] = parameter.__create_chunk_list__()  # type: ignore[no-untyped-call]
-        own = tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))
         factors = [
             [*parameter.shape[:dimension], *kept, *parameter.shape[dimension + 1 :]]
             for dimension in range(parameter.ndim)
@@ -357,9 +354,8 @@ def _shard_state(optimizer: Optimizer) -> None:
             if not isinstance(value, Tensor) or isinstance(value, DTensor):
                 continue
             if value.shape == parameter.shape:
-                sharded: Any = torch.zeros_like(parameter.detach(), dtype=value.dtype)
-                sharded.to_local().copy_(value[own])
-                state[name] = sharded
+                # Not by distribute_tensor, which does not support weights that tensor parallelism and FSDP2 split.
+                state[name] = shard_like(value, parameter)
             elif value.numel() > 1 and [*value.shape] in factors:
                 mesh = parameter.device_mesh
                 state[name] = DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
