@@ -172,8 +172,10 @@ class Turns:
     It is a forward pre-hook of the network that the trainer trains.
     """
 
-    def __init__(self, train: Callable[[int], None], block: int, settling: int) -> None:
-        self.train, self.block, self.settling = train, block, settling
+    def __init__(
+        self, train: Callable[[int], None], block: int, settling: int, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.train, self.block, self.settling, self.clock = train, block, settling, clock
         self.pairs: list[tuple[float, float]] = []
         """Microseconds of a step: in a block of the trainer, and in the block of the plain loop before it."""
         self._place = 0
@@ -183,15 +185,15 @@ class Turns:
         """Count a step; between two blocks of the trainer, run a block of the plain loop."""
         counted = (self.block - self.settling) / 1e6
         if self._place == self.block:
-            self.pairs.append(((time.perf_counter() - self._began) / counted, self._loop))
+            self.pairs.append(((self.clock() - self._began) / counted, self._loop))
             self._place = 0
         if self._place == 0:
             self.train(self.settling)
-            began = time.perf_counter()
+            began = self.clock()
             self.train(self.block - self.settling)
-            self._loop = (time.perf_counter() - began) / counted
+            self._loop = (self.clock() - began) / counted
         if self._place == self.settling:
-            self._began = time.perf_counter()
+            self._began = self.clock()
         self._place += 1
 
 
