@@ -2,8 +2,8 @@
 
 A model is sharded by FSDP2 over processes of one machine, with the state of AdamW. In each round both libraries save,
 load and save in the background in turns, in the same processes, in another order in each round. A time is the slowest
-process's, but for ``save`` that of the first that goes on; ratios are medians over the rounds, composer to DCP's in the same
-round.
+process's, but for ``save`` that of the first that goes on; ratios are medians over the rounds, composer to DCP's in the
+same round.
 
     save         until it is committed: on the disk, in place of an earlier one, ours with XXH3 of each file and block
     returned     until the slowest process goes on: ours deletes the earlier one when the new one is committed

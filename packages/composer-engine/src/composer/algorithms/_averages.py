@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from composer.core import Algorithm, Event, ExclusiveResource, NoEffectWarning, Stage, TimeUnit
 from composer.core.evaluation_weights import reshard
 from composer.core.serialization import from_data
-from composer.functional.training.gradient_clipping import local_parts, shard_like
+from composer.functional.dtensors import local_parts, shard_like
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from composer.core.model_state import unwrapped
-from composer.functional.training.gradient_clipping import local_parts
+from composer.functional.dtensors import local_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

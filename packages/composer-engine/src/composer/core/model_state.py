@@ -14,7 +14,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from composer.core.checks import nearest, shortened
 from composer.core.components import by_key
 from composer.core.serialization import from_data, is_number, plain
-from composer.functional.training.gradient_clipping import shard_like
+from composer.functional.dtensors import shard_like
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -12,7 +12,7 @@ from composer.core import Callback, Logger, State
 from composer.core.checks import true_or_false, whole_number_from
 from composer.core.serializable import reset_fields
 from composer.distributed import get_world_size
-from composer.functional.training.gradient_clipping import local_parts
+from composer.functional.dtensors import local_parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

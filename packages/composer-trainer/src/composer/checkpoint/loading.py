@@ -26,7 +26,7 @@ from composer.checkpoint.saving import (
     refuse_fsdp1,
     without_collector,
 )
-from composer.checkpoint.sharded import is_dtensor, like_weight
+from composer.checkpoint.sharded import like_weight
 from composer.checkpoint.tensor_file import read_tensors
 from composer.checkpoint.torch_files import read_torch_file, weights_in
 from composer.core import LoadReport, State, StateMismatchError, join_tensors, saved_state
@@ -35,6 +35,7 @@ from composer.core.evaluation_weights import reshard
 from composer.core.serialization import MAX_DEPTH
 from composer.distributed.collectives import all_agree, failing_together
 from composer.distributed.sharding import is_sharded
+from composer.functional.dtensors import is_dtensor
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,7 +16,7 @@ import xxhash
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.manifest import BLOCK_BYTES, LAYOUT, MODEL, read_json
 from composer.checkpoint.tensor_file import DTYPES, bytes_of, is_dense, new_tensors, pack_tensors
-from composer.functional.training.gradient_clipping import own_part
+from composer.functional.dtensors import is_dtensor, own_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -228,11 +228,6 @@ def _look_of(tensor: Tensor) -> Look:
         strides,
         tuple(getattr(one, "dim", -1) for one in placements) if is_dtensor(tensor) else None,
     )
-
-
-def is_dtensor(tensor: Any) -> bool:
-    """Return whether a tensor is a DTensor."""
-    return hasattr(tensor, "device_mesh")
 
 
 class _Parts:

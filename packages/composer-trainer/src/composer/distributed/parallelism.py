@@ -26,7 +26,7 @@ from composer.distributed.process_group import initialize_alone
 from composer.distributed.settings import Settings
 from composer.distributed.sharding import FSDPSettings, check_replicas, initialize, is_on_meta, is_sharded, shard
 from composer.functional.checks import check_flags
-from composer.functional.training.gradient_clipping import local_parts
+from composer.functional.dtensors import local_parts
 
 if TYPE_CHECKING:
     from composer.core import Batch, State

@@ -21,7 +21,7 @@ from composer.distributed.collectives import all_gather_object
 from composer.distributed.mesh import split_layers
 from composer.distributed.settings import Settings
 from composer.functional import update_params_in_optimizer
-from composer.functional.training.gradient_clipping import local_parts, shard_like
+from composer.functional.dtensors import local_parts, shard_like
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

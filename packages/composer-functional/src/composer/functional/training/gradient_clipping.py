@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from composer.functional.checks import check_interval
+from composer.functional.dtensors import is_dtensor, local_parts
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
-
-    from torch.distributed.tensor import DTensor
 
 __all__ = ["apply_gradient_clipping"]
 
@@ -94,77 +93,13 @@ def apply_gradient_clipping(
 def list_gradients(parameters: list[Tensor]) -> list[Tensor]:
     """Return the gradients of parameters that have one; partial sums of sharded ones are reduced over processes."""
     gradients: list[Tensor] = [parameter.grad for parameter in parameters]  # type: ignore[misc]
-    if _are_plain(gradients):
+    if {type(gradient) for gradient in gradients} <= _PLAIN:
         return gradients
     for place, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
-        if _is_sharded(gradient) and any(placement.is_partial() for placement in gradient.placements):
-            assert _is_sharded(parameter)
+        if is_dtensor(gradient) and any(placement.is_partial() for placement in gradient.placements):
+            assert is_dtensor(parameter)
             parameter.grad = gradients[place] = gradient.redistribute(placements=parameter.placements)
     return gradients
-
-
-def local_parts(tensors: list[Tensor]) -> list[Tensor]:
-    """Return the local part of each tensor, which shares its memory; call it without gradients."""
-    if _are_plain(tensors):
-        return tensors
-    return [tensor.to_local() if _is_sharded(tensor) else tensor for tensor in tensors]
-
-
-@torch.no_grad()
-def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return a complete tensor with the sharding of another of its shape; the same tensor if that is not sharded.
-
-    Every process passes the same tensor and keeps its part. Nothing is communicated.
-
-    Example:
-        >>> tensor = torch.ones(2)
-        >>> shard_like(tensor, torch.zeros(2)) is tensor
-        True
-    """
-    if not _is_sharded(like) or _is_sharded(tensor):
-        return tensor
-    sharded: Any = torch.empty_like(like, dtype=tensor.dtype, requires_grad=False)
-    part = tensor[tuple(slice(start, start + size) for start, size in zip(*own_part(sharded), strict=True))]
-    sharded.to_local().copy_(part)
-    return sharded  # type: ignore[no-any-return]
-
-
-def own_part(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the offset and shape of this process's part of a DTensor.
-
-    Where FSDP2 splits uneven parts of tensor parallelism (``_StridedShard``), the offset and shape that torch computes
-    may not be those of the local tensor. On a mesh of 3 x 2 processes, 7 rows are first split into 4 and 3, and then
-    into 2, 2, 0 and 1, 1, 1; torch computes 1 and 0 for the last of each.
-
-    Raises:
-        RuntimeError: The DTensor has partial sums instead of values, or its part is not one block of the tensor.
-    """
-    factors = [getattr(placement, "split_factor", 1) for placement in tensor.placements]
-    if max(factors, default=1) == 1:
-        [chunk] = tensor.__create_chunk_list__()
-        return tuple(chunk.offsets), tuple(chunk.sizes)
-    offset, shape, splits = [0] * tensor.ndim, [*tensor.shape], [1] * tensor.ndim
-    # FSDP2 splits the parts of tensor parallelism, which is a later dimension of the mesh.
-    order = sorted(range(len(factors)), key=lambda place: (factors[place] > 1, -place if factors[place] > 1 else place))
-    for place in order:
-        dimension = getattr(tensor.placements[place], "dim", None)
-        if dimension is None:
-            continue
-        if factors[place] not in (1, splits[dimension]):
-            break
-        count = tensor.device_mesh.size(place)
-        size = -(-shape[dimension] // count)
-        start = min(size * tensor.device_mesh.get_local_rank(place), shape[dimension])
-        offset[dimension] += start
-        shape[dimension] = min(size, shape[dimension] - start)
-        splits[dimension] *= count
-    else:
-        if tuple(shape) == tuple(tensor.to_local().shape):
-            return tuple(offset), tuple(shape)
-    raise RuntimeError(
-        f"A tensor of shape {tuple(tensor.shape)} with placements {tensor.placements} on the mesh {tensor.device_mesh} "
-        "has parts that are not blocks of it. Redistribute it to placements of a weight, or to Replicate()."
-    )
 
 
 def measure_norm(gradients: list[Tensor]) -> Tensor:
@@ -220,7 +155,7 @@ def _vector_norms(tensors: list[Tensor]) -> Tensor:
 
 def _add_up(norms: Tensor, like: Tensor, *, keeps_first: bool = False) -> Tensor:
     """Combine norms of shards over processes; with ``keeps_first``, one norm per entry of the first dimension."""
-    if not _is_sharded(like):
+    if not is_dtensor(like):
         return norms
     summed = [
         dimension
@@ -240,22 +175,9 @@ def _group(tensors: list[Tensor]) -> list[list[int]]:
     groups: dict[Hashable, list[int]] = {}
     for place, tensor in enumerate(tensors):
         plain = type(tensor) in _PLAIN
-        spread = (tensor.device_mesh, tensor.placements) if not plain and _is_sharded(tensor) else None
+        spread = (tensor.device_mesh, tensor.placements) if not plain and is_dtensor(tensor) else None
         groups.setdefault((tensor.device, tensor.dtype, spread), []).append(place)
     return list(groups.values())
-
-
-def _are_plain(tensors: list[Tensor]) -> bool:
-    return {type(tensor) for tensor in tensors} <= _PLAIN
-
-
-def _is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
-    # Importing DTensor is slow; plain tensors do not need it.
-    if type(tensor) in _PLAIN or not torch.distributed.is_available():
-        return False
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415
-
-    return isinstance(tensor, DTensor)
 
 
 def _norm_dtype(tensor: Tensor) -> torch.dtype:

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from composer.functional.checks import check_numbers, check_whole
-from composer.functional.training.gradient_clipping import list_gradients, local_parts, measure_norm, scale
+from composer.functional.dtensors import local_parts
+from composer.functional.training.gradient_clipping import list_gradients, measure_norm, scale
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,0 +1,86 @@
+"""The parts of DTensors that a process has, also of plain tensors, without importing DTensor for those."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+_PLAIN = {Tensor, nn.Parameter}
+
+
+def is_dtensor(tensor: object) -> TypeGuard[DTensor]:
+    """Return whether a value is a DTensor."""
+    if type(tensor) in _PLAIN or not torch.distributed.is_available():
+        return False
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415  (slow, and plain tensors do not need it)
+
+    return isinstance(tensor, DTensor)
+
+
+def local_parts(tensors: list[Tensor]) -> list[Tensor]:
+    """Return the local part of each tensor, which shares its memory; call it without gradients."""
+    if {type(tensor) for tensor in tensors} <= _PLAIN:
+        return tensors
+    return [tensor.to_local() if is_dtensor(tensor) else tensor for tensor in tensors]
+
+
+@torch.no_grad()
+def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a complete tensor with the sharding of another of its shape; the same tensor if that is not sharded.
+
+    Every process passes the same tensor and keeps its part. Nothing is communicated.
+
+    Example:
+        >>> tensor = torch.ones(2)
+        >>> shard_like(tensor, torch.zeros(2)) is tensor
+        True
+    """
+    if not is_dtensor(like) or is_dtensor(tensor):
+        return tensor
+    sharded: Any = torch.empty_like(like, dtype=tensor.dtype, requires_grad=False)
+    part = tensor[tuple(slice(start, start + size) for start, size in zip(*own_part(sharded), strict=True))]
+    sharded.to_local().copy_(part)
+    return sharded  # type: ignore[no-any-return]
+
+
+def own_part(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the offset and shape of this process's part of a DTensor.
+
+    Where FSDP2 splits uneven parts of tensor parallelism (``_StridedShard``), the offset and shape that torch computes
+    may not be those of the local tensor. On a mesh of 3 x 2 processes, 7 rows are first split into 4 and 3, and then
+    into 2, 2, 0 and 1, 1, 1; torch computes 1 and 0 for the last of each.
+
+    Raises:
+        RuntimeError: The DTensor has partial sums instead of values, or its part is not one block of the tensor.
+    """
+    factors = [getattr(placement, "split_factor", 1) for placement in tensor.placements]
+    if max(factors, default=1) == 1:
+        [chunk] = tensor.__create_chunk_list__()
+        return tuple(chunk.offsets), tuple(chunk.sizes)
+    offset, shape, splits = [0] * tensor.ndim, [*tensor.shape], [1] * tensor.ndim
+    # FSDP2 splits the parts of tensor parallelism, which is a later dimension of the mesh.
+    order = sorted(range(len(factors)), key=lambda place: (factors[place] > 1, -place if factors[place] > 1 else place))
+    for place in order:
+        dimension = getattr(tensor.placements[place], "dim", None)
+        if dimension is None:
+            continue
+        if factors[place] not in (1, splits[dimension]):
+            break
+        count = tensor.device_mesh.size(place)
+        size = -(-shape[dimension] // count)
+        start = min(size * tensor.device_mesh.get_local_rank(place), shape[dimension])
+        offset[dimension] += start
+        shape[dimension] = min(size, shape[dimension] - start)
+        splits[dimension] *= count
+    else:
+        if tuple(shape) == tuple(tensor.to_local().shape):
+            return tuple(offset), tuple(shape)
+    raise RuntimeError(
+        f"A tensor of shape {tuple(tensor.shape)} with placements {tensor.placements} on the mesh {tensor.device_mesh} "
+        "has parts that are not blocks of it. Redistribute it to placements of a weight, or to Replicate()."
+    )
