@@ -10,6 +10,8 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+__all__: list[str] = []
+
 _PLAIN = {Tensor, nn.Parameter}
 
 
