@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import resource
@@ -202,6 +203,38 @@ class TestWrite:
         local._write_file(tmp_path / "one", [memoryview(bytes(2 * CHUNK + 5))])
 
         assert written == [(CHUNK, True), (CHUNK, True), (5, False)]
+
+    def test_without_a_thread(self, tmp_path, monkeypatch):
+        """If no thread can be started, each chunk is written before the next is filled."""
+        content = bytes(range(256)) * (4 * CHUNK // 256)
+        monkeypatch.setattr(local, "Task", refuse_thread)
+
+        local._write_file(tmp_path / "one", [memoryview(content)])
+
+        assert (tmp_path / "one").read_bytes() == content
+
+    @pytest.mark.parametrize("chunks", [1, 4])
+    def test_a_thread_that_ends(self, tmp_path, monkeypatch, chunks):
+        """A thread that ended before it had begun raises an error, and is not waited for."""
+        monkeypatch.setattr(local, "Task", DeadTask)
+
+        with pytest.raises(ThreadError, match="its thread ended"):
+            local._write_file(tmp_path / "one", [memoryview(bytes(chunks * CHUNK))])
+
+    @pytest.mark.parametrize("chunks", [2, 9])
+    def test_a_chunk_that_cannot_be_written(self, tmp_path, monkeypatch, chunks):
+        """The error of the second chunk is raised, whether or not others follow."""
+        write, calls = local._write, itertools.count()
+
+        def fill_disk(file, content):
+            if next(calls) == 1:
+                raise OSError(errno.ENOSPC, "full")
+            write(file, content)
+
+        monkeypatch.setattr(local, "_write", fill_disk)
+
+        with pytest.raises(OSError, match="full"):
+            local._write_file(tmp_path / "one", [memoryview(bytes(chunks * CHUNK))])
 
     def test_removed_folder(self, runs, tmp_path):
         """A folder removed during the run is not created again."""
@@ -483,6 +516,8 @@ def refuse_thread(_):
 
 class DeadTask:
     """A thread that ends without a result."""
+
+    is_over = True
 
     def __init__(self, call):
         self.call = call

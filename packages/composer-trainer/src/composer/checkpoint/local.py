@@ -12,7 +12,8 @@ import shutil
 import threading
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from queue import Empty, SimpleQueue
+from typing import IO, TYPE_CHECKING, Self
 
 import attrs
 
@@ -39,6 +40,7 @@ __all__ = ["FolderLock", "LocalFolder", "check_files", "read_manifest", "records
 
 _CHUNK = 4 << 20
 _HASHED = 1 << 20
+_SECONDS_BETWEEN_LOOKS = 1.0
 _LOCK = ".lock"
 _TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
 _SET_ASIDE = ".replaced"
@@ -421,21 +423,82 @@ def _write_file(path: Path, pieces: Iterable[memoryview]) -> None:
 
     Pages for gigabytes take longer than the disk, and replace those of the data that is trained on.
     """
-    buffer, filled = memoryview(allocate(_CHUNK)), 0
     with path.open("xb", buffering=0) as file:
         _set_direct(file, True)
-        for piece in pieces:
-            rest = piece
-            while rest:
-                count = min(len(rest), _CHUNK - filled)
-                buffer[filled : filled + count] = rest[:count]
-                rest, filled = rest[count:], filled + count
-                if filled == _CHUNK:
-                    _write(file, buffer)
-                    filled = 0
+        with _Chunks(file) as chunks:
+            buffer, filled = chunks.free(), 0
+            for piece in pieces:
+                rest = piece
+                while rest:
+                    count = min(len(rest), _CHUNK - filled)
+                    buffer[filled : filled + count] = rest[:count]
+                    rest, filled = rest[count:], filled + count
+                    if filled == _CHUNK:
+                        chunks.write(buffer)
+                        buffer, filled = chunks.free(), 0
         _set_direct(file, False)  # only complete blocks of the disk can be written directly
         _write(file, buffer[:filled])
         os.fsync(file.fileno())
+
+
+class _Chunks:
+    """Writes one chunk of a file in a thread while the next is filled; the end of the block waits for the thread.
+
+    Args:
+        file: The file.
+
+    Raises:
+        OSError: From :meth:`free` or at the end of the block: a chunk could not be written.
+        ThreadError: The same, if the thread ended before it had begun, as there was no memory left.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._free: SimpleQueue[memoryview | None] = SimpleQueue()
+        self._filled: SimpleQueue[memoryview | None] = SimpleQueue()
+        for _ in range(2):
+            self._free.put(memoryview(allocate(_CHUNK)))
+        self._task: Task[None] | None = None
+        with contextlib.suppress(ThreadError):  # then each chunk is written before the next is filled
+            self._task = Task(self._run)
+
+    def _run(self) -> None:
+        try:
+            while (chunk := self._filled.get()) is not None:
+                _write(self._file, chunk)
+                self._free.put(chunk)
+        finally:
+            self._free.put(None)
+
+    def free(self) -> memoryview:
+        """Return memory to fill."""
+        while True:
+            try:
+                chunk = self._free.get(timeout=_SECONDS_BETWEEN_LOOKS)
+            except Empty:
+                if self._task is None or not self._task.is_over:
+                    continue
+                chunk = None
+            if chunk is not None:
+                return chunk
+            if self._task is not None:
+                self._task.result()  # raises its error
+
+    def write(self, chunk: memoryview) -> None:
+        """Write a chunk that :meth:`free` has returned, now or later."""
+        if self._task is None:
+            _write(self._file, chunk)
+            self._free.put(chunk)
+        else:
+            self._filled.put(chunk)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._filled.put(None)
+        if self._task is not None:
+            self._task.result()
 
 
 def _write(file: IO[bytes], content: memoryview) -> None:
