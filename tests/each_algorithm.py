@@ -159,7 +159,9 @@ def run_case(name, way, workers, folder):
     weights = [full(parameter.detach()) for parameter in first[0].state.model.parameters()]
     if way == "alone":
         return weights, []
-    again = train(name, way, workers, load_path=f"{path}/ep1-ba{SAVED}")
+    # It saves as the first, because a save gives all processes the buffers of the first one, as of BatchNorm.
+    options = {"load_path": f"{path}/ep1-ba{SAVED}", "save_folder": f"{path}/again", "save_interval": f"{SAVED}ba"}
+    again = train(name, way, workers, **options)
     one, other = compared(*first), compared(*again)
     distributed.barrier()
     shutil.rmtree(path, ignore_errors=True)

@@ -32,8 +32,8 @@ OTHER_LAW = {
     "RandAugment": "draws for the samples of each process",
     "StochasticDepth": "draws in the forward pass of each process",
 }
-SAMPLE = ["EMA,DDP,2", "GradientClipping,FSDP2,0", "MixUp,FSDP2,2", "NoOpModel,FSDP2,0", "SAM,HSDP,0"]
-SAMPLE += ["SelectiveBackprop,DDP,0"]
+SAMPLE = ["EMA,DDP,2", "GhostBatchNorm,HSDP,0", "GradientClipping,FSDP2,0", "MixUp,FSDP2,2", "NoOpModel,FSDP2,0"]
+SAMPLE += ["SAM,HSDP,0", "SelectiveBackprop,DDP,0"]
 ALL = [f"{name},{way},{workers}" for name in NAMES for way in WAYS for workers in (0, 2)]
 CASES = ALL if os.environ.get("RESUME_MATRIX") == "all" else SAMPLE
 

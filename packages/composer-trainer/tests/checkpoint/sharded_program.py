@@ -68,7 +68,10 @@ MESHES = {
     "3x2, tp": {"shard": 3, "tp": 2},
 }
 WORLD_SIZES = (1, 2, 4, 6)
-PLAN = {"even": ColwiseParallel(), "uneven": ColwiseParallel(), "narrow": RowwiseParallel()}
+EVEN = {"even": ColwiseParallel()}
+PLAN = {**EVEN, "uneven": ColwiseParallel(), "narrow": RowwiseParallel()}
+# With tensor parallelism, FSDP2 of torch 2.7 shards weights only evenly.
+FSDP_PLAN = EVEN if torch.torch_version.TorchVersion(torch.__version__) < "2.8" else PLAN
 
 
 class Net(nn.Module):
@@ -107,7 +110,7 @@ def make_state(mesh, *, factor):
     names = tuple(MESHES[mesh])
     device_mesh = init_device_mesh("cpu", tuple(MESHES[mesh].values()), mesh_dim_names=names)
     if "tp" in names:
-        parallelize_module(model, device_mesh["tp"], PLAN)
+        parallelize_module(model, device_mesh["tp"], FSDP_PLAN if "shard" in names else PLAN)
         device_mesh = device_mesh["shard"] if "shard" in names else None
     elif "second" in mesh:
         # FSDP2 shards other dimensions only evenly.

@@ -41,6 +41,11 @@ MESHES = {
 }
 """The number of processes in each mesh."""
 
+LOSES_SPLIT = pytest.mark.skipif(
+    torch.torch_version.TorchVersion(torch.__version__) < "2.8",
+    reason="operations of torch 2.7 lose how FSDP2 has split the parts of tensor parallelism (_StridedShard)",
+)
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, run_program):
@@ -214,7 +219,7 @@ class TestOtherState:
 
 class TestKinds:
     @pytest.mark.parametrize("moment", ["later", "before"])
-    @pytest.mark.parametrize(("name", "processes"), [("fsdp", 6), ("fsdp and tp", 4)])
+    @pytest.mark.parametrize(("name", "processes"), [("fsdp", 6), pytest.param("fsdp and tp", 4, marks=LOSES_SPLIT)])
     def test_other_shapes(self, folder, name, processes, moment):
         """An optimizer whose state has another shape than its weight trains on with equal bits, on any mesh.
 
@@ -225,7 +230,11 @@ class TestKinds:
         assert [result[name][moment] for result in found if name in result] == [end] * processes
 
     @pytest.mark.parametrize(
-        ("name", "kind"), [("fsdp", "(Shard(dim=0),)"), ("fsdp and tp", "(_StridedShard(dim=0, sf=2), Shard(dim=0))")]
+        ("name", "kind"),
+        [
+            ("fsdp", "(Shard(dim=0),)"),
+            pytest.param("fsdp and tp", "(_StridedShard(dim=0, sf=2), Shard(dim=0))", marks=LOSES_SPLIT),
+        ],
     )
     def test_placements_of_other_shapes(self, folder, name, kind):
         """Such state is sharded as it was, also where FSDP2 has split the parts of tensor parallelism."""
