@@ -281,7 +281,7 @@ class _Load:
                 warnings.warn(
                     f"Training that resumes from {path} may not be bit-identical: {changes}.", UserWarning, stacklevel=3
                 )
-            with _loading(path):
+            with _loading(path), without_collector():
                 fits.load(self.logger)
             return LoadedCheckpoint(path, fits.report, ignored, extra, manifest)
 
@@ -344,7 +344,7 @@ class _Load:
                 UserWarning,
                 stacklevel=3,
             )
-            with _loading(path):
+            with _loading(path), without_collector():
                 checked.load(self.logger)
             self.state.previous_timestamp = self.state.timestamp
             return LoadedCheckpoint(path, report, ignored)
