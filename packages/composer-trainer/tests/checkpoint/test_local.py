@@ -204,22 +204,16 @@ class TestWrite:
 
         assert written == [(CHUNK, True), (CHUNK, True), (5, False)]
 
-    def test_without_a_thread(self, tmp_path, monkeypatch):
-        """If no thread can be started, each chunk is written before the next is filled."""
-        content = bytes(range(256)) * (4 * CHUNK // 256)
-        monkeypatch.setattr(local, "Task", refuse_thread)
+    @pytest.mark.parametrize("chunks", [1, 4])
+    @pytest.mark.parametrize("ends", [False, True], ids=["no thread starts", "a thread ends at once"])
+    def test_without_a_thread(self, tmp_path, monkeypatch, ends, chunks):
+        """If no thread can be started, or it ends before it has begun, the chunks are written without it."""
+        content = bytes(range(256)) * (chunks * CHUNK // 256) + b"the end"
+        monkeypatch.setattr(local, "Task", DeadTask if ends else refuse_thread)
 
         local._write_file(tmp_path / "one", [memoryview(content)])
 
         assert (tmp_path / "one").read_bytes() == content
-
-    @pytest.mark.parametrize("chunks", [1, 4])
-    def test_a_thread_that_ends(self, tmp_path, monkeypatch, chunks):
-        """A thread that ended before it had begun raises an error, and is not waited for."""
-        monkeypatch.setattr(local, "Task", DeadTask)
-
-        with pytest.raises(ThreadError, match="its thread ended"):
-            local._write_file(tmp_path / "one", [memoryview(bytes(chunks * CHUNK))])
 
     @pytest.mark.parametrize("chunks", [2, 9])
     def test_a_chunk_that_cannot_be_written(self, tmp_path, monkeypatch, chunks):

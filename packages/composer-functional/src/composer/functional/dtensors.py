@@ -68,6 +68,8 @@ def own_part(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     # FSDP2 splits the parts of tensor parallelism, which is a later dimension of the mesh.
     order = sorted(range(len(factors)), key=lambda place: (factors[place] > 1, -place if factors[place] > 1 else place))
     for place in order:
+        if tensor.placements[place].is_partial():
+            break
         dimension = getattr(tensor.placements[place], "dim", None)
         if dimension is None:
             continue

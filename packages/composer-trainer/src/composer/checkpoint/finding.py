@@ -227,7 +227,7 @@ def newest_checkpoint(
         True
     """
     opened = open_folder(folder)
-    for found in _candidates(opened, run_name, weights_only):
+    for found in _candidates(opened, run_name, weights_only=weights_only):
         problem = found.problem or _problem(opened, found.name)
         if problem is None:
             return found
@@ -238,10 +238,11 @@ def newest_checkpoint(
 def agreed_newest(folder: str | os.PathLike[str], run_name: str) -> str | None:
     """Return the newest undamaged checkpoint from which a run resumes; None if there is none.
 
-    All processes have to call it. Rank 0 lists the checkpoints. The files with parts of sharded tensors are distributed
-    over the processes, which compare them with their checksums; each process compares all other files, so that none
-    waits longer than ``dist_timeout`` for another. One that does not see the checkpoint compares nothing, which
-    :func:`agreed_path` reports.
+    All processes have to call it. Rank 0 decides which checkpoints there are. Files with parts of sharded tensors are
+    distributed over the processes, which compare them with their checksums; each process compares all other files, so
+    that none waits longer than ``dist_timeout`` for another. Use the result with :func:`agreed_path`, which reports
+    processes that see other checkpoints: one that does not see rank 0's compares nothing here, and if rank 0 has none,
+    each process gets its own.
 
     Args:
         folder: A path or address.
@@ -251,18 +252,25 @@ def agreed_newest(folder: str | os.PathLike[str], run_name: str) -> str | None:
         CheckpointError: The folder cannot be read, or looking for a checkpoint failed in another process.
     """
     opened = open_folder(folder)
-    with failing_together("looking for a checkpoint", lambda reason: CheckpointError(folder, f"{reason.rstrip('.')}.")):
-        found = _candidates(opened, run_name, False) if get_global_rank() == 0 else []
-    for name, problem in from_rank_zero([(one.name, one.problem) for one in found]):
-        own = problem or _problem(opened, name, get_global_rank(), get_world_size())
-        problems = [one for one in all_gather_object(own) if one is not None]
+
+    def failed(reason: str) -> CheckpointError:
+        return CheckpointError(folder, f"cannot be resumed from: {reason.rstrip('.')}.")
+
+    with failing_together("looking for a checkpoint", failed):
+        own = _candidates(opened, run_name, weights_only=False)
+    listed = from_rank_zero([(one.name, one.problem) for one in own])
+    for name, known in listed:
+        with failing_together("reading a checkpoint", failed):
+            problem = known or _problem(opened, name, get_global_rank(), get_world_size())
+        problems = [one for one in all_gather_object(problem) if one is not None]
         if not problems:
             return opened.at(name)
         _warn_of_skipped(problems[0])
-    return None
+    names = {name for name, _ in listed}
+    return next((one.path for one in own if one.is_whole and one.name not in names), None)
 
 
-def _candidates(opened: Folder, run_name: str | None, weights_only: bool | None) -> list[FoundCheckpoint]:
+def _candidates(opened: Folder, run_name: str | None, *, weights_only: bool | None) -> list[FoundCheckpoint]:
     """Return the checkpoints of a run, and those whose run is unknown as they are damaged, the newest first."""
     return [
         one

@@ -328,8 +328,10 @@ class LocalFolder:
             raise
         _sync_folder(self.path)
         if os.path.lexists(aside):
-            with contextlib.suppress(OSError):  # the checkpoint is complete
+            try:
                 aside.rename(temporary)  # deleted by abandon(), which may take a third of the time of writing
+            except OSError:
+                shutil.rmtree(aside, ignore_errors=True)
 
     def _temporary(self, name: str) -> Path:
         return self.path / f".{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
@@ -449,7 +451,6 @@ class _Chunks:
 
     Raises:
         OSError: From :meth:`free` or at the end of the block: a chunk could not be written.
-        ThreadError: The same, if the thread ended before it had begun, as there was no memory left.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -481,8 +482,19 @@ class _Chunks:
                 chunk = None
             if chunk is not None:
                 return chunk
+            self._finish()
+
+    def _finish(self) -> None:
+        """Wait for the thread, and raise its error; write what it should have written if it ended before it began."""
+        try:
             if self._task is not None:
-                self._task.result()  # raises its error
+                self._task.result()
+        except ThreadError:
+            self._task = None
+            with contextlib.suppress(Empty):
+                while (chunk := self._filled.get_nowait()) is not None:
+                    _write(self._file, chunk)
+                    self._free.put(chunk)
 
     def write(self, chunk: memoryview) -> None:
         """Write a chunk that :meth:`free` has returned, now or later."""
@@ -497,8 +509,11 @@ class _Chunks:
 
     def __exit__(self, *_: object) -> None:
         self._filled.put(None)
-        if self._task is not None:
-            self._task.result()
+        try:
+            self._finish()
+        finally:
+            if self._task is not None:
+                self._task.wait()  # after Ctrl-C, too: the file is closed next
 
 
 def _write(file: IO[bytes], content: memoryview) -> None:

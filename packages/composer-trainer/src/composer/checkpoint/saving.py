@@ -218,9 +218,11 @@ def save_sharded(
     snapshot = take_sharded_snapshot(
         state, folder.at(name), extra, weights_only=weights_only, ignore_keys=ignore_keys, copy=False
     )
-    with saving_together(folder.at(name)):  # none returns, and changes its tensors or ends, before all have finished
-        write_sharded(folder, name, snapshot, overwrite=overwrite)
-    snapshot.clean_up(folder)
+    try:
+        with saving_together(folder.at(name)):  # none returns, and changes its tensors, before all have finished
+            write_sharded(folder, name, snapshot, overwrite=overwrite)
+    finally:
+        snapshot.clean_up(folder)
 
 
 def take_sharded_snapshot(
