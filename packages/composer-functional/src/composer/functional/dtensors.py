@@ -24,9 +24,14 @@ def is_dtensor(tensor: object) -> TypeGuard[DTensor]:
     return isinstance(tensor, DTensor)
 
 
+def are_plain(tensors: list[Tensor]) -> bool:
+    """Return whether all are plain tensors or parameters."""
+    return {type(tensor) for tensor in tensors} <= _PLAIN
+
+
 def local_parts(tensors: list[Tensor]) -> list[Tensor]:
     """Return the local part of each tensor, which shares its memory; call it without gradients."""
-    if {type(tensor) for tensor in tensors} <= _PLAIN:
+    if are_plain(tensors):
         return tensors
     return [tensor.to_local() if is_dtensor(tensor) else tensor for tensor in tensors]
 

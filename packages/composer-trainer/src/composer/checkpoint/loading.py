@@ -155,11 +155,10 @@ def load_checkpoint(
         "logger": logger,
         "check_extra": check_extra,
     }
-    is_shared = is_sharded(state.model)
-    if is_shared:  # a link may change, or a file system be behind, between the reads of two processes
-        path = agreed_path(lambda: os.fspath(path), "path", folder=folder) or path
-    if not is_shared:
+    if not is_sharded(state.model):
         return check_checkpoint(path, state, **how).load()
+    # A link may change, or a file system be behind, between the reads of two processes.
+    path = agreed_path(lambda: os.fspath(path), "path", folder=folder) or path
     checked = check_together(path, state, **how)
     with failing_together("Loading a checkpoint"):
         return checked.load()

@@ -77,7 +77,6 @@ class Run:
         self._weigh = batches.spec.get_num_loss_tokens_in_batch if weigh_by_tokens else self._count_samples
         self._rng_states: list[tuple[Callable[[Any], object], Any]] = []
         self._num_samples = self._num_tokens = 0
-        self._counts = True
         self._is_first_split = not self.state.auto_microbatching
 
     def is_over(self) -> bool:
@@ -159,7 +158,7 @@ class Run:
             return False
         self._num_samples = self._count_samples(batch)
         self._num_tokens = self._count_tokens(batch)
-        counts = self._counts = self._runs_alone or self.batches.counts
+        counts = self._runs_alone or self.batches.counts
         if counts:
             self.batches.num_samples += self._num_samples
         self.state.batch = batch
@@ -195,10 +194,10 @@ class Run:
         return parts if self._runs_alone else self._agreed_on(parts)
 
     def _agreed_on(self, parts: Sequence[tuple[Batch, float]]) -> Iterable[tuple[Batch, float]]:
-        parallel = self.parallel
+        parallel, counts = self.parallel, self.batches.counts
         rank_weight = self._agreement.begin_gradients(
-            self._num_samples if self._counts else 0,
-            self._num_tokens if self._counts else 0,
+            self._num_samples if counts else 0,
+            self._num_tokens if counts else 0,
             self._weigh(self.state.batch) if self.state.batch_counts else 0,
             microbatches=len(parts),
             stop=self.signals.received is not None,

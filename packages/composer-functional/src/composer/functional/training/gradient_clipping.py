@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from composer.functional.checks import check_interval
-from composer.functional.dtensors import is_dtensor, local_parts
+from composer.functional.dtensors import are_plain, is_dtensor, local_parts
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["apply_gradient_clipping"]
 
 _TYPES = ("norm", "value", "adaptive")
-_PLAIN = {Tensor, nn.Parameter}
 _EPSILON = 1e-3
 """The lower bound of a unit's weight norm, so that weights initialised with zero can change (arXiv:2102.06171)."""
 
@@ -93,7 +92,7 @@ def apply_gradient_clipping(
 def list_gradients(parameters: list[Tensor]) -> list[Tensor]:
     """Return the gradients of parameters that have one; partial sums of sharded ones are reduced over processes."""
     gradients: list[Tensor] = [parameter.grad for parameter in parameters]  # type: ignore[misc]
-    if {type(gradient) for gradient in gradients} <= _PLAIN:
+    if are_plain(gradients):
         return gradients
     for place, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
         if is_dtensor(gradient) and any(placement.is_partial() for placement in gradient.placements):
@@ -174,8 +173,7 @@ def _group(tensors: list[Tensor]) -> list[list[int]]:
     """Return the indices of tensors that one operation can process together."""
     groups: dict[Hashable, list[int]] = {}
     for place, tensor in enumerate(tensors):
-        plain = type(tensor) in _PLAIN
-        spread = (tensor.device_mesh, tensor.placements) if not plain and is_dtensor(tensor) else None
+        spread = (tensor.device_mesh, tensor.placements) if is_dtensor(tensor) else None
         groups.setdefault((tensor.device, tensor.dtype, spread), []).append(place)
     return list(groups.values())
 
