@@ -9,7 +9,8 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 
-from composer.checkpoint import CheckpointError, FileRecord, Manifest
+from composer.checkpoint import CheckpointError, FileRecord, Manifest, manifest
+from composer.checkpoint.manifest import PartContent
 from composer.core import Timestamp
 
 MANIFEST = Manifest(
@@ -52,13 +53,18 @@ class TestFileRecord:
         assert [list(record.hashes()) for record in records] == [["xxh3_128"], ["sha256"], ["xxh3_128"]]
         assert [len(record.hashes(thoroughly=True)) for record in records] == [2, 1, 1]
 
-    def test_parts(self):
-        """A file of parts has the XXH3 of the file and of its blocks, and no SHA-256."""
-        blocks = []
-        record = FileRecord.of([b"parts"], blocks)
+    def test_parts(self, monkeypatch):
+        """A file of parts has the XXH3 of the file and of its blocks, and no SHA-256; also if it is read again."""
+        monkeypatch.setattr(manifest, "BLOCK_BYTES", 4)
+        content = PartContent([memoryview(b"par"), memoryview(b"ts of tensors")])
+        next(iter(content))  # an attempt to write that has failed
+        for _ in range(2):
+            written = b"".join(content)
 
-        assert (record.sha256, record.xxh3_128) == (None, xxhash.xxh3_128_hexdigest(b"parts"))
-        assert blocks == [record.xxh3_128]
+        assert written == b"parts of tensors"
+        assert content.record == FileRecord(16, None, xxhash.xxh3_128_hexdigest(written))
+        blocks = (b"part", b"s of", b" ten", b"sors")
+        assert content.blocks == "".join(map(xxhash.xxh3_128_hexdigest, blocks))
 
     def test_no_checksum_raises(self):
         """A record without any checksum is refused."""
@@ -155,9 +161,9 @@ class TestManifest:
         """A manifest of format 1, whose files have one checksum, is read."""
         record = {"size": 1, "sha256": "0" * 64}
 
-        manifest = Manifest.from_bytes(signed(files={"state.json": record}, format_version=1), "manifest.json")
+        read = Manifest.from_bytes(signed(files={"state.json": record}, format_version=1), "manifest.json")
 
-        assert manifest.files == {"state.json": FileRecord(**record)}
+        assert read.files == {"state.json": FileRecord(**record)}
 
     def test_clock_overflow_raises(self):
         """A duration that is too large raises."""

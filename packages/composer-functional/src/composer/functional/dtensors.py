@@ -8,7 +8,10 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
+    from collections.abc import Sequence
+
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Placement
 
 __all__: list[str] = []
 
@@ -65,31 +68,41 @@ def own_part(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     Raises:
         RuntimeError: The DTensor has partial sums instead of values, or its part is not one block of the tensor.
     """
-    factors = [getattr(placement, "split_factor", 1) for placement in tensor.placements]
-    if max(factors, default=1) == 1:
+    if all(getattr(placement, "split_factor", 1) == 1 for placement in tensor.placements):
         [chunk] = tensor.__create_chunk_list__()
         return tuple(chunk.offsets), tuple(chunk.sizes)
-    offset, shape, splits = [0] * tensor.ndim, [*tensor.shape], [1] * tensor.ndim
-    # FSDP2 splits the parts of tensor parallelism, which is a later dimension of the mesh.
-    order = sorted(range(len(factors)), key=lambda place: (factors[place] > 1, -place if factors[place] > 1 else place))
-    for place in order:
-        if tensor.placements[place].is_partial():
-            break
-        dimension = getattr(tensor.placements[place], "dim", None)
-        if dimension is None:
-            continue
-        if factors[place] not in (1, splits[dimension]):
-            break
-        count = tensor.device_mesh.size(place)
-        size = -(-shape[dimension] // count)
-        start = min(size * tensor.device_mesh.get_local_rank(place), shape[dimension])
-        offset[dimension] += start
-        shape[dimension] = min(size, shape[dimension] - start)
-        splits[dimension] *= count
-    else:
-        if tuple(shape) == tuple(tensor.to_local().shape):
-            return tuple(offset), tuple(shape)
+    part = part_here(tensor.shape, tensor.device_mesh, tensor.placements)
+    if part is not None and part[1] == tuple(tensor.to_local().shape):
+        return part
     raise RuntimeError(
         f"A tensor of shape {tuple(tensor.shape)} with placements {tensor.placements} on the mesh {tensor.device_mesh} "
         "has parts that are not blocks of it. Redistribute it to placements of a weight, or to Replicate()."
     )
+
+
+def part_here(
+    shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Return the offset and shape of the part of a tensor that this process has for some placements.
+
+    None for placements whose parts are not blocks of the tensor, and for partial sums.
+    """
+    factors = [getattr(placement, "split_factor", 1) for placement in placements]
+    offset, sizes, splits = [0] * len(shape), [*shape], [1] * len(shape)
+    # FSDP2 splits the parts of tensor parallelism, which is a later dimension of the mesh.
+    order = sorted(range(len(factors)), key=lambda place: (factors[place] > 1, -place if factors[place] > 1 else place))
+    for place in order:
+        if placements[place].is_partial():
+            return None
+        dimension = getattr(placements[place], "dim", None)
+        if dimension is None:
+            continue
+        if factors[place] not in (1, splits[dimension]):
+            return None
+        count = mesh.size(place)
+        size = -(-sizes[dimension] // count)
+        start = min(size * mesh.get_local_rank(place), sizes[dimension])
+        offset[dimension] += start
+        sizes[dimension] = min(size, sizes[dimension] - start)
+        splits[dimension] *= count
+    return tuple(offset), tuple(sizes)

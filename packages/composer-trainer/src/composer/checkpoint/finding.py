@@ -87,8 +87,8 @@ class Folder(Protocol):
     def begin(self, name: str) -> str:
         """Return the place for the files of a new checkpoint."""
 
-    def put(self, name: str, place: str, file: str, pieces: Sequence[memoryview]) -> None:
-        """Write a file to a place, in any process."""
+    def put(self, name: str, place: str, file: str, pieces: Iterable[memoryview]) -> None:
+        """Write a file to a place, in any process; the pieces may be iterated over again after a failed attempt."""
 
     def commit(self, name: str, place: str, manifest: Manifest) -> None:
         """Write the manifest, which makes the files a checkpoint."""

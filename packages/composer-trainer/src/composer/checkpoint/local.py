@@ -113,19 +113,16 @@ def check_files(
 
 
 @contextlib.contextmanager
-def records_while(
-    files: Mapping[str, Sequence[memoryview]], blocks: Mapping[str, list[str]] | None = None
-) -> Iterator[Callable[[], dict[str, FileRecord]]]:
+def records_while(files: Mapping[str, Sequence[memoryview]]) -> Iterator[Callable[[], dict[str, FileRecord]]]:
     """Hash each content in a thread while they are written; the context ends after the threads.
 
     Yields a function that waits for the threads and returns the records of the files by name.
 
     Args:
         files: The contents by name.
-        blocks: For files by name, a list to which the checksums of their blocks are added.
     """
     tasks: dict[str, Task[FileRecord]] = {}
-    hashes = {name: partial(FileRecord.of, pieces, (blocks or {}).get(name)) for name, pieces in files.items()}
+    hashes = {name: partial(FileRecord.of, pieces) for name, pieces in files.items()}
 
     def record(name: str) -> FileRecord:
         with contextlib.suppress(KeyError, ThreadError):

@@ -20,7 +20,7 @@ from composer.core.checks import abridged, shortened
 from composer.core.serialization import field_types, from_data
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 __all__ = [
     "BLOCK_BYTES",
@@ -36,6 +36,7 @@ __all__ = [
     "STATE",
     "FileRecord",
     "Manifest",
+    "PartContent",
     "foreign_files",
     "read_json",
     "warn_of_unknown",
@@ -139,31 +140,16 @@ class FileRecord:
             raise ValueError("'sha256' or 'xxh3_128' is required.")
 
     @classmethod
-    def of(cls, pieces: Iterable[bytes | memoryview], blocks: list[str] | None = None) -> FileRecord:
-        """Return the record of a content that comes in pieces.
-
-        Args:
-            pieces: The content.
-            blocks: A list to which the XXH3 of each block of ``BLOCK_BYTES`` bytes is added, for a file of parts.
-        """
-        sha256, xxh3, block, size = hashlib.sha256(), xxhash.xxh3_128(), xxhash.xxh3_128(), 0
+    def of(cls, pieces: Iterable[bytes | memoryview]) -> FileRecord:
+        """Return the record of a content that comes in pieces."""
+        sha256, xxh3, size = hashlib.sha256(), xxhash.xxh3_128(), 0
         for piece in pieces:
-            begin = 0
-            while begin < len(piece):
-                # Small enough for the next hash to find it in the cache, and within a block.
-                chunk = piece[begin : begin + min(_CHUNK, BLOCK_BYTES - size % BLOCK_BYTES)]
-                begin, size = begin + len(chunk), size + len(chunk)
+            for begin in range(0, len(piece), _CHUNK):  # small enough for the next hash to find it in the cache
+                chunk = piece[begin : begin + _CHUNK]
+                size += len(chunk)
+                sha256.update(chunk)
                 xxh3.update(chunk)
-                if blocks is None:
-                    sha256.update(chunk)
-                else:
-                    block.update(chunk)
-                    if not size % BLOCK_BYTES:
-                        blocks.append(block.hexdigest())
-                        block.reset()
-        if blocks is not None and size % BLOCK_BYTES:
-            blocks.append(block.hexdigest())
-        return cls(size, sha256.hexdigest() if blocks is None else None, xxh3.hexdigest())
+        return cls(size, sha256.hexdigest(), xxh3.hexdigest())
 
     def hashes(self, *, thoroughly: bool = False) -> dict[str, Any]:
         """Return new objects like those of :mod:`hashlib` for the fastest checksum of the record, or for all."""
@@ -181,6 +167,50 @@ class FileRecord:
         for kind, digest in hashes.items():
             if digest.hexdigest() != getattr(self, kind):
                 raise CheckpointError(path, f"has been changed since it was written: its {kind} is not the manifest's.")
+
+
+@attrs.define(eq=False)
+class PartContent:
+    """The content of a file of parts in pieces, each of which is hashed when it is iterated over.
+
+    The pieces are so small that whoever copies them next finds them in the processor's cache. An iteration that begins
+    anew hashes anew.
+
+    Args:
+        pieces: The content.
+
+    Attributes:
+        record: Its record, after an iteration over all of it.
+        blocks: The XXH3 of each block of ``BLOCK_BYTES`` bytes in hexadecimal digits, one after the other.
+
+    Example:
+        >>> content = PartContent([memoryview(b"header"), memoryview(b"parts")])
+        >>> b"".join(content)
+        b'headerparts'
+        >>> content.record.size, content.record.sha256, content.blocks == content.record.xxh3_128
+        (11, None, True)
+    """
+
+    pieces: Sequence[memoryview]
+    record: FileRecord | None = attrs.field(init=False, default=None)
+    blocks: str = attrs.field(init=False, default="")
+
+    def __iter__(self) -> Iterator[memoryview]:
+        whole, block, size, blocks = xxhash.xxh3_128(), xxhash.xxh3_128(), 0, []
+        for piece in self.pieces:
+            begin = 0
+            while begin < len(piece):
+                chunk = piece[begin : begin + min(_CHUNK, BLOCK_BYTES - size % BLOCK_BYTES)]
+                begin, size = begin + len(chunk), size + len(chunk)
+                whole.update(chunk)
+                block.update(chunk)
+                if not size % BLOCK_BYTES:
+                    blocks.append(block.hexdigest())
+                    block.reset()
+                yield chunk
+        if size % BLOCK_BYTES:
+            blocks.append(block.hexdigest())
+        self.record, self.blocks = FileRecord(size, None, whole.hexdigest()), "".join(blocks)
 
 
 def _check_file_names(_: object, __: object, names: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ from composer.checkpoint.local import records_while
 from composer.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, foreign_files, warn_of_unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from composer.checkpoint.saving import Snapshot
     from composer.checkpoint.sharded import ReadInto
@@ -218,7 +218,7 @@ class RemoteFolder:
             self.delete(name)
         return name
 
-    def put(self, name: str, place: str, file: str, pieces: Sequence[memoryview]) -> None:
+    def put(self, name: str, place: str, file: str, pieces: Iterable[memoryview]) -> None:
         """Upload a file of a checkpoint, in any process.
 
         Raises:
@@ -247,7 +247,7 @@ class RemoteFolder:
     def abandon(self, place: str) -> None:
         """Do nothing: files without a manifest are no checkpoint, and the next one of the name deletes them."""
 
-    def _put(self, path: str, pieces: Sequence[memoryview]) -> None:
+    def _put(self, path: str, pieces: Iterable[memoryview]) -> None:
         files, root = self._files()
         with files.open(f"{root}/{path}", "wb") as file:
             for piece in pieces:

@@ -16,7 +16,7 @@ import xxhash
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.manifest import BLOCK_BYTES, LAYOUT, MODEL, read_json
 from composer.checkpoint.tensor_file import DTYPES, bytes_of, is_dense, new_tensors, pack_tensors
-from composer.functional.dtensors import is_dtensor, own_part
+from composer.functional.dtensors import is_dtensor, own_part, part_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -434,13 +434,20 @@ def _part_here(one: TensorLayout, like: Any, parts: _Parts) -> Part:
 
 def like_weight(weight: Any, shape: Sequence[int], placements: Sequence[int]) -> Tensor:
     """Return a DTensor of zeros on the mesh of a weight, with the placements of :attr:`TensorLayout.placements`."""
-    from torch.distributed.tensor import Replicate, Shard, zeros  # noqa: PLC0415
+    from torch.distributed.tensor import DTensor, Replicate, Shard  # noqa: PLC0415
 
     if [getattr(one, "dim", -1) for one in weight.placements] == [*placements]:
         placed = weight.placements  # they may be _StridedShard, and not Shard
     else:
         placed = [Replicate() if dimension < 0 else Shard(dimension) for dimension in placements]
-    return zeros(*shape, dtype=weight.dtype, device_mesh=weight.device_mesh, placements=placed)
+    # Not torch's zeros(): where _StridedShard splits unevenly, its local tensor has another shape than FSDP2's.
+    part = part_here(shape, weight.device_mesh, placed)
+    assert part is not None, "a weight has been saved, and so its parts are blocks"
+    whole = torch.empty(*shape, device="meta")
+    local = torch.zeros(part[1], dtype=weight.dtype, device=weight.to_local().device)
+    return DTensor.from_local(
+        local, weight.device_mesh, placed, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
 
 
 def _placed(target: Tensor, one: TensorLayout, like: Any) -> Tensor:

@@ -11,15 +11,14 @@ import attrs
 import torch
 
 from composer.checkpoint.errors import CheckpointSaveError
-from composer.checkpoint.local import records_while
-from composer.checkpoint.manifest import LAYOUT, STATE, FileRecord, write_json
+from composer.checkpoint.manifest import LAYOUT, STATE, FileRecord, PartContent, write_json
 from composer.checkpoint.sharded import Layout, PartFile, plan_parts
 from composer.distributed import all_gather_object, any_rank
 from composer.distributed.collectives import failing_together
 from composer.distributed.exchange import Exchange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from contextlib import AbstractContextManager
 
     from composer.checkpoint.finding import Folder
@@ -199,15 +198,17 @@ class ShardedSnapshot:
         """Write this process's files to a place, and return their records, and headers and blocks of the parts."""
         if isinstance(self.tensors, Exception):
             raise self.tensors
-        contents = {file: packed.pieces for file, packed in self.tensors.items()}
-        contents |= {file: (memoryview(content),) for file, content in others.items()}
-        blocks: dict[str, list[str]] = {file: [] for file in self.tensors}
-        with records_while(contents, blocks) as records:
-            for file, pieces in contents.items():
-                folder.put(name, place, file, pieces)
-            files = {file: attrs.asdict(record) for file, record in records().items()}
-        parts = {file: [len(contents[file][0]), "".join(blocks[file])] for file in self.tensors}
-        return {"files": files, "parts": parts}
+        parts = {file: PartContent(packed.pieces) for file, packed in self.tensors.items()}
+        contents = {file: (memoryview(content),) for file, content in others.items()}
+        files: dict[str, Iterable[memoryview]] = {**parts, **contents}
+        for file, pieces in files.items():
+            folder.put(name, place, file, pieces)
+        records = {file: part.record for file, part in parts.items()}
+        records |= {file: FileRecord.of(content) for file, content in contents.items()}
+        return {
+            "files": {file: attrs.asdict(record) for file, record in records.items() if record is not None},
+            "parts": {file: [len(part.pieces[0]), part.blocks] for file, part in parts.items()},
+        }
 
     def _commit(self, folder: Folder, name: str, place: str, answers: list[dict[str, Any]]) -> Manifest:
         parts = {file: part for answer in answers for file, part in answer["parts"].items()}
