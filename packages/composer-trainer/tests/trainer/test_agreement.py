@@ -50,11 +50,12 @@ class Run:
         before = self.parallel.exchanges
         count = len(self.batches.next()[0])
         self.since_exchange += seconds
-        self.agreement.begin_batch()
+        self.agreement.begin_batch(counts=True)
         self.agreement.begin_gradients(
             count, tokens, count if counted is None else counted, microbatches=microbatches, stop=False, logs=logs
         )
-        return self.parallel.exchanges > before, *self.agreement.finish_batch()
+        totals = self.agreement.finish_batch()
+        return self.parallel.exchanges > before, totals, self.agreement.seconds
 
     def exchanged(self, steps, *seconds, **counts):
         """Return the numbers of the steps in which counts were exchanged."""

@@ -40,6 +40,10 @@ class Agreement:
         parallel: Exchanges the counts.
         elapsed: Returns the microseconds of training since its last call.
         weighs_tokens: Whether microbatches are weighted by their tokens instead of their samples.
+
+    Attributes:
+        totals: The totals of the last finished batch.
+        seconds: The seconds by which it advanced the clock.
     """
 
     _state: State
@@ -47,12 +51,15 @@ class Agreement:
     _parallel: Parallelism
     _elapsed: Callable[[], int]
     _weighs_tokens: bool
+    totals: BatchTotals = attrs.field(init=False)
+    seconds: float = attrs.field(init=False, default=0.0)
+    _counts: bool = attrs.field(init=False, default=True)
     _exchanges: bool = attrs.field(init=False, default=True)
     _logs: bool = attrs.field(init=False, default=False)
     _microbatches: int = attrs.field(init=False, default=1)
     _most: int = attrs.field(init=False, default=0)
     _left: int = attrs.field(init=False, default=0)
-    _seconds: float = attrs.field(init=False, default=0.0)
+    _own_seconds: float = attrs.field(init=False, default=0.0)
     _since: int = attrs.field(init=False, default=0)
     _pace: float = attrs.field(init=False, default=0.0)
     _ahead: float = attrs.field(init=False, default=0.0)
@@ -65,12 +72,17 @@ class Agreement:
             or any(algorithm.selects_samples for algorithm in self._state.algorithms)
         )
 
-    def begin_batch(self) -> None:
-        """Decide whether the processes exchange the counts of the next batch."""
+    def begin_batch(self, counts: bool) -> None:
+        """Decide whether the processes exchange the counts of the next batch.
+
+        Args:
+            counts: Whether this process's samples and tokens advance the clock, or others count them.
+        """
+        self._counts = counts
         self._since += 1
         self._exchanges = not self._left or not self._batches.is_full
         if self._exchanges:
-            self._seconds = self._elapsed() / 1e6
+            self._own_seconds = self._elapsed() / 1e6
         else:
             self._left -= 1
 
@@ -90,6 +102,8 @@ class Agreement:
         Raises:
             RuntimeError: The counts are not those that the other processes rely on.
         """
+        if not self._counts:
+            samples = tokens = 0
         usual = None if self._weighs_tokens else self._batches.usual_samples
         is_usual = samples == counted == usual and not tokens
         if self._exchanges:
@@ -99,7 +113,7 @@ class Agreement:
                 counted=counted,
                 usual=usual,
                 microbatches=microbatches,
-                seconds=self._seconds,
+                seconds=self._own_seconds,
                 stop=stop,
                 logs=logs,
                 is_certain=is_usual and self._is_certain(),
@@ -115,21 +129,22 @@ class Agreement:
         self._parallel.expect_batch(samples, microbatches=max(microbatches, self._microbatches), logs=self._logs)
         return 1.0
 
-    def finish_batch(self) -> tuple[BatchTotals, float]:
-        """Return the totals of the batch, and the seconds by which the clock advances."""
-        totals = self._parallel.totals()
+    def finish_batch(self) -> BatchTotals:
+        """Set the totals of the batch and its seconds, and return the totals."""
+        self.totals = totals = self._parallel.totals()
         if not self._exchanges:
+            self.seconds = self._pace
             self._ahead += self._pace
-            return totals, self._pace
+            return totals
         # The batches since the last exchange have been counted with the time of those before.
         missing = totals.seconds - self._ahead
-        self._ahead = max(0.0, -missing)
+        self.seconds, self._ahead = max(0.0, missing), max(0.0, -missing)
         self._pace = totals.seconds / self._since
         self._logs, self._microbatches = totals.logs, totals.microbatches
         self._most = min(2 * self._most or 1, _MOST_BATCHES) if totals.is_certain else 0
         self._left = min(max(0, int(_SECONDS / self._pace) - 1), self._most) if self._pace else 0
         self._since = 0
-        return totals, max(0.0, missing)
+        return totals
 
 
 def check_same_run(state: State, parallel: Parallelism) -> None:

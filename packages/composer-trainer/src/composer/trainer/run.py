@@ -165,7 +165,7 @@ class Run:
         self.losses.times_computed = 0
         if not self._runs_alone:
             self.state.batch_counts = counts
-            self._agreement.begin_batch()
+            self._agreement.begin_batch(counts)
         return True
 
     def begin_gradients(self) -> None:
@@ -183,21 +183,21 @@ class Run:
     def microbatches(self) -> Iterable[tuple[Batch, float]]:
         """Return the microbatches, each with its weight: its fraction of the samples or tokens of all processes."""
         size, spec = self.state.device_train_microbatch_size, self.batches.spec
-        if size is None and spec.microbatch_transforms is None and self._runs_alone:
-            return ((self.state.batch, 1.0),)
-        if self._is_first_split and size is not None:
-            self._is_first_split = False
-            _warn_if_larger(size, self._num_samples)
-        parts = split_microbatches(self.state.batch, spec, size, self._weigh)
+        parts: Sequence[tuple[Batch, float]] = ((self.state.batch, 1.0),)
+        if size is not None:
+            if self._is_first_split:
+                self._is_first_split = False
+                _warn_if_larger(size, self._num_samples)
+            parts = split_microbatches(self.state.batch, spec, size, self._weigh)
         if spec.microbatch_transforms is not None:
             parts = [(spec.microbatch_transforms(part), weight) for part, weight in parts]
         return parts if self._runs_alone else self._agreed_on(parts)
 
     def _agreed_on(self, parts: Sequence[tuple[Batch, float]]) -> Iterable[tuple[Batch, float]]:
-        parallel, counts = self.parallel, self.batches.counts
+        parallel = self.parallel
         rank_weight = self._agreement.begin_gradients(
-            self._num_samples if counts else 0,
-            self._num_tokens if counts else 0,
+            self._num_samples,
+            self._num_tokens,
             self._weigh(self.state.batch) if self.state.batch_counts else 0,
             microbatches=len(parts),
             stop=self.signals.received is not None,
@@ -229,9 +229,9 @@ class Run:
         return self.losses.logged
 
     def log_batch(self) -> None:
-        """Log the batch's losses."""
+        """Log the batch's losses; all processes wait here for the counts of the others."""
         self._is_loss_local = not self._runs_alone
-        if self._is_loss_local and self.parallel.totals().logs:
+        if self._is_loss_local and self._agreement.finish_batch().logs:
             self.final_losses()
         if not self.engine.logger.is_heard or self._is_loss_local:
             return  # a logger that was added since the last exchange begins with the next one
@@ -260,7 +260,7 @@ class Run:
         samples, tokens = self._num_samples, self._num_tokens
         elapsed = None
         if not self._runs_alone:
-            totals, seconds = self._agreement.finish_batch()
+            totals, seconds = self._agreement.totals, self._agreement.seconds
             samples, tokens, elapsed = totals.samples, totals.tokens, round(seconds * 1e6)
             self._is_stopped_by_agreement = totals.stop
         self.state.microbatch = -2
