@@ -64,8 +64,8 @@ class Run:
 
 class TestExchanges:
     def test_certain_counts_are_exchanged_rarely(self):
-        """The number of batches between two exchanges doubles, up to 32."""
-        assert Run().exchanged(100) == [0, 2, 5, 10, 19, 36, 69]
+        """The number of batches between two exchanges doubles, up to 128."""
+        assert Run().exchanged(400) == [0, 2, 5, 10, 19, 36, 69, 134, 263, 392]
 
     def test_number_of_microbatches_stays(self):
         """Between exchanges a process pads its microbatches to the number that another had in the last exchange."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Agreement", "check_same_run"]
 
-_SECONDS, _MOST_BATCHES = 0.25, 32
+_SECONDS, _MOST_BATCHES = 0.25, 128
 """The time between two exchanges at most, if batches take as long as before, and the most batches without one."""
 
 
@@ -31,7 +31,7 @@ class Agreement:
     In general the processes exchange their counts in each batch. Where they are certain, most batches need no exchange,
     which takes longer than a step of a small model: if a ``DistributedSampler`` gives each process as many samples,
     which torch's default ``collate_fn`` makes a batch, the ``DataSpec`` has no functions of its own, no algorithm
-    removes samples, and no tokens are counted. Each exchange decides how many batches follow without one: up to 32, and
+    removes samples, and no tokens are counted. Each exchange decides how many batches follow without one: up to 128, and
     none if batches take longer than an eighth of a second. Only then a process learns that another was asked to stop.
 
     Args:
