@@ -605,8 +605,8 @@ def meta(world_size, folder):
 class Holder(Callback):
     """Holds a tensor that is no DTensor, under the name and with the shape of a weight."""
 
-    def __init__(self):
-        self.held = {"even.weight": torch.zeros(12, 8)}
+    def __init__(self, rows):
+        self.held = {"even.weight": torch.zeros(rows, 8)}
 
     def state_dict(self):
         return {"best": self.held}
@@ -628,8 +628,17 @@ class Factored(torch.optim.Optimizer):
             mean = square.mean(dim=-1) if parameter.ndim > 1 else square
             moment = self.state[parameter].setdefault("moment", torch.zeros_like(mean))
             moment.mul_(0.9).add_(mean, alpha=0.1)
+            self.state[parameter]["steps"] = replicated(self.state[parameter].get("steps", 0) + 1, parameter)
             root = moment.sqrt().add(1e-3)
             parameter.sub_(parameter.grad / (root.unsqueeze(-1) if parameter.ndim > 1 else root), alpha=0.1)
+
+
+def replicated(number, parameter):
+    """Return a number as a tensor; on the mesh of a parameter as a DTensor that all processes have."""
+    if not isinstance(parameter, DTensor) or isinstance(number, DTensor):
+        return torch.as_tensor(number)
+    mesh = parameter.device_mesh
+    return DTensor.from_local(torch.as_tensor(number), mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
 FSDP = {"fsdp": {}}
@@ -648,7 +657,7 @@ def make_factored(config, rows=12):
     torch.manual_seed(0)
     model = nn.Sequential(OrderedDict(even=nn.Linear(8, rows)))
     optimizer = Factored(model.parameters())
-    state = State(model, optimizers=optimizer, callbacks=Holder(), rank=distributed.get_global_rank())
+    state = State(model, optimizers=optimizer, callbacks=Holder(rows), rank=distributed.get_global_rank())
     if config is not None:
         distributed.Parallelism(config).prepare(state)
     return state

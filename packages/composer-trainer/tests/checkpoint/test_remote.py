@@ -1,10 +1,12 @@
 """Remote folders: a local S3 server, and memory."""
 
 import _thread
+import contextlib
 import os
 
 import fsspec
 import pytest
+import xxhash
 
 from composer.checkpoint import (
     CheckpointError,
@@ -12,11 +14,13 @@ from composer.checkpoint import (
     find_checkpoints,
     load_checkpoint,
     newest_checkpoint,
+    remote,
     save_checkpoint,
     show_checkpoint,
     verify_checkpoint,
 )
 from composer.checkpoint.finding import is_remote
+from composer.checkpoint.manifest import PartContent
 from composer.checkpoint.remote import RemoteFolder
 from composer.checkpoint.retention import delete_old
 from composer.checkpoint.saving import take_snapshot
@@ -243,6 +247,36 @@ class TestFailures:
         monkeypatch.undo()
 
         assert verify_checkpoint(f"{url}/one")
+
+    def test_parts_are_hashed_again(self, url, monkeypatch):
+        """The checksums are those of the upload that succeeds, after one that fails before its last bytes."""
+        monkeypatch.setattr(remote, "_CHUNK", 4)
+        open_once, failures = RemoteFolder._files, [ConnectionError("reset")]
+
+        class Files:
+            def __init__(self, files):
+                self.files = files
+
+            @contextlib.contextmanager
+            def open(self, path, mode):
+                with self.files.open(path, mode) as file:
+                    yield file
+                    if failures:
+                        raise failures.pop()
+
+        def fail_once(folder):
+            files, root = open_once(folder)
+            return Files(files), root
+
+        monkeypatch.setattr(RemoteFolder, "_files", fail_once)
+        content = PartContent([memoryview(b"header"), memoryview(b"parts")])
+        RemoteFolder(url, wait=0.001).put("one", "one", "model.safetensors", content)
+        monkeypatch.undo()
+
+        assert not failures
+        with fsspec.open(f"{url}/one/model.safetensors", "rb") as file:
+            assert file.read() == b"headerparts"
+        assert (content.record.size, content.record.xxh3_128) == (11, xxhash.xxh3_128_hexdigest(b"headerparts"))
 
     @pytest.mark.parametrize("call", ["names", "get_latest", "exists"])
     def test_connecting_is_tried_again(self, call):

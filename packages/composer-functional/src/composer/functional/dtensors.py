@@ -61,44 +61,41 @@ def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
 def own_part(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the offset and shape of this process's part of a DTensor.
 
-    Where FSDP2 splits uneven parts of tensor parallelism (``_StridedShard``), the offset and shape that torch computes
-    may not be those of the local tensor. On a mesh of 3 x 2 processes, 7 rows are first split into 4 and 3, and then
-    into 2, 2, 0 and 1, 1, 1; torch computes 1 and 0 for the last of each.
-
     Raises:
         RuntimeError: The DTensor has partial sums instead of values, or its part is not one block of the tensor.
     """
     if all(getattr(placement, "split_factor", 1) == 1 for placement in tensor.placements):
         [chunk] = tensor.__create_chunk_list__()
         return tuple(chunk.offsets), tuple(chunk.sizes)
-    part = part_here(tensor.shape, tensor.device_mesh, tensor.placements)
-    if part is not None and part[1] == tuple(tensor.to_local().shape):
-        return part
-    raise RuntimeError(
-        f"A tensor of shape {tuple(tensor.shape)} with placements {tensor.placements} on the mesh {tensor.device_mesh} "
-        "has parts that are not blocks of it. Redistribute it to placements of a weight, or to Replicate()."
-    )
+    offset, shape = block_of(tensor.shape, tensor.device_mesh, tensor.placements)
+    if shape != tuple(tensor.to_local().shape):
+        raise _no_block(tensor.shape, tensor.device_mesh, tensor.placements)
+    return offset, shape
 
 
-def part_here(
+def block_of(
     shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]
-) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return the offset and shape of the part of a tensor that this process has for some placements.
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the offset and shape of the block that this process has of a tensor with some shape and placements.
 
-    None for placements whose parts are not blocks of the tensor, and for partial sums.
+    Where FSDP2 splits uneven parts of tensor parallelism (``_StridedShard``), the offset and shape that torch computes
+    may not be those of the local tensor. On a mesh of 3 x 2 processes, 7 rows are first split into 4 and 3, and then
+    into 2, 2, 0 and 1, 1, 1; torch computes 1 and 0 for the last of each.
+
+    Raises:
+        RuntimeError: The placements are of partial sums, or of parts that are not blocks of the tensor.
     """
     factors = [getattr(placement, "split_factor", 1) for placement in placements]
     offset, sizes, splits = [0] * len(shape), [*shape], [1] * len(shape)
     # FSDP2 splits the parts of tensor parallelism, which is a later dimension of the mesh.
     order = sorted(range(len(factors)), key=lambda place: (factors[place] > 1, -place if factors[place] > 1 else place))
     for place in order:
-        if placements[place].is_partial():
-            return None
         dimension = getattr(placements[place], "dim", None)
+        is_mixed = dimension is not None and factors[place] not in (1, splits[dimension])
+        if placements[place].is_partial() or is_mixed:
+            raise _no_block(shape, mesh, placements)
         if dimension is None:
             continue
-        if factors[place] not in (1, splits[dimension]):
-            return None
         count = mesh.size(place)
         size = -(-sizes[dimension] // count)
         start = min(size * mesh.get_local_rank(place), sizes[dimension])
@@ -106,3 +103,10 @@ def part_here(
         sizes[dimension] = min(size, sizes[dimension] - start)
         splits[dimension] *= count
     return tuple(offset), tuple(sizes)
+
+
+def _no_block(shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]) -> RuntimeError:
+    return RuntimeError(
+        f"A tensor of shape {tuple(shape)} with placements {tuple(placements)} on the mesh {mesh} has parts that are "
+        "not blocks of it. Redistribute it to placements of a weight, or to Replicate()."
+    )

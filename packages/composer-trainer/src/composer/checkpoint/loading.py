@@ -447,13 +447,15 @@ def _sharded_ones(opened: OpenCheckpoint, state: State, data: dict[str, Any]) ->
             if one.shape == shapes[weight_of[name]]:
                 likes[kind][name] = weight
             elif one.placements is not None:
-                if len(one.placements) != weight.device_mesh.ndim:
+                dimensions, is_everywhere = weight.device_mesh.ndim, set(one.placements) == {-1}
+                if len(one.placements) != dimensions and not is_everywhere:
                     raise CheckpointError(
                         opened.path,
                         f"cannot be loaded with this mesh: {name!r} has another shape than its weight, and was sharded "
-                        f"over a mesh of {len(one.placements)} dimensions instead of {weight.device_mesh.ndim}.",
+                        f"over a mesh of {len(one.placements)} dimensions instead of {dimensions}.",
                     )
-                likes[kind][name] = like_weight(weight, one.shape, one.placements)
+                placements = [-1] * dimensions if is_everywhere else one.placements
+                likes[kind][name] = like_weight(weight, one.shape, placements)
     return likes
 
 

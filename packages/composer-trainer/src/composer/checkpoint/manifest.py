@@ -173,15 +173,15 @@ class FileRecord:
 class PartContent:
     """The content of a file of parts in pieces, each of which is hashed when it is iterated over.
 
-    The pieces are so small that whoever copies them next finds them in the processor's cache. An iteration that begins
-    anew hashes anew.
+    The pieces are so small that they are copied from the processor's cache afterwards. A further iteration hashes all
+    of them again.
 
     Args:
         pieces: The content.
 
     Attributes:
-        record: Its record, after an iteration over all of it.
-        blocks: The XXH3 of each block of ``BLOCK_BYTES`` bytes in hexadecimal digits, one after the other.
+        blocks: The XXH3 of each block of ``BLOCK_BYTES`` bytes in hexadecimal digits, one after the other; empty before
+            an iteration over all pieces.
 
     Example:
         >>> content = PartContent([memoryview(b"header"), memoryview(b"parts")])
@@ -192,17 +192,28 @@ class PartContent:
     """
 
     pieces: Sequence[memoryview]
-    record: FileRecord | None = attrs.field(init=False, default=None)
+    _record: FileRecord | None = attrs.field(init=False, default=None)
     blocks: str = attrs.field(init=False, default="")
 
+    @property
+    def record(self) -> FileRecord:
+        """The file's record.
+
+        Raises:
+            RuntimeError: There was no iteration over all pieces yet.
+        """
+        if self._record is None:
+            raise RuntimeError("Not all pieces have been written, and so the file has no checksum.")
+        return self._record
+
     def __iter__(self) -> Iterator[memoryview]:
-        whole, block, size, blocks = xxhash.xxh3_128(), xxhash.xxh3_128(), 0, []
+        file, block, size, blocks = xxhash.xxh3_128(), xxhash.xxh3_128(), 0, []
         for piece in self.pieces:
             begin = 0
             while begin < len(piece):
                 chunk = piece[begin : begin + min(_CHUNK, BLOCK_BYTES - size % BLOCK_BYTES)]
                 begin, size = begin + len(chunk), size + len(chunk)
-                whole.update(chunk)
+                file.update(chunk)
                 block.update(chunk)
                 if not size % BLOCK_BYTES:
                     blocks.append(block.hexdigest())
@@ -210,7 +221,7 @@ class PartContent:
                 yield chunk
         if size % BLOCK_BYTES:
             blocks.append(block.hexdigest())
-        self.record, self.blocks = FileRecord(size, None, whole.hexdigest()), "".join(blocks)
+        self._record, self.blocks = FileRecord(size, None, file.hexdigest()), "".join(blocks)
 
 
 def _check_file_names(_: object, __: object, names: Iterable[str]) -> None:

@@ -250,9 +250,14 @@ class RemoteFolder:
     def _put(self, path: str, pieces: Iterable[memoryview]) -> None:
         files, root = self._files()
         with files.open(f"{root}/{path}", "wb") as file:
+            pending = bytearray()  # a store may have a limit for the number of writes
             for piece in pieces:
                 for begin in range(0, len(piece), _CHUNK):
-                    file.write(bytes(piece[begin : begin + _CHUNK]))
+                    pending += piece[begin : begin + _CHUNK]
+                    if len(pending) >= _CHUNK:
+                        file.write(bytes(pending))
+                        pending.clear()
+            file.write(bytes(pending))
 
     def foreign(self, name: str) -> list[str]:
         """Return which files in a checkpoint are not ours."""

@@ -16,7 +16,7 @@ import xxhash
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.manifest import BLOCK_BYTES, LAYOUT, MODEL, read_json
 from composer.checkpoint.tensor_file import DTYPES, bytes_of, is_dense, new_tensors, pack_tensors
-from composer.functional.dtensors import is_dtensor, own_part, part_here
+from composer.functional.dtensors import block_of, is_dtensor, own_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -441,13 +441,10 @@ def like_weight(weight: Any, shape: Sequence[int], placements: Sequence[int]) ->
     else:
         placed = [Replicate() if dimension < 0 else Shard(dimension) for dimension in placements]
     # Not torch's zeros(): where _StridedShard splits unevenly, its local tensor has another shape than FSDP2's.
-    part = part_here(shape, weight.device_mesh, placed)
-    assert part is not None, "a weight has been saved, and so its parts are blocks"
-    whole = torch.empty(*shape, device="meta")
-    local = torch.zeros(part[1], dtype=weight.dtype, device=weight.to_local().device)
-    return DTensor.from_local(
-        local, weight.device_mesh, placed, run_check=False, shape=whole.shape, stride=whole.stride()
-    )
+    mesh, complete = weight.device_mesh, torch.empty(tuple(shape), device="meta")
+    _, own_shape = block_of(complete.shape, mesh, placed)
+    local = torch.zeros(own_shape, dtype=weight.dtype, device=weight.to_local().device)
+    return DTensor.from_local(local, mesh, placed, run_check=False, shape=complete.shape, stride=complete.stride())
 
 
 def _placed(target: Tensor, one: TensorLayout, like: Any) -> Tensor:

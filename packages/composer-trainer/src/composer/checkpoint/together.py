@@ -206,7 +206,7 @@ class ShardedSnapshot:
         records = {file: part.record for file, part in parts.items()}
         records |= {file: FileRecord.of(content) for file, content in contents.items()}
         return {
-            "files": {file: attrs.asdict(record) for file, record in records.items() if record is not None},
+            "files": {file: attrs.asdict(record) for file, record in records.items()},
             "parts": {file: [len(part.pieces[0]), part.blocks] for file, part in parts.items()},
         }
 

@@ -31,8 +31,9 @@ class Agreement:
     In general the processes exchange their counts in each batch. Where they are certain, most batches need no exchange,
     which takes longer than a step of a small model: if a ``DistributedSampler`` gives each process as many samples,
     which torch's default ``collate_fn`` makes a batch, the ``DataSpec`` has no functions of its own, no algorithm
-    removes samples, and no tokens are counted. Each exchange decides how many batches follow without one: up to 128, and
-    none if batches take longer than an eighth of a second. Only then a process learns that another was asked to stop.
+    removes samples, and no tokens are counted. Each exchange decides how many batches follow without one: up to twice
+    as many as before it, 128 at most, and none if batches take longer than an eighth of a second. Only then a process
+    learns that another was asked to stop.
 
     Args:
         state: The run.
@@ -57,11 +58,11 @@ class Agreement:
     _exchanges: bool = attrs.field(init=False, default=True)
     _logs: bool = attrs.field(init=False, default=False)
     _microbatches: int = attrs.field(init=False, default=1)
-    _most: int = attrs.field(init=False, default=0)
     _left: int = attrs.field(init=False, default=0)
     _own_seconds: float = attrs.field(init=False, default=0.0)
     _since: int = attrs.field(init=False, default=0)
     _pace: float = attrs.field(init=False, default=0.0)
+    _estimated: float = attrs.field(init=False, default=0.0)
     _ahead: float = attrs.field(init=False, default=0.0)
 
     def _is_certain(self) -> bool:
@@ -92,8 +93,8 @@ class Agreement:
         """Send the counts of this process, and return the weight of its loss.
 
         Args:
-            samples: Number of samples.
-            tokens: Number of tokens.
+            samples: Number of samples; 0 is sent if they do not count in this batch.
+            tokens: Number of tokens; as well.
             counted: Number of samples or tokens that the loss is the mean of, after algorithms have run.
             microbatches: Number of microbatches.
             stop: Whether to stop after a batch.
@@ -133,16 +134,18 @@ class Agreement:
         """Set the totals of the batch and its seconds, and return the totals."""
         self.totals = totals = self._parallel.totals()
         if not self._exchanges:
-            self.seconds = self._pace
-            self._ahead += self._pace
+            # Counted with the pace of the batches before the last exchange, unless the clock is ahead of them.
+            self._estimated += self._pace
+            self.seconds = max(0.0, self._estimated - self._ahead)
+            self._ahead += self.seconds
             return totals
-        # The batches since the last exchange have been counted with the time of those before.
-        missing = totals.seconds - self._ahead
+        missing, self._estimated = totals.seconds - self._ahead, 0.0
         self.seconds, self._ahead = max(0.0, missing), max(0.0, -missing)
         self._pace = totals.seconds / self._since
         self._logs, self._microbatches = totals.logs, totals.microbatches
-        self._most = min(2 * self._most or 1, _MOST_BATCHES) if totals.is_certain else 0
-        self._left = min(max(0, int(_SECONDS / self._pace) - 1), self._most) if self._pace else 0
+        # At most twice as many as were just measured: a few fast batches do not decide about many slow ones.
+        most = min(2 * (self._since - 1) or 1, _MOST_BATCHES) if totals.is_certain else 0
+        self._left = min(max(0, int(_SECONDS / self._pace) - 1), most) if self._pace else 0
         self._since = 0
         return totals
 

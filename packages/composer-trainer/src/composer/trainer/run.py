@@ -229,10 +229,12 @@ class Run:
         return self.losses.logged
 
     def log_batch(self) -> None:
-        """Log the batch's losses; all processes wait here for the counts of the others."""
+        """Log the batch's losses, once in a batch and before it is counted, as this completes the counts of all."""
         self._is_loss_local = not self._runs_alone
-        if self._is_loss_local and self._agreement.finish_batch().logs:
-            self.final_losses()
+        if self._is_loss_local:
+            totals = self._agreement.finish_batch()
+            if totals.logs:
+                self.final_losses()
         if not self.engine.logger.is_heard or self._is_loss_local:
             return  # a logger that was added since the last exchange begins with the next one
         now, state = self.state.timestamp.counts, self.state
