@@ -374,9 +374,10 @@ def opener(contents):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Give the checksums of files to blocks of 32 bytes, so that small tensors have many."""
+    """Give the checksums of files to blocks of 32 bytes, so that small tensors have many, and read 16 bytes alone."""
     for module in (sharded, manifest):
         monkeypatch.setattr(module, "BLOCK_BYTES", 32)
+    monkeypatch.setattr(sharded, "_DIRECT_BYTES", 16)
 
 
 def read_part(part, layout, records, contents):
@@ -457,6 +458,21 @@ class TestPlans:
             expected = pytest.raises(CheckpointError, match="xxh3_128 of its block 10 is not")
             with expected if is_damaged else contextlib.nullcontext(), opener({name: damaged})(name) as read:
                 sharded._read_blocks(read, ranges, layout.files[name], len(damaged), name)
+
+    @pytest.mark.parametrize(
+        ("begins", "sizes"), [((0, 0), (24, 24)), ((0, 8), (32, 8)), ((4, 8), (4, 20)), ((3,), (29,))]
+    )
+    def test_memory_of_several_ranges(self, begins, sizes):
+        """Each range gets its bytes, also from a layout whose tensors share some."""
+        content = PartContent([memoryview(bytes(range(32)))])
+        file = b"".join(content)
+        memories = [bytearray(size) for size in sizes]
+        ranges = [sharded._Range(begin, memoryview(one)) for begin, one in zip(begins, memories, strict=True)]
+
+        with opener({"a": file})("a") as read:
+            sharded._read_blocks(read, ranges, PartFile(0, content.blocks), 32, "a")
+
+        assert memories == [file[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)]
 
     def test_places_are_those_of_the_files(self):
         """The planned bytes of each part are those of the file that is written."""

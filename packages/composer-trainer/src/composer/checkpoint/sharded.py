@@ -32,6 +32,8 @@ __all__ = ["Layout", "PartFile", "TensorLayout", "like_weight", "own_parts", "pa
 _SHARDING = "DCP_SHARDING_INFO"
 """The key of a part file's metadata from which PyTorch's ``HuggingFaceStorageReader`` takes the offsets."""
 _READ_BYTES = 1 << 20
+_DIRECT_BYTES = 1 << 18
+"""The fewest bytes of a block that are read into the memory of a tensor, and not with the rest of the block first."""
 _DIGITS = 32
 
 Part: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
@@ -511,23 +513,40 @@ def _read_blocks(read: ReadInto, ranges: list[_Range], file: PartFile, size: int
         if not open_ranges:
             continue
         places = [_overlap(one, file.begin, start, stop) for one in open_ranges]
-        is_direct = len(places) == 1 and len(places[0][0]) == stop - start
-        block = places[0][0] if is_direct else scratch[: stop - start]
-        digest = xxhash.xxh3_128()
-        for place in range(0, len(block), _READ_BYTES):  # small enough for the hash to find it in the cache
-            piece = block[place : place + _READ_BYTES]
-            read(start + place, piece)
-            digest.update(piece)
-        if digest.hexdigest() != file.blocks[number * _DIGITS : (number + 1) * _DIGITS]:
+        digits = file.blocks[number * _DIGITS : (number + 1) * _DIGITS]
+        if _read_block(read, places, start, scratch[: stop - start]) != digits:
             raise CheckpointError(
                 path, f"has been changed since it was written: the xxh3_128 of its block {number} is not {LAYOUT}'s."
             )
-        for memory, source in places if not is_direct else ():
-            memory[:] = block[source : source + len(memory)]
         for one in open_ranges:
             if one.done is not None and one.begin + file.begin + len(one.memory) <= stop:
                 one.done()
         open_ranges = [one for one in open_ranges if one.begin + file.begin + len(one.memory) > stop]
+
+
+def _read_block(read: ReadInto, places: list[tuple[memoryview, int]], start: int, scratch: memoryview) -> str:
+    """Read a block, fill memory from places in it, and return its checksum.
+
+    Args:
+        read: Reads from the file.
+        places: The memory, each with the place in the block, in the order of the places.
+        start: Where the block begins in the file.
+        scratch: Memory of the block's size, for bytes that nothing needs and for what is too short to be read alone.
+    """
+    is_apart = all(place + len(memory) <= later for (memory, place), (_, later) in itertools.pairwise(places))
+    direct = [one for one in places if is_apart and len(one[0]) >= _DIRECT_BYTES]
+    digest, end = xxhash.xxh3_128(), 0
+    for memory, place in [*direct, (scratch[:0], len(scratch))]:
+        for target, begin in ((scratch[end:place], end), (memory, place)):
+            for offset in range(0, len(target), _READ_BYTES):  # small enough for the hash to find it in the cache
+                piece = target[offset : offset + _READ_BYTES]
+                read(start + begin + offset, piece)
+                digest.update(piece)
+        end = place + len(memory)
+    for memory, place in places:
+        if not is_apart or len(memory) < _DIRECT_BYTES:
+            memory[:] = scratch[place : place + len(memory)]
+    return digest.hexdigest()
 
 
 def _overlap(one: _Range, header: int, start: int, stop: int) -> tuple[memoryview, int]:
