@@ -474,7 +474,9 @@ def remote(world_size, folder):
             return file
 
     fsspec.register_implementation("sharedfile", SharedFiles, clobber=True)
-    manifest.BLOCK_BYTES = sharded.BLOCK_BYTES = 256  # so that these small files have many blocks
+    # So that these small files have many blocks, and are read directly to the memory of tensors.
+    manifest.BLOCK_BYTES = sharded.BLOCK_BYTES = 256
+    sharded._DIRECT_BYTES = 64
     state, ema = make_state("2", factor=3)
     path = save_checkpoint(state, f"{url}/one")
     later, ema = make_state("2", factor=5)

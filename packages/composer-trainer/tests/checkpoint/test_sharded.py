@@ -374,10 +374,11 @@ def opener(contents):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Give the checksums of files to blocks of 32 bytes, so that small tensors have many, and read 16 bytes alone."""
+    """Give the checksums of files to blocks of 32 bytes, so that small tensors have many, and read few at once."""
     for module in (sharded, manifest):
         monkeypatch.setattr(module, "BLOCK_BYTES", 32)
     monkeypatch.setattr(sharded, "_DIRECT_BYTES", 16)
+    monkeypatch.setattr(sharded, "_READ_BYTES", 5)
 
 
 def read_part(part, layout, records, contents):

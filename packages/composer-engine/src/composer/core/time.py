@@ -489,7 +489,8 @@ class Timestamp:
     iteration_wct = _Counter(_MICROSECOND.__mul__, "Wall-clock time in this iteration.")
     epoch_wct = _Counter(_MICROSECOND.__mul__, "Wall-clock time in this epoch.")
     batch_wct = _Counter(
-        _MICROSECOND.__mul__, "Wall-clock time of the last batch; with several processes, an estimate for most batches."
+        _MICROSECOND.__mul__,
+        "Wall-clock time of the last batch; with several processes, an estimate for most batches, which may be 0.",
     )
 
     @property

@@ -33,7 +33,7 @@ _SHARDING = "DCP_SHARDING_INFO"
 """The key of a part file's metadata from which PyTorch's ``HuggingFaceStorageReader`` takes the offsets."""
 _READ_BYTES = 1 << 20
 _DIRECT_BYTES = 1 << 18
-"""The fewest bytes of a block that are read into the memory of a tensor, and not with the rest of the block first."""
+"""The fewest bytes of a block that are read into the memory of a tensor, and not copied from the block."""
 _DIGITS = 32
 
 Part: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
@@ -529,7 +529,8 @@ def _read_block(read: ReadInto, places: list[tuple[memoryview, int]], start: int
 
     Args:
         read: Reads from the file.
-        places: The memory, each with the place in the block, in the order of the places.
+        places: The memory, each with its place in the block, sorted by place. Places share bytes only if the layout is
+            not one that we write; then all of the block is read into ``scratch`` first.
         start: Where the block begins in the file.
         scratch: Memory of the block's size, for bytes that nothing needs and for what is too short to be read alone.
     """
