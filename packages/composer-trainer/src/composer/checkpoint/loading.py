@@ -447,14 +447,14 @@ def _sharded_ones(opened: OpenCheckpoint, state: State, data: dict[str, Any]) ->
             if one.shape == shapes[weight_of[name]]:
                 likes[kind][name] = weight
             elif one.placements is not None:
-                dimensions, is_everywhere = weight.device_mesh.ndim, set(one.placements) == {-1}
-                if len(one.placements) != dimensions and not is_everywhere:
+                dimensions = weight.device_mesh.ndim
+                placements = [-1] * dimensions if set(one.placements) == {-1} else one.placements
+                if len(placements) != dimensions:
                     raise CheckpointError(
                         opened.path,
                         f"cannot be loaded with this mesh: {name!r} has another shape than its weight, and was sharded "
-                        f"over a mesh of {len(one.placements)} dimensions instead of {dimensions}.",
+                        f"over a mesh of {len(placements)} dimensions instead of {dimensions}.",
                     )
-                placements = [-1] * dimensions if is_everywhere else one.placements
                 likes[kind][name] = like_weight(weight, one.shape, placements)
     return likes
 
