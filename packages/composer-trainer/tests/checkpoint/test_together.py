@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from composer.checkpoint import CheckpointSaveError, verify_checkpoint
+from composer.checkpoint import CheckpointSaveError, together, verify_checkpoint
 from composer.checkpoint.local import LocalFolder
 from composer.checkpoint.manifest import Manifest
 from composer.checkpoint.sharded import own_parts, plan_parts
@@ -137,6 +137,20 @@ class TestWrite:
 
         assert all("has not answered" in reason for reason in group.errors(*tasks))
         assert time.monotonic() - began < group.timeout / 2
+
+    def test_another_process_ends(self, group, tmp_path, monkeypatch):
+        """A process does not wait for one that has ended, unless that has answered before."""
+        first, second = group.snapshots()
+        began = time.monotonic()
+        tasks = [group.start(first), group.start(second)]
+        assert group.errors(*tasks) == [None, None]
+
+        first, _ = group.snapshots()
+        tasks = [group.start(first)]
+        monkeypatch.setattr(together, "lost_processes", lambda: "process 1 is gone")
+
+        assert group.errors(*tasks) == ["process 1 is gone."]
+        assert (names_in(tmp_path), time.monotonic() - began < group.timeout / 2) == (["one"], True)
 
     def test_a_part_that_comes_late(self, tmp_path):
         """A process that is late raises the error of the others, and leaves nothing."""

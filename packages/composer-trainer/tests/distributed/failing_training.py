@@ -2,8 +2,8 @@
 
 torchrun ... failing_training.py HOW FOLDER
 
-``HOW`` is ``raises``, ``dies``, ``hangs``, ``signalled`` for a SIGTERM that only the last process gets, or ``trains``
-for a training without failures. ``DEVICE`` is ``cpu``, or ``gpu`` with a GPU for each process. With ``restarts``, some
+``HOW`` is ``raises``, ``dies``, ``hangs``, ``signalled`` for a SIGTERM that only the last process gets, ``dies-saving``
+for one that dies while it writes its part of a checkpoint, or ``trains`` for a training without failures. ``DEVICE`` is ``cpu``, or ``gpu`` with a GPU for each process. With ``restarts``, some
 random processes die at random moments of every start but the last, and each start resumes from the last checkpoint. The
 last rank fails, and writes the time to ``<folder>/failed``; rank 0 writes the final weights to ``<folder>/weights.pt``.
 """
@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from composer import Callback, Trainer, distributed
 from composer.algorithms import EMA
+from composer.checkpoint.local import LocalFolder
 from composer.models import ComposerClassifier
 
 DIST_TIMEOUT = float(os.environ.get("DIST_TIMEOUT", "15"))
@@ -34,6 +35,23 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def is_last():
+    return distributed.get_global_rank() == distributed.get_world_size() - 1
+
+
+def dying_while_saving(folder):
+    """Replace how files of checkpoints are written: the last process dies."""
+    put = LocalFolder.put
+
+    def put_or_die(*arguments):
+        if is_last():
+            (folder / "failed").write_text(str(time.time()))
+            die()
+        put(*arguments)
+
+    LocalFolder.put = put_or_die
+
+
 class Fails(Callback):
     """Fails in the second batch of the last process, whose counts are not exchanged."""
 
@@ -41,7 +59,7 @@ class Fails(Callback):
         self.how, self.folder = how, folder
 
     def batch_start(self, state, logger):
-        if int(state.timestamp.batch) != 1 or distributed.get_global_rank() != distributed.get_world_size() - 1:
+        if int(state.timestamp.batch) != 1 or not is_last():
             return
         (self.folder / "failed").write_text(str(time.time()))
         if self.how == "raises":
@@ -79,7 +97,9 @@ def main(how, folder):
     inputs = torch.randn(44, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     data = TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
     saving = {"save_folder": str(folder / "run"), "save_interval": "2ba", "autoresume": True, "run_name": "run"}
-    is_saved = how in {"restarts", "trains"}
+    is_saved = how in {"restarts", "trains", "dies-saving"}
+    if how == "dies-saving":
+        dying_while_saving(folder)
     trainer = Trainer(
         model=model,
         train_dataloader=DataLoader(data, batch_size=4, sampler=distributed.get_sampler(data, shuffle=True)),

@@ -126,7 +126,7 @@ def test_loss_of_a_process_is_timed_from_when_it_is_seen(monkeypatch):
         ended.append((time.monotonic() - seen[5], reason))
         signals._ended.set()
 
-    monkeypatch.setattr(stopping, "is_process_lost", is_lost)
+    monkeypatch.setattr(stopping, "lost_processes", is_lost)
     monkeypatch.setattr(stopping, "_LOST_SECONDS", 0.3)
     signals = StopSignals(lambda: 7)
     monkeypatch.setattr(signals, "_abort", abort)

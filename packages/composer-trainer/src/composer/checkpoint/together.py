@@ -16,6 +16,7 @@ from composer.checkpoint.sharded import Layout, PartFile, plan_parts
 from composer.distributed import all_gather_object, any_rank
 from composer.distributed.collectives import failing_together
 from composer.distributed.exchange import Exchange
+from composer.distributed.failures import lost_processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -32,6 +33,8 @@ PARTS_TIMEOUT = 1800.0
 """Seconds after which a part that is missing makes a save fail."""
 _LONGER = 30.0
 """Seconds that the other processes wait for the first one's decision after that."""
+_SECONDS_BETWEEN_LOOKS = 1.0
+"""How often a process that waits looks whether others have ended."""
 
 
 class Meeting:
@@ -229,12 +232,16 @@ class ShardedSnapshot:
 
     def _answer(self, key: str, rank: int = 0) -> dict[str, Any]:
         """Return the answer of a process, in which ``error`` is why there is none."""
-        text = None
+        text, lost = None, ""
         try:
-            while text is None and time.monotonic() < self._until:  # hurry() may change it
-                text = self.exchange.take(f"{self.number}: {key}", min(self._until, time.monotonic() + 1.0))
+            while text is None and not lost and time.monotonic() < self._until:  # hurry() may change it
+                lost = lost_processes()  # what they have answered before is still there
+                until = 0.0 if lost else min(self._until, time.monotonic() + _SECONDS_BETWEEN_LOOKS)
+                text = self.exchange.take(f"{self.number}: {key}", until)
         except RuntimeError as error:  # as torch's errors of stores are
             return {"error": f"process 0 cannot be reached: {error}"}
+        if text is None and lost:
+            return {"error": f"{lost}."}
         if text is None:
             return {"error": f"process {rank} has not answered in {self.timeout:g} seconds; is it still running?"}
         answer: dict[str, Any] = json.loads(text)

@@ -19,7 +19,7 @@ from composer.distributed.environment import get_global_rank, namespace_here
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["explain_loss", "explaining_loss", "introduce", "is_process_lost", "report_failure"]
+__all__ = ["explain_loss", "explaining_loss", "introduce", "lost_processes", "report_failure"]
 
 _OF_GLOO = ("gloo", "application timeout caused pair closure")
 _CLOSED = ("connection closed", "connection reset", "connection was likely", "broken pipe", "remote process exited")
@@ -103,15 +103,13 @@ def explain_loss(error: BaseException) -> bool:
     is_closed = any(words in text for words in _CLOSED)
     if not _peers or not is_of_torch or not (is_closed or any(words in text for words in _TIMED_OUT)):
         return False
-    visible = _visible()
     until = time.monotonic() + (_WAITING_SECONDS if is_closed else 0.0)
-    while not (gone := [peer for peer in visible if peer.is_gone()]) and time.monotonic() < until:
+    while not (gone := lost_processes()) and time.monotonic() < until:
         time.sleep(0.05)
+    visible = _visible()
     elsewhere = [peer for peer in _peers if peer not in visible]
     if gone:
-        # Processes without an error may have ended because they lost the one with an error.
-        causes = [peer for peer in gone if peer.wrote_error()] or gone
-        found = "; ".join(f"{peer} is gone: {peer.remains()}" for peer in causes)
+        found = gone
     elif elsewhere:
         found = f"no other process of this machine is gone. Look at {', '.join(map(str, elsewhere))}"
     else:
@@ -120,9 +118,12 @@ def explain_loss(error: BaseException) -> bool:
     return bool(gone)
 
 
-def is_process_lost() -> bool:
-    """Return whether another process of this machine has ended."""
-    return any(peer.is_gone() for peer in _visible())
+def lost_processes() -> str:
+    """Return which processes of this machine have ended, and where to find the reason; an empty text if all run."""
+    gone = [peer for peer in _visible() if peer.is_gone()]
+    # Processes without an error may have ended because they lost the one with an error.
+    causes = [peer for peer in gone if peer.wrote_error()] or gone
+    return "; ".join(f"{peer} is gone: {peer.remains()}" for peer in causes)
 
 
 def _visible() -> list[Peer]:

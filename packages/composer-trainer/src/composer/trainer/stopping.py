@@ -14,7 +14,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, Self
 
 from composer.distributed import get_world_size
-from composer.distributed.failures import is_process_lost, report_failure
+from composer.distributed.failures import lost_processes, report_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,7 +133,7 @@ class StopSignals:
                 batch, began, lost = current, now, None
             elif now - began > _BATCH_SECONDS:
                 self._abort(f"batch {batch} did not end within {_BATCH_SECONDS:.0f} seconds after a SIGTERM")
-            elif is_process_lost():
+            elif lost_processes():
                 lost = lost or now
                 if now - lost > _LOST_SECONDS:
                     self._abort(f"batch {batch} did not end after a SIGTERM and the end of another process")
