@@ -278,6 +278,14 @@ def fail(world_size, folder):
         save_checkpoint(state, f"{folder}/failed/first")
     except Exception as error:  # noqa: BLE001  (compared by the test)
         errors["saving"] = f"{type(error).__name__}: {error}"
+    state, _ = make_state("2", factor=3)
+    [optimizer] = state.optimizers
+    weight = max(optimizer.state, key=torch.Tensor.numel)
+    optimizer.state[weight]["exp_avg"] = optimizer.state[weight]["exp_avg"].to_local()
+    try:
+        save_checkpoint(state, f"{folder}/failed/second")
+    except Exception as error:  # noqa: BLE001  (compared by the test)
+        errors["local"] = f"{type(error).__name__}: {error}"
     left = [str(entry) for entry in Path(folder).glob("failed/*")]
     for fault in FAULTS:
         state, ema = make_state("2", factor=5)

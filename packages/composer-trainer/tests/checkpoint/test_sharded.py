@@ -146,6 +146,13 @@ class TestFailures:
         assert first.startswith(f"{folder}/checkpoints/flipped was not loaded, and nothing has been changed: it failed")
         assert second.rstrip(".") in first
 
+    def test_state_of_an_optimizer_that_is_no_dtensor(self, folder):
+        """It is not saved as the first process has it: it would be lost in the others."""
+        for result in results(folder, "fail-"):
+            assert result["errors"]["local"].startswith("NotSerializableError: optimizers.AdamW.state.")
+            assert ".exp_avg: a tensor of shape [" in result["errors"]["local"]
+            assert "is the part of this process, and no DTensor" in result["errors"]["local"]
+
     def test_replaced_while_it_is_read(self, folder):
         """If the processes have read two checkpoints, none is loaded."""
         error = f"{folder}/checkpoints/4 was not loaded, and nothing has been changed: it was replaced by another"

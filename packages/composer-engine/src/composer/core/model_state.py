@@ -13,11 +13,11 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from composer.core.checks import nearest, shortened
 from composer.core.components import by_key
-from composer.core.serialization import from_data, is_number, plain
-from composer.functional.dtensors import shard_like
+from composer.core.serialization import NotSerializableError, from_data, is_number, plain
+from composer.functional.dtensors import is_dtensor, shard_like
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch.optim import Optimizer
 
@@ -149,11 +149,16 @@ def _parameter_names(model: Any, optimizer: Optimizer) -> list[list[str]]:
     ]
 
 
+def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
+    return itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+
+
 def optimizer_states(model: Any, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
     """Return the state of each optimizer by its key, with the names of parameters in place of their indices.
 
     Raises:
-        NotSerializableError: An optimizer contains something that is neither data nor a tensor.
+        NotSerializableError: An optimizer contains something that is neither data nor a tensor, or of a sharded
+            parameter a plain tensor of the shape of this process's part.
 
     Example:
         >>> model = nn.Linear(2, 2)
@@ -180,7 +185,29 @@ def _named_state(model: Any, key: str, optimizer: Optimizer) -> dict[str, Any]:
         ],
     }
     named: dict[str, Any] = plain(state, f"optimizers.{key}")
+    parameters = dict(zip(itertools.chain.from_iterable(names), _parameters(optimizer), strict=True))
+    for name, held in named["state"].items():
+        _refuse_local_ones(f"optimizers.{key}.state.{name}", held, parameters[name])
     return named
+
+
+@torch.no_grad()  # a DTensor returns its local tensor much faster without a graph
+def _refuse_local_ones(path: str, held: Mapping[Any, Any], parameter: Any) -> None:
+    """Raise an error if state of a sharded parameter is a plain tensor of its part: only the first process's is saved.
+
+    Raises:
+        NotSerializableError: It is.
+    """
+    if not is_dtensor(parameter):
+        return
+    shape = parameter.to_local().shape
+    for item, value in held.items() if shape != parameter.shape and shape.numel() != 1 else ():
+        if isinstance(value, Tensor) and not is_dtensor(value) and value.shape == shape:
+            raise NotSerializableError(
+                f"{path}.{item}",
+                f"a tensor of shape {list(value.shape)} is the part of this process, and no DTensor, so that those of "
+                "other processes would be lost. Create it by torch.zeros_like(parameter) in the optimizer.",
+            )
 
 
 def check_settings(path: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
@@ -322,8 +349,7 @@ def _load_named_state(names: list[list[str]], optimizer: Optimizer, saved: Mappi
         for name, number in numbers.items()
         if name not in saved_names and number in own["state"]
     }
-    held = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
-    parameters = dict(zip(itertools.chain.from_iterable(names), held, strict=True))
+    parameters = dict(zip(itertools.chain.from_iterable(names), _parameters(optimizer), strict=True))
     state |= {
         numbers[name]: {key: _sharded_like(value, parameters[name]) for key, value in values.items()}
         for name, values in saved["state"].items()
