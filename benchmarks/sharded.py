@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CASES = ("resnet50:2", "resnet50:4", "transformer:2")
+CASES = ("resnet50:2", "resnet50:4", "transformer:2", "transformer:4")
 LIMITS = {
     "save": 0.40,
     "returned": None,
@@ -197,9 +197,8 @@ def run_rounds(model: str, folder: Path, rounds: int) -> dict[str, Any]:
                     state.optimizers = torch.optim.AdamW(state.model.parameters())
                     if state.rank == 0:
                         set_cached(folder / library, is_cached=what == "load")
-                touch_free_memory(2 * shard_bytes)
                 call, settle = ways[library][what.partition(" ")[0]]
-                measured = measure(call, settle)
+                measured = measure(call, settle, free=2 * shard_bytes)
                 if number:  # the first round imports modules and touches memory
                     figures.setdefault(what, {}).setdefault(library, []).append(measured)
         path = folder / str(state.rank)
@@ -212,15 +211,19 @@ def run_rounds(model: str, folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def touch_free_memory(size: int) -> None:
-    """Write to memory that is free, in all processes at once.
+    """Write to memory that is free, in all processes at once, so that it is not the same memory, and release it.
 
     The host of a virtual machine may have taken it back, and gives it again a page at a time when it is touched, which
-    takes longer than to read as many bytes from a file.
+    takes longer than to read as many bytes from a file. It takes memory back after a few seconds.
     """
+    import torch
+
+    torch.distributed.barrier()
     with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory.madvise(mmap.MADV_HUGEPAGE)
         for place in range(0, size, 4096):
             memory[place] = 1
+        torch.distributed.barrier()
 
 
 def set_cached(folder: Path, *, is_cached: bool) -> None:
@@ -324,18 +327,19 @@ def run_steps(rounds: int, steps: int) -> dict[str, list[Pairs]]:
     return pairs
 
 
-def measure(call: Callable[[], object], settle: Callable[[], object]) -> dict[str, float]:
+def measure(call: Callable[[], object], settle: Callable[[], object], free: int = 1) -> dict[str, float]:
     """Return the seconds, seconds of the processor and MiB of memory that a call takes in this process.
 
     Args:
         call: The call; its end is that of the time.
         settle: Completes what the call has started, which counts for processor time and memory.
+        free: Bytes of free memory to touch before.
     """
     import torch
 
     os.sync()
-    torch.distributed.barrier()
     ctypes.CDLL(None).malloc_trim(0)  # memory that was freed, and which the call would use again
+    touch_free_memory(free)
     reset_peak()
     before, processor, began = memory("VmRSS"), time.process_time(), time.perf_counter()
     call()
