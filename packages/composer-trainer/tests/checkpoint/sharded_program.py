@@ -49,6 +49,7 @@ from composer.checkpoint import (
     sharded,
     verify_checkpoint,
 )
+from composer.checkpoint.finding import open_checkpoint
 from composer.checkpoint.local import LocalFolder
 from composer.checkpoint.remote import RemoteFolder
 from composer.core import Engine, Event, State, Timestamp
@@ -265,7 +266,19 @@ def load(world_size, folder):
             with without_pickle():
                 load_checkpoint(f"{folder}/checkpoints/{saved}", state)
             found[f"{saved} -> {mesh}"] = differences(state, ema, 3)
+        found["complete"] = found.get("complete", []) + read_complete(f"{folder}/checkpoints/plain", state)
     return found
+
+
+def read_complete(path, state):
+    """Return which sharded tensors a process holds completely after reading a checkpoint that was not sharded."""
+    own = state.get_model_state_dict()
+    with open_checkpoint(path) as opened:
+        saved = loading._read_state(opened, state, weights_only=False)
+    read = [*saved["model"].items()]
+    for name, held in saved["optimizers"]["AdamW"]["state"].items():
+        read += [(name, one) for one in held.values() if one.ndim]
+    return [name for name, one in read if isinstance(own[name], DTensor) and not isinstance(one, DTensor)]
 
 
 def fail(world_size, folder):

@@ -68,6 +68,11 @@ class TestMeshes:
         found = [result[f"{saved} -> {mesh}"] for result in results(folder, "load-") if f"{saved} -> {mesh}" in result]
         assert found == [[]] * MESHES[mesh]
 
+    def test_only_own_parts_of_complete_tensors_are_kept(self, folder):
+        """Of a checkpoint of one process, each process keeps its parts of weights and of the optimizer's state."""
+        found = [result["complete"] for result in results(folder, "load-")]
+        assert found == [[]] * 13
+
     @pytest.mark.parametrize("saved", MESHES)
     def test_without_sharding(self, folder, saved):
         """One process without sharding loads the complete tensors."""

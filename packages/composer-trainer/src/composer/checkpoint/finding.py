@@ -21,7 +21,7 @@ from composer.checkpoint.local import LocalFolder, check_files
 from composer.checkpoint.manifest import LAYOUT, PART, STATE, read_json
 from composer.checkpoint.remote import RemoteFolder
 from composer.checkpoint.sharded import Layout, read_parts
-from composer.checkpoint.tensor_file import read_tensors
+from composer.checkpoint.tensor_file import read_shapes, read_tensors
 from composer.core import TimeUnit
 from composer.distributed import all_gather_object, from_rank_zero, get_global_rank, get_world_size
 from composer.distributed.collectives import failing_together
@@ -403,7 +403,8 @@ class OpenCheckpoint:
 
         Args:
             name: The file.
-            likes: DTensors by the names of tensors. If the tensors are in parts, only the own part of these is read.
+            likes: DTensors by the names of tensors, of which only the own part is kept. If the tensors are in parts,
+                no more than that is read.
 
         Raises:
             CheckpointError: The content of the file is not the one that was written.
@@ -411,14 +412,24 @@ class OpenCheckpoint:
         if self.layout is not None and name in self.layout.tensors:
             open_file = partial(self.folder.reader, self.name)
             return read_parts(self.layout, name, self.manifest, open_file, self.path, likes)
-        return self._read(name) if name in self.manifest.files else None
+        return self._read(name, likes) if name in self.manifest.files else None
 
-    def _read(self, name: str) -> dict[str, Tensor]:
+    def shapes(self, name: str) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the tensors in a file; none if there is no such file.
+
+        Raises:
+            CheckpointError: It is not a complete safetensors file.
+        """
+        if name not in self.manifest.files:
+            return {}
+        return {tensor: shape for tensor, (_, shape) in read_shapes(self.files / name).items()}
+
+    def _read(self, name: str, likes: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
         record = self.manifest.files[name]
         hashes = record.hashes()
         [digest] = hashes.values()
         try:
-            tensors = read_tensors(self.files / name, digest)
+            tensors = read_tensors(self.files / name, digest, likes)
         except CheckpointError:
             check_files(self.files, self.manifest, [name])  # a file that was changed is reported as such first
             raise

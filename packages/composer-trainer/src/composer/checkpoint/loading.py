@@ -416,11 +416,13 @@ def _sharded_ones(opened: OpenCheckpoint, state: State, data: dict[str, Any]) ->
 
     A tensor belongs to a weight if it has its name, or is anywhere under its name in the saved data (as the state of an
     optimizer, and averages), and was sharded. It is sharded like the weight if it has its shape, and else as it was.
+    In a checkpoint of complete tensors, weights and the state of optimizers are taken for sharded if they have the
+    weight's shape.
 
     Raises:
         CheckpointError: A tensor of another shape was sharded over a mesh of other dimensions.
     """
-    if opened.layout is None or not is_sharded(state.model):
+    if not is_sharded(state.model):
         return {}
     reshard(state.model)
     own = {name: weight for name, weight in state.get_model_state_dict().items() if is_dtensor(weight)}
@@ -437,6 +439,15 @@ def _sharded_ones(opened: OpenCheckpoint, state: State, data: dict[str, Any]) ->
 
     find({name: part for name, part in data.items() if name != "model"}, None, 0)
     shapes = {name: [*weight.shape] for name, weight in own.items()}
+    if opened.layout is None:
+        return {
+            kind: {
+                name: own[weight_of[name]]
+                for name, shape in opened.shapes(kind).items()
+                if name in weight_of and [*shape] == shapes[weight_of[name]]
+            }
+            for kind in (MODEL, OPTIMIZERS)
+        }
     likes: dict[str, dict[str, Tensor]] = {}
     for kind, tensors in opened.layout.tensors.items():
         likes[kind] = {}

@@ -91,7 +91,8 @@ def save_checkpoint(
     Raises:
         NotImplementedError: The model is wrapped by FSDP 1.
         NotSerializableError: A value is neither data nor a tensor; the error names its place.
-        CheckpointSaveError: It could not be written. Existing checkpoints are unchanged.
+        CheckpointSaveError: It could not be written. Existing checkpoints are unchanged, except that one of the name at
+            an address is deleted first.
 
     Example:
         >>> import tempfile, torch
@@ -213,7 +214,8 @@ def save_sharded(
     Raises:
         NotImplementedError: The model is wrapped by FSDP 1.
         NotSerializableError: A value is neither data nor a tensor.
-        CheckpointSaveError: It could not be written. Existing checkpoints are unchanged.
+        CheckpointSaveError: It could not be written. Existing checkpoints are unchanged, except that one of the name at
+            an address is deleted first.
     """
     snapshot = take_sharded_snapshot(
         state, folder.at(name), extra, weights_only=weights_only, ignore_keys=ignore_keys, copy=False

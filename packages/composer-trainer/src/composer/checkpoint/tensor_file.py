@@ -22,6 +22,7 @@ from torch._utils import _unflatten_dense_tensors
 from composer.checkpoint.errors import CheckpointError
 from composer.core import NotSerializableError
 from composer.core.serialization import from_data
+from composer.functional.dtensors import shard_like
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -115,7 +116,7 @@ def read_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     return shapes | {name: (dtype, tuple(shape)) for name, (dtype, shape) in header.settings.dtypes.items()}
 
 
-def read_tensors(path: Path, digest: Any = None) -> dict[str, Tensor]:
+def read_tensors(path: Path, digest: Any = None, likes: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file, on the CPU.
 
     The file is read once, from its beginning to its end.
@@ -123,37 +124,49 @@ def read_tensors(path: Path, digest: Any = None) -> dict[str, Tensor]:
     Args:
         path: The file.
         digest: An object like those of :mod:`hashlib`, which is updated with the bytes of the file.
+        likes: By the names of tensors, DTensors of their shapes. Of these only the part that this process has of the
+            DTensor is kept, as a DTensor of its placements and device; one such tensor at a time is complete.
 
     Raises:
         CheckpointError: It is not a complete safetensors file, or was changed while it was read.
     """
+    likes = likes or {}
     try:
         with path.open("rb", buffering=0) as file:
             header = _read_header(file, path)
-            tensors = new_tensors({name: (_DTYPES[dtype], shape) for name, (dtype, shape, _) in header.entries.items()})
+            shapes = {name: (_DTYPES[dtype], shape) for name, (dtype, shape, _) in header.entries.items()}
+            kept = new_tensors({name: one for name, one in shapes.items() if name not in likes})
+            size = max((size for name, (_, _, size) in header.entries.items() if name in likes), default=0)
+            scratch = torch.empty(size, dtype=torch.uint8, device="cpu")
             if digest is not None:
                 digest.update(header.content)
-            for tensor in tensors.values():
+            tensors = {}
+            for name, (dtype, shape) in shapes.items():
+                tensor = scratch[: header.entries[name][2]].view(dtype).view(shape) if name in likes else kept[name]
                 _read_into(bytes_of(tensor), file, digest, path)
+                tensor = _restored(tensor, name, header.settings, path)
+                tensors[name] = shard_like(tensor, likes[name]) if name in likes else tensor
             if file.read(1):
                 raise CheckpointError(path, "has been changed while it was read.")
     except OSError as error:
         raise CheckpointError(path, f"cannot be read: {error.strerror}.") from None
-    try:
-        _restore(tensors, header.settings)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(path, f"has metadata that does not fit its tensors: {error}.") from None
     return tensors
 
 
-def _restore(tensors: dict[str, Tensor], settings: _Settings) -> None:
-    for name, (dtype, shape) in settings.dtypes.items():
-        tensors[name] = tensors[name].view(_DTYPES_AS_BYTES[dtype]).reshape(shape)
-    for name, strides in settings.strides.items():
-        tensor = tensors[name]
-        if not is_dense(tensor.shape, strides):
-            raise ValueError(f"strides {strides} do not fit the shape {list(tensor.shape)}")
-        tensors[name] = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu").copy_(tensor)
+def _restored(tensor: Tensor, name: str, settings: _Settings, path: Path) -> Tensor:
+    """Return a tensor with the dtype and the strides that the format cannot express."""
+    try:
+        if name in settings.dtypes:
+            dtype, shape = settings.dtypes[name]
+            tensor = tensor.view(_DTYPES_AS_BYTES[dtype]).reshape(shape)
+        if name in settings.strides:
+            strides = settings.strides[name]
+            if not is_dense(tensor.shape, strides):
+                raise ValueError(f"strides {strides} do not fit the shape {list(tensor.shape)}")  # noqa: TRY301
+            tensor = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu").copy_(tensor)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(path, f"has metadata that does not fit its tensors: {name!r:.80}: {error}.") from None
+    return tensor
 
 
 def _read_header(file: BinaryIO, path: Path) -> _Header:
@@ -176,6 +189,8 @@ def _read_header(file: BinaryIO, path: Path) -> _Header:
         shapes_and_strides = [[-1]]
     if not all(map(_are_sizes, shapes_and_strides)):
         raise CheckpointError(path, "has a header whose metadata is not as composer writes it.")
+    if unknown := {*settings.dtypes, *settings.strides} - entries.keys():
+        raise CheckpointError(path, f"has metadata that does not fit its tensors: {min(unknown)!r:.80} is not there.")
     return _Header(prefix + text, entries, settings)
 
 
