@@ -45,6 +45,9 @@ Look: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...] | None, tuple[int,
 Described: TypeAlias = dict[str, dict[str, tuple[Look, Part]]]
 """For each kind of file, by name: the look and the part of each tensor that a process has."""
 
+_Key: TypeAlias = tuple[str, str]
+"""The kind of file and the name of a tensor."""
+
 ReadInto: TypeAlias = "Callable[[int, memoryview], None]"
 """Fills memory with the bytes at a position of a file."""
 
@@ -279,79 +282,110 @@ def plan_parts(described: Sequence[Described]) -> tuple[Layout, list[dict[str, l
         >>> [list(files.values()) for files in writes]
         [[['weight']], [['weight']], [], []]
     """
-    holders: dict[tuple[str, str, Part], list[int]] = {}
-    looks: dict[tuple[str, str], Look] = {}
+    looks: dict[_Key, Look] = {}
+    held: dict[_Key, list[tuple[int, Part]]] = defaultdict(list)
     for rank, own in enumerate(described):
         for kind, of_kind in own.items():
             for name, (look, part) in of_kind.items():
-                holders.setdefault((kind, name, part), []).append(rank)
                 if looks.setdefault((kind, name), look) != look:
                     raise ValueError(
                         f"{name!r} is {look[0]}{list(look[1])} in process {rank}, and has another dtype or shape "
                         "in a process before it. Build the same model in each process."
                     )
-    load = [0] * len(described)
-    # By rank and kind; for each name the bytes and the part.
-    written: dict[tuple[int, str], dict[str, tuple[int, Part]]] = defaultdict(dict)
-    # First the parts that only one process has, then the largest.
-    alone = [key for key, ranks in holders.items() if len(ranks) == 1]
-    shared = [key for key, ranks in holders.items() if len(ranks) > 1]
-    for key in (*alone, *sorted(shared, key=lambda key: -math.prod(key[2][1]))):
-        kind, name, part = key
-        ranks = holders[key]
-        writer = ranks[0] if len(ranks) == 1 else min(ranks, key=lambda rank: (load[rank], rank))
-        size = math.prod(part[1]) * DTYPES[looks[kind, name][0]].itemsize
-        load[writer] += size
-        written[writer, kind][name] = (size, part)
+                held[kind, name].append((rank, part))
+    known: dict[Any, _Split] = {}  # most tensors are split in a few ways
+    splits: dict[_Key, _Split] = {}
+    for key, of_tensor in held.items():
+        way = (looks[key][1], tuple(of_tensor))
+        splits[key] = known[way] if way in known else known.setdefault(way, _split(key[1], *way))
+    sizes = {key: DTYPES[look[0]].itemsize for key, look in looks.items()}
+    writers = _writers(splits, sizes, len(described))
     files: dict[str, PartFile] = {}
     tensors: dict[str, dict[str, TensorLayout]] = {}
     writes: list[dict[str, list[str]]] = [{} for _ in described]
     for kind in dict.fromkeys(kind for own in described for kind in own):
-        writers = [rank for rank in range(len(described)) if (rank, kind) in written]
-        cells: dict[str, list[tuple[Part, int, int]]] = defaultdict(list)
+        names = sorted(
+            (name for of_kind, name in splits if of_kind == kind), key=lambda name: (-sizes[kind, name], name)
+        )
+        ranks = sorted({rank for name in names for rank in writers[kind, name]})
         stem, _, suffix = kind.partition(".")
-        for place, rank in enumerate(writers, start=1):
-            file = f"{stem}-{place:05}-of-{len(writers):05}.{suffix}"
-            of_file, position = written[rank, kind], 0
-            writes[rank][file] = sorted(of_file, key=lambda name: (-DTYPES[looks[kind, name][0]].itemsize, name))
-            for name in writes[rank][file]:
-                size, part = of_file[name]
-                cells[name].append((part, len(files), position))
-                position += size
-            files[file] = PartFile()
-        is_weight = kind == MODEL
-        tensors[kind] = {
-            name: _grid(name, looks[kind, name], cells[name], is_weight=is_weight) for name in sorted(cells)
-        }
+        ends: dict[int, int] = {}
+        number = {rank: len(files) + place for place, rank in enumerate(ranks)}
+        lists = {}
+        for place, rank in enumerate(ranks, start=1):
+            file = f"{stem}-{place:05}-of-{len(ranks):05}.{suffix}"
+            files[file], ends[rank] = PartFile(), 0
+            lists[rank] = writes[rank][file] = []
+        layouts = {}
+        for name in names:
+            positions = []
+            for rank, (count, _) in zip(writers[kind, name], splits[kind, name].cells, strict=True):
+                lists[rank].append(name)
+                positions.append(ends[rank])
+                ends[rank] += count * sizes[kind, name]
+            dtype, shape, strides, placements = looks[kind, name]
+            layouts[name] = TensorLayout(
+                dtype,
+                [*shape],
+                splits[kind, name].cuts,
+                [number[rank] for rank in writers[kind, name]],
+                positions,
+                None if strides is None else [*strides],
+                True if placements is None else None,
+                None if placements is None or kind == MODEL else [*placements],
+            )
+        tensors[kind] = dict(sorted(layouts.items()))
     return Layout(files, tensors), writes
 
 
-def _grid(name: str, look: Look, cells: list[tuple[Part, int, int]], *, is_weight: bool) -> TensorLayout:
-    """Return the layout of a tensor with these parts, files and positions."""
-    dtype, shape, strides, placements = look
-    cells.sort()
-    cuts = [sorted({offset[dimension] for (offset, _), _, _ in cells}) for dimension in range(len(shape))]
+@attrs.frozen
+class _Split:
+    """Where the cells of a tensor begin in each dimension; of each cell the elements, and the ranks that have it."""
+
+    cuts: list[list[int]]
+    cells: list[tuple[int, list[int]]]
+
+
+def _split(name: str, shape: tuple[int, ...], held: Sequence[tuple[int, Part]]) -> _Split:
+    """Return how a tensor is split whose parts the ranks have."""
+    ranks: dict[Part, list[int]] = {}
+    for rank, part in held:
+        ranks.setdefault(part, []).append(rank)
+    parts = sorted(ranks)
+    cuts = [sorted({offset[dimension] for offset, _ in parts}) for dimension in range(len(shape))]
     lengths = [
         dict(zip(places, (b - a for a, b in itertools.pairwise([*places, whole])), strict=True))
         for places, whole in zip(cuts, shape, strict=True)
     ]
-    is_grid = [offset for (offset, _), _, _ in cells] == [*itertools.product(*cuts)] and all(
+    is_grid = [offset for offset, _ in parts] == [*itertools.product(*cuts)] and all(
         length == expected[start] and 0 in expected
-        for (offset, size), _, _ in cells
+        for offset, size in parts
         for start, length, expected in zip(offset, size, lengths, strict=True)
     )
     if not is_grid:
         raise ValueError(f"the parts of {name!r} in the processes do not fill its shape {list(shape)} exactly once")
-    return TensorLayout(
-        dtype,
-        [*shape],
-        cuts,
-        [file for _, file, _ in cells],
-        [position for _, _, position in cells],
-        None if strides is None else [*strides],
-        True if placements is None else None,
-        None if placements is None or is_weight else [*placements],
-    )
+    return _Split(cuts, [(math.prod(size), ranks[offset, size]) for offset, size in parts])
+
+
+def _writers(splits: Mapping[_Key, _Split], sizes: Mapping[_Key, int], count: int) -> dict[_Key, list[int]]:
+    """Return which rank writes each cell of each tensor; ``sizes`` are those of the tensors' elements in bytes.
+
+    First come the cells that only one rank has, then the largest.
+    """
+    load = [0] * count
+    writers = {key: [ranks[0] for _, ranks in split.cells] for key, split in splits.items()}
+    shared = []
+    for key, split in splits.items():
+        for place, (elements, ranks) in enumerate(split.cells):
+            if len(ranks) > 1:
+                shared.append((elements * sizes[key], key, place, ranks))
+            else:
+                load[ranks[0]] += elements * sizes[key]
+    for size, key, place, ranks in sorted(shared, key=lambda one: -one[0]):
+        writer = min(ranks, key=lambda rank: (load[rank], rank))
+        load[writer] += size
+        writers[key][place] = writer
+    return writers
 
 
 @torch.no_grad()  # a DTensor returns its local tensor much faster without a graph
