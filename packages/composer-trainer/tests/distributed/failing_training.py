@@ -3,9 +3,10 @@
 torchrun ... failing_training.py HOW FOLDER
 
 ``HOW`` is ``raises``, ``dies``, ``hangs``, ``signalled`` for a SIGTERM that only the last process gets, ``dies-saving``
-for one that dies while it writes its part of a checkpoint, or ``trains`` for a training without failures. ``DEVICE`` is ``cpu``, or ``gpu`` with a GPU for each process. With ``restarts``, some
-random processes die at random moments of every start but the last, and each start resumes from the last checkpoint. The
-last rank fails, and writes the time to ``<folder>/failed``; rank 0 writes the final weights to ``<folder>/weights.pt``.
+for one that dies while it writes its part of a checkpoint, or ``trains`` for a training without failures. ``DEVICE`` is
+``cpu``, or ``gpu`` with a GPU for each process. With ``restarts``, some random processes die at random moments of every
+start but the last, and each start resumes from the last checkpoint. The last rank fails, and writes the time to
+``<folder>/failed``; rank 0 writes the final weights to ``<folder>/weights.pt``.
 """
 
 import os

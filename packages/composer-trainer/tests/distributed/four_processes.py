@@ -14,7 +14,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from composer import Callback, Trainer
 from composer import distributed as cd
 from composer.algorithms import EMA
-from composer.core import DataSpec
+from composer.core import DataSpec, Evaluator
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 
@@ -57,8 +57,9 @@ class Stream(IterableDataset):
         return iter(self.samples)
 
 
-def make_trainer(loader, *, max_duration="2ep", seed=17, **options):
-    model, recorder = Table(), Recorder()
+def make_trainer(loader, *, max_duration="2ep", seed=17, on="cpu", **options):
+    with torch.device(on):
+        model, recorder = Table(), Recorder()
     return Trainer(
         model=model,
         train_dataloader=loader,
@@ -205,7 +206,32 @@ def evaluate_sharded(rank):
         trainer.eval(loader)
         counts = [len(outputs) for outputs in trainer.predict(loader)]
         [metric] = trainer.state.eval_metrics["eval"].values()
-        return [int(metric.tp + metric.fn), counts]
+        return [int(metric.tp + metric.fn), counts, evaluate_in_microbatches(trainer, samples, rank)]
+
+
+def drop_first(batch):
+    """Remove the first field of a batch in place, which has three."""
+    batch.pop(0)
+    return batch
+
+
+def evaluate_in_microbatches(trainer, samples, rank):
+    """Return how many samples count if processes have different numbers of microbatches in one or all batches."""
+    complete = [(torch.zeros(1), torch.tensor([1.0, index]), index % 3) for index in range(SAMPLES)]
+    own = [(torch.zeros(1), *sample) for sample in ([] if rank == 3 else samples[: 2 * rank + 1])]
+    loaders = {
+        "sampled": DataLoader(complete, 4, sampler=cd.get_sampler(complete)),  # the last parts have 2, 2, 1, 1 samples
+        "stream": DataLoader(Stream(own), 3),
+    }
+    evaluators = [
+        Evaluator(
+            label=label, dataloader=DataSpec(one, microbatch_transforms=drop_first), device_eval_microbatch_size=1
+        )
+        for label, one in loaders.items()
+    ]
+    trainer.eval(evaluators)
+    metrics = [metric for label in loaders for metric in trainer.state.eval_metrics[label].values()]
+    return [int(metric.tp + metric.fn) for metric in metrics]
 
 
 def check_resuming(folder):
@@ -266,9 +292,20 @@ def check_different_runs(folder):
         "algorithms": {"algorithms": [EMA("2ba")]},
         "optimizers": {"lr": 0.5},
         "save_folder": {"save_folder": str(folder)},
-        "parallelism_config": {"parallelism_config": {"fsdp": {}}},
     }
-    return {name: refusal(lambda: fit_with(**(other if is_other else {}))) for name, other in others.items()}  # noqa: B023
+    meshes = {
+        "tp": [{"mesh": {"tp": 4}, "tp": {"plan": {"layer": style}}} for style in ("colwise", "rowwise")],
+        "fsdp": [{"fsdp": {"auto_wrap": [one]}} for one in (nn.Linear, "Table")],
+        "mesh": [{"mesh": {"shard": 4}}, {"mesh": {"replicate": 2, "shard": 2}}],
+    }
+
+    def construct(section):
+        make_trainer(dealt(), on="meta", parallelism_config=meshes[section][is_other])
+
+    return {
+        **{name: refusal(lambda: fit_with(**(other if is_other else {}))) for name, other in others.items()},  # noqa: B023
+        **{f"parallelism_config[{name!r}]": refusal(lambda: construct(name)) for name in meshes},  # noqa: B023
+    }
 
 
 def check_failing_together():

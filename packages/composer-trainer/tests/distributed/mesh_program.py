@@ -15,6 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from composer import Callback, Trainer, distributed
 from composer.algorithms import EMA, GradientClipping, MixUp
+from composer.core import State
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 
@@ -62,6 +63,33 @@ class Network(nn.Module):
         return self.head(inputs)
 
 
+class Outer(nn.Module):
+    """Its reset_parameters() also draws into tensors of its parts, and scales, copies and partly sets others."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.empty(3))
+        self.register_buffer("mask", torch.empty(3, dtype=torch.bool))  # False may also be what was not set
+        self.inner, self.scaled, self.norm = nn.Linear(6, 4), nn.Linear(4, 4), nn.LayerNorm(4)
+        self.embedding, self.head = nn.Embedding(8, 4), nn.Linear(4, 8)
+        self.head.weight = self.embedding.weight
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def reset_parameters(self):
+        nn.init.zeros_(self.bias)
+        self.mask.zero_()
+        nn.init.normal_(self.inner.weight)
+        self.inner.bias.data.normal_(std=2).add_(self.inner.weight[:, 0])
+        self.norm.weight.mul_(3)
+        nn.init.trunc_normal_(self.scaled.weight)
+        for weight in self.scaled.parameters():
+            weight.mul_(0.5)
+        self.embedding.weight[0].fill_(3)
+        self.embedding.weight.data[1].normal_()
+        self.up.weight.uniform_()
+        self.down.weight.copy_(self.up.weight.t())
+
+
 class Recorder(Callback):
     """Records the samples of each batch, and a random draw."""
 
@@ -73,9 +101,11 @@ class Recorder(Callback):
         self.seen.append([state.batch[0][:, 0].tolist(), *drawn])
 
 
-def make_trainer(config, algorithms=(), duration="2ep", **options):
+def make_trainer(config, algorithms=(), duration="2ep", on="cpu", **options):
     torch.manual_seed(5)
-    model = ComposerClassifier(Network().double(), num_classes=4, train_metrics=MulticlassAccuracy(4, average="micro"))
+    with torch.device(on):
+        network = Network().double()
+    model = ComposerClassifier(network, num_classes=4, train_metrics=MulticlassAccuracy(4, average="micro"))
     inputs = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     data = TensorDataset(inputs, inputs.argmax(dim=1))
     mesh = (config or {}).get("mesh", {})
@@ -122,17 +152,35 @@ def result_of(trainer):
     return result
 
 
+def initial_weights(config):
+    """Build a model on the meta device, and return the weights that it gets."""
+    with torch.device("meta"):
+        model = nn.Sequential(Outer(), Outer())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    distributed.Parallelism(config).prepare(State(model, optimizers=optimizer, rank_zero_seed=3))
+    assert {*optimizer.param_groups[0]["params"]} == {*model.parameters()}
+    return {
+        name: getattr(one, "full_tensor", lambda one=one: one)().tolist() for name, one in model.state_dict().items()
+    }
+
+
 def main(name, folder):
     distributed.initialize_dist("cpu", timeout=120)
     config = MESHES[name]
     results = {"train": result_of(make_trainer(config))}
     if name in COMPILED:
         results["compiled"] = result_of(make_trainer(config, compile_config={"backend": "aot_eager"}))
-    if config is None or "tp" in config:
+    if config is None or name in COMPILED:
         saved = str(folder / "saved" / name)
         saving = {"save_folder": saved, "save_interval": "2ba"}
         results["draws"] = result_of(make_trainer(config, [MixUp(0.4)], **saving))
         results["resumed"] = result_of(make_trainer(config, [MixUp(0.4)], load_path=f"{saved}/ep0-ba2"))
+        if config is not None:
+            resumed = make_trainer(config, [MixUp(0.4)], on="meta", load_path=f"{saved}/ep0-ba2")
+            results["resumed on meta"] = result_of(resumed)
+            plan = {"*.up": "colwise", "*.down": "rowwise"}
+            results["initial"] = initial_weights({"mesh": config["mesh"], "tp": {"plan": plan}})
+    results["initial, fsdp"] = initial_weights({"fsdp": {}})
     (folder / f"{name}-{distributed.get_global_rank()}.json").write_text(json.dumps(results))
 
 

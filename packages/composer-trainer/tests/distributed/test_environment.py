@@ -1,6 +1,9 @@
 """Ranks from torchrun's environment variables, also incomplete ones."""
 
+from operator import call
+
 import pytest
+from torch.utils.data import DataLoader
 
 from composer import distributed as cd
 
@@ -65,3 +68,23 @@ def test_invalid_number_raises(monkeypatch, text):
 def test_is_not_initialized_by_default():
     """A process group is available but not initialized."""
     assert (cd.is_available(), cd.is_initialized()) == (True, False)
+
+
+@pytest.fixture
+def in_pairs(monkeypatch):
+    """This is rank 3 of four processes, of which two each have the same samples."""
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    cd.environment.set_tensor_parallel_size(2)
+    yield
+    cd.environment.set_tensor_parallel_size(1)
+
+
+@pytest.mark.usefixtures("in_pairs")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_data_rank_in_a_worker(method):
+    """A worker splits a stream as its process does, whether it is forked or not."""
+    functions = [cd.get_data_rank, cd.get_data_world_size]
+    loader = DataLoader(functions, None, num_workers=1, collate_fn=call, multiprocessing_context=method)
+
+    assert list(loader) == [1, 2]

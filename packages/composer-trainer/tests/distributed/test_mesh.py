@@ -17,7 +17,7 @@ from composer.models import ComposerClassifier
 PROGRAM = Path(__file__).with_name("mesh_program.py")
 names = runpy.run_path(str(PROGRAM))
 PLAN, Network = names["PLAN"], names["Network"]
-COUNTS = {"alone": 1, "tp": 2, "shard x tp": 4, "replicate x shard": 4}
+COUNTS = {"alone": 1, "tp": 2, "replicate": 2, "shard x tp": 4, "replicate x tp": 4, "replicate x shard": 4}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,10 @@ CANNOT = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("mesh", ["tp", "shard x tp", pytest.param("replicate x shard", marks=CANNOT)])
+REPLICATING = [pytest.param(f"replicate x {one}", marks=CANNOT) for one in ("tp", "shard")]
+
+
+@pytest.mark.parametrize("mesh", ["replicate", "tp", "shard x tp", *REPLICATING])
 class TestAnyMesh:
     def test_weights_are_those_of_one_process(self, results, mesh):
         """After six steps with clipping by norm they are equal up to rounding, in each process."""
@@ -59,10 +62,10 @@ class TestAnyMesh:
             assert result["train"]["weights"] == pytest.approx(alone["train"]["weights"], rel=1e-10, abs=1e-12)
 
     def test_each_process_has_a_part(self, results, mesh):
-        """The split layers have most of the weights."""
+        """The split layers have most of the weights; a replica has all of them."""
         [alone] = results("alone")
         parts = [result["train"]["local"] / alone["train"]["local"] for result in results(mesh)]
-        assert max(parts) < (0.35 if mesh == "shard x tp" else 0.6)
+        assert max(parts) <= {"replicate": 1.0, "shard x tp": 0.35}.get(mesh, 0.6)
 
     def test_clock_losses_and_metrics(self, results, mesh):
         """Each sample counts once, whatever number of processes it is in."""
@@ -97,6 +100,13 @@ class TestTensorParallelism:
             assert result["resumed"]["weights"] == result["draws"]["weights"]
             assert result["resumed"]["metrics"] == result["draws"]["metrics"]
 
+    def test_models_without_data(self, results, mesh):
+        """A model on the meta device gets the weights of one process, and resumes with bit-identical ones."""
+        [alone] = results("alone")
+        for result in results(mesh):
+            assert result["initial"] == alone["initial, fsdp"]
+            assert result["resumed on meta"]["weights"] == result["draws"]["weights"]
+
     def test_checkpoint_loads_in_one_process(self, results, folder, mesh):
         """The complete weights are those of the sharded run, bit for bit."""
         expected = results(mesh)[0]["draws"]["weights"]
@@ -105,6 +115,47 @@ class TestTensorParallelism:
         load_checkpoint(folder / "saved" / mesh / "ep2-ba6", State(model), weights_only=True)
 
         assert [number for weight in model.parameters() for number in weight.flatten().tolist()] == expected
+
+
+@pytest.mark.parametrize("mesh", ["tp", "shard x tp"])
+def test_outer_module_initializes_parts(results, mesh):
+    """What reset_parameters() draws into sharded tensors of a module's parts is equal in 1, 2 and 4 processes."""
+    [alone] = results("alone")
+    for result in results(mesh):
+        assert result["initial, fsdp"] == alone["initial, fsdp"]
+    first = alone["initial, fsdp"]
+    assert len({tuple(row) for row in first["0.inner.weight"]}) == 4
+    assert first["0.norm.weight"] == [3.0] * 4
+    assert first["0.down.weight"] == [list(column) for column in zip(*first["0.up.weight"], strict=True)]
+    assert first["0.embedding.weight"][0] == [3.0] * 4
+
+
+class TestDegreeOfOne:
+    """A plan with tp=1, in a single process."""
+
+    @pytest.fixture(autouse=True)
+    def closed(self):
+        """Processes are disconnected afterwards."""
+        yield
+        cd.close_dist()
+
+    @pytest.mark.parametrize("fsdp", [{}, {"fsdp": {}}])
+    def test_plan_is_not_applied(self, fsdp):
+        """The model trains without tensor parallelism, with and without FSDP2."""
+        state = State(ComposerClassifier(Network(), num_classes=4))
+
+        cd.Parallelism({"mesh": {"tp": 1}, "tp": {"plan": PLAN}, **fsdp}).prepare(state)
+
+        meshes = {getattr(one, "device_mesh", None) for one in state.model.parameters()}
+        assert [mesh.mesh_dim_names for mesh in meshes if mesh] == ([("shard",)] if fsdp else [])
+
+    @pytest.mark.parametrize("fsdp", [{}, {"fsdp": {}}])
+    def test_unknown_layer_raises(self, fsdp):
+        """The plan's names are checked nevertheless."""
+        parallel = cd.Parallelism({"mesh": {"tp": 1}, "tp": {"plan": {"layers.*": "colwise"}}, **fsdp})
+
+        with pytest.raises(ValueError, match=r"'layers.\*', and no module of the model has such a name"):
+            parallel.prepare(State(Network()))
 
 
 class TestConfig:
@@ -135,6 +186,18 @@ class TestConfig:
         """At construction, with the remedy."""
         with pytest.raises(error, match=message):
             cd.Parallelism(config)
+
+    @pytest.mark.parametrize("degrees", [{"replicate": 2, "shard": 2}, {"replicate": 4}])
+    def test_degree_is_missing(self, degrees):
+        """A plan requires a degree, also in a mesh with other dimensions."""
+        with pytest.raises(ValueError, match="but not the number of processes that share a layer"):
+            cd.Parallelism({"mesh": degrees, "tp": {"plan": PLAN}})
+
+    def test_degree_of_one(self):
+        """With an explicit tp=1, a plan is accepted and splits no model without FSDP2."""
+        for degrees, splits in (({"replicate": 4}, False), ({"replicate": 2, "shard": 2}, True)):
+            parallel = cd.Parallelism({"mesh": {**degrees, "tp": 1}, "tp": {"plan": PLAN}})
+            assert parallel.splits_model is splits
 
     def test_replicated_shards_on_cpus_raise(self, monkeypatch):
         """With torch 2.7, whose FSDP2 fails there in the first backward pass; nothing has been changed."""

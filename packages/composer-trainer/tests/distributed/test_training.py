@@ -116,7 +116,13 @@ class TestStreams:
     def test_evaluation_of_sharded_models(self, four_processes):
         """Processes with fewer batches take part in the forward passes of the others, and count none of them."""
         expected = [[2, [2]], [4, [2, 2]], [6, [2, 2, 2]], [0, []]]  # samples, and those of each batch
-        assert [result["streams"]["evaluated"] for result in four_processes] == expected
+        assert [result["streams"]["evaluated"][:2] for result in four_processes] == expected
+
+    def test_microbatches_in_an_evaluation_of_sharded_models(self, four_processes):
+        """Processes with fewer microbatches take part in the forward passes of the others, and count none of them."""
+        counted = [result["streams"]["evaluated"][2] for result in four_processes]
+
+        assert counted == [[6, 1], [6, 3], [5, 5], [5, 0]]  # samples of the sampled data, and of the streams
 
 
 class TestOneCheckpoint:
@@ -163,7 +169,15 @@ class TestDifferentRuns:
             ("algorithms", "got [] in process 0 and ['EMA'] in process 2."),
             ("optimizers", "'lr': 0.5, "),
             ("save_folder", "got [] in process 0 and ['every 1ep'] in process 2."),
-            ("parallelism_config", "got False in process 0 and True in process 2."),
+            (
+                "parallelism_config['mesh']",
+                "'shard': 4, 'tp': 1} in process 0 and {'replicate': 2, 'shard': 2, 'tp': 1} in",
+            ),
+            ("parallelism_config['fsdp']", "and {'auto_wrap': ['Table'], "),
+            (
+                "parallelism_config['tp']",
+                "got {'plan': {'layer': 'colwise'}} in process 0 and {'plan': {'layer': 'rowwise'}} in process 2.",
+            ),
         ],
     )
     def test_another_argument_in_one_process_raises(self, four_processes, name, values):

@@ -20,7 +20,8 @@ __all__ = [
     "is_initialized",
 ]
 
-_tensor_parallel = [1]
+_TENSOR_PARALLEL = "COMPOSER_TENSOR_PARALLEL"
+"""The environment variable of a degree, which workers of a DataLoader inherit whether they are forked or not."""
 
 
 def is_available() -> bool:
@@ -78,7 +79,7 @@ def get_data_world_size() -> int:
         >>> get_data_world_size()
         1
     """
-    return get_world_size() // _tensor_parallel[0]
+    return get_world_size() // get_tensor_parallel_size()
 
 
 def get_data_rank() -> int:
@@ -90,17 +91,17 @@ def get_data_rank() -> int:
         >>> get_data_rank()
         0
     """
-    return get_global_rank() // _tensor_parallel[0]
+    return get_global_rank() // get_tensor_parallel_size()
 
 
 def get_tensor_parallel_size() -> int:
     """Return the number of processes in a group of tensor parallelism."""
-    return _tensor_parallel[0]
+    return int(os.environ.get(_TENSOR_PARALLEL, "1"))
 
 
 def set_tensor_parallel_size(size: int) -> None:
     """Set the number of processes in a group of tensor parallelism, for the run that is constructed."""
-    _tensor_parallel[0] = size
+    os.environ[_TENSOR_PARALLEL] = str(size)
 
 
 def get_local_world_size() -> int:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import ParallelStyle
 
-__all__ = ["MeshSettings", "TensorParallelSettings", "split_layers"]
+__all__ = ["MeshSettings", "TensorParallelSettings", "layer_styles", "split_layers"]
 
 _STYLES = {"colwise": "ColwiseParallel", "rowwise": "RowwiseParallel"}
 
@@ -128,6 +128,17 @@ def split_layers(model: nn.Module, mesh: DeviceMesh, settings: TensorParallelSet
     """Split layers over the processes of a one-dimensional mesh, in place; their parameters become DTensors.
 
     Raises:
+        ValueError: As from :func:`layer_styles`.
+    """
+    from torch.distributed.tensor import parallel  # noqa: PLC0415
+
+    parallel.parallelize_module(model, mesh, layer_styles(model, settings))
+
+
+def layer_styles(model: nn.Module, settings: TensorParallelSettings) -> dict[str, ParallelStyle]:
+    """Return the styles of torch by which the layers that a plan names are split.
+
+    Raises:
         ValueError: A name of the plan is that of no module, or of one that is neither a Linear nor an Embedding.
     """
     from torch.distributed.tensor import parallel  # noqa: PLC0415
@@ -149,4 +160,4 @@ def split_layers(model: nn.Module, mesh: DeviceMesh, settings: TensorParallelSet
                 f"Embedding, and {others[0]!r} is a {type(modules[others[0]]).__name__}. Name the layers to split."
             )
         plan |= {name: getattr(parallel, _STYLES[style])() if isinstance(style, str) else style for name in chosen}
-    parallel.parallelize_module(model, mesh, dict(plan))
+    return plan

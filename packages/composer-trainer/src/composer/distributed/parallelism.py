@@ -21,10 +21,11 @@ from composer.distributed.environment import (
     is_initialized,
     set_tensor_parallel_size,
 )
-from composer.distributed.mesh import MeshSettings, TensorParallelSettings
+from composer.distributed.mesh import MeshSettings, TensorParallelSettings, layer_styles
+from composer.distributed.meta import initialize, is_on_meta
 from composer.distributed.process_group import initialize_alone
 from composer.distributed.settings import Settings
-from composer.distributed.sharding import FSDPSettings, check_replicas, initialize, is_on_meta, is_sharded, shard
+from composer.distributed.sharding import FSDPSettings, check_replicas, is_sharded, shard
 from composer.functional.checks import check_flags
 from composer.functional.dtensors import local_parts
 
@@ -166,6 +167,11 @@ class Parallelism:
         self._mesh = MeshSettings.from_config(config["mesh"]) if "mesh" in config else None
         self._syncs_batchnorm = bool(config.get("sync_batchnorm"))
         self._strategy = _checked_strategy(ddp_sync_strategy)
+        if self._tp is not None and "tp" not in config.get("mesh", {}):
+            raise ValueError(
+                "parallelism_config['tp'] is given, but not the number of processes that share a layer. Give it, too: "
+                "parallelism_config={'mesh': {'tp': 2}, 'tp': {...}}."
+            )
         self._check_mesh()
         if self.splits_model and self._strategy is DDPSyncStrategy.FORCED_SYNC:
             raise ValueError(
@@ -194,16 +200,23 @@ class Parallelism:
     @property
     def splits_model(self) -> bool:
         """Whether :meth:`prepare` splits the model over processes, by FSDP2 or tensor parallelism."""
-        return self._fsdp is not None or self._tp is not None
+        return self._fsdp is not None or self._splits_layers
+
+    @property
+    def _splits_layers(self) -> bool:
+        return self._mesh is not None and self._mesh.tp > 1
+
+    def to_plain(self) -> dict[str, dict[str, Any] | None]:
+        """Return the settings by which processes form groups and split the model, by argument, as plain data."""
+        sections: dict[str, Settings | None] = {"mesh": self._mesh, "fsdp": self._fsdp, "tp": self._tp}
+        return {
+            f"parallelism_config[{name!r}]": None if settings is None else settings.to_plain()
+            for name, settings in sections.items()
+        }
 
     def _check_mesh(self) -> None:
         """Complete the settings of a mesh, and refuse those that contradict each other."""
         mesh = self._mesh
-        if self._tp is not None and (mesh is None or mesh.tp == 1):
-            raise ValueError(
-                "parallelism_config['tp'] is given, but not the number of processes that share a layer. Give it, too: "
-                "parallelism_config={'mesh': {'tp': 2}, 'tp': {...}}."
-            )
         if mesh is None:
             return
         mesh.check_world_size()
@@ -246,6 +259,8 @@ class Parallelism:
             self.check_device(state.device)
             state.model = model = _with_sync_batchnorm(model)
         self.forward = model
+        if self._tp is not None and not self._splits_layers:
+            layer_styles(model, self._tp)  # checks the names, as with a degree above 1
         if self.splits_model and not is_sharded(model):
             self._check_layers(state)
             if not is_initialized():
@@ -253,11 +268,6 @@ class Parallelism:
             has_data = not is_on_meta(model)
             if has_data:
                 broadcast_model(model)
-            elif self._tp is not None:
-                raise ValueError(
-                    "A model on the 'meta' device cannot be split by parallelism_config['tp']: create it on the CPU, "
-                    "or use only {'fsdp': {...}}."
-                )
             shard(
                 model,
                 state.optimizers,
@@ -265,7 +275,7 @@ class Parallelism:
                 state.device,
                 state.precision,
                 mesh=self._mesh,
-                tensor_parallel=self._tp,
+                tensor_parallel=self._tp if self._splits_layers else None,
                 compile_config=self.compile_config,
             )
             if not has_data:
@@ -288,9 +298,9 @@ class Parallelism:
         """Refuse a model on the meta device, unless it is sharded before it gets its data.
 
         Raises:
-            ValueError: It has no data, and there are no settings of FSDP2.
+            ValueError: It has no data, and neither FSDP2 nor tensor parallelism splits it.
         """
-        if self._fsdp is None and is_on_meta(model):
+        if not self.splits_model and is_on_meta(model):
             raise ValueError(
                 "The model is on the meta device and has no weights. Build it on the CPU, or set "
                 "parallelism_config={'fsdp': {}}: then each process allocates and initializes only its part."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import sys
 import warnings
 from collections import Counter
@@ -17,11 +16,10 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
 from composer.core import Precision
-from composer.distributed.collectives import all_gather_object
 from composer.distributed.mesh import split_layers
 from composer.distributed.settings import Settings
 from composer.functional import update_params_in_optimizer
-from composer.functional.dtensors import local_parts, shard_like
+from composer.functional.dtensors import shard_like
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 
     from composer.distributed.mesh import MeshSettings, TensorParallelSettings
 
-__all__ = ["FSDPSettings", "check_replicas", "initialize", "is_on_meta", "is_sharded", "shard"]
+__all__ = ["FSDPSettings", "check_replicas", "is_sharded", "shard"]
 
 _LOW = {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16, Precision.AMP_FP8: torch.bfloat16}
 _CONTAINERS = {nn.ModuleDict, nn.ModuleList, nn.Sequential}
@@ -214,111 +212,6 @@ def is_sharded(model: nn.Module) -> bool:
 
     is_fully_sharded = any(isinstance(module, FSDPModule) for module in model.modules())
     return is_fully_sharded or any(isinstance(parameter, DTensor) for parameter in model.parameters())
-
-
-def is_on_meta(model: nn.Module) -> bool:
-    """Return whether a parameter or buffer of a model is on the meta device, and has no data yet.
-
-    Example:
-        >>> is_on_meta(nn.Linear(2, 2)), is_on_meta(nn.Linear(2, 2, device="meta"))
-        (False, True)
-    """
-    return any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-
-
-@torch.no_grad()
-def initialize(model: nn.Module, device: torch.device, seed: int) -> None:
-    """Allocate a sharded model that is on the meta device, and initialize it, one module after the other.
-
-    Each module with tensors of its own is initialized by its ``reset_parameters()``, with draws that depend only on the
-    seed and the module's name: the weights are the same with any number of processes. No process has more than its part
-    of the model and the complete tensors of one module.
-
-    Args:
-        model: The model; **changed in place**.
-        device: Where to allocate it.
-        seed: The seed of the draws.
-
-    Raises:
-        TypeError: A module has tensors and no method ``reset_parameters``, or one that does not set all of them.
-    """
-    resets: dict[str, Callable[[nn.Module], object]] = {}
-    for name, module in model.named_modules():
-        if not any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
-            continue
-        reset = getattr(type(module), "reset_parameters", getattr(type(module), "_reset_parameters", None))
-        if not callable(reset):
-            raise TypeError(
-                f"The model is on the meta device, and its module {name!r} ({type(module).__name__}) has no method "
-                "reset_parameters(), which sets its parameters and buffers. Add one."
-            )
-        resets[name] = reset
-    model.to_empty(device=device)
-    # Of modules that share a weight, the first in the model's order initializes it.
-    order = {name: [*_own_tensors(model.get_submodule(name)).values()] for name in resets}
-    owned = {id(tensor): name for name, tensors in reversed(order.items()) for tensor in tensors}
-    unset: dict[str, Tensor] = {}
-    for name in reversed(resets):  # inner modules first, as an outer one may set tensors of its parts
-        module = model.get_submodule(name)
-        own = {key: tensor for key, tensor in _own_tensors(module).items() if owned[id(tensor)] == name}
-        complete, again = (_reset(module, resets[name], f"{seed} {name}", device, fill) for fill in (0, 1))
-        for key, tensor in own.items():
-            source = shard_like(complete[key].detach(), tensor)
-            local_parts([tensor])[0].copy_(local_parts([source])[0])
-            if not torch.equal(complete[key].nan_to_num(), again[key].nan_to_num()):
-                unset[f"{name}.{key}"] = tensor
-    # An outer module may have set what an inner one left as it was.
-    left = [key for key, tensor in unset.items() if _is_filled(local_parts([tensor])[0])]
-    left = sorted({key for of_rank in all_gather_object(left) for key in of_rank})
-    if left:
-        kind = type(model.get_submodule(left[0].rpartition(".")[0])).__name__
-        raise TypeError(
-            f"The model is on the meta device, and no reset_parameters() sets {', '.join(left)}: extend that of {kind}."
-        )
-
-
-def _reset(
-    module: nn.Module, reset: Callable[[nn.Module], object], seed: str, device: torch.device, fill: int
-) -> dict[str, Tensor]:
-    """Return the complete tensors of a module as its method sets them, with draws that depend only on the seed.
-
-    What it does not set differs between the values 0 and 1 of ``fill``.
-    """
-    complete = object.__new__(type(module))  # copy() would call __init__ (FSDPModule)
-    vars(complete).update(vars(module))
-    for holder in ("_parameters", "_buffers"):
-        vars(complete)[holder] = {key: _complete(tensor, fill) for key, tensor in vars(module)[holder].items()}
-    digest = hashlib.sha256(seed.encode()).digest()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(int.from_bytes(digest[:7], "little"))
-        reset(complete)
-    return _own_tensors(complete)
-
-
-def _complete(tensor: Tensor | None, fill: int) -> Tensor | None:
-    """Return a tensor with the complete shape of another, filled with one of two values, and a parameter for one."""
-    if tensor is None:
-        return None
-    complete = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).fill_(_fills(tensor.dtype)[fill])
-    return nn.Parameter(complete, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else complete
-
-
-def _fills(dtype: torch.dtype) -> tuple[Any, Any]:
-    if dtype is torch.bool:
-        return False, True
-    if dtype.is_floating_point or dtype.is_complex:
-        return torch.nan, 1.0
-    return torch.iinfo(dtype).max, 0
-
-
-def _is_filled(tensor: Tensor) -> bool:
-    """Return whether a part of a tensor has the first of the two values, which waits for its device."""
-    fill = _fills(tensor.dtype)[0]
-    return bool((tensor != tensor if fill != fill else tensor == fill).any())  # noqa: PLR0124  (NaN)
-
-
-def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
-    return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
 
 
 def _make_contiguous(model: nn.Module) -> None:

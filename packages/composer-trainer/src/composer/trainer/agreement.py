@@ -12,13 +12,13 @@ from composer.distributed import all_gather_object
 from composer.trainer.progress import SavesProgress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from composer.core import State
     from composer.distributed import BatchTotals, Parallelism
     from composer.trainer.training_data import Batches
 
-__all__ = ["Agreement", "check_same_run"]
+__all__ = ["Agreement", "check_same_run", "check_same_values"]
 
 _SECONDS, _MOST_BATCHES = 0.25, 128
 """The time between two exchanges at most, if batches take as long as before, and the most batches without one."""
@@ -150,26 +150,38 @@ class Agreement:
         return totals
 
 
-def check_same_run(state: State, parallel: Parallelism) -> None:
+def check_same_run(state: State) -> None:
     """Refuse runs that differ between processes: they would wait for each other forever, or train other weights.
 
     All processes must call it.
 
     Raises:
-        ValueError: The duration, the evaluators, the algorithms, the optimizers, the intervals of saving or the
-            parallelism differ.
+        ValueError: The duration, the evaluators, the algorithms, the optimizers or the intervals of saving differ.
     """
     savers = [callback for callback in state.callbacks if isinstance(callback, SavesProgress)]
-    by_rank = all_gather_object(
+    check_same_values(
         {
             "max_duration": str(state.max_duration),
             "eval_dataloader": [evaluator.label for evaluator in state.evaluators],
             "algorithms": [state.component_key(algorithm) for algorithm in state.algorithms],
             "optimizers": [_settings_of(optimizer) for optimizer in state.optimizers],
             "save_folder and save_interval": [_interval_of(saver) for saver in savers],
-            "parallelism_config with 'fsdp' or 'tp'": parallel.splits_model,
         }
     )
+
+
+def check_same_values(values: Mapping[str, Any]) -> None:
+    """Refuse arguments that differ between processes.
+
+    All processes must call it.
+
+    Args:
+        values: Plain data by the names of the arguments.
+
+    Raises:
+        ValueError: A value differs.
+    """
+    by_rank = all_gather_object(values)
     for rank, other in enumerate(by_rank):
         for name, value in by_rank[0].items():
             if other[name] != value:

@@ -33,6 +33,7 @@ from composer.core.data_spec import move_batch
 from composer.core.evaluator import evaluation_mode
 from composer.core.randomness import preserve_rng_state
 from composer.distributed import (
+    all_reduce_min,
     broadcast_buffers,
     check_sampler,
     get_world_size,
@@ -266,11 +267,31 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int) -> dict[str
 def _first_batches(state: State, loader: Iterable[Any], subset: int) -> Iterator[tuple[Any, bool]]:
     """Yield the first ``subset`` batches, all if -1, each with whether it counts.
 
-    Processes with a sharded model compute equally many batches, as each forward pass gathers weights from all of them.
+    Processes with a sharded model compute equally many batches.
     """
     batches = itertools.islice(make_order(loader, state.rank_zero_seed).begin(0), None if subset == -1 else subset)
-    may_end_apart = get_world_size() > 1 and is_sharded(state.model) and not is_split_by_rank(loader)
+    may_end_apart = _computes_in_step(state) and not is_split_by_rank(loader)
     return in_step(batches) if may_end_apart else zip(batches, itertools.repeat(True))
+
+
+def _computes_in_step(state: State) -> bool:
+    """Return whether each forward pass needs one in every other process, as it gathers weights from all of them."""
+    return get_world_size() > 1 and is_sharded(state.model)
+
+
+def _microbatches(state: State, evaluator: Evaluator, num_real: int | None) -> list[tuple[Any, bool]]:
+    """Return the batch's microbatches, each with whether it counts.
+
+    Processes with a sharded model compute equally many microbatches.
+    """
+    size, spec = evaluator.device_eval_microbatch_size, evaluator.dataloader
+    split = [state.batch] if size is None else spec.split_batch(state.batch, size)
+    parts = list(real_parts(split, num_real, spec))
+    if size is not None and _computes_in_step(state):
+        maximum = -all_reduce_min(-len(parts))
+        # Copies, as transforms and models may change a microbatch in place.
+        parts += [(copy.deepcopy(parts[-1][0]), False) for _ in range(maximum - len(parts))]
+    return parts
 
 
 def _evaluate_batch(engine: Engine, evaluator: Evaluator, batch: Any, num_real: int | None) -> int:
@@ -279,9 +300,7 @@ def _evaluate_batch(engine: Engine, evaluator: Evaluator, batch: Any, num_real: 
     state.batch = prepare_batch(batch, spec, state, f"eval_dataloader {evaluator.label!r}", state.eval_timestamp)
     num_samples, num_tokens = spec.get_num_samples_in_batch(state.batch), spec.get_num_tokens_in_batch(state.batch)
     engine.run_event(Event.EVAL_BATCH_START)
-    size = evaluator.device_eval_microbatch_size
-    parts = [state.batch] if size is None else spec.split_batch(state.batch, size)
-    for part, counts in real_parts(parts, num_real, spec):
+    for part, counts in _microbatches(state, evaluator, num_real):
         state.batch = part if spec.microbatch_transforms is None else spec.microbatch_transforms(part)
         engine.run_event(Event.EVAL_BEFORE_FORWARD)
         _forward(

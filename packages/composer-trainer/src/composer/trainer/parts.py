@@ -21,7 +21,7 @@ from composer.distributed import (
     get_world_size,
 )
 from composer.distributed.collectives import all_gather_data
-from composer.distributed.sharding import is_on_meta
+from composer.distributed.meta import is_on_meta
 from composer.loggers.console_logger import terminal_destinations
 from composer.trainer.arguments import Problems, as_list, check_flags, check_text, set_log_level
 from composer.trainer.checkpoints import Loading, best_by

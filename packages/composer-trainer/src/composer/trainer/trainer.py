@@ -24,9 +24,10 @@ from composer.core import (
 )
 from composer.distributed import broadcast_model, initialize_dist
 from composer.distributed.failures import explain_loss, explaining_loss
-from composer.distributed.sharding import is_on_meta, is_sharded
+from composer.distributed.meta import is_on_meta
+from composer.distributed.sharding import is_sharded
 from composer.export.inference import Transform, export_for_inference
-from composer.trainer.agreement import check_same_run
+from composer.trainer.agreement import check_same_run, check_same_values
 from composer.trainer.arguments import Problems, as_list, check_flags, check_ratio, check_subset
 from composer.trainer.checkpoints import save_together
 from composer.trainer.computing import check_microbatch_size, choose_precision
@@ -257,6 +258,7 @@ class Trainer:
         if deterministic_mode:
             configure_deterministic_mode()
         initialize_dist(self._computing.device, dist_timeout)
+        check_same_values(self._parallel.to_plain())
         self.state = parts.make_state(model)
         if optimizers is None and any(True for _ in model.parameters()):
             optimizers = default_optimizer(model)
@@ -419,7 +421,7 @@ class Trainer:
         length, first_batch = state.max_duration, int(state.timestamp.batch)
         assert length is not None
         self._data.check_end(length)
-        check_same_run(state, self._parallel)
+        check_same_run(state)
         if state.has_reached(length):
             return self._result(f"max_duration='{length}' was reached before", began)
         run = Run(
