@@ -1,10 +1,14 @@
 """Tensors in safetensors files."""
 
 import copy
+import functools
+import gc
 import hashlib
 import json
+import multiprocessing
 import os
 import tracemalloc
+import types
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -193,6 +197,72 @@ class TestPackTensors:
 
         assert same_size.pieces[-1].obj is other.pieces[-1].obj
         assert former_size.pieces[-1].obj is not first.pieces[-1].obj
+
+    def test_registered_memory_is_released(self, monkeypatch):
+        """CUDA forgets an address before the system may use it for other memory, and only in the same process."""
+        calls = []
+        runtime = types.SimpleNamespace(
+            cudaHostRegister=lambda address, size, flags: calls.append((address, size, flags)) or 0,
+            cudaHostUnregister=calls.append,
+        )
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+        memory = CopyMemory()
+
+        bodies = [memory.take(size << 20, pinned=True) for size in (4, 8)]
+        addresses = [torch.frombuffer(body, dtype=torch.uint8).data_ptr() for body in bodies]
+        assert calls == [(addresses[0], 4 << 20, 0), (addresses[1], 8 << 20, 0)]
+        with monkeypatch.context() as in_child:
+            in_child.setattr(os, "getpid", lambda: 0)
+            del bodies[0]
+            gc.collect()
+        bodies.clear()
+        gc.collect()
+
+        assert calls[2:] == addresses[1:]
+
+    @pytest.mark.gpu
+    @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+    def test_copies_of_cuda_tensors_are_pinned(self):
+        """They have the values of the moment, also behind waiting kernels and after a fork, and are reused."""
+        memory, weight = CopyMemory(), torch.zeros(1 << 22, device="cuda")
+        address = None
+        for step in range(3):
+            torch.cuda._sleep(10**8)
+            weight += 1
+            packed = pack_tensors({"weight": weight, "steps": torch.tensor(step)}, memory=memory)
+            weight += 1
+            body = torch.frombuffer(packed.pieces[-1], dtype=torch.uint8)
+            assert body.is_pinned()
+            assert address in (None, body.data_ptr())
+            assert body[8:].view(torch.float32).unique().tolist() == [2.0 * step + 1]
+            address = body.data_ptr()
+            child = multiprocessing.get_context("fork").Process(target=int)
+            child.start()
+            memory.give([packed])
+        child.join()
+        assert child.exitcode == 0
+
+        other = pack_tensors({"weight": weight[: 1 << 21]}, memory=memory)
+        memory.give([other])  # releases the first memory
+        del packed, body
+
+        assert not torch.empty(1 << 22).is_pinned()  # may have its address
+        torch.cuda.synchronize()
+
+    @pytest.mark.gpu
+    def test_memory_that_cannot_be_pinned(self, monkeypatch):
+        """Copies go to memory that is not pinned, and no later kernel raises the error of CUDA."""
+        runtime = torch.cuda.cudart()
+        register = functools.partial(runtime.cudaHostRegister, 0)
+        refusing = types.SimpleNamespace(cudaHostRegister=lambda _, size, flags: register(size, flags))
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: refusing)
+
+        packed = pack_tensors({"weight": torch.ones(1 << 22, device="cuda")}, memory=CopyMemory())
+
+        body = torch.frombuffer(packed.pieces[-1], dtype=torch.float32)
+        assert not body.is_pinned()
+        assert (torch.ones(2, device="cuda") + 1).sum().item() == 4.0
+        assert body.unique().tolist() == [1.0]
 
     def test_conjugate_and_negative_views(self, tmp_path):
         """Conjugate and negative views are resolved."""

@@ -12,6 +12,7 @@ import json
 import math
 import mmap
 import os
+import sys
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import attrs
@@ -260,11 +261,11 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return memoryview(array)
 
 
-def allocate(size: int) -> mmap.mmap | bytearray:
+def allocate(size: int, kind: type[mmap.mmap] = mmap.mmap) -> mmap.mmap | bytearray:
     """Return new memory; in huge pages if possible, as touching memory page by page takes longer than copying to it."""
     if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return bytearray(size)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = kind(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # the kernel has no huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
@@ -288,8 +289,33 @@ class PackedTensors:
         return sum(len(piece) for piece in self.pieces)
 
 
+class _PinnedMemory(mmap.mmap):
+    """Memory that CUDA has registered, so that its devices copy to it directly, without waiting for each tensor."""
+
+    registered: tuple[int, int] | None = None
+    """The process and the address."""
+
+    def register(self) -> None:
+        """Register the memory. It is used without that if the system refuses, for example because of a limit."""
+        # A copy of its pages in a forked process, such as a worker of a DataLoader, would take them from the device.
+        self.madvise(mmap.MADV_DONTFORK)
+        address = torch.frombuffer(self, dtype=torch.uint8).data_ptr()
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        if int(runtime.cudaHostRegister(address, len(self), 0)) == 0:
+            self.registered = os.getpid(), address
+        else:
+            with contextlib.suppress(RuntimeError):  # the next kernel raises the error that CUDA keeps
+                torch.zeros(1, device="cuda")
+
+    def __del__(self) -> None:
+        if self.registered is not None and self.registered[0] == os.getpid() and not sys.is_finalizing():
+            torch.cuda.cudart().cudaHostUnregister(self.registered[1])  # type: ignore[no-untyped-call]
+
+
 class CopyMemory:
     """Memory of earlier copies, reused for the next ones: touching new memory takes about as long as copying into it.
+
+    For tensors on CUDA devices it is pinned.
 
     Example:
         >>> memory = CopyMemory()
@@ -302,12 +328,15 @@ class CopyMemory:
     def __init__(self) -> None:
         self._free: list[mmap.mmap] = []
 
-    def take(self, size: int) -> mmap.mmap | bytearray:
-        """Return memory of a size, new if none is free."""
+    def take(self, size: int, *, pinned: bool = False) -> mmap.mmap | bytearray:
+        """Return memory of a size, new if none is free, and registered by CUDA if it is to be pinned."""
         for index, memory in enumerate(self._free):
             if len(memory) == size:
                 return self._free.pop(index)
-        return allocate(size)
+        new = allocate(size, _PinnedMemory if pinned else mmap.mmap)
+        if isinstance(new, _PinnedMemory):
+            new.register()
+        return new
 
     def give(self, written: Iterable[PackedTensors]) -> None:
         """Reuse the memory of contents that have been written; memory that was free before is released."""
@@ -363,7 +392,8 @@ def pack_tensors(
         offset = end
     header = memoryview(_header(entries, settings, metadata or {}))
     if copy:
-        body = allocate(offset) if memory is None else memory.take(offset)
+        is_cuda = any(tensors[name].is_cuda for name in offsets)
+        body = allocate(offset) if memory is None else memory.take(offset, pinned=is_cuda)
         _copy_all(tensors, offsets, body)
         return PackedTensors((header, memoryview(body)[:offset]))
     owners = tuple(_on_cpu(name, tensors[name]) for name in offsets)
@@ -395,11 +425,15 @@ def _copy_all(tensors: Mapping[str, Tensor], offsets: Mapping[str, int], body: m
         count = sum(sources[name].numel() for name in names)
         flat = torch.frombuffer(body, dtype=dtype, count=count, offset=offsets[names[0]])
         targets += _unflatten_dense_tensors(flat, [sources[name] for name in names])  # type: ignore[no-untyped-call]
+    devices = {tensor.device for tensor in sources.values() if tensor.is_cuda}
     try:
-        torch._foreach_copy_(targets, [*sources.values()])
+        torch._foreach_copy_(targets, [*sources.values()], non_blocking=bool(devices))
     except (RuntimeError, TypeError):  # one by one, torch can copy more kinds
         for (name, tensor), target in zip(sources.items(), targets, strict=True):
             _copy(name, tensor, target)
+    finally:
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()
 
 
 def _on_cpu(name: str, tensor: Tensor) -> Tensor:
