@@ -1,5 +1,6 @@
 """Tensors in safetensors files."""
 
+import contextlib
 import copy
 import functools
 import gc
@@ -81,6 +82,14 @@ class OnlyCopies(torch.Tensor):
         if function is not torch.ops.aten.copy_.default:
             return NotImplemented
         return function(args[0], args[1].inner, **(kwargs or {}))
+
+
+def use_memory(body):
+    """Use new memory, release that of a parent process, and use the new memory again."""
+    kept = [torch.ones(32 << 20, dtype=torch.uint8) for _ in range(4)]
+    assert body[:2] == b"\0\0"
+    body.close()
+    assert [one.sum().item() for one in kept] == [32 << 20] * 4
 
 
 class TestPackTensors:
@@ -208,7 +217,8 @@ class TestPackTensors:
         monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
         memory = CopyMemory()
 
-        bodies = [memory.take(size << 20, pinned=True) for size in (4, 8)]
+        monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+        bodies = [memory.take(size << 20, torch.device("cuda", 0)) for size in (4, 8)]
         addresses = [torch.frombuffer(body, dtype=torch.uint8).data_ptr() for body in bodies]
         assert calls == [(addresses[0], 4 << 20, 0), (addresses[1], 8 << 20, 0)]
         with monkeypatch.context() as in_child:
@@ -219,6 +229,21 @@ class TestPackTensors:
         gc.collect()
 
         assert calls[2:] == addresses[1:]
+
+    def test_registered_memory_in_a_forked_process(self, monkeypatch):
+        """A forked process releases it without touching other memory, which may not get its addresses."""
+        runtime = types.SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda _: 0)
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+        monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+        body = CopyMemory().take(64 << 20, torch.device("cuda", 0))
+        body[:] = b"1" * len(body)
+
+        process = multiprocessing.get_context("fork").Process(target=use_memory, args=(body,))
+        process.start()
+        process.join()
+
+        assert process.exitcode == 0
+        assert body[:2] == b"11"
 
     @pytest.mark.gpu
     @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
@@ -248,6 +273,19 @@ class TestPackTensors:
 
         assert not torch.empty(1 << 22).is_pinned()  # may have its address
         torch.cuda.synchronize()
+
+    @pytest.mark.gpu
+    def test_copies_of_conjugate_cuda_views(self):
+        """They are resolved when their values are there."""
+        numbers = torch.full((1 << 20,), 1 + 2j, device="cuda")
+        torch.cuda._sleep(10**8)
+        views = {"conjugate": numbers.conj(), "negative": numbers.conj().imag}
+
+        packed = pack_tensors(views, memory=CopyMemory())
+
+        body = torch.frombuffer(packed.pieces[-1], dtype=torch.float32)
+        assert body[: 2 << 20].view(torch.complex64).unique().tolist() == [1 - 2j]
+        assert body[2 << 20 :].unique().tolist() == [-2.0]
 
     @pytest.mark.gpu
     def test_memory_that_cannot_be_pinned(self, monkeypatch):

@@ -219,9 +219,11 @@ def evaluate_in_microbatches(trainer, samples, rank):
     """Return how many samples count if processes have different numbers of microbatches in one or all batches."""
     complete = [(torch.zeros(1), torch.tensor([1.0, index]), index % 3) for index in range(SAMPLES)]
     own = [(torch.zeros(1), *sample) for sample in ([] if rank == 3 else samples[: 2 * rank + 1])]
+    nothing = [torch.zeros(0, 1), torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64)]
     loaders = {
         "sampled": DataLoader(complete, 4, sampler=cd.get_sampler(complete)),  # the last parts have 2, 2, 1, 1 samples
         "stream": DataLoader(Stream(own), 3),
+        "empty batch": [nothing] if rank == 0 else DataLoader(Stream(own), 3),
     }
     evaluators = [
         Evaluator(

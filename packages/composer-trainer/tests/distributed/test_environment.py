@@ -1,5 +1,7 @@
 """Ranks from torchrun's environment variables, also incomplete ones."""
 
+import subprocess
+import sys
 from operator import call
 
 import pytest
@@ -88,3 +90,12 @@ def test_data_rank_in_a_worker(method):
     loader = DataLoader(functions, None, num_workers=1, collate_fn=call, multiprocessing_context=method)
 
     assert list(loader) == [1, 2]
+
+
+@pytest.mark.usefixtures("in_pairs")
+def test_data_rank_in_another_program():
+    """A program that a process runs does not inherit that two processes have the same samples."""
+    program = "from composer import distributed; print(distributed.get_data_rank(), distributed.get_data_world_size())"
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
+
+    assert done.stdout.split() == ["3", "4"]

@@ -297,6 +297,84 @@ class TestMeta:
 
         assert torch.equal(weights["a.inner.gain"], torch.full((4,), 3.0))
 
+    def test_an_outer_module_without_tensors(self):
+        """Its method is called as well, as those of torch's Transformer."""
+        weights = on_meta(lambda: nn.Transformer(32, 2, 1, 1, 64, batch_first=True))
+
+        limit = (6 / (32 + 64)) ** 0.5  # that of xavier_uniform_(); Linear's own is 0.18
+        assert 0.22 < weights["encoder.layers.0.linear1.weight"].abs().max() <= limit
+
+    def test_a_weight_of_an_earlier_module(self):
+        """A method that reads and scales a weight of its parts gets one that is initialized, and changes it."""
+
+        class Decoder(nn.Module):
+            def __init__(self, weight):
+                super().__init__()
+                self.norm, self.out = nn.Parameter(torch.ones(1)), nn.Linear(40, 600, bias=False)
+                self.out.weight = weight
+
+            def reset_parameters(self):
+                self.out.weight.mul_(0.5)
+                self.norm.fill_(self.out.weight.norm())
+
+        def build():
+            encoder = named(embedding=nn.Embedding(600, 40))
+            return named(encoder=encoder, decoder=Decoder(encoder.embedding.weight))
+
+        weights = on_meta(build)
+
+        assert weights["encoder.embedding.weight"].std() == pytest.approx(0.5, rel=0.05)
+        assert weights["decoder.norm"] == pytest.approx(weights["encoder.embedding.weight"].norm().item())
+
+    def test_what_else_a_method_sets(self):
+        """It may set attributes, and whether tensors are trained, of the module and of its parts."""
+
+        class Outer(nn.Linear):
+            def __init__(self):
+                super().__init__(4, 4)
+                self.part, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+            def reset_parameters(self):
+                super().reset_parameters()
+                self.gain = 2.0
+                self.bias.requires_grad_(False)
+                if hasattr(self, "last"):
+                    self.part.weight.requires_grad_(False)
+                    self.part.bias.requires_grad = False
+                    array = self.last.weight.data.numpy()
+                    self.part.weight.normal_()
+                    array[:] = self.last.weight.shape[0]
+
+        with torch.device("meta"):
+            model = named(a=Outer(), b=nn.Linear(4, 4))
+        cd.Parallelism({"fsdp": {}}).prepare(State(model, rank_zero_seed=3))
+
+        trained = {name for name, one in model.named_parameters() if one.requires_grad}
+        assert trained == {"a.weight", "a.last.weight", "a.last.bias", "b.weight", "b.bias"}
+        assert model.a.gain == 2.0
+        assert (model.a.last.weight.full_tensor() == 4).all()
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda part: setattr(part, "weight", nn.Parameter(torch.ones(4, 4))), "replaces the parameter 'a.part.we"),
+            (lambda part: setattr(part.weight, "data", torch.ones(4, 1)), r"shape \(4, 4\) by data of shape \(4, 1\)"),
+        ],
+    )
+    def test_a_part_with_another_parameter(self, change, message):
+        """A parameter that FSDP2 does not have would not be trained."""
+
+        class Outer(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.part = nn.Linear(4, 4)
+
+            def reset_parameters(self):
+                change(self.part)
+
+        with pytest.raises(TypeError, match=message):
+            on_meta(lambda: named(a=Outer()))
+
     def test_a_part_of_a_buffer_is_not_initialized(self):
         """A buffer must be set completely."""
 

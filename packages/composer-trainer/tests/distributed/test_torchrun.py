@@ -16,7 +16,8 @@ import torch
 
 SEEDS = range(20 if os.environ.get("FAULTS") == "all" else 1)
 DIST_TIMEOUT = 15.0
-LONGEST = 25.0  # about 5 seconds on a machine without other work; after 30, torchrun kills what has not ended
+LONGEST = 60.0  # about 5 seconds on a machine without other work
+KILLED = "forcefully exiting via"  # what torchrun logs of a process that has not ended 30 seconds after its SIGTERM
 
 
 def seconds_after_failure(ended, folder):
@@ -52,6 +53,7 @@ class TestFailure:
 
         assert done.returncode == 1
         assert seconds_after_failure(ended, tmp_path) < LONGEST
+        assert KILLED not in done.stderr
         cause = done.stderr.partition("Root Cause (first observed failure):")[2]
         assert [line for line in summary if line not in cause] == []
 
@@ -61,6 +63,7 @@ class TestFailure:
 
         assert done.returncode == 1
         assert seconds_after_failure(ended, tmp_path) < DIST_TIMEOUT + LONGEST
+        assert KILLED not in done.stderr
         assert "all 2 processes still run" in done.stderr.partition("Root Cause (first observed failure):")[2]
         _, _, stacks = done.stderr.partition("batch 1 did not end after a SIGTERM and the end of another process; the")
         assert "in batch_start" in stacks
@@ -71,7 +74,10 @@ class TestFailure:
 
         assert done.returncode == 1
         assert seconds_after_failure(ended, tmp_path) < LONGEST
-        assert "was not saved: process 1 (pid " in done.stderr
+        assert KILLED not in done.stderr
+        # Training goes on during the save, so that on a busy machine a batch may fail or be ended before.
+        reasons = ["was not saved: process 1 (pid ", "connection: process 1 (pid ", "and the end of another process"]
+        assert any(reason in done.stderr for reason in reasons)
         assert [entry.name for entry in (tmp_path / "run").iterdir() if entry.is_dir()] == []
 
     def test_signal_to_one_process_stops_all(self, environment, tmp_path):

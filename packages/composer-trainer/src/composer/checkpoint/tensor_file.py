@@ -78,6 +78,7 @@ DTYPES = _DTYPES_AS_BYTES | {str(dtype).removeprefix("torch."): dtype for dtype 
 _SETTINGS = "composer"
 _CHUNK = 1 << 20
 _HUGE = 4 << 20
+_WIPE_ON_FORK = 18  # MADV_WIPEONFORK of Linux, which mmap does not have
 _ALIGNMENT = 64
 """That of the memory which torch allocates."""
 _MAX_HEADER_BYTES = 100_000_000
@@ -292,24 +293,34 @@ class PackedTensors:
 class _PinnedMemory(mmap.mmap):
     """Memory that CUDA has registered, so that its devices copy to it directly, without waiting for each tensor."""
 
-    registered: tuple[int, int] | None = None
-    """The process and the address."""
+    registered: tuple[int, int, torch.device] | None = None
+    """The process, the address and the device."""
 
-    def register(self) -> None:
-        """Register the memory. It is used without that if the system refuses, for example because of a limit."""
-        # A copy of its pages in a forked process, such as a worker of a DataLoader, would take them from the device.
-        self.madvise(mmap.MADV_DONTFORK)
+    def register(self, device: torch.device) -> None:
+        """Register the memory. It is used without that if the system refuses, for example because of a limit.
+
+        Args:
+            device: A device that copies to the memory.
+        """
+        # Forked processes, such as workers of a DataLoader, get other pages: with copies of these, the device and this
+        # process could use different ones.
+        with contextlib.suppress(OSError):  # the kernel is older than Linux 4.14
+            self.madvise(_WIPE_ON_FORK)
         address = torch.frombuffer(self, dtype=torch.uint8).data_ptr()
-        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        if int(runtime.cudaHostRegister(address, len(self), 0)) == 0:
-            self.registered = os.getpid(), address
-        else:
-            with contextlib.suppress(RuntimeError):  # the next kernel raises the error that CUDA keeps
-                torch.zeros(1, device="cuda")
+        with torch.cuda.device(device):
+            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            if int(runtime.cudaHostRegister(address, len(self), 0)) == 0:
+                self.registered = os.getpid(), address, device
+            else:
+                with contextlib.suppress(RuntimeError):  # the next kernel raises the error that CUDA keeps
+                    torch.zeros(1, device=device)
 
     def __del__(self) -> None:
-        if self.registered is not None and self.registered[0] == os.getpid() and not sys.is_finalizing():
-            torch.cuda.cudart().cudaHostUnregister(self.registered[1])  # type: ignore[no-untyped-call]
+        if self.registered is None or self.registered[0] != os.getpid() or sys.is_finalizing():
+            return
+        _, address, device = self.registered
+        with torch.cuda.device(device):  # this may be another thread
+            torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
 
 
 class CopyMemory:
@@ -328,14 +339,14 @@ class CopyMemory:
     def __init__(self) -> None:
         self._free: list[mmap.mmap] = []
 
-    def take(self, size: int, *, pinned: bool = False) -> mmap.mmap | bytearray:
-        """Return memory of a size, new if none is free, and registered by CUDA if it is to be pinned."""
+    def take(self, size: int, device: torch.device | None = None) -> mmap.mmap | bytearray:
+        """Return memory of a size, new if none is free, and pinned if a CUDA device is given, which copies to it."""
         for index, memory in enumerate(self._free):
             if len(memory) == size:
                 return self._free.pop(index)
-        new = allocate(size, _PinnedMemory if pinned else mmap.mmap)
-        if isinstance(new, _PinnedMemory):
-            new.register()
+        new = allocate(size, mmap.mmap if device is None else _PinnedMemory)
+        if isinstance(new, _PinnedMemory) and device is not None:
+            new.register(device)
         return new
 
     def give(self, written: Iterable[PackedTensors]) -> None:
@@ -392,8 +403,8 @@ def pack_tensors(
         offset = end
     header = memoryview(_header(entries, settings, metadata or {}))
     if copy:
-        is_cuda = any(tensors[name].is_cuda for name in offsets)
-        body = allocate(offset) if memory is None else memory.take(offset, pinned=is_cuda)
+        cuda = next((tensors[name].device for name in offsets if tensors[name].is_cuda), None)
+        body = allocate(offset) if memory is None else memory.take(offset, cuda)
         _copy_all(tensors, offsets, body)
         return PackedTensors((header, memoryview(body)[:offset]))
     owners = tuple(_on_cpu(name, tensors[name]) for name in offsets)
@@ -418,7 +429,8 @@ def _header(entries: dict[str, Any], settings: dict[str, dict[str, Any]], texts:
 
 def _copy_all(tensors: Mapping[str, Tensor], offsets: Mapping[str, int], body: mmap.mmap | bytearray) -> None:
     """Copy tensors to their offsets in memory, all of them in one call if torch can."""
-    sources = {name: tensors[name] for name in offsets}
+    # A copy that is not waited for would conjugate or negate the values before it has them.
+    sources = {name: tensors[name].resolve_conj().resolve_neg() for name in offsets}
     targets = []
     for dtype, group in itertools.groupby(sources, key=lambda name: sources[name].dtype):
         names = [*group]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 from pathlib import Path
@@ -21,7 +22,7 @@ __all__ = [
 ]
 
 _TENSOR_PARALLEL = "COMPOSER_TENSOR_PARALLEL"
-"""The environment variable of a degree, which workers of a DataLoader inherit whether they are forked or not."""
+"""The environment variable of a degree and of the process that has set it, which workers of a DataLoader inherit."""
 
 
 def is_available() -> bool:
@@ -95,13 +96,19 @@ def get_data_rank() -> int:
 
 
 def get_tensor_parallel_size() -> int:
-    """Return the number of processes in a group of tensor parallelism."""
-    return int(os.environ.get(_TENSOR_PARALLEL, "1"))
+    """Return the number of processes in a group of tensor parallelism.
+
+    It is known in the process that has set it and in its workers, forked or spawned, but not in programs that it runs,
+    and not in a worker of a fork server that was started before.
+    """
+    size, _, owner = os.environ.get(_TENSOR_PARALLEL, "1").partition(" ")
+    parent = multiprocessing.parent_process()
+    return int(size) if owner in {str(os.getpid()), str(parent and parent.pid)} else 1
 
 
 def set_tensor_parallel_size(size: int) -> None:
     """Set the number of processes in a group of tensor parallelism, for the run that is constructed."""
-    os.environ[_TENSOR_PARALLEL] = str(size)
+    os.environ[_TENSOR_PARALLEL] = f"{size} {os.getpid()}"
 
 
 def get_local_world_size() -> int:

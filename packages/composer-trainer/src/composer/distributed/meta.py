@@ -8,18 +8,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from composer.distributed.collectives import all_gather_object
 from composer.functional.dtensors import is_dtensor, local_parts, shard_like
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
 __all__ = ["initialize", "is_on_meta"]
 
 # Their results share the memory of the tensor, which replaces them, so that what is written into them is sharded.
 _ALIASES = (Tensor.data.__get__, Tensor.detach)  # type: ignore[attr-defined]
+# What they return or set is the same for a shard, whose values they do not need.
+_PROPERTIES = [Tensor.shape, Tensor.dtype, Tensor.device, Tensor.ndim, Tensor.is_meta, Tensor.requires_grad]
+_OF_SHARDS = {
+    *(one.__get__ for one in _PROPERTIES),  # type: ignore[attr-defined]
+    Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
+    *(Tensor.requires_grad_, Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.is_floating_point),
+}
+_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, type(None))
 
 
 def is_on_meta(model: nn.Module) -> bool:
@@ -36,10 +44,10 @@ def is_on_meta(model: nn.Module) -> bool:
 def initialize(model: nn.Module, device: torch.device, seed: int) -> None:
     """Allocate a sharded model that is on the meta device, and initialize it, one module after the other.
 
-    Each module with tensors of its own is initialized by its ``reset_parameters()``, with draws that depend only on the
-    seed and the module's name: the weights are the same with any number of processes. A method may set tensors of the
-    module's parts, too. No process has more than its part of the model, the complete tensors of one module, and one of
-    its parts, or those of which the method uses views such as ``weight[0]``.
+    Each module is initialized by its ``reset_parameters()``, with draws that depend only on the seed and the module's
+    name: the weights are the same with any number of processes. A method may set tensors of the module's parts, too,
+    which have been initialized before. No process has more than its part of the model, the complete tensors of one
+    module, and one of its parts, or those of which the method uses views such as ``weight[0]``.
 
     Args:
         model: The model; **changed in place**.
@@ -47,25 +55,17 @@ def initialize(model: nn.Module, device: torch.device, seed: int) -> None:
         seed: The seed of the draws.
 
     Raises:
-        TypeError: A module has tensors and no method ``reset_parameters``, or one that does not set all of them.
+        TypeError: A module has tensors and no method ``reset_parameters``, or one that does not set all of them, gives
+            one another shape, or replaces a parameter of a part.
     """
-    resets: dict[str, Callable[[nn.Module], object]] = {}
-    for name, module in model.named_modules():
-        if not any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
-            continue
-        reset = getattr(type(module), "reset_parameters", getattr(type(module), "_reset_parameters", None))
-        if not callable(reset):
-            raise TypeError(
-                f"The model is on the meta device, and its module {name!r} ({type(module).__name__}) has no method "
-                "reset_parameters(), which sets its parameters and buffers. Add one."
-            )
-        resets[name] = reset
+    resets = _methods(model)
     _allocate(model, device)
     # Of modules that share a weight, the first in the model's order initializes it.
     order = {name: [*_own_tensors(model.get_submodule(name)).values()] for name in resets}
     owned = {id(tensor): name for name, tensors in reversed(order.items()) for tensor in tensors}
     unset: dict[str, Tensor] = {}
-    for name in reversed(resets):  # inner modules first, as an outer one may set tensors of its parts
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name in _inner_first(model, resets, owned):
         module = model.get_submodule(name)
         own = {key: tensor for key, tensor in _own_tensors(module).items() if owned[id(tensor)] == name}
         complete = _reset(module, resets[name], f"{seed} {name}", device, 0)
@@ -73,9 +73,16 @@ def initialize(model: nn.Module, device: torch.device, seed: int) -> None:
         again = _reset(module, resets[name], f"{seed} {name}", device, 1) if unclear else {}
         for key, tensor in own.items():
             _assign(tensor, complete[key])
+            tensor.requires_grad_(complete[key].requires_grad)
         for key in unclear:
             if not torch.equal(complete[key].nan_to_num(), again[key].nan_to_num()):
                 unset[f"{name}.{key}"] = own[key]
+        for key, tensor in model.named_parameters(remove_duplicate=False):
+            if parameters.get(key) is not tensor:
+                raise TypeError(
+                    f"The model is on the meta device, and reset_parameters() of {name!r} ({type(module).__name__}) "
+                    f"replaces the parameter {key!r} of a part. Set its values instead, as torch.nn.init does."
+                )
     # An outer module may have set what an inner one left as it was.
     left = [key for key, tensor in unset.items() if _is_filled(local_parts([tensor])[0])]
     left = sorted({key for of_rank in all_gather_object(left) for key in of_rank})
@@ -84,6 +91,52 @@ def initialize(model: nn.Module, device: torch.device, seed: int) -> None:
         raise TypeError(
             f"The model is on the meta device, and no reset_parameters() sets {', '.join(left)}: extend that of {kind}."
         )
+
+
+def _methods(model: nn.Module) -> dict[str, Callable[[nn.Module], object]]:
+    """Return the methods that initialize modules, by the modules' names."""
+    resets: dict[str, Callable[[nn.Module], object]] = {}
+    for name, module in model.named_modules():
+        reset = getattr(type(module), "reset_parameters", getattr(type(module), "_reset_parameters", None))
+        if callable(reset):
+            resets[name] = reset
+        elif _own_tensors(module):
+            raise TypeError(
+                f"The model is on the meta device, and its module {name!r} ({type(module).__name__}) has no method "
+                "reset_parameters(), which sets its parameters and buffers. Add one."
+            )
+    return resets
+
+
+def _inner_first(model: nn.Module, names: Iterable[str], owned: Mapping[int, str]) -> list[str]:
+    """Return names of modules so that each comes after its parts, and after those that initialize its parts' tensors.
+
+    Of modules that depend on each other, as with a weight of their own that a part shares, the outer one is the last.
+
+    Args:
+        model: The model.
+        names: The names.
+        owned: The name of the module that initializes a tensor, by the tensor's id.
+    """
+    name_of = {id(model.get_submodule(name)): name for name in names}
+    ordered: dict[str, None] = {}
+    visited: set[str] = set()
+
+    def visit(name: str) -> None:
+        if name in visited:
+            return
+        visited.add(name)
+        module = model.get_submodule(name)
+        for part in reversed([*module.modules()][1:]):
+            if id(part) in name_of:
+                visit(name_of[id(part)])
+        for tensor in (*module.parameters(), *module.buffers()):
+            visit(owned[id(tensor)])
+        ordered[name] = None
+
+    for name in reversed([*names]):
+        visit(name)
+    return [*ordered]
 
 
 def _allocate(model: nn.Module, device: torch.device) -> None:
@@ -116,6 +169,9 @@ def _reset(
         with parts:
             reset(complete)
         parts.release(given)
+    if fill == 0:
+        changed = {key: value for key, value in vars(complete).items() if not isinstance(value, Tensor)}
+        vars(module).update(changed | {key: vars(module)[key] for key in ("_parameters", "_buffers")})
     return _own_tensors(complete)
 
 
@@ -141,6 +197,8 @@ class _CompleteParts(TorchFunctionMode):
         used = [id(leaf) for leaf in leaves if id(leaf) in self._tensors]
         if not used:
             return func(*args, **(kwargs or {}))
+        if func in _OF_SHARDS:
+            return func(*args, **(kwargs or {}))
         if func in _ALIASES:
             return leaves[0]
         self.release({*self._viewed, *used})
@@ -150,15 +208,20 @@ class _CompleteParts(TorchFunctionMode):
                 complete = tensor.full_tensor() if is_dtensor(tensor) else tensor
                 self._complete[key] = complete.detach().clone().requires_grad_(tensor.requires_grad)
         args, kwargs = tree_unflatten([self._complete[id(one)] if id(one) in used else one for one in leaves], spec)
-        return tree_map_only(Tensor, lambda tensor: self._returned(tensor, used), func(*args, **kwargs))
+        return tree_map(lambda result: self._returned(result, used), func(*args, **kwargs))
 
-    def _returned(self, tensor: Tensor, used: list[int]) -> Tensor:
+    def _returned(self, result: Any, used: list[int]) -> Any:
         for key in used:
-            if tensor is self._complete[key]:
+            complete = self._complete[key]
+            if result is complete:
                 return self._tensors[key]
-            if tensor.untyped_storage().data_ptr() == self._complete[key].untyped_storage().data_ptr():
+            if isinstance(result, Tensor):
+                is_view = result.untyped_storage().data_ptr() == complete.untyped_storage().data_ptr()
+            else:
+                is_view = not isinstance(result, _PLAIN)  # such as an array of numpy
+            if is_view:
                 self._viewed.add(key)
-        return tensor
+        return result
 
     def release(self, keep: Collection[int]) -> None:
         """Write and release the complete tensors except some."""
@@ -169,7 +232,18 @@ class _CompleteParts(TorchFunctionMode):
 
 
 def _assign(tensor: Tensor, complete: Tensor) -> None:
-    """Copy a complete tensor, or this process's part of it, into a tensor."""
+    """Copy a complete tensor, or this process's part of it, into a tensor.
+
+    Raises:
+        TypeError: It has another shape.
+    """
+    if complete.shape != tensor.shape:
+        raise TypeError(
+            f"The model is on the meta device, and a reset_parameters() replaces the data of a tensor of shape "
+            f"{tuple(tensor.shape)} by data of shape {tuple(complete.shape)}."
+        )
+    if is_dtensor(complete) and not is_dtensor(tensor):
+        complete = complete.full_tensor()
     source = shard_like(complete.detach(), tensor)
     local_parts([tensor])[0].copy_(local_parts([source])[0])
 

@@ -290,7 +290,8 @@ def _microbatches(state: State, evaluator: Evaluator, num_real: int | None) -> l
     if size is not None and _computes_in_step(state):
         maximum = -all_reduce_min(-len(parts))
         # Copies, as transforms and models may change a microbatch in place.
-        parts += [(copy.deepcopy(parts[-1][0]), False) for _ in range(maximum - len(parts))]
+        spare = parts[-1][0] if parts else state.batch
+        parts += [(copy.deepcopy(spare), False) for _ in range(maximum - len(parts))]
     return parts
 
 
