@@ -298,7 +298,7 @@ def check_different_runs(folder):
     meshes = {
         "tp": [{"mesh": {"tp": 4}, "tp": {"plan": {"layer": style}}} for style in ("colwise", "rowwise")],
         "fsdp": [{"fsdp": {"auto_wrap": [one]}} for one in (nn.Linear, "Table")],
-        "mesh": [{"mesh": {"shard": 4}}, {"mesh": {"replicate": 2, "shard": 2}}],
+        "mesh": [{"mesh": {"shard": 4}}, {"mesh": {"shard": 2, "tp": 2}, "tp": {"plan": {"layer": "colwise"}}}],
     }
 
     def construct(section):

@@ -243,7 +243,8 @@ def test_order(monkeypatch):
         torch.distributed.destroy_process_group()
 
     assert calls == [
-        ("parallelize_module", ""),
+        ("parallelize_module", "0.0.0"),
+        ("parallelize_module", "0.1.0"),
         ("compile", "0.0"),
         ("compile", "0.1"),
         ("fully_shard", "0.1"),

@@ -172,7 +172,7 @@ class TestDifferentRuns:
             ("save_folder", "got [] in process 0 and ['every 1ep'] in process 2."),
             (
                 "parallelism_config['mesh']",
-                "'shard': 4, 'tp': 1} in process 0 and {'replicate': 2, 'shard': 2, 'tp': 1} in",
+                "'shard': 4, 'tp': 1} in process 0 and {'replicate': 1, 'shard': 2, 'tp': 2} in process 2.",
             ),
             ("parallelism_config['fsdp']", "and {'auto_wrap': ['Table'], "),
             (

@@ -132,7 +132,9 @@ def split_layers(model: nn.Module, mesh: DeviceMesh, settings: TensorParallelSet
     """
     from torch.distributed.tensor import parallel  # noqa: PLC0415
 
-    parallel.parallelize_module(model, mesh, layer_styles(model, settings))
+    # One layer at a time: with a plan for nested modules of equal names ("0.0"), torch 2.7 also splits others.
+    for name, style in layer_styles(model, settings).items():
+        parallel.parallelize_module(model.get_submodule(name), mesh, style)
 
 
 def layer_styles(model: nn.Module, settings: TensorParallelSettings) -> dict[str, ParallelStyle]:
