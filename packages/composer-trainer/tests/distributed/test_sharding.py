@@ -357,7 +357,10 @@ class TestMeta:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            (lambda part: setattr(part, "weight", nn.Parameter(torch.ones(4, 4))), "replaces the parameter 'a.part.we"),
+            (
+                lambda part: setattr(part, "weight", nn.Parameter(torch.ones(4, 4))),
+                "the parameter 'part.weight'",
+            ),
             (lambda part: setattr(part.weight, "data", torch.ones(4, 1)), r"shape \(4, 4\) by data of shape \(4, 1\)"),
         ],
     )

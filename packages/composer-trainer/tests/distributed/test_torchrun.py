@@ -16,7 +16,7 @@ import torch
 
 SEEDS = range(20 if os.environ.get("FAULTS") == "all" else 1)
 DIST_TIMEOUT = 15.0
-LONGEST = 60.0  # about 5 seconds on a machine without other work
+LONGEST = 25.0  # about 5 seconds on a machine without other work; after 30, torchrun kills what has not ended
 KILLED = "forcefully exiting via"  # what torchrun logs of a process that has not ended 30 seconds after its SIGTERM
 
 
@@ -70,14 +70,13 @@ class TestFailure:
 
     def test_a_process_dies_while_it_saves(self, environment, tmp_path):
         """The others, which wait for its part, end soon as well, and name it; no part of the checkpoint is left."""
-        done, ended = run(environment, tmp_path, "dies-saving", PARALLELISM="fsdp")
+        # Torchrun looks after five seconds: its SIGTERM ends a process that is just printing its error.
+        done, ended = run(environment, tmp_path, "dies-saving", "--monitor-interval=5", PARALLELISM="fsdp")
 
         assert done.returncode == 1
         assert seconds_after_failure(ended, tmp_path) < LONGEST
         assert KILLED not in done.stderr
-        # Training goes on during the save, so that on a busy machine a batch may fail or be ended before.
-        reasons = ["was not saved: process 1 (pid ", "connection: process 1 (pid ", "and the end of another process"]
-        assert any(reason in done.stderr for reason in reasons)
+        assert "was not saved: process 1 (pid " in done.stderr
         assert [entry.name for entry in (tmp_path / "run").iterdir() if entry.is_dir()] == []
 
     def test_signal_to_one_process_stops_all(self, environment, tmp_path):

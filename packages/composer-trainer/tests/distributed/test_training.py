@@ -172,12 +172,18 @@ class TestDifferentRuns:
             ("save_folder", "got [] in process 0 and ['every 1ep'] in process 2."),
             (
                 "parallelism_config['mesh']",
-                "'shard': 4, 'tp': 1} in process 0 and {'replicate': 1, 'shard': 2, 'tp': 2} in process 2.",
+                (
+                    "'shard': 4, 'tp': 1} in process 0 and "
+                    "{'class': 'MeshSettings', 'replicate': 1, 'shard': 2, 'tp': 2} in process 2."
+                ),
             ),
-            ("parallelism_config['fsdp']", "and {'auto_wrap': ['Table'], "),
+            ("parallelism_config['fsdp']", "and {'class': 'FSDPSettings', 'auto_wrap': ['Table'], "),
             (
                 "parallelism_config['tp']",
-                "got {'plan': {'layer': 'colwise'}} in process 0 and {'plan': {'layer': 'rowwise'}} in process 2.",
+                (
+                    "'plan': {'layer': 'colwise'}} in process 0 and "
+                    "{'class': 'TensorParallelSettings', 'plan': {'layer': 'rowwise'}} in process 2."
+                ),
             ),
         ],
     )

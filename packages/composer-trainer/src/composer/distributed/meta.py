@@ -64,7 +64,7 @@ def initialize(model: nn.Module, device: torch.device, seed: int) -> None:
     order = {name: [*_own_tensors(model.get_submodule(name)).values()] for name in resets}
     owned = {id(tensor): name for name, tensors in reversed(order.items()) for tensor in tensors}
     unset: dict[str, Tensor] = {}
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    known = {id(parameter): parameter for parameter in model.parameters()}
     for name in _inner_first(model, resets, owned):
         module = model.get_submodule(name)
         own = {key: tensor for key, tensor in _own_tensors(module).items() if owned[id(tensor)] == name}
@@ -77,12 +77,12 @@ def initialize(model: nn.Module, device: torch.device, seed: int) -> None:
         for key in unclear:
             if not torch.equal(complete[key].nan_to_num(), again[key].nan_to_num()):
                 unset[f"{name}.{key}"] = own[key]
-        for key, tensor in model.named_parameters(remove_duplicate=False):
-            if parameters.get(key) is not tensor:
-                raise TypeError(
-                    f"The model is on the meta device, and reset_parameters() of {name!r} ({type(module).__name__}) "
-                    f"replaces the parameter {key!r} of a part. Set its values instead, as torch.nn.init does."
-                )
+        replaced = [key for key, parameter in module.named_parameters() if id(parameter) not in known]
+        if replaced:
+            raise TypeError(
+                f"The model is on the meta device, and reset_parameters() of {name!r} ({type(module).__name__}) "
+                f"replaces the parameter {replaced[0]!r} of a part. Set its values instead, as torch.nn.init does."
+            )
     # An outer module may have set what an inner one left as it was.
     left = [key for key, tensor in unset.items() if _is_filled(local_parts([tensor])[0])]
     left = sorted({key for of_rank in all_gather_object(left) for key in of_rank})
@@ -195,9 +195,7 @@ class _CompleteParts(TorchFunctionMode):
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         leaves, spec = tree_flatten((args, kwargs or {}))
         used = [id(leaf) for leaf in leaves if id(leaf) in self._tensors]
-        if not used:
-            return func(*args, **(kwargs or {}))
-        if func in _OF_SHARDS:
+        if not used or func in _OF_SHARDS:
             return func(*args, **(kwargs or {}))
         if func in _ALIASES:
             return leaves[0]
@@ -216,10 +214,10 @@ class _CompleteParts(TorchFunctionMode):
             if result is complete:
                 return self._tensors[key]
             if isinstance(result, Tensor):
-                is_view = result.untyped_storage().data_ptr() == complete.untyped_storage().data_ptr()
+                may_be_view = result.untyped_storage().data_ptr() == complete.untyped_storage().data_ptr()
             else:
-                is_view = not isinstance(result, _PLAIN)  # such as an array of numpy
-            if is_view:
+                may_be_view = not isinstance(result, _PLAIN)  # such as an array of numpy
+            if may_be_view:
                 self._viewed.add(key)
         return result
 

@@ -16,7 +16,6 @@ from composer.core import NoEffectWarning
 from composer.distributed.collectives import all_agree, data_group, host_group, is_connected, together
 from composer.distributed.environment import (
     get_data_world_size,
-    get_tensor_parallel_size,
     get_world_size,
     is_initialized,
     set_tensor_parallel_size,
@@ -165,6 +164,7 @@ class Parallelism:
         self._fsdp = FSDPSettings.from_config(config["fsdp"]) if "fsdp" in config else None
         self._tp = TensorParallelSettings.from_config(config["tp"]) if "tp" in config else None
         self._mesh = MeshSettings.from_config(config["mesh"]) if "mesh" in config else None
+        self._layer_size = 1 if self._mesh is None else self._mesh.tp  # how many processes share a layer
         self._syncs_batchnorm = bool(config.get("sync_batchnorm"))
         self._strategy = _checked_strategy(ddp_sync_strategy)
         if self._tp is not None and "tp" not in config.get("mesh", {}):
@@ -179,7 +179,7 @@ class Parallelism:
                 "splits the model. "
                 "Use 'multi_auto_sync', which needs less memory, or 'single_auto_sync', which communicates less."
             )
-        set_tensor_parallel_size(1 if self._mesh is None else self._mesh.tp)
+        set_tensor_parallel_size(self._layer_size)
         self.compile_config: Mapping[str, Any] | None = None
         self.forward: Callable[..., Any] = _not_prepared
         self.is_apart = False
@@ -200,19 +200,12 @@ class Parallelism:
     @property
     def splits_model(self) -> bool:
         """Whether :meth:`prepare` splits the model over processes, by FSDP2 or tensor parallelism."""
-        return self._fsdp is not None or self._splits_layers
+        return self._fsdp is not None or self._layer_size > 1
 
-    @property
-    def _splits_layers(self) -> bool:
-        return self._mesh is not None and self._mesh.tp > 1
-
-    def to_plain(self) -> dict[str, dict[str, Any] | None]:
-        """Return the settings by which processes form groups and split the model, by argument, as plain data."""
-        sections: dict[str, Settings | None] = {"mesh": self._mesh, "fsdp": self._fsdp, "tp": self._tp}
-        return {
-            f"parallelism_config[{name!r}]": None if settings is None else settings.to_plain()
-            for name, settings in sections.items()
-        }
+    def sections(self) -> dict[str, Settings | None]:
+        """Return the settings by which processes form groups and split the model, by argument."""
+        sections = {"mesh": self._mesh, "fsdp": self._fsdp, "tp": self._tp}
+        return {f"parallelism_config[{name!r}]": settings for name, settings in sections.items()}
 
     def _check_mesh(self) -> None:
         """Complete the settings of a mesh, and refuse those that contradict each other."""
@@ -259,7 +252,7 @@ class Parallelism:
             self.check_device(state.device)
             state.model = model = _with_sync_batchnorm(model)
         self.forward = model
-        if self._tp is not None and not self._splits_layers:
+        if self._tp is not None and self._layer_size == 1:
             layer_styles(model, self._tp)  # checks the names, as with a degree above 1
         if self.splits_model and not is_sharded(model):
             self._check_layers(state)
@@ -275,7 +268,7 @@ class Parallelism:
                 state.device,
                 state.precision,
                 mesh=self._mesh,
-                tensor_parallel=self._tp if self._splits_layers else None,
+                tensor_parallel=self._tp if self._layer_size > 1 else None,
                 compile_config=self.compile_config,
             )
             if not has_data:
@@ -398,7 +391,7 @@ class Parallelism:
             by_rank = self._numbers.view(get_world_size(), -1).tolist()
             samples, tokens, seconds, microbatches, stop, logs, certain, counted = zip(*by_rank, strict=True)
             # A group of tensor parallelism has the same samples.
-            others = slice(None, None, get_tensor_parallel_size())
+            others = slice(None, None, self._layer_size)
             total = sum(counted[others])
             if total <= 0:
                 raise ValueError("No process has a sample (or token, if those are weighed) to train on in this batch.")

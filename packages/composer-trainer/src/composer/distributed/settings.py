@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import attrs
-import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["Settings"]
 
@@ -33,22 +33,3 @@ class Settings:
                 f"{cls.hint}"
             )
         return cls(**config)
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return the settings as plain data, which is equal in processes with the same settings."""
-        return {name: _plain(value) for name, value in attrs.asdict(self, recurse=False).items()}  # type: ignore[arg-type]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, type):
-        return value.__name__
-    if dataclasses.is_dataclass(value):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
-    if isinstance(value, tuple):
-        return [*map(_plain, value)]
-    if hasattr(value, "mesh_dim_names"):  # a DeviceMesh, which may be a part of one and then has other ranks elsewhere
-        return f"{value.mesh_dim_names} {tuple(value.shape)}"
-    # The repr of other objects, such as functions and styles of torch, may contain an address.
-    return value if value is None or isinstance(value, (int, str, torch.dtype)) else type(value).__name__

@@ -45,7 +45,7 @@ from composer.trainer.evaluation import (
     prepare_metrics,
     to_evaluators,
 )
-from composer.trainer.hyperparameters import given_arguments, hyperparameters
+from composer.trainer.hyperparameters import given_arguments, hyperparameters, plain_settings
 from composer.trainer.learning_rate import LRSearch, find_lr
 from composer.trainer.loop import train
 from composer.trainer.names import suggests_names
@@ -258,7 +258,7 @@ class Trainer:
         if deterministic_mode:
             configure_deterministic_mode()
         initialize_dist(self._computing.device, dist_timeout)
-        check_same_values(self._parallel.to_plain())
+        check_same_values(plain_settings(self._parallel.sections()))
         self.state = parts.make_state(model)
         if optimizers is None and any(True for _ in model.parameters()):
             optimizers = default_optimizer(model)
