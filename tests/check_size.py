@@ -61,7 +61,7 @@ def longest_body(source: str) -> tuple[str, int]:
 
 
 def imported(path: Path, tree: ast.Module, modules: dict[str, Path]) -> set[str]:
-    """Return the modules of ours that a module imports, also for type hints and inside functions."""
+    """Return the modules of the packages that a module imports, also for type hints and inside functions."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
