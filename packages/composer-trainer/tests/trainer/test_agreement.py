@@ -13,7 +13,7 @@ from composer.algorithms import MixUp, SelectiveBackprop
 from composer.core import DataSpec, State
 from composer.distributed import Parallelism
 from composer.trainer.agreement import Agreement
-from composer.trainer.training_data import Batches
+from composer.trainer.data.batches import Batches
 
 
 class Recording(Parallelism):

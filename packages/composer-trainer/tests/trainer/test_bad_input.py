@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import composer.trainer.training_data
+import composer.trainer.data.batches
 from composer.callbacks import CheckpointSaver, LoadCheckpoint
 from composer.core import DataSpec, Evaluator
 from composer.models import ComposerClassifier
@@ -475,7 +475,7 @@ class TestEndlessLoaders:
 
     def test_very_many_batches(self, make_trainer, monkeypatch, caplog):
         """An epoch of unknown length with very many batches gives one warning."""
-        monkeypatch.setattr(composer.trainer.training_data, "_MANY", 3)
+        monkeypatch.setattr(composer.trainer.data.batches, "_MANY", 3)
 
         class Stream:
             def __iter__(self):

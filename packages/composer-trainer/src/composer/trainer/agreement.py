@@ -9,14 +9,14 @@ import attrs
 from composer.core.data_spec import has_own_functions
 from composer.core.interval import Interval
 from composer.distributed import all_gather_object
-from composer.trainer.progress import SavesProgress
+from composer.trainer.resume.state import SavesProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from composer.core import State
     from composer.distributed import BatchTotals, Parallelism
-    from composer.trainer.training_data import Batches
+    from composer.trainer.data.batches import Batches
 
 __all__ = ["Agreement", "check_same_run", "check_same_values"]
 

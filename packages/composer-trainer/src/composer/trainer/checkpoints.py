@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from composer.checkpoint.saving import IgnoreKeys
     from composer.core import Engine, State
     from composer.core.passes import Passes
-    from composer.trainer.progress import ResumeState
+    from composer.trainer.resume.state import ResumeState
 
 __all__ = ["Loading", "best_by", "save_together"]
 

@@ -9,7 +9,7 @@ import attrs
 from composer.core import Evaluator, evaluate_periodically
 from composer.trainer.arguments import as_list
 from composer.trainer.evaluation import to_evaluators
-from composer.trainer.progress import SavesProgress
+from composer.trainer.resume.state import SavesProgress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,11 +12,11 @@ from composer.core.randomness import global_rng_states
 from composer.distributed import any_rank
 from composer.trainer.agreement import Agreement
 from composer.trainer.clock import Clock
+from composer.trainer.data.batches import END
 from composer.trainer.metrics import log_train_metrics
 from composer.trainer.microbatch_search import MicrobatchSearch
 from composer.trainer.microbatching import LossSum, split_microbatches
 from composer.trainer.stopping import StopSignals
-from composer.trainer.training_data import END
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from composer.distributed import Parallelism
+    from composer.trainer.data.batches import Batches
     from composer.trainer.optimization import Optimization
     from composer.trainer.schedules import Schedules
-    from composer.trainer.training_data import Batches
 
 __all__ = ["Run"]
 

@@ -32,6 +32,7 @@ from composer.trainer.arguments import Problems, as_list, check_flags, check_rat
 from composer.trainer.checkpoints import save_together
 from composer.trainer.computing import check_microbatch_size, choose_precision
 from composer.trainer.config import trainer_arguments
+from composer.trainer.data.settings import check_trainable
 from composer.trainer.dry_run import check_dry_run, dry_run_arguments, end_dry_run, short_evaluators
 from composer.trainer.environment import warn_of_mosaicml
 from composer.trainer.evaluation import (
@@ -51,13 +52,12 @@ from composer.trainer.loop import train
 from composer.trainer.names import suggests_names
 from composer.trainer.optimization import Optimization, change_precision, default_optimizer
 from composer.trainer.parts import Parts
-from composer.trainer.progress import ResumeState, SavesProgress
 from composer.trainer.reproducibility import configure_deterministic_mode
 from composer.trainer.result import FitResult, final_metrics, reason_of_end
+from composer.trainer.resume.state import ResumeState, SavesProgress
 from composer.trainer.run import Run
 from composer.trainer.schedules import SchedulerLike, check_schedulers
 from composer.trainer.summary import ModelSummary, summarize
-from composer.trainer.training_data import check_trainable
 
 if TYPE_CHECKING:
     import os

@@ -11,9 +11,9 @@ import torch
 from composer.core.evaluator import evaluation_mode
 from composer.core.model_state import unwrapped
 from composer.core.randomness import preserve_rng_state
-from composer.trainer.generator_states import set_generator_state
 from composer.trainer.optimization import make_scaler
-from composer.trainer.own_state import OwnState
+from composer.trainer.resume.generators import set_generator_state
+from composer.trainer.resume.own_state import OwnState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

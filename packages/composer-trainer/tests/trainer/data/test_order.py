@@ -25,7 +25,7 @@ from torch.utils.data import (
 )
 
 from composer.core.randomness import derive_seed
-from composer.trainer.data_order import make_order
+from composer.trainer.data.order import make_order
 
 
 def noisy(index):

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from composer.core import NotSerializableError, Time, Timestamp
 from composer.core.serialization import MAX_DEPTH, is_number, plain
-from composer.trainer.generator_states import generator_state, is_generator
+from composer.trainer.resume.generators import generator_state, is_generator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
@@ -192,7 +192,7 @@ def encoded(value: Any, known: TextKeys | None = None, of_modules: Container[int
         [1, 2]
         >>> encoded("text")
         Traceback (most recent call last):
-        composer.trainer.attribute_values.UnsavedError: holds text
+        composer.trainer.resume.attribute_values.UnsavedError: holds text
     """
     kind = kind_of(value)
     if kind == "array":

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Tens
 from composer.core import Algorithm, Callback, Event, Time
 from composer.models import ComposerClassifier
 from composer.trainer import Trainer
-from composer.trainer.own_state import OwnState
+from composer.trainer.resume.own_state import OwnState
 
 INPUTS = torch.randn(12, 4, generator=torch.Generator().manual_seed(1))
 TARGETS = INPUTS[:, :3].argmax(dim=1)

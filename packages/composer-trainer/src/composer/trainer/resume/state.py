@@ -23,17 +23,17 @@ from composer.distributed import (
     get_world_size,
 )
 from composer.distributed.environment import get_tensor_parallel_size
-from composer.trainer.data_state import data_components
+from composer.trainer.data.batches import check_place
 from composer.trainer.metrics import SavedMetric, check_metrics, load_metrics, merge_metrics, save_metrics
-from composer.trainer.own_state import OwnState, check_own_state, warn_of_misfits, without
 from composer.trainer.reproducibility import seed_all
-from composer.trainer.training_data import check_place
+from composer.trainer.resume.data_state import data_components
+from composer.trainer.resume.own_state import OwnState, check_own_state, warn_of_misfits, without
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from composer.core import Logger, State
-    from composer.trainer.training_data import TrainingData
+    from composer.trainer.data.settings import TrainingData
 
 __all__ = ["ResumeState", "SavesProgress"]
 

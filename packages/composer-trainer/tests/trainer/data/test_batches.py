@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Sampler
 
+import composer.trainer.data.batches
 from composer.core import DataSpec
 from composer.distributed import get_sampler
-from composer.trainer import training_data
-from composer.trainer.training_data import Batches
+from composer.trainer.data.batches import Batches
 
 
 class OwnLoader(DataLoader):
@@ -131,8 +131,8 @@ class TestOtherNumbersOfProcesses:
         """The rest of the epoch has batches of the new size, and begins with the next sample."""
         data = range(46)
         loader = DataLoader(data, batch_size=3, sampler=get_sampler(data))
-        monkeypatch.setattr(training_data, "all_agree", lambda _: True)
-        monkeypatch.setattr(training_data, "check_lengths", lambda _: None)
+        monkeypatch.setattr(composer.trainer.data.batches, "all_agree", lambda _: True)
+        monkeypatch.setattr(composer.trainer.data.batches, "check_lengths", lambda _: None)
         rest = Batches(DataSpec(loader), -1, torch.device("cpu"))
         rest.agree_on_length()
         sizes = {"samples": 46}

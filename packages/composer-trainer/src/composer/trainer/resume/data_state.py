@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from composer.core.serialization import from_data
-from composer.trainer.own_state import OwnState, check_own_state, warn_of_misfits
+from composer.trainer.resume.own_state import OwnState, check_own_state, warn_of_misfits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

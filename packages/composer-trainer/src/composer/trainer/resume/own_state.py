@@ -31,7 +31,7 @@ from composer.core.serializable import saved_fields
 from composer.core.serialization import at, from_data, plain
 from composer.distributed import get_world_size
 from composer.functional.nested import leaves
-from composer.trainer.attribute_values import (
+from composer.trainer.resume.attribute_values import (
     MAX_BYTES,
     Mark,
     TextKeys,
@@ -43,7 +43,7 @@ from composer.trainer.attribute_values import (
     restored,
     text_keys,
 )
-from composer.trainer.generator_states import generator_state, is_generator, set_generator_state
+from composer.trainer.resume.generators import generator_state, is_generator, set_generator_state
 
 __all__ = ["OwnState", "check_own_state", "warn_of_misfits", "without"]
 

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 
-from composer.trainer.generator_states import generator_state, set_generator_state
+from composer.trainer.resume.generators import generator_state, set_generator_state
 
 
 @pytest.mark.parametrize("place", [-1, 625, 10**6])

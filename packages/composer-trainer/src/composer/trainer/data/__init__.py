@@ -1,0 +1,1 @@
+"""The data to train on: its settings, its batches and their order."""

@@ -1,0 +1,155 @@
+"""The settings of the data to train on, and checks of the model that is trained."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from torch import nn
+from torch.utils.data import DataLoader
+
+from composer.core import DataSpec, SupportsTraining, Time, TimeUnit, ensure_data_spec
+from composer.distributed import check_sampler
+from composer.trainer.arguments import check_subset, check_text
+from composer.trainer.data.batches import Batches
+from composer.trainer.metrics import SupportsMetrics, metrics_of, reduce_over_data
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from composer.core import State
+
+__all__ = ["TrainingData", "check_model", "check_trainable"]
+
+
+@attrs.define
+class TrainingData:
+    """The data to train on, and the current position in it.
+
+    Args:
+        spec: The loader; None if not given yet.
+        label: Its name in logs.
+        subset_num_batches: The number of batches in an epoch; -1 for all.
+        spin: Whether a loader that cannot start in the middle of an epoch is fast-forwarded to the resume point.
+
+    Raises:
+        TypeError: ``spec`` cannot be iterated over.
+        ValueError: ``subset_num_batches`` is out of range.
+    """
+
+    spec: DataSpec | None = attrs.field(default=None, converter=attrs.converters.optional(ensure_data_spec))
+    label: str = attrs.field(
+        default="train", validator=lambda _, __, label: check_text("train_dataloader_label", label)
+    )
+    subset_num_batches: int = attrs.field(
+        default=-1, validator=lambda _, __, subset: check_subset("train_subset_num_batches", subset)
+    )
+    spin: bool = True
+    batches: Batches | None = attrs.field(default=None, init=False)
+
+    def check_end(self, duration: Time | None) -> None:
+        """Raise an error for a duration in epochs if the data is endless.
+
+        Raises:
+            ValueError: The loader, or its sampler, is ``itertools.cycle``, ``count`` or ``repeat``.
+        """
+        in_epochs = duration is not None and duration.unit in (TimeUnit.EPOCH, TimeUnit.ITERATION)
+        if in_epochs and self.spec is not None and self.subset_num_batches == -1 and _is_endless(self.spec.dataloader):
+            raise ValueError(
+                f"train_dataloader is endless, so an epoch of max_duration='{duration}' would never end. Give the "
+                "length in batches (max_duration='1000ba'), or that of an epoch (train_subset_num_batches=100)."
+            )
+
+    def install(self, state: State) -> None:
+        """Make this the training data of a state, from the epoch of its timestamp on."""
+        if self.spec is None:
+            return
+        check_sampler(self.spec.dataloader)  # may change it, for a mesh
+        known = self.batches is not None and self.batches.spec.dataloader is self.spec.dataloader
+        self.batches = Batches(
+            self.spec,
+            self.subset_num_batches,
+            state.device,
+            seed=state.rank_zero_seed,
+            epoch=int(state.timestamp.epoch),
+            spin=self.spin,
+            own_state=self.batches.own_state if known and self.batches is not None else None,
+        )
+        self.batches.agree_on_length()
+        state.train_dataloader = self.spec
+        self.select(state)
+        if isinstance(state.model, SupportsMetrics) and not state.train_metrics:
+            metrics = metrics_of(state.model, is_train=True)
+            state.train_metrics = {name: metric.to(state.device) for name, metric in metrics.items()}
+            reduce_over_data(state.train_metrics.values())
+
+    def select(self, state: State) -> None:
+        """Make this the dataloader in use.
+
+        Raises:
+            ValueError: There is no training data.
+        """
+        if self.batches is None or self.spec is None:
+            raise ValueError("There is nothing to train on: give train_dataloader to the Trainer or to fit().")
+        state.set_dataloader(self.spec.dataloader, self.label, self.batches.length)
+
+    def change(
+        self,
+        state: State,
+        loader: DataSpec | Iterable[Any] | None,
+        label: str | None,
+        subset: int | None,
+        spin: bool | None,
+    ) -> None:
+        """Apply the arguments that are not None; the position is kept for the same loader and length of an epoch."""
+        if label is not None:
+            self.label = label
+        if spin is not None:
+            self.spin = spin
+            if self.batches is not None:
+                self.batches.spin = spin
+        spec = self.spec if loader is None else ensure_data_spec(loader)
+        is_other = spec is not None and (self.spec is None or spec.dataloader is not self.spec.dataloader)
+        is_new = is_other or (subset is not None and subset != self.subset_num_batches)
+        self.spec = spec
+        if subset is not None:
+            self.subset_num_batches = subset
+        if is_new:
+            self.install(state)
+        elif spec is not None and self.batches is not None:
+            self.batches.spec = state.train_dataloader = spec
+        self.select(state)
+
+
+def _is_endless(loader: object) -> bool:
+    if isinstance(loader, DataLoader):
+        return any(map(_is_endless, (loader.sampler, loader.batch_sampler)))
+    is_repeated = isinstance(loader, itertools.repeat) and operator.length_hint(loader, -1) == -1
+    return is_repeated or isinstance(loader, (itertools.cycle, itertools.count))
+
+
+def check_model(model: object, *, is_trained: bool) -> None:
+    """Raise a TypeError if a model lacks a method that training requires, and a ValueError if it cannot be trained."""
+    if isinstance(model, type):
+        raise TypeError(f"model must be an object, got the class {model.__name__}; write {model.__name__}().")
+    if not isinstance(model, nn.Module) or not isinstance(model, SupportsTraining):
+        raise TypeError(
+            "model must be a torch.nn.Module with forward(batch) and loss(outputs, batch), "
+            f"got {type(model).__name__}. "
+            "Wrap a classifier in composer.models.ComposerClassifier, or derive the model from ComposerModel."
+        )
+    if is_trained:
+        check_trainable(model)
+
+
+def check_trainable(model: nn.Module) -> None:
+    """Raise a ValueError if a model has no trainable parameters."""
+    parameters = list(model.parameters())
+    if not any(parameter.requires_grad for parameter in parameters):
+        found = f"all of its {len(parameters)} parameters are frozen" if parameters else "it has no parameters"
+        raise ValueError(
+            f"model has nothing to train: {type(model).__name__}: {found}. Set requires_grad on those to train, or "
+            "leave out train_dataloader and only evaluate."
+        )
