@@ -397,17 +397,6 @@ def test_resnet(save_format, tmp_path):
     assert (tmp_path / "model").stat().st_size > 40_000_000
 
 
-class TestFormerModule:
-    def test_names_are_importable(self):
-        """composer.trainer.export provides the names with a DeprecationWarning."""
-        import composer.trainer.export as former
-
-        with pytest.warns(DeprecationWarning, match="has moved to composer.export"):
-            assert former.export_for_inference is export_for_inference
-        with pytest.raises(AttributeError):
-            _ = former.unknown
-
-
 class TestTrainer:
     def test_the_first_batch_is_transformed(self, make_trainer, tmp_path):
         """Without a sample the model is exported with a batch transformed by the data spec."""

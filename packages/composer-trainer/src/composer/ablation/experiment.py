@@ -22,7 +22,7 @@ from composer.ablation.study import Study
 from composer.core import Algorithm
 from composer.core.checks import nearest, shortened
 from composer.loggers.products import import_product, require_product
-from composer.trainer.hyperparameters import hardware, plain_settings, settings_of, versions
+from composer.trainer.tools.hyperparameters import hardware, plain_settings, settings_of, versions
 
 if TYPE_CHECKING:
     from composer.trainer import Trainer

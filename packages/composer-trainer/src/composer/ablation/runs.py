@@ -33,8 +33,8 @@ from composer.core.serialization import from_data
 from composer.functional.nested import leaves
 from composer.loggers.values import flat
 from composer.trainer import Trainer
-from composer.trainer.hyperparameters import hyperparameters
 from composer.trainer.reproducibility import seed_all
+from composer.trainer.tools.hyperparameters import hyperparameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

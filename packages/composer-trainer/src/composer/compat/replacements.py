@@ -10,7 +10,7 @@ from torch import nn
 
 from composer.core import Event, Interval, TimeUnit
 from composer.distributed import device_of_process
-from composer.trainer.computing import choose_device
+from composer.trainer.settings.compute import choose_device
 
 if TYPE_CHECKING:
     from composer.core import State, Time

@@ -1,9 +1,9 @@
 """The trainer: a loop of one page, and the parts that it calls."""
 
 from composer.functional.signatures import unquote_annotations
-from composer.trainer.learning_rate import LRSearch
 from composer.trainer.result import FitResult
-from composer.trainer.summary import ModelSummary
+from composer.trainer.tools.find_lr import LRSearch
+from composer.trainer.tools.summary import ModelSummary
 from composer.trainer.trainer import Trainer
 
 __all__ = ["FitResult", "LRSearch", "ModelSummary", "Trainer"]

@@ -9,7 +9,7 @@ import copy
 from typing import TYPE_CHECKING
 
 from composer.core import Event
-from composer.trainer.metrics import update_train_metrics
+from composer.trainer.evaluation.metrics import update_train_metrics
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,7 @@ import torch
 
 from composer.core.randomness import global_rng_states
 from composer.distributed import all_reduce_min
-from composer.trainer.metrics import load_metrics, save_metrics
+from composer.trainer.evaluation.metrics import load_metrics, save_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable

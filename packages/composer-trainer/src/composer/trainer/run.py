@@ -13,7 +13,7 @@ from composer.distributed import any_rank
 from composer.trainer.agreement import Agreement
 from composer.trainer.clock import Clock
 from composer.trainer.data.batches import END
-from composer.trainer.metrics import log_train_metrics
+from composer.trainer.evaluation.metrics import log_train_metrics
 from composer.trainer.microbatch_search import MicrobatchSearch
 from composer.trainer.microbatching import LossSum, split_microbatches
 from composer.trainer.stopping import StopSignals

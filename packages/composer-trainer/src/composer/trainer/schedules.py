@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from composer.core import Time, TimeUnit
 from composer.optim import ComposerScheduler, compile_composer_scheduler
-from composer.trainer.arguments import check_ratio
+from composer.trainer.settings.arguments import check_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -28,14 +28,8 @@ from composer.distributed.meta import is_on_meta
 from composer.distributed.sharding import is_sharded
 from composer.export.inference import Transform, export_for_inference
 from composer.trainer.agreement import check_same_run, check_same_values
-from composer.trainer.arguments import Problems, as_list, check_flags, check_ratio, check_subset
-from composer.trainer.checkpoints import save_together
-from composer.trainer.computing import check_microbatch_size, choose_precision
-from composer.trainer.config import trainer_arguments
 from composer.trainer.data.settings import check_trainable
-from composer.trainer.dry_run import check_dry_run, dry_run_arguments, end_dry_run, short_evaluators
-from composer.trainer.environment import warn_of_mosaicml
-from composer.trainer.evaluation import (
+from composer.trainer.evaluation.evaluate import (
     EvalData,
     EvalInterval,
     Loader,
@@ -46,18 +40,24 @@ from composer.trainer.evaluation import (
     prepare_metrics,
     to_evaluators,
 )
-from composer.trainer.hyperparameters import given_arguments, hyperparameters, plain_settings
-from composer.trainer.learning_rate import LRSearch, find_lr
 from composer.trainer.loop import train
-from composer.trainer.names import suggests_names
 from composer.trainer.optimization import Optimization, change_precision, default_optimizer
-from composer.trainer.parts import Parts
 from composer.trainer.reproducibility import configure_deterministic_mode
 from composer.trainer.result import FitResult, final_metrics, reason_of_end
 from composer.trainer.resume.state import ResumeState, SavesProgress
 from composer.trainer.run import Run
 from composer.trainer.schedules import SchedulerLike, check_schedulers
-from composer.trainer.summary import ModelSummary, summarize
+from composer.trainer.settings.arguments import Problems, as_list, check_flags, check_ratio, check_subset
+from composer.trainer.settings.compute import check_microbatch_size, choose_precision
+from composer.trainer.settings.loading import save_together
+from composer.trainer.settings.parts import Parts
+from composer.trainer.tools.config import trainer_arguments
+from composer.trainer.tools.dry_run import check_dry_run, dry_run_arguments, end_dry_run, short_evaluators
+from composer.trainer.tools.environment import warn_of_mosaicml
+from composer.trainer.tools.find_lr import LRSearch, find_lr
+from composer.trainer.tools.hyperparameters import given_arguments, hyperparameters, plain_settings
+from composer.trainer.tools.names import suggests_names
+from composer.trainer.tools.summary import ModelSummary, summarize
 
 if TYPE_CHECKING:
     import os

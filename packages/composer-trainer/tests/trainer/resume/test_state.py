@@ -12,7 +12,7 @@ from torchmetrics.wrappers import ClasswiseWrapper
 from composer.checkpoint import CheckpointMismatchError, save_checkpoint
 from composer.core import Callback, Event
 from composer.loggers import FileLogger, InMemoryLogger, TensorboardLogger
-from composer.trainer.metrics import load_metrics, save_metrics
+from composer.trainer.evaluation.metrics import load_metrics, save_metrics
 
 
 class Seen(Callback):

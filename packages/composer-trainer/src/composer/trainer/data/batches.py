@@ -24,9 +24,9 @@ from composer.distributed import (
 )
 from composer.distributed.samplers import END, in_step, is_split_by_rank, num_repeated_samples
 from composer.functional.nested import leaves
-from composer.trainer.arguments import check_subset
 from composer.trainer.data.order import make_order
 from composer.trainer.resume.data_state import DataState, check_data_state
+from composer.trainer.settings.arguments import check_subset
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

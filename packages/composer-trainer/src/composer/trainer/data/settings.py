@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader
 
 from composer.core import DataSpec, SupportsTraining, Time, TimeUnit, ensure_data_spec
 from composer.distributed import check_sampler
-from composer.trainer.arguments import check_subset, check_text
 from composer.trainer.data.batches import Batches
-from composer.trainer.metrics import SupportsMetrics, metrics_of, reduce_over_data
+from composer.trainer.evaluation.metrics import SupportsMetrics, metrics_of, reduce_over_data
+from composer.trainer.settings.arguments import check_subset, check_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -24,7 +24,7 @@ from composer.distributed import (
 )
 from composer.distributed.environment import get_tensor_parallel_size
 from composer.trainer.data.batches import check_place
-from composer.trainer.metrics import SavedMetric, check_metrics, load_metrics, merge_metrics, save_metrics
+from composer.trainer.evaluation.metrics import SavedMetric, check_metrics, load_metrics, merge_metrics, save_metrics
 from composer.trainer.reproducibility import seed_all
 from composer.trainer.resume.data_state import data_components
 from composer.trainer.resume.own_state import OwnState, check_own_state, warn_of_misfits, without

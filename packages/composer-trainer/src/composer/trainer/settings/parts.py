@@ -23,16 +23,16 @@ from composer.distributed import (
 from composer.distributed.collectives import all_gather_data
 from composer.distributed.meta import is_on_meta
 from composer.loggers.console_logger import terminal_destinations
-from composer.trainer.arguments import Problems, as_list, check_flags, check_text, set_log_level
-from composer.trainer.checkpoints import Loading, best_by
-from composer.trainer.computing import ComputeConfig
 from composer.trainer.data.settings import TrainingData, check_model
-from composer.trainer.environment import run_name_of_environment
-from composer.trainer.evaluation import Evaluations, check_can_be_evaluated
+from composer.trainer.evaluation.evaluate import Evaluations, check_can_be_evaluated
 from composer.trainer.optimization import check_optimizers, make_scaler
 from composer.trainer.reproducibility import choose_seed, seed_all
 from composer.trainer.resume.state import SavesProgress
 from composer.trainer.schedules import TrainingSchedule, check_optimizers_of
+from composer.trainer.settings.arguments import Problems, as_list, check_flags, check_text, set_log_level
+from composer.trainer.settings.compute import ComputeConfig
+from composer.trainer.settings.loading import Loading, best_by
+from composer.trainer.tools.environment import run_name_of_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from composer.models import ComposerClassifier
-from composer.trainer.computing import ComputeConfig
+from composer.trainer.settings.compute import ComputeConfig
 
 
 def wide_model():

@@ -12,7 +12,7 @@ from composer.callbacks import SpeedMonitor
 from composer.loggers import InMemoryLogger
 from composer.optim import CosineAnnealingWithWarmupScheduler, DecoupledSGDW
 from composer.trainer import Trainer
-from composer.trainer.config import registered, trainer_arguments
+from composer.trainer.tools.config import registered, trainer_arguments
 
 RECIPE = """
 seed: 17

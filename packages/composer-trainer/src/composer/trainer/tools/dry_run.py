@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from composer.core import Evaluator, evaluate_periodically
-from composer.trainer.arguments import as_list
-from composer.trainer.evaluation import to_evaluators
+from composer.trainer.evaluation.evaluate import to_evaluators
 from composer.trainer.resume.state import SavesProgress
+from composer.trainer.settings.arguments import as_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from composer.core import Logger, State
-    from composer.trainer.evaluation import EvalData
+    from composer.trainer.evaluation.evaluate import EvalData
 
 __all__ = ["check_dry_run", "dry_run_arguments", "end_dry_run", "short_evaluators"]
 

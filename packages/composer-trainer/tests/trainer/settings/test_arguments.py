@@ -18,7 +18,7 @@ from composer.callbacks import (
 from composer.core import Algorithm, Evaluator, Event, Stage, State
 from composer.loggers import ConsoleLogger
 from composer.optim import MultiStepScheduler, StepScheduler, plot_schedule
-from composer.trainer.arguments import ArgumentsError
+from composer.trainer.settings.arguments import ArgumentsError
 
 
 class TestSeveralErrors:

@@ -17,10 +17,10 @@ from composer.functional.checks import check_interval, check_whole
 from composer.loggers.products import import_product
 from composer.trainer.data.order import make_order
 from composer.trainer.data.settings import check_trainable
-from composer.trainer.evaluation import prepare_batch
+from composer.trainer.evaluation.evaluate import prepare_batch
 from composer.trainer.microbatching import scaled_losses, split_microbatches
 from composer.trainer.optimization import Optimization
-from composer.trainer.trial import trial
+from composer.trainer.tools.trial import trial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from composer.algorithms import SAM
 from composer.models import ComposerClassifier
 from composer.optim import DecoupledSGDW
-from composer.trainer.learning_rate import LRSearch
+from composer.trainer.tools.find_lr import LRSearch
 
 
 class Noisy(nn.Module):

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from composer.trainer.environment import warn_of_mosaicml
+from composer.trainer.tools.environment import warn_of_mosaicml
 
 
 @pytest.fixture

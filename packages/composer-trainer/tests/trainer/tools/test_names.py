@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from composer.trainer import Trainer
-from composer.trainer.names import _OURS
+from composer.trainer.tools.names import _OURS
 
 
 class TestConstructor:

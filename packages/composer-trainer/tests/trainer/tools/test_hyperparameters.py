@@ -17,7 +17,7 @@ from composer.core import Evaluator, Interval, State, Time
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 from composer.optim import LinearWithWarmupScheduler
-from composer.trainer.hyperparameters import commit, hardware, hyperparameters, plain_settings, versions
+from composer.trainer.tools.hyperparameters import commit, hardware, hyperparameters, plain_settings, versions
 
 
 @pytest.fixture
@@ -317,6 +317,6 @@ class TestEnvironment:
         slow.write_text("#!/bin/sh\nexec sleep 20\n")
         slow.chmod(0o755)
         monkeypatch.setenv("PATH", f"{repository}:/usr/bin:/bin")
-        monkeypatch.setattr("composer.trainer.hyperparameters._GIT_SECONDS", 0.05)
+        monkeypatch.setattr("composer.trainer.tools.hyperparameters._GIT_SECONDS", 0.05)
 
         assert commit() == {"commit": None, "is_dirty": None}

@@ -42,10 +42,10 @@ from composer.distributed import (
 )
 from composer.distributed.samplers import in_step, is_split_by_rank
 from composer.distributed.sharding import is_sharded
-from composer.trainer.arguments import check_subset
 from composer.trainer.data.batches import none_given
 from composer.trainer.data.order import make_order
-from composer.trainer.metrics import SupportsMetrics, compute_metrics, metrics_of, reduce_over_data
+from composer.trainer.evaluation.metrics import SupportsMetrics, compute_metrics, metrics_of, reduce_over_data
+from composer.trainer.settings.arguments import check_subset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,7 +22,7 @@ from composer.core.files import fill_in_run
 from composer.distributed import all_agree, any_rank, from_rank_zero, get_global_rank
 from composer.distributed.collectives import failing_together
 from composer.distributed.sharding import is_sharded
-from composer.trainer.metrics import metrics_of
+from composer.trainer.evaluation.metrics import metrics_of
 
 if TYPE_CHECKING:
     import os

@@ -15,9 +15,9 @@ from composer.core.batch import describe_batch, note_batch
 from composer.core.data_spec import move_batch
 from composer.distributed.sharding import is_sharded
 from composer.functional.nested import leaves
-from composer.trainer.evaluation import first_batch
+from composer.trainer.evaluation.evaluate import first_batch
 from composer.trainer.microbatching import split_microbatches
-from composer.trainer.trial import trial
+from composer.trainer.tools.trial import trial
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -1,0 +1,1 @@
+"""Evaluation and prediction, and the metrics of both and of the training."""

@@ -1,0 +1,1 @@
+"""The arguments of a trainer in groups, each of which checks its own."""
