@@ -351,7 +351,7 @@ def _former_names(available: bool) -> Iterator[tuple[str, str, str]]:
         for home, names in homes.items():
             module, advice = parse_home(home)
             if (module is not None) == available:
-                listed = [name.replace("=", "` → `") for name in names.split() if name != "*"]
+                listed = [name.replace("=", "` → `") for name in names if name != "*"]
                 shown = ", ".join(f"`{name}`" for name in listed) or "all"
                 yield f"`{places}`", shown, advice or f"`{module}`"
 

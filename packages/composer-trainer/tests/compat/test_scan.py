@@ -195,5 +195,5 @@ def test_the_command_line(tmp_path):
     )
 
     assert done.returncode == 1
-    assert "composer.utils.S3ObjectStore -> Remote files are addresses" in done.stdout
+    assert "composer.utils.S3ObjectStore -> Remote files are URLs" in done.stdout
     assert done.stderr == ""
