@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +25,6 @@ from composer.functional.augmentations.annotations import (
     to_corners,
     to_keep,
 )
-from composer.functional.augmentations.hue import with_faster_hue
 from composer.functional.checks import described
 from composer.functional.random import check_generator
 
@@ -59,8 +58,7 @@ class AugmentationDraws(NamedTuple):
     """What an augmentation drew for one batch; :func:`draw_augmentation` makes it.
 
     Attributes:
-        seed: The seed of the draws. ``torch.manual_seed(seed)`` and then kornia's own call give the same result, with
-            the hue of a ``ColorJitter`` on a CPU up to rounding; see :func:`augment_batch`.
+        seed: The seed of the draws. ``torch.manual_seed(seed)`` and then kornia's own call give the same result.
         params: The parameters that kornia drew; ``None`` for modules that draw only while they are applied.
         rng_state: The state of the CPU's generator after these draws, for those that are made while it is applied.
 
@@ -170,11 +168,6 @@ def augment_batch(
         ValueError: Masks, boxes or keypoints do not fit the batch, the augmentation cannot move them, or it returns
             another number of samples.
 
-    On a CPU, ``ColorJitter`` without ``order`` shifts the hue of RGB images that need no gradients by a function of
-    this package, which takes a quarter of the time and differs from kornia's by less than 3e-6 for values in
-    ``[0, 1]``. Later operations may amplify that, and those with thresholds, such as ``RandomPosterize``, may move a
-    value to the next step.
-
     On a CPU, images of 8 MiB or more in float32 are augmented in parts, which is faster, with the same result, if all
     augmentations are of those that process each image alone. What kornia's modules record, such as
     ``transform_matrix``, is then that of the last part.
@@ -247,11 +240,7 @@ def augment_batch(
 def _apply(augmentation: nn.Module, draws: AugmentationDraws, items: dict[str, Tensor]) -> dict[str, Tensor]:
     """Apply an augmentation with its draws to an input and, by kornia's names, to what belongs to it."""
     input = items["input"]
-    with (
-        _preserved_rng(input.device),
-        torch.autocast(input.device.type, enabled=False),
-        with_faster_hue(augmentation, draws.params) if input.device.type == "cpu" else nullcontext(),
-    ):
+    with _preserved_rng(input.device), torch.autocast(input.device.type, enabled=False):
         torch.default_generator.set_state(draws.rng_state)
         if input.is_cuda:
             with torch.cuda.device(input.device):
@@ -359,7 +348,7 @@ def _is_supported(version: str) -> bool:
 
 
 def _check_movable(augmentation: nn.Module, *, points: bool) -> None:
-    """Refuse modules that would change the images and leave what belongs to them where it was."""
+    """Reject modules that would change the images and leave what belongs to them where it was."""
     _check_kornia()
     from kornia import augmentation as ka  # noqa: PLC0415  (kornia is imported at first use)
     from kornia.augmentation.base import _AugmentationBase  # noqa: PLC0415
