@@ -660,7 +660,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize("version", ["0.8.2", "0.8"])
     def test_kornia_is_too_old(self, monkeypatch, version):
-        """An old kornia, whose masks do not stay on their objects, is refused."""
+        """An old kornia, whose masks do not stay on their objects, raises an error."""
         monkeypatch.setattr(kornia, "__version__", version)
 
         with pytest.raises(ImportError, match=rf"needs kornia 0\.9 or later, got {version}"):

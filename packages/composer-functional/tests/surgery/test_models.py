@@ -155,14 +155,14 @@ class TestEverySurgery:
         apply(model)
         modules = [type(each) for each in model.modules()]
 
-        refusal, report = "", None
+        message, report = "", None
         try:
             report = apply(model)
         except ValueError as error:
-            refusal = str(error)
+            message = str(error)
 
         assert not report
-        assert report is not None or len(refusal) > 40
+        assert report is not None or len(message) > 40
         assert [type(each) for each in model.modules()] == modules
 
     # torch 2.7 says so of constants in a model of Transformers, with or without surgery.
@@ -201,7 +201,7 @@ def test_no_match_gives_an_empty_report():
     """The report is falsy, and modules are the same objects."""
     model = nn.Sequential(nn.Embedding(4, 4), nn.Identity())
     modules = list(model.modules())
-    unfitting = {"alibi", "gated_linear_units"}  # they refuse architectures that they do not know
+    unfitting = {"alibi", "gated_linear_units"}  # they raise an error for unknown architectures
 
     reports = [apply(model) for surgery, (apply, _) in SURGERIES.items() if surgery not in unfitting]
 

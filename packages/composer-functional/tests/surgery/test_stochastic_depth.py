@@ -156,7 +156,7 @@ class TestApplyStochasticDepth:
         config = GPT2Config(n_layer=2, n_head=2, n_embd=16, n_positions=16, vocab_size=32, use_cache=False)
         model = GPT2Model(config).eval()
         if isinstance(model.h[0](torch.rand(1, 2, 16)), tuple):  # Transformers 4
-            pytest.skip("this version's GPT-2 blocks return tuples, which are refused")
+            pytest.skip("this version's GPT-2 blocks return tuples, which raise an error")
         tokens = torch.arange(8)[None]
         expected = model.ln_f(model.wte(tokens) + model.wpe(tokens))
 

@@ -186,9 +186,8 @@ def soft_cross_entropy(
             return cross_entropy(input, probabilities, weight, reduction=reduction)
         total = cross_entropy(input, probabilities, weight, reduction="sum")
         count = probabilities.detach().sum(1).count_nonzero()  # any(1) takes 25 times as long on a CPU
-        return (total / count.to(_at_least_float32(total))).to(
-            total.dtype
-        )  # bfloat16 represents integers only up to 256
+        # In float32, because bfloat16 represents integers only up to 256.
+        return (total / count.to(_at_least_float32(total))).to(total.dtype)
     ids = target if target.dtype is torch.int64 else target.long()
     try:
         return cross_entropy(input, ids, weight, ignore_index=ignore_index, reduction=reduction)

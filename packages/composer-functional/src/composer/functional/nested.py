@@ -32,7 +32,7 @@ def rebuild(container: Any, items: Iterable[Any]) -> Any:
         return kind(*items) if hasattr(container, "_fields") else kind(items)
     rebuilt: Any = dict(zip(container, items, strict=True))
     if type(container) is not dict and isinstance(container, MutableMapping):
-        new, rebuilt = rebuilt, copy.copy(container)  # torch.compile does not support it
+        new, rebuilt = rebuilt, copy.copy(container)  # not for a dict, because torch.compile does not support copy
         for key, item in new.items():
             rebuilt[key] = item
     return rebuilt

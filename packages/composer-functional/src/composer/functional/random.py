@@ -95,11 +95,14 @@ def _draw_log_gamma(alpha: float, generator: torch.Generator | None) -> float:
 
     Their method draws from Gamma(alpha + 1), which accepts nearly every proposal, and multiplies by U^(1/alpha).
     """
+    # The paper's d = a - 1/3 and c = 1 / sqrt(9 d), for a = alpha + 1.
     shape = alpha + 2 / 3
     scale = 1 / math.sqrt(9 * shape)
     while True:
         normal = torch.randn((), generator=generator, dtype=torch.float64, device="cpu").item()
         cube = (1 + scale * normal) ** 3
         accept, boost = torch.rand(2, generator=generator, dtype=torch.float64, device="cpu").tolist()
+        # torch.rand may return 0 but not 1, so the logarithms of 1 minus a draw are finite.
         if cube > 0 and math.log1p(-accept) < normal**2 / 2 + shape * (1 - cube + math.log(cube)):
+            # Below 1e-300 both logarithms of draw_beta would be infinite, and their difference NaN.
             return math.log(shape) + math.log(cube) + math.log1p(-boost) / max(alpha, 1e-300)

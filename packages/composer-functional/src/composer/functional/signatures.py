@@ -15,7 +15,7 @@ __all__: list[str] = []
 
 
 class _Annotation(str):
-    """The text of an annotation; a signature contains its `repr`."""
+    """An annotation as a string without quotes; a signature contains its `repr`."""
 
     __slots__ = ()
 
@@ -26,7 +26,7 @@ class _Annotation(str):
 def unquote_annotations(package: Mapping[str, Any]) -> None:
     """Remove the quotes from the annotations in signatures of a package's public functions, classes and methods.
 
-    The annotations remain strings of the same text, so that :func:`typing.get_type_hints` returns the same types.
+    The annotations remain equal strings, so that :func:`typing.get_type_hints` returns the same types.
 
     Args:
         package: The ``globals()`` of the package. Its ``__all__`` lists the public names.
@@ -42,9 +42,10 @@ def unquote_annotations(package: Mapping[str, Any]) -> None:
     """
     for defined in _annotations([package[name] for name in package["__all__"]]):
         for name, annotation in defined.items():
-            text = annotation.__forward_arg__ if isinstance(annotation, ForwardRef) else annotation  # of a named tuple
-            if isinstance(text, str):
-                defined[name] = _Annotation(text)
+            # Named tuples have ForwardRef objects instead of strings.
+            written = annotation.__forward_arg__ if isinstance(annotation, ForwardRef) else annotation
+            if isinstance(written, str):
+                defined[name] = _Annotation(written)
 
 
 def _annotations(public: list[Any]) -> Iterator[dict[str, Any]]:

@@ -94,14 +94,14 @@ def task_loss(logits: Tensor, labels: Tensor, *, problem_type: str | None, shift
         >>> task_loss(logits, labels, problem_type=None, shift=True, reduction="mean")
         tensor(2.0794)
     """
-    logits = logits.float()
+    logits = logits.float()  # as Transformers' losses do
     if shift:
         logits, labels = next_tokens(logits, labels)
     if problem_type == "regression" or logits.shape[-1] == 1:
-        losses = mse_loss(_like(labels, logits), labels.float(), reduction="none")
+        losses = mse_loss(_match_shape(logits, labels), labels.float(), reduction="none")
         counts = losses.new_ones(losses.shape)
     elif problem_type == "multi_label_classification":
-        losses = binary_cross_entropy_with_logits(_like(labels, logits), labels.float(), reduction="none")
+        losses = binary_cross_entropy_with_logits(_match_shape(logits, labels), labels.float(), reduction="none")
         counts = losses.new_ones(losses.shape)
     else:
         losses, counts = _cross_entropies(logits, labels)
@@ -115,7 +115,7 @@ def _cross_entropies(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     shape = logits.shape[:-1]
     if labels.shape == logits.shape:
         labels = labels.to(logits.dtype)
-        counts = labels.sum(-1) > 0
+        counts = labels.sum(-1) > 0  # a row of zeros is an ignored label, as smooth_labels encodes it
     elif labels.shape == shape:
         counts = labels != IGNORED
     else:
@@ -128,7 +128,7 @@ def _cross_entropies(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return rows.reshape(shape), counts
 
 
-def _like(labels: Tensor, logits: Tensor) -> Tensor:
+def _match_shape(logits: Tensor, labels: Tensor) -> Tensor:
     logits = without_single_score(logits, labels)
     if logits.shape != labels.shape:
         raise ValueError(_misfit(logits, labels))

@@ -18,14 +18,16 @@ __all__ = ["AugmentedBatch"]
 BoxFormat: TypeAlias = Literal["xyxy", "xywh", "cxcywh"]
 Points: TypeAlias = "Tensor | Sequence[Tensor] | Boxes"
 Visible: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Maps boxes, xyxy, to those around what is visible of them, and to the fractions of their areas that are."""
+"""Maps boxes (xyxy) to the boxes around their visible parts, and to the visible fractions of their areas."""
 
 Batch = TypeVar("Batch", Tensor, "AugmentedBatch")
 Target = TypeVar("Target", Tensor, None)
 
 _FORMATS = ("xyxy", "xywh", "cxcywh")
 _SIZES: dict[str, list[tuple[int, ...]]] = {"boxes": [(4,), (4, 2)], "keypoints": [(2,)]}
+# torchvision measures coordinates from the edges of pixels, kornia from their centres.
 PIXEL_CENTRE = 0.5
+# Fractions are computed in float32: one that equals `min_visible` may be rounded to slightly less.
 _ROUNDING = 1e-4
 
 
@@ -83,6 +85,7 @@ class Ragged(NamedTuple):
         )
         wrapper: Any = given if hasattr(given, "to_tensor") else None
         if wrapper is not None:
+            # The inclusive form, in which kornia stores boxes: its corners are the outermost pixels of the box.
             given = wrapper.to_tensor("vertices_plus")
         if isinstance(given, Tensor):
             if given.ndim < 3 or given.shape[0] != count or given.shape[2:] not in sizes:
@@ -126,7 +129,7 @@ class Ragged(NamedTuple):
     def restore_boxes(
         self, xyxy: Tensor, keep: Tensor | None, box_format: BoxFormat, canvas_size: tuple[int, int]
     ) -> Points:
-        """Return boxes, xyxy, in the form of the originals, those of a list without those not to keep."""
+        """Return boxes (xyxy) in the form of the originals; a list loses the boxes for which ``keep`` is false."""
         if self.format == "vertices":
             (left, top), (right, bottom) = xyxy[..., :2].unbind(-1), (xyxy[..., 2:] - 1).unbind(-1)
             vertices = [left, top, right, top, right, bottom, left, bottom]
@@ -137,16 +140,16 @@ class Ragged(NamedTuple):
             xyxy = torch.cat([start, second - first], dim=-1)
         return self.restore(xyxy, keep, canvas_size)
 
-    def restore(self, moved: Tensor, keep: Tensor | None, canvas_size: tuple[int, int]) -> Points:
-        """Return moved values in the form, dtype and device of the originals, those of a list that are to keep."""
+    def restore(self, changed: Tensor, keep: Tensor | None, canvas_size: tuple[int, int]) -> Points:
+        """Return values in the form, dtype and device of the originals; a list loses those with a false ``keep``."""
         restored: Any
         if self.lengths is None:
             assert isinstance(self.originals, Tensor)
-            restored = restore(moved, self.originals, scaled=False).to(self.originals.device)
+            restored = restore(changed, self.originals, scaled=False).to(self.originals.device)
         else:
             restored = []
             for place, (original, length) in enumerate(zip(self.originals, self.lengths, strict=True)):
-                values = moved[place, :length] if keep is None else moved[place][keep[place]]
+                values = changed[place, :length] if keep is None else changed[place][keep[place]]
                 plain = restore(values, original.as_subclass(Tensor), scaled=False).to(original.device)
                 restored.append(_wrap_like(plain, original, canvas_size))
         return restored if self.wrapper is None else type(self.wrapper)(restored, False, self.wrapper.mode)
@@ -174,6 +177,7 @@ def clip(xyxy: Tensor, x1: float, y1: float, x2: float, y2: float) -> tuple[Tens
     """Return boxes clipped to a rectangle, and the fractions of their areas that are left."""
     left, top, right, bottom = xyxy.unbind(-1)
     clipped = torch.stack([left.clamp(x1, x2), top.clamp(y1, y2), right.clamp(x1, x2), bottom.clamp(y1, y2)], dim=-1)
+    # An empty box has the fraction 0, not 0 / 0.
     return clipped, _area(clipped) / _area(xyxy).clamp_min(torch.finfo(xyxy.dtype).tiny)
 
 
@@ -195,7 +199,7 @@ def clip_outside(
 
 
 def images_of(input: Any) -> Any:
-    """Return the images of a batch, and anything else as it is."""
+    """Return the images of an :class:`AugmentedBatch`, and any other value unchanged."""
     return input.input if isinstance(input, AugmentedBatch) else input
 
 
@@ -253,7 +257,7 @@ def check_masks(masks: Tensor, input: Tensor) -> None:
 
 
 def check_box_options(box_format: str, min_visible: float = 0.0) -> None:
-    """Raise an error for an unknown format, and for a fraction that is none."""
+    """Raise an error for an unknown format, and for a ``min_visible`` outside ``[0, 1]``."""
     check_numbers(min_visible=min_visible)
     if box_format not in _FORMATS:
         raise ValueError(f"box_format must be one of {', '.join(map(repr, _FORMATS))}, got {box_format!r}.")
@@ -266,6 +270,7 @@ def restore(values: Tensor, original: Tensor, *, scaled: bool = True) -> Tensor:
     if not original.is_floating_point():
         values = (values * 255).clamp(0, 255) if scaled else values
         values = values.round()
+    # A tensor with one channel or one pixel is contiguous in both formats; converting it would change its strides.
     is_last = original.ndim == 4 and original.is_contiguous(memory_format=torch.channels_last)
     if is_last and not original.is_contiguous():
         return values.to(original.dtype, memory_format=torch.channels_last)
@@ -273,7 +278,7 @@ def restore(values: Tensor, original: Tensor, *, scaled: bool = True) -> Tensor:
 
 
 def to_corners(xyxy: Tensor) -> Tensor:
-    """Return the corners of boxes, shape ``(N, B, 4, 2)``, in pixels measured at their centres, as kornia has them."""
+    """Return the corners of boxes, shape ``(N, B, 4, 2)``, in pixels measured at their centres, as in kornia."""
     (left, top), (right, bottom) = xyxy[..., :2].unbind(-1), xyxy[..., 2:].unbind(-1)
     corners = [left, top, right, top, right, bottom, left, bottom]
     return torch.stack(corners, dim=-1).view(*xyxy.shape[:-1], 4, 2) - PIXEL_CENTRE

@@ -328,6 +328,7 @@ def _apply_draws(img: Any, draws: AugMixDraws, augmentation_set: AugmentationSet
 def _mix(
     images: Tensor, bound: float, operations: Tensor, magnitudes: Tensor, weights: Tensor, mixing: Tensor
 ) -> Tensor:
+    # One copy to the device for all weights: those of the chains and, last, that of the image itself.
     weights = torch.cat((weights * mixing, 1 - mixing[None])).to(images.dtype)
     weights = send(weights, images.device)[..., None, None, None]
     chains = apply_steps(images, bound, operations.flatten(1), magnitudes.flatten(1), interpolation="bilinear")
@@ -350,10 +351,12 @@ def _draw(
     steps = depth if depth >= 0 else 3
     operations, magnitudes = draw_operations((steps, width, count), severity, augmentation_set, generator)
     if depth < 0:
+        # As in the paper, each chain has 1, 2 or 3 operations. Shorter chains end with identities (-1 for functions).
         lengths = torch.randint(1, 4, (width, count), generator=generator, device="cpu")
         is_over = torch.arange(steps, device="cpu")[:, None, None] >= lengths
         operations = operations.masked_fill(is_over, 0 if isinstance(augmentation_set, str) else -1)
     weights = _draw_dirichlet(width, count, alpha, generator)
+    # The first part of a symmetric Dirichlet distribution of two parts has the distribution Beta(alpha, alpha).
     mixing = _draw_dirichlet(2, count, alpha, generator)[0]
     return AugMixDraws(operations, magnitudes, weights, mixing)
 

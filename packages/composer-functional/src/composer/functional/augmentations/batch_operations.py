@@ -64,7 +64,7 @@ def check_images(input: Tensor) -> None:
 
 
 def check_draws(operations: Tensor, magnitudes: Tensor, dims: tuple[int, ...]) -> None:
-    """Raise an error for draws for another number of samples, or on a device, which reading them would wait for."""
+    """Raise an error for draws for another number of samples, or on a device: reading them would wait for it."""
     if operations.shape != magnitudes.shape or operations.shape[1:] != dims:
         raise ValueError(
             f"draws must hold operations and magnitudes of shape (depth, {', '.join(map(str, dims))}), "
@@ -136,6 +136,7 @@ def _apply_everywhere(
         chosen = images
         for index, function in enumerate(functions[1:], 1):
             is_member = (group == index)[:, None, None, None]
+            # A copy, because operations may change their input in place.
             chosen = torch.where(is_member, function(images.clone(), strengths, bound), chosen)
         images = chosen
     return images
@@ -147,6 +148,7 @@ def _identity(images: Tensor, _: Tensor, __: float) -> Tensor:
 
 def _autocontrast(images: Tensor, _: Tensor, bound: float) -> Tensor:
     low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
+    # A channel with a single value does not change, as in Pillow, instead of being divided by zero.
     is_flat = low == high
     low, scale = low.masked_fill(is_flat, 0), ((high - low) / bound).masked_fill(is_flat, 1)
     return _whole(images.sub(low).div_(scale).clamp_(0, bound), bound)
@@ -160,6 +162,7 @@ def _equalize(images: Tensor, _: Tensor, bound: float) -> Tensor:
     up_to = histogram.cumsum(2)
     last = histogram.gather(2, up_to.argmax(2, keepdim=True))  # the brightest pixels do not count, as in PIL
     step = (pixels.shape[2] - last) // 255
+    # ImageOps.equalize in closed form: (pixels darker than the value + step // 2) // step.
     table = ((up_to - histogram + step // 2) // step.clamp(min=1)).clamp(max=255)
     table = torch.where(step == 0, torch.arange(256, device=images.device), table)
     return (table.to(images.dtype) / (_BYTE / bound)).gather(2, pixels).view_as(images)
@@ -172,6 +175,7 @@ def _posterize(images: Tensor, numbers: Tensor, bound: float) -> Tensor:
 
 def _solarize(images: Tensor, numbers: Tensor, bound: float) -> Tensor:
     is_bright = images.detach().clone().ge_(_first(numbers) * (256 / _BYTE * bound))
+    # |bound - x| inverts bright pixels, and |0 - x| keeps the others: no selection by a mask is needed.
     return is_bright.mul_(bound).sub_(images).abs_()
 
 
@@ -195,6 +199,7 @@ def sharpen(images: Tensor, numbers: Tensor, bound: float, stride: int = 1) -> T
     smooth = columns[..., : -2 * stride] + columns[..., stride:-stride]
     smooth += columns[..., 2 * stride :]
     inside = images[:, :, 1:-1, stride:-stride]
+    # The sum of the nine pixels contains the centre once; with 4 more its weight is 5 of 13, as in Pillow's SMOOTH.
     smooth.add_(inside, alpha=4).div_(13)
     if bound == _BYTE:
         smooth.round_()
@@ -204,6 +209,7 @@ def sharpen(images: Tensor, numbers: Tensor, bound: float, stride: int = 1) -> T
 
 def _warp(images: Tensor, numbers: Tensor, bound: float, mode: str) -> Tensor:
     height, width = images.shape[-2:]
+    # The centres of the output's pixels in coordinates of grid_sample, where -1 and 1 are the edges of the image.
     x = torch.arange(1 - width, width, 2, dtype=images.dtype, device=images.device) / width
     y = torch.arange(1 - height, height, 2, dtype=images.dtype, device=images.device) / height
     xx, xy, x0, yx, yy, y0 = numbers[..., None].unbind(1)
@@ -237,7 +243,7 @@ def _blend(start: Tensor, end: Tensor, numbers: Tensor, bound: float) -> Tensor:
 def _grey(images: Tensor, bound: float) -> Tensor:
     if images.shape[1] == 1:
         return images
-    red, green, blue = images.chunk(3, dim=1)
+    red, green, blue = images.chunk(3, dim=1)  # ITU-R BT.601 weights, with torchvision's digits
     return _whole(red.mul(0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114), bound)
 
 
@@ -261,6 +267,7 @@ def _numbers(operations: Tensor, magnitudes: Tensor, height: int, width: int) ->
         magnitudes.where(operations == OPERATIONS.index(name), 0) for name in GEOMETRIC
     )
     angle = angle.deg2rad()
+    # In coordinates from -1 to 1, x and y have different units if the image is not square.
     ratio = height / width
     x0 = shear_x * ratio - (move_x * width).trunc() * (2 / width)
     y0 = shear_y / ratio - (move_y * height).trunc() * (2 / height)

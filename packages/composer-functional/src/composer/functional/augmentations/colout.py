@@ -226,31 +226,32 @@ def _select_annotations(
         result = result._replace(masks=select_rows_and_columns(batch.masks, rows, columns))
     if batch.keypoints is not None:
         points = Ragged.of(batch.keypoints, "keypoints", count)
-        moved = _moved(points.padded.as_subclass(Tensor).float() + PIXEL_CENTRE, old, rows, columns) - PIXEL_CENTRE
-        result = result._replace(keypoints=points.restore(moved, None, size))
+        at_edges = points.padded.as_subclass(Tensor).float() + PIXEL_CENTRE
+        mapped = _map_points(at_edges, old, rows, columns) - PIXEL_CENTRE
+        result = result._replace(keypoints=points.restore(mapped, None, size))
     if batch.boxes is not None:
         boxes = Ragged.of(batch.boxes, "boxes", count)
         low, high = boxes.xyxy(box_format).chunk(2, dim=-1)
-        moved = torch.cat([_moved(low, old, rows, columns), _moved(high, old, rows, columns)], dim=-1)
-        keep = None if boxes.lengths is None else to_keep(clip(moved, 0, 0, size[1], size[0])[1]) & boxes.present()
+        mapped = torch.cat([_map_points(corner, old, rows, columns) for corner in (low, high)], dim=-1)
+        keep = None if boxes.lengths is None else to_keep(clip(mapped, 0, 0, size[1], size[0])[1]) & boxes.present()
         if batch.labels is not None:
             boxes.check_labels(batch.labels)
             assert keep is not None
             result = result._replace(labels=select(batch.labels, keep, boxes.present()))
-        result = result._replace(boxes=boxes.restore_boxes(moved, keep, box_format, size))
+        result = result._replace(boxes=boxes.restore_boxes(mapped, keep, box_format, size))
     return result
 
 
-def _moved(points: Tensor, size: Sequence[int], rows: Tensor, columns: Tensor) -> Tensor:
-    """Return where points, ``(..., 2)``, x first, measured at the edges of pixels, are among those that remain."""
-    moved = []
+def _map_points(points: Tensor, size: Sequence[int], rows: Tensor, columns: Tensor) -> Tensor:
+    """Map points ``(..., 2)``, x first and measured at the edges of pixels, to their positions in the smaller image."""
+    mapped = []
     for values, kept, count in zip(points.unbind(-1), (columns, rows), (size[1], size[0]), strict=True):
         # Each edge of a pixel moves to the number of pixels that remain before it; points between edges, between these.
         edges = torch.searchsorted(kept, torch.arange(count + 1, device=kept.device)).to(values)
         clamped = values.clamp(0, count)
         before = clamped.floor().clamp_max(count - 1).long()
-        moved.append(edges[before].lerp(edges[before + 1], clamped - before))
-    return torch.stack(moved, dim=-1)
+        mapped.append(edges[before].lerp(edges[before + 1], clamped - before))
+    return torch.stack(mapped, dim=-1)
 
 
 def _select(image: Any, rows: Tensor, columns: Tensor) -> Any:
@@ -276,9 +277,10 @@ def _runs(indices: list[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def _rows_and_columns(image: Any) -> tuple[int | Tensor, int | Tensor]:
-    """Return the numbers of rows and columns, for a tensor as tensors with these lengths on its device."""
+    """Return the numbers of rows and columns; for a tensor, tensors of these lengths on its device."""
     if not isinstance(image, Tensor):
         return image.height, image.width
+    # draw_permutation returns indices on the device of a tensor that it gets instead of a number.
     plane = image[(0,) * (image.ndim - 2)]
     return plane, plane.T
 

@@ -66,6 +66,7 @@ def draw_cutmix_box(
     check_pairs(size=size)
     if length is None:
         part = draw_part(alpha, generator)
+        # Equation 2 of the paper: both sides are scaled by the root, so that the area of the box is 1 - part.
         length = math.sqrt(1 - part) if alpha else 0.0
     check_length(length)
     sides = (round(length * size[0]), round(length * size[1]))
@@ -154,6 +155,7 @@ def cutmix_batch(
     check_box("bbox", bbox, (height, width))
     check_indices(images, indices)
     x1, y1, x2, y2 = bbox
+    # From the box after rounding and clipping, not from the draw: labels are mixed by what is visible.
     weight = 1 - (x2 - x1) * (y2 - y1) / (height * width)
     mixed: Any = _paste(images, indices, bbox)
     if isinstance(input, AugmentedBatch):
@@ -220,6 +222,7 @@ def cutmix(
     """
     _check_batch(data, target, "data")
     if _is_mask(target, data):
+        # The samples' indices as targets: those that are returned are the partners.
         samples = torch.arange(data.shape[0], device=data.device)
         mixed, partners, _, bbox = cutmix_batch(
             data, samples, length, alpha, bbox, indices, uniform_sampling, generator=generator

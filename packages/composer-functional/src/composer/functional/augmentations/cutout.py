@@ -247,6 +247,7 @@ def _draw_boxes(
 def _interval(fraction: float, total: int, side: int, uniform_sampling: bool) -> tuple[int, int]:
     """Return the clipped interval at the position of a number in [0, 1)."""
     if uniform_sampling:
+        # From the position with one row inside at the start of the image to that at its end.
         first = min(1 - side, 0)
         start = first + int(fraction * (total - first))
     else:

@@ -44,6 +44,7 @@ def draw_mixing(alpha: float = 0.2, *, generator: torch.Generator | None = None)
         0.0
     """
     part = draw_part(alpha, generator)
+    # The distribution is symmetric: this only exchanges a sample with its partner.
     return min(part, 1 - part)
 
 
@@ -129,6 +130,7 @@ def mixup_batch(
 
 
 def _blend(samples: Tensor, indices: Tensor, mixing: float) -> Tensor:
+    # In place in the partners, which are a copy already: the products need no memory of their own.
     return select(samples, indices).lerp_(samples, 1 - mixing)
 
 
@@ -184,7 +186,7 @@ def mixup(
 
 
 def encode_ids(target: Tensor, num_classes: int | None, data: Tensor, kinds: str) -> Tensor:
-    """Convert class ids to class probabilities, at least float32; other targets are none of the ``kinds``."""
+    """Convert class ids to class probabilities, at least float32; raise an error with ``kinds`` for other targets."""
     if target.is_floating_point() or target.ndim != 1:
         raise ValueError(f"target must be {kinds}, got {target.dtype} of shape {tuple(target.shape)}.")
     if num_classes is None:

@@ -38,6 +38,7 @@ AugmentationSet = str | Sequence[Callable[[Any, float], Any]]
 
 _SETS = {
     "all": OPERATIONS[1:],
+    # The operations of AugMix's paper, without those that overlap with the corruptions of ImageNet-C.
     "safe": tuple(name for name in OPERATIONS[1:] if name not in ENHANCEMENTS),
     "original": OPERATIONS[1:],
 }
@@ -45,6 +46,8 @@ _SETS = {
 _Range = tuple[float, float, bool]
 """The magnitude at level 0, the change over ten levels, and whether its sign is random."""
 
+# The ranges of AugMix's reference implementation, except for enhancements: there their factors are from 0.1 to 1.9, so
+# that level 0 is not the identity (the set "original"); here they are 1 plus or minus up to 0.9.
 _RANGES: dict[str, _Range] = {
     "autocontrast": (0.0, 0.0, False),
     "equalize": (0.0, 0.0, False),
@@ -81,6 +84,7 @@ def _rows(augmentation_set: str) -> list[tuple[int, float, float]]:
     rows = []
     for name in _SETS[augmentation_set]:
         start, slope, is_signed = ranges[name]
+        # Operations without a sign are listed twice, too, so that all operations are equally likely.
         rows += [(OPERATIONS.index(name), start, sign * slope / 10) for sign in (1, -1 if is_signed else 1)]
     return rows
 
@@ -127,7 +131,7 @@ def check_image(img: Any, augmentation_set: AugmentationSet) -> None:
         raise TypeError(f"img must be a PIL image or a tensor (C, H, W), got {type(img).__name__}.")
     elif img.ndim != 3:
         raise ValueError(f"img must be one image (C, H, W) or a batch (N, C, H, W), got shape {tuple(img.shape)}.")
-    elif isinstance(augmentation_set, str):  # your own functions may support other tensors
+    elif isinstance(augmentation_set, str):  # functions of the user may support other tensors
         if img.dtype != torch.uint8 and not img.is_floating_point():
             raise TypeError(f"img must be uint8, or floating point from 0 to 1, got {img.dtype}. Convert it first.")
         if img.shape[0] not in {1, 3} or not img.numel():
@@ -140,7 +144,7 @@ def check_image(img: Any, augmentation_set: AugmentationSet) -> None:
 def apply_functions(
     img: Any, functions: Sequence[Callable[[Any, float], Any]], choices: list[int], levels: list[float]
 ) -> Any:
-    """Apply your own functions, by their indices, one after the other; negative indices are skipped."""
+    """Apply the user's functions, by their indices, one after the other; negative indices are skipped."""
     for choice, level in zip(choices, levels, strict=True):
         if choice >= 0:
             img = functions[choice](img, level)

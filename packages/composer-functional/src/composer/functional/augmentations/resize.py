@@ -125,6 +125,7 @@ def _resize_mask(mask: Tensor, scale: float) -> Tensor:
     size = _scaled(mask, scale)
     if mask.is_floating_point():
         return _interpolate(mask, size) if mask.ndim == 4 else _interpolate(mask.unsqueeze(1), size).squeeze(1)
+    # torch's interpolate supports no integers other than uint8.
     rows, columns = (_nearest(old, new, mask.device) for old, new in zip(mask.shape[-2:], size, strict=True))
     return select_rows_and_columns(mask, rows, columns)
 
@@ -140,7 +141,7 @@ def _crop(images: Tensor, corner: tuple[int, int], size: tuple[int, int]) -> Ten
 
 
 def _crop_mask(mask: Tensor, corner: tuple[int, int], size: tuple[int, int], scale: float) -> Tensor:
-    """Crop masks at the place of a crop of images with this size."""
+    """Crop masks where images of ``size`` are cropped at ``corner``; masks may have another size than the images."""
     new = _scaled(mask, scale)
     row, column = (
         min(round(start * old / whole), old - crop)

@@ -137,6 +137,7 @@ class AlibiBias(nn.Module):
         dtype: torch.dtype,
         device: torch.device | None,
     ) -> Tensor:
+        # float16 represents integers, and so distances, exactly only up to 2048, and bfloat16 up to 256.
         exact = torch.promote_types(dtype, torch.float32)
         queries = torch.arange(query_length, dtype=exact, device=device)[:, None] + start
         distances = queries - torch.arange(key_length, dtype=exact, device=device)
@@ -152,6 +153,7 @@ class AlibiBias(nn.Module):
         return (bias + mask.to(dtype)).clamp_(min=lowest)
 
     def __getstate__(self) -> dict[str, Any]:
+        # Copies and pickles of a model do not need the cached bias, which may be large.
         return self.__dict__ | {"_last": None}
 
     def extra_repr(self) -> str:

@@ -186,13 +186,14 @@ class BlurMaxPool2d(nn.Module):
 
     def _pool(self, input: Tensor) -> Tensor:
         if self.ceil_mode:
-            rows, columns = (self._rest(dim, input.shape[dim - 2]) for dim in (0, 1))
+            # max_pool2d's own ceil_mode cannot be used: with stride 1 there is no partial window.
+            rows, columns = (self._count_padding(dim, input.shape[dim - 2]) for dim in (0, 1))
             input = pad(input, (0, columns, 0, rows), value=-torch.inf)
         maxima = max_pool2d(input, self.kernel_size, 1, self.padding, self.dilation)
         output: Tensor = self.blur(maxima)
         return output
 
-    def _rest(self, dim: int, size: int) -> int:
+    def _count_padding(self, dim: int, size: int) -> int:
         """Return the rows or columns to pad for the last, partial window of ceil_mode."""
         stride, padding = self.blur.stride[dim], self.padding[dim]
         last = size + 2 * padding - self.dilation[dim] * (self.kernel_size[dim] - 1) - 1

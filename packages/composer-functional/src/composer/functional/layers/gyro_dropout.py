@@ -97,7 +97,7 @@ class GyroDropout(nn.Module):
         samples, neurons = input.shape[0], input.shape[neuron_dim]
         masks = self._find_masks(self.position, neurons, input.device).to(input.dtype) * (1 / (1 - self.p))
         self.position.add_(1)
-        if not torch.compiler.is_exporting():  # which torch 2.7 refuses where an attribute changes
+        if not torch.compiler.is_exporting():  # torch 2.7 raises an error for an attribute that changes in an export
             self._last = (samples, neurons, input.device)
         shape = [size if dim in {0, neuron_dim} else 1 for dim, size in enumerate(input.shape)]
         return input * masks[self._part(samples, input.device)].view(shape)
@@ -137,10 +137,8 @@ def _spread(numbers: Tensor) -> Tensor:
 
 
 def _hash(words: Tensor) -> Tensor:
-    """Mix 32-bit words in int64 by shifts and multiplications, a one-to-one map like the final step of MurmurHash3.
-
-    The factors are below 2^31, so that no product overflows.
-    """
+    """Mix 32-bit words in int64 by shifts and multiplications, a one-to-one map like the final step of MurmurHash3."""
+    # The shifts and factors of splitmix32. The factors are below 2^31, so that no product overflows int64.
     words = ((words ^ (words >> 16)) * 0x21F0AAAD) & _WORD
     words = ((words ^ (words >> 15)) * 0x735A2D97) & _WORD
     return words ^ (words >> 15)

@@ -36,6 +36,7 @@ class _LowPrecision(nn.Module):
         bias = None if bias is None else bias.to(dtype)
         if not is_autocast:
             return self._normalize(input.to(dtype), weight, bias).to(input.dtype)
+        # Otherwise autocast on CUDA would convert the input of the norm back to 32 bits.
         with torch.autocast(device, enabled=False):
             return self._normalize(input.to(dtype), weight, bias)
 

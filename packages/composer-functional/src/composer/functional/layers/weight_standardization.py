@@ -39,9 +39,10 @@ def standardize_weight(weight: Tensor, eps: float = 1e-10) -> Tensor:
     if weight.ndim < 2 or weight.numel() == 0:
         raise ValueError(f"weight must have shape (out, in, ...) and an element at least, got {tuple(weight.shape)}.")
     _check_eps(eps)
+    # Layer normalisation over the dimensions of a filter is this formula in one kernel, forward and backward.
     if weight.is_contiguous():
         return layer_norm(weight, weight.shape[1:], eps=eps)
-    channels_last = weight.movedim(1, -1)
+    channels_last = weight.movedim(1, -1)  # contiguous if the weight is in the channels_last format
     return layer_norm(channels_last, channels_last.shape[1:], eps=eps).movedim(-1, 1)
 
 

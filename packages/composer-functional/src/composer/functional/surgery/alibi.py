@@ -201,7 +201,7 @@ def _replace(
 
 
 def _attach(attention: nn.Module, bias: AlibiBias) -> None:
-    bias.train(attention.training)
+    bias.train(attention.training)  # otherwise model.eval() before the surgery would leave one module in training mode
     attention.register_module("alibi", bias)
 
 
@@ -209,8 +209,9 @@ def _report(
     model: nn.Module, replaced: SurgeryReport, attentions: _Attentions, max_sequence_length: int
 ) -> SurgeryReport:
     """Finish the surgery: free the bias after each forward pass, write the length into configurations, and report."""
+    # Later layers replace earlier ones in the dictionary: the last layer that uses a bias frees it.
     last = {id(attention.alibi): attention for _, attention in attentions}
-    for attention in last.values():  # the last layer of each bias
+    for attention in last.values():
         attention.register_forward_hook(_forget)
     changed = {id(attention) for _, attention in attentions}
     for module in model.modules():

@@ -96,6 +96,7 @@ def apply_factorization(
     def factorize_linear(linear: nn.Linear, index: int) -> nn.Module:
         return FactorizedLinear.from_linear(linear, index, latent_features)
 
+    # Before anything is replaced, because the SVD of a later layer would fail when earlier ones are replaced already.
     for path, layer in model.named_modules():
         if path and is_wanted(layer):
             weight = cast("Tensor", layer.weight)

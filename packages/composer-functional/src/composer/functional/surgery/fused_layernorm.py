@@ -73,6 +73,7 @@ def _fuse(module: nn.Module, _: int) -> nn.Module | None:
         warnings.simplefilter("ignore")
         fused = next((twin for twin in _make_twins(module) if _is_proven(module, twin)), None)
     if fused is not None:
+        # The parameter objects themselves, which optimizers refer to.
         for name in ("weight", "bias"):
             fused.register_parameter(name, getattr(module, name, None))
     return fused
@@ -120,7 +121,8 @@ def _is_proven(module: nn.Module, twin: nn.Module) -> bool:
         inputs = _draw_inputs(twin.get_parameter("weight").numel(), generator)
         return (
             all(_agree(ours, theirs.train(mode), inputs) for mode in (True, False))
-            and all(_agree(ours, theirs, each, may_refuse=True) for each in (inputs[:, 0], inputs[:, None]))
+            # Inputs with fewer or more dimensions may raise an error, as in code that is written for three.
+            and all(_agree(ours, theirs, each, may_raise=True) for each in (inputs[:, 0], inputs[:, None]))
             # In bfloat16, gradients of separate operations are too coarse to compare.
             and _is_close(ours.bfloat16()(inputs.bfloat16()), theirs.bfloat16().forward(inputs.bfloat16()), 2**-5)
         )
@@ -130,18 +132,19 @@ def _is_proven(module: nn.Module, twin: nn.Module) -> bool:
 
 def _draw_inputs(features: int, generator: torch.Generator) -> Tensor:
     """Draw vectors with a variance around each usual eps, some with a mean; shape ``(10, 3, features)``."""
+    # A wrong eps changes the outputs visibly only where the variance is not much larger than it.
     scales = torch.logspace(-7, 2, 10, device="cpu", dtype=torch.float32)[:, None, None]
     offsets = torch.tensor([0.0, 0.5, -1.0], device="cpu", dtype=torch.float32)[:, None]
     draws = torch.randn(10, 3, features, generator=generator, device="cpu", dtype=torch.float32)
     return (draws + offsets) * scales
 
 
-def _agree(ours: nn.Module, theirs: nn.Module, input: Tensor, *, may_refuse: bool = False) -> bool:
-    """Return whether outputs, dtypes and gradients agree within rounding, or the module refuses the input."""
+def _agree(ours: nn.Module, theirs: nn.Module, input: Tensor, *, may_raise: bool = False) -> bool:
+    """Return whether outputs, dtypes and gradients agree within rounding, or ``theirs`` raises an error and may."""
     try:
         theirs_results, is_composed = _run(theirs.forward, [*theirs.parameters()], input)
     except Exception:  # noqa: BLE001  (as above)
-        return may_refuse
+        return may_raise
     ours_results, _ = _run(ours.forward, [*ours.parameters()], input)
     return is_composed and all(_is_close(*pair, 1e-4) for pair in zip(ours_results, theirs_results, strict=True))
 

@@ -266,12 +266,13 @@ class _Walk:
         self.swaps: list[_Swap] = []
         self._by_old: dict[int, _Swap] = {}
         self._by_new: dict[int, _Swap] = {}
-        self._left_alone: dict[int, nn.Module | None] = {}
+        # What the policy returned for modules that are not replaced: None, or the module itself.
+        self._not_replaced: dict[int, nn.Module | None] = {}
 
     def visit(self, parent: nn.Module, prefix: str, ancestors: frozenset[int]) -> None:
         # named_children would skip the second occurrence of a module within one parent.
         for name, child in list(vars(parent)["_modules"].items()):
-            if child is None or id(child) in ancestors:
+            if child is None or id(child) in ancestors:  # a module may contain itself
                 continue
             path = f"{prefix}{name}"
             if id(child) in self._by_new:  # inside a shared parent that was visited before
@@ -283,23 +284,24 @@ class _Walk:
                 swap.paths.append(path)
                 if self.recurse and len(swap.paths) == 1:
                     self.visit(swap.new, f"{path}.", ancestors | {id(swap.new)})
-            elif self._left_alone.get(id(child)) is None:
+            elif self._not_replaced.get(id(child)) is None:
                 self.visit(child, f"{path}.", ancestors | {id(child)})
 
     def _decide(self, module: nn.Module) -> _Swap | None:
         """Return the replacement of a module, or None; the policy is called once for each module."""
         key = id(module)
-        if key in self._by_old or key in self._left_alone:
+        if key in self._by_old or key in self._not_replaced:
             return self._by_old.get(key)
         cls = next((cls for cls in type(module).__mro__ if cls in self.policies), None)
         if cls is None:
             return None
         index = self.seen.get(cls, 0)
         self.seen[cls] = index + 1
+        # Recorded before the policy is called, because it may take parameters away from the old module.
         parameters = dict(module.named_parameters())
         replacement = self.policies[cls](module, index)
         if replacement is None or replacement is module:
-            self._left_alone[key] = replacement
+            self._not_replaced[key] = replacement
             return None
         if not isinstance(replacement, nn.Module):
             raise TypeError(

@@ -77,6 +77,8 @@ def apply_gradient_clipping(
     gradients = list_gradients(parameters)
     if clipping_type == "norm":
         norm = measure_norm(gradients)
+        # A factor of 1 where nothing has to be clipped, because a condition would wait for the device. The 1e-6 is that
+        # of torch.nn.utils.clip_grad_norm_.
         scale(gradients, (clipping_threshold / (norm + 1e-6)).clamp(max=1.0))
         return norm
     if clipping_type == "value":
@@ -106,8 +108,8 @@ def measure_norm(gradients: list[Tensor]) -> Tensor:
     if not gradients:
         return torch.zeros(())
     norms = [_vector_norms([gradients[place] for place in group]) for group in _group(gradients)]
-    together: Tensor = torch.linalg.vector_norm(torch.cat([each.to(norms[0].device) for each in norms]))
-    return together
+    total: Tensor = torch.linalg.vector_norm(torch.cat([each.to(norms[0].device) for each in norms]))
+    return total
 
 
 def scale(gradients: list[Tensor], factor: Tensor) -> None:
@@ -143,16 +145,16 @@ def _row_norms(tensors: list[Tensor]) -> Tensor:
     shards = local_parts(tensors)
     dtype = _norm_dtype(shards[0])
     norms = [torch.linalg.vector_norm(shard, dim=tuple(range(1, shard.ndim)), dtype=dtype) for shard in shards]
-    return _add_up(torch.cat(norms), tensors[0], keeps_first=True)
+    return _combine_norms(torch.cat(norms), tensors[0], keeps_first=True)
 
 
 def _vector_norms(tensors: list[Tensor]) -> Tensor:
     """Return the norm of each tensor, for tensors of one group."""
     shards = local_parts(tensors)
-    return _add_up(torch.stack(torch._foreach_norm(shards, 2, _norm_dtype(shards[0]))), tensors[0])
+    return _combine_norms(torch.stack(torch._foreach_norm(shards, 2, _norm_dtype(shards[0]))), tensors[0])
 
 
-def _add_up(norms: Tensor, like: Tensor, *, keeps_first: bool = False) -> Tensor:
+def _combine_norms(norms: Tensor, like: Tensor, *, keeps_first: bool = False) -> Tensor:
     """Combine norms of shards over processes; with ``keeps_first``, one norm per entry of the first dimension."""
     if not is_dtensor(like):
         return norms
@@ -163,6 +165,7 @@ def _add_up(norms: Tensor, like: Tensor, *, keeps_first: bool = False) -> Tensor
     ]
     if not summed:
         return norms
+    # The squares of the norms of disjoint parts add up, the norms do not.
     squares = norms.square()
     for dimension in summed:
         torch.distributed.all_reduce(squares, group=like.device_mesh.get_group(dimension))

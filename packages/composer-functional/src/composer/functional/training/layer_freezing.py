@@ -133,6 +133,7 @@ def unfreeze_layers(model: nn.Module) -> int:
 
 
 def _list_layers(model: nn.Module) -> list[nn.Module]:
+    # Parametrizations are modules, too, but their parameters count to the layer whose weight they compute.
     parametrized = [module for module in model.modules() if is_parametrized(module)]
     parts = {id(part) for module in parametrized for part in module.get_submodule(_PARAMETRIZATIONS).modules()}
     return [module for module in model.modules() if id(module) not in parts and _own_parameters(module)]
@@ -157,6 +158,7 @@ def _freeze_first(layers: list[nn.Module], depth: int) -> None:
                     parameter.requires_grad_()
             elif parameter.requires_grad or name in frozen_before:
                 parameter.requires_grad_(False)
+                # Optimizers skip parameters without a gradient. With zeros they would apply momentum and weight decay.
                 parameter.grad = None
                 frozen.add(name)
         if frozen:

@@ -116,12 +116,13 @@ class SAMOptimizer(Optimizer):
             TypeError: ``closure`` is not callable.
             RuntimeError: It was called by ``scaler.step``.
         """
-        self._refuse_scaled_step()
+        self._reject_scaled_step()
         if not callable(closure):
             self._step_without_closure(closure)
             return None
         if scaler is not None and not scaler.is_enabled():
             scaler = None
+        # In the groups, which every optimizer saves: the state dict remains that of the wrapped optimizer.
         steps = self.param_groups[0].get(_STEPS, 0) + 1
         for group in self.param_groups:
             group[_STEPS] = steps
@@ -190,8 +191,10 @@ class SAMOptimizer(Optimizer):
         """Move the weights to the highest loss nearby, discard the gradients, and restore the weights bit for bit."""
         parameters = self._parameters_with_gradients()
         gradients = list_gradients(parameters)
+        # Equation 2 of the paper, in place: these gradients are not needed any more.
         scale(gradients, self.rho / (measure_norm(gradients) + self.epsilon))
         weights, moves = local_parts(parameters), local_parts(gradients)
+        # Copies, because subtracting the move afterwards would leave rounding errors in the weights.
         copies = [torch.empty_like(weight) for weight in weights]
         if weights:
             torch._foreach_copy_(copies, weights)
@@ -221,7 +224,8 @@ class SAMOptimizer(Optimizer):
         first = next(parameter for group in self.param_groups for parameter in group["params"])
         scaler.update(scaler.scale(torch.ones((), device=first.device)))
 
-    def _refuse_scaled_step(self) -> None:
+    def _reject_scaled_step(self) -> None:
+        # GradScaler.step sets these two attributes before it calls `step`.
         if vars(self).pop("grad_scale", None) is not None:
             del vars(self)["found_inf"]
             raise RuntimeError(

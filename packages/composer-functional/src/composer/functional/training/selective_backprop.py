@@ -147,8 +147,8 @@ def take_samples(batch: Any, chosen: Tensor, num_samples: int) -> Any:
 
     These are tensors and arrays with ``num_samples`` rows, and lists and tuples of ``num_samples`` items, such as
     strings or dictionaries of boxes, in nested dictionaries, lists, tuples, and attributes of objects. A list of
-    tensors (or lists of text) that all have ``num_samples`` rows contains fields of the batch, not samples. Everything
-    else is unchanged.
+    tensors (or lists of strings) that all have ``num_samples`` rows contains fields of the batch, not samples.
+    Everything else is unchanged.
 
     Args:
         batch: The batch, or a part of it; not changed.

@@ -88,6 +88,7 @@ def set_batch_sequence_length(
 def _find_positions(attention_mask: Tensor, curr_seq_len: int) -> Tensor:
     """Return the positions of the tokens to keep: the first ones, with the last token of each sequence at the end."""
     length = attention_mask.shape[1]
+    # argmax returns the first maximum, which in the flipped mask is the last token, wherever the padding is.
     last = length - 1 - attention_mask.ne(0).int().flip(1).argmax(1)
     positions = torch.arange(curr_seq_len, device=attention_mask.device).repeat(attention_mask.shape[0], 1)
     positions[:, -1] = last.clamp(min=curr_seq_len - 1)

@@ -57,6 +57,7 @@ def compute_swa(model: nn.Module, swa_model: nn.Module, num_averaged: int, use_b
     copied: list[tuple[Tensor, Tensor]] = []
     updated: list[tuple[Tensor, Tensor]] = []
     for average, value in zip(averages, values, strict=True):
+        # The first model is copied: as an average with weight 1 it would be NaN where the initial value is not finite.
         pairs = copied if num_averaged == 0 or id(average) in buffers else updated
         pairs.append((average, value.to(average.device)))
     if copied:
