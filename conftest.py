@@ -1,6 +1,7 @@
 """Configuration of all tests."""
 
 import contextlib
+import sys
 
 import pytest
 
@@ -22,3 +23,11 @@ def pytest_collection_modifyitems(items):
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def _close_runs():
+    """Close the trainers of a test."""
+    yield
+    if "fixtures" in sys.modules:  # not imported for tests without torch
+        sys.modules["fixtures"].close_runs()

@@ -19,7 +19,6 @@ import warnings
 from pathlib import Path
 
 import torch
-from test_resume import FOR_TEXT, SETTINGS, bits, made, text_model
 from torch import nn
 from torch.multiprocessing import start_processes
 from torch.utils._pytree import tree_map
@@ -30,6 +29,7 @@ from composer import Trainer, distributed
 from composer.core import NoEffectWarning
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
+from test_resume import FOR_TEXT, SETTINGS, bits, made, text_model
 
 WAYS = {
     "alone": (1, None),
