@@ -90,13 +90,13 @@ class DiceLoss(nn.Module):
             prediction, truth = prediction.square(), truth.square()
         whole = _sum(prediction, pixels) + _sum(truth, pixels)
         if self.jaccard:
-            whole = 2 * (whole - overlap)
+            whole = 2 * (whole - overlap)  # twice the union, because the numerator below is twice the overlap
         loss = 1 - (2 * overlap + _SMOOTHING) / (whole + _SMOOTHING)
         return self._reduced(loss, present)
 
     def _counts(self, target: Tensor, truth: Tensor) -> Tensor:
         """Return where pixels are not ignored, shape ``(N, 1, ...)``."""
-        if target.shape != truth.shape:
+        if target.shape != truth.shape:  # class ids, which were encoded
             return target.unsqueeze(1) >= 0
         return truth.sum(1, keepdim=True) > 0 if self.softmax else torch.ones_like(truth[:, :1], dtype=torch.bool)
 

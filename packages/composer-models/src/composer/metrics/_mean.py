@@ -53,6 +53,7 @@ def _add_exactly(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     After a million batches a plain sum in single precision is wrong in the fifth digit, and some devices have no double
     precision.
     """
+    # The loss of each batch is much smaller than the sum: `lost` has the digits that the sum cannot represent.
     total = a + b
     b_seen = total - a
     return total, (a - (total - b_seen)) + (b - b_seen)

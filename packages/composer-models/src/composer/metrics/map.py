@@ -101,6 +101,7 @@ class MAP(MeanAveragePrecision):
             super()._sync_dist(dist_sync_fn, process_group)
             return
         group = process_group or self.process_group
+        # On the CPU, because objects are pickled, and unpickled on a device of the sender's index.
         state = {name: [_to(item, "cpu") for item in getattr(self, name)] for name in self._reductions}
         gathered: list[Any] = [None] * torch.distributed.get_world_size(group)
         torch.distributed.all_gather_object(gathered, state, group=group)

@@ -64,6 +64,7 @@ def class_mean(part: Tensor, whole: Tensor, counts: Tensor | None = None) -> Ten
     """
     seen = whole > 0
     seen = seen if counts is None else seen & counts
+    # Products instead of a selection, whose size would have to be read from the device.
     return (part / whole.clamp(min=1) * seen).sum() / seen.sum()
 
 

@@ -89,10 +89,11 @@ def _check(folder: Path, shown: str | Path) -> None:
         expected, records = {_MANIFEST: manifest.pop("sha256")}, manifest["files"]
         present = [name for name in (_STATE, _WEIGHTS, _EXTRA) if name in records or (folder / name).exists()]
         expected |= {name: records[name]["sha256"] for name in present}
-        text = json.dumps(manifest, sort_keys=True, indent=1) + "\n"
+        # The checksum of the manifest is that of its other entries, in the form in which they were written.
+        content = json.dumps(manifest, sort_keys=True, indent=1) + "\n"
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{shown}/{_MANIFEST} is not the manifest of a checkpoint with weights.") from None
-    digests = {_MANIFEST: hashlib.sha256(text.encode()).hexdigest()}
+    digests = {_MANIFEST: hashlib.sha256(content.encode()).hexdigest()}
     for name in present:
         with (folder / name).open("rb") as file:
             digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
@@ -112,6 +113,7 @@ def _named_averages(state: dict[str, Any]) -> dict[str, str]:
 
 
 def _is_schedule_free(state: dict[str, Any]) -> bool:
+    # Schedule-free optimizers exchange the weights between training and evaluation, and record it in their groups.
     groups = [group for each in state.get("optimizers", {}).values() for group in each.get("param_groups", [])]
     return any(group.get("train_mode") for group in groups)
 

@@ -18,7 +18,7 @@ __all__ = ["add_adapters", "base_of", "is_peft_model", "save_adapters_alone", "w
 
 
 def is_peft_model(model: object) -> bool:
-    """Return whether a model has adapters, without importing PEFT, which is imported if it has."""
+    """Return whether a model has adapters; this does not import PEFT, which a model with adapters has imported."""
     return any(cls.__name__ == "PeftModel" and cls.__module__.startswith("peft.") for cls in type(model).__mro__)
 
 
@@ -57,7 +57,7 @@ def with_adapters(model: PreTrainedModel, config: PeftConfig, name: str) -> Peft
 
 
 def save_adapters_alone(module: Any) -> None:
-    """Restrict ``module.state_dict()`` to the adapters of its PEFT model ``module.model``, also in loading."""
+    """Restrict the state dict of a module, saved and loaded, to the adapters of its PEFT model ``module.model``."""
     module.register_state_dict_post_hook(_keep_adapters)
     module.register_load_state_dict_post_hook(_allow_missing_base)
 
@@ -99,7 +99,7 @@ def _adapter_names(module: nn.Module, state_dict: dict[str, Any]) -> set[str]:
         f"model.{name}"
         for name, value in inside.items()
         if id(value) in saved
-        or name.startswith("prompt_encoder.")
+        or name.startswith("prompt_encoder.")  # PEFT saves the embeddings of prompts under another name
         or _ends_with_one_of(name.replace(".base_layer.", "."), resized)
     }
 

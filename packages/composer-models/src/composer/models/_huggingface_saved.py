@@ -183,7 +183,7 @@ def _load_config(cls: Any, folder: Path, *, trust_remote_code: bool) -> PreTrain
 def _build(cls: Any, config: PreTrainedConfig, folder: Path) -> PreTrainedModel:
     from transformers import GenerationConfig  # noqa: PLC0415 (an extra)
 
-    make = getattr(cls, "from_config", cls)  # for AutoModelFor…
+    make = getattr(cls, "from_config", cls)  # AutoModelFor… cannot be called
     model: PreTrainedModel = make(config)
     if (folder / "generation_config.json").exists() and model.can_generate():
         model.generation_config = GenerationConfig.from_pretrained(str(folder), local_files_only=True)
@@ -240,9 +240,11 @@ def _load_weights(model: PreTrainedModel | PeftModel, weights: Mapping[str, Tens
     """
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if name in weights:
+            # load_state_dict would convert the saved values to the dtype of a new model, which is float32.
             parameter.data = parameter.data.to(weights[name].dtype)
     own = model.state_dict()
     wrong = [name for name, value in weights.items() if name not in own or own[name].shape != value.shape]
+    # Tied weights are saved once, under one of their names; the others share its memory.
     loaded = {own[name].data_ptr() for name in weights if name in own}
     missing = [name for name, value in own.items() if name not in weights and value.data_ptr() not in loaded]
     if wrong or (missing and not has_base):

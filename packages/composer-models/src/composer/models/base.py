@@ -174,5 +174,6 @@ def _checked_init(init: Callable[..., None]) -> Callable[..., None]:
 
 def _comes_before_module_init(error: AttributeError) -> bool:
     """Return whether an AttributeError is caused by a missing call of ``nn.Module.__init__``."""
-    text = str(error)
-    return "before Module.__init__" in text or any(f"attribute '{name}'" in text for name in vars(nn.Module()))
+    message = str(error)
+    # Assigning a layer raises torch's own error, reading one an error about an attribute that Module.__init__ sets.
+    return "before Module.__init__" in message or any(f"attribute '{name}'" in message for name in vars(nn.Module()))

@@ -137,7 +137,7 @@ class ComposerClassifier(PhaseMetricsModel):
             return loss_fn(outputs, target, *args, **kwargs)
         except (IndexError, ValueError) as error:
             cause = error.__cause__ or error  # soft_cross_entropy raises a ValueError from torch's error
-            if not str(cause).startswith("Target "):  # the text of torch's losses; other errors are unrelated
+            if not str(cause).startswith("Target "):  # as in errors of torch's losses; others are unrelated
                 raise
             raise ValueError(
                 f"A target does not fit the outputs of shape {tuple(outputs.shape)}: {cause} "

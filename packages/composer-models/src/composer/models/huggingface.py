@@ -122,7 +122,7 @@ class HuggingFaceModel(PhaseMetricsModel):
         self._argument_names = argument_names(base_of(self.model))
         self._labels_seen: Tensor | None = None
         self.labels: Tensor | None = None
-        """The labels of the batch of the last :meth:`eval_forward`, for an own :meth:`update_metric`. With
+        """The labels of the batch of the last :meth:`eval_forward`, for a custom :meth:`update_metric`. With
         ``shift_labels`` they are those of the next position, and -100 at the last."""
 
     def forward(self, batch: Mapping[str, Any]) -> Any:
@@ -141,7 +141,7 @@ class HuggingFaceModel(PhaseMetricsModel):
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
         if are_probabilities(labels, base_of(self.model)):
             return self._call(batch, leave_out=("labels",))
-        if not torch.compiler.is_exporting():  # which warns where an attribute changes
+        if not torch.compiler.is_exporting():  # torch.export warns about attributes that change
             self._labels_seen = labels  # loss() compares them with those that an algorithm may have set
         return self._call(batch, leave_out=())
 
@@ -159,7 +159,8 @@ class HuggingFaceModel(PhaseMetricsModel):
                 f"takes: {sorted(names)}."
             )
         if "use_cache" in names:
-            inputs.setdefault("use_cache", False)  # keys and values of each layer, which training does not use
+            # Otherwise the output has the keys and values of each layer, which only generation uses.
+            inputs.setdefault("use_cache", False)
         return self.model(**inputs)
 
     def loss(self, outputs: Any, batch: Mapping[str, Any], reduction: str = "mean") -> Tensor:
@@ -177,6 +178,7 @@ class HuggingFaceModel(PhaseMetricsModel):
             ValueError: The batch has no labels and the model has computed no loss, or the shapes do not match.
         """
         own: Tensor | None = outputs.get("loss")
+        # Algorithms replace the labels in the batch: the same object means that they have not changed.
         labels = batch.get("labels")
         if own is not None and reduction == "mean" and (labels is None or labels is self._labels_seen):
             return own
@@ -383,13 +385,12 @@ def write_huggingface_pretrained_from_composer_checkpoint(
 ) -> None:
     """Convert a checkpoint to a folder that Transformers' ``from_pretrained`` reads.
 
-    Of a model with adapters, whose checkpoint holds the adapters, it is a folder that ``PeftModel.from_pretrained``
-    reads.
+    For a model with adapters, it is a folder with the adapters that ``PeftModel.from_pretrained`` reads.
 
     Args:
         checkpoint_path: The checkpoint's folder, also a remote one.
         output_folder: Where to write configuration, weights (safetensors) and tokenizer.
-        local_checkpoint_save_location: Where a remote folder's files are put; a temporary folder if ``None``.
+        local_checkpoint_save_location: The folder for the files of a remote checkpoint; a temporary folder if ``None``.
         base_model: Folder or name of the base model, if the checkpoint holds adapters alone.
 
     Raises:

@@ -124,11 +124,11 @@ class _Version3:
     def predictions(self, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Tensor]]:
         data = self._prepared(model, batch, training=False)
         predicted = [sample.pred_instances for sample in model.predict(data["inputs"], data["data_samples"])]
-        return [{"boxes": _plain(each.bboxes), "scores": each.scores, "labels": each.labels} for each in predicted]
+        return [{"boxes": _as_tensor(each.bboxes), "scores": each.scores, "labels": each.labels} for each in predicted]
 
     def targets(self, batch: Mapping[str, Any]) -> list[dict[str, Tensor]]:
         annotated = [sample.gt_instances for sample in batch["data_samples"]]
-        return [{"boxes": _plain(each.bboxes), "labels": each.labels} for each in annotated]
+        return [{"boxes": _as_tensor(each.bboxes), "labels": each.labels} for each in annotated]
 
     def _prepared(self, model: Any, batch: Mapping[str, Any], *, training: bool) -> Mapping[str, Any]:
         preprocessor = getattr(model, "data_preprocessor", None)
@@ -199,7 +199,7 @@ def _check_keys(batch: Any, keys: set[str], version: int) -> None:
         )
 
 
-def _plain(boxes: Any) -> Tensor:
+def _as_tensor(boxes: Any) -> Tensor:
     """Return boxes as a tensor; MMDetection has a class for boxes."""
     tensor: Tensor = boxes if isinstance(boxes, Tensor) else boxes.tensor
     return tensor
@@ -207,4 +207,5 @@ def _plain(boxes: Any) -> Tensor:
 
 def _total(loss: Any) -> Tensor:
     several: list[Tensor] = list(loss) if isinstance(loss, (list, tuple)) else [loss]
+    # The mean of each level's loss, then their sum, as in MMDetection's `parse_losses`.
     return torch.stack([each.mean() for each in several]).sum()

@@ -37,7 +37,7 @@ def import_extra(module: str, *, needed: str, extra: str) -> Any:
         ModuleNotFoundError: It is not installed.
 
     Example:
-        >>> import_extra("math", needed="Nobody needs math", extra="maths").pi > 3
+        >>> import_extra("math", needed="composer_timm needs math", extra="timm").pi > 3
         True
     """
     try:

@@ -65,9 +65,8 @@ def as_collection(metrics: Metrics | nn.ModuleDict, name: str) -> MetricCollecti
         >>> list(as_collection([MeanMetric()], "val_metrics"))
         ['MeanMetric']
     """
-    if (
-        isinstance(metrics, (list, tuple, dict, nn.ModuleDict)) and not metrics
-    ):  # the last is the result of this function
+    # An empty ModuleDict is the result of this function for an earlier model.
+    if isinstance(metrics, (list, tuple, dict, nn.ModuleDict)) and not metrics:
         return nn.ModuleDict()
     from torchmetrics import Metric, MetricCollection  # noqa: PLC0415 (takes a second)
 

@@ -125,7 +125,7 @@ class ComposerSegmenter(PhaseMetricsModel):
             loss: Tensor = self.loss_fn(scores, masks, *args, **kwargs)
         except (IndexError, ValueError) as error:
             cause = error.__cause__ or error  # soft_cross_entropy raises a ValueError from torch's error
-            if not str(cause).startswith("Target "):  # the text of torch's losses; other errors are unrelated
+            if not str(cause).startswith("Target "):  # as in errors of torch's losses; others are unrelated
                 raise
             raise ValueError(
                 f"A mask does not fit the scores of shape {tuple(scores.shape)}: {cause} Class ids run from 0 to "

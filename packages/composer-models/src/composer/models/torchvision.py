@@ -64,6 +64,7 @@ def composer_torchvision(
     if num_classes is not None and num_classes < 1:
         raise ValueError(f"num_classes must be at least 1, got {num_classes}.")
     builder = _find_builder(model_name)
+    # Builders are in torchvision.models.<task>.<module>, and those of classifiers in torchvision.models.<module>.
     task = builder.__module__.rpartition(".")[0].rpartition(".")[2]
     if task in {"optical_flow", "quantization"}:
         raise ValueError(
