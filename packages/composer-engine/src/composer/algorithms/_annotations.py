@@ -18,7 +18,7 @@ _KEYS = {"masks": "mask_key", "boxes": "boxes_key", "keypoints": "keypoints_key"
 
 
 def annotated_images(algorithm: Algorithm, state: State) -> Any:
-    """Return the images at ``input_key``; an ``AugmentedBatch`` if the algorithm has keys of what belongs to them."""
+    """Return the images at ``input_key``; an ``AugmentedBatch`` if the algorithm has keys of annotations."""
     images: Tensor = state.batch_get_item(algorithm.input_key)  # type: ignore[attr-defined]
     keys = _keys(algorithm)
     more = {name: state.batch_get_item(key) for name, key in keys.items()}
@@ -26,7 +26,7 @@ def annotated_images(algorithm: Algorithm, state: State) -> Any:
 
 
 def set_annotated_images(algorithm: Algorithm, state: State, value: Tensor | cf.AugmentedBatch) -> None:
-    """Replace the images, and what belongs to them."""
+    """Replace the images, and their masks, boxes, keypoints and labels."""
     if isinstance(value, cf.AugmentedBatch):
         for name, key in _keys(algorithm).items():
             state.batch_set_item(key, getattr(value, name))

@@ -169,15 +169,15 @@ class AveragedWeights:
 
         Loaded averages are kept, whatever the timestamp.
         """
-        starts_anew = self._model is not None and not state.timestamp.count(TimeUnit.BATCH)
+        restarts = self._model is not None and not state.timestamp.count(TimeUnit.BATCH)
         if self._model is None and self._outside and not self._is_in_model:
             self._check_loaded(state.model)  # the first update binds them, as the model may be sharded before
             return False
         self.check(state.model, training=False)
         self.restore()
-        if starts_anew:
+        if restarts:
             self._outside, self._slots = {}, []
-        return starts_anew
+        return restarts
 
     def keep_in_model(self) -> None:
         """Keep the averages in the model, and discard the training weights."""
@@ -196,7 +196,7 @@ class AveragedWeights:
     def copy_into(self, model: nn.Module, *, averaged: bool) -> nn.Module:
         """Return a copy of the model with the averages, or with the training weights."""
         copied = copy.deepcopy(model)
-        if averaged is not self._is_in_model:
+        if averaged is not self._is_in_model:  # `_outside` has the weights that the model does not have
             own: dict[str, Any] = {**dict(copied.named_parameters()), **dict(copied.named_buffers())}
             with torch.no_grad():
                 for name, tensor in self._outside.items():
@@ -268,6 +268,7 @@ class AveragedWeights:
         if self._is_in_model is into_model or not self._slots:
             return
         if self._is_sharded and self._model is not None:
+            # After a forward pass the modules may still hold gathered weights, to which the parts would not be copied.
             reshard(self._model)
         outside, weights = self.tensors()
         copies = [weight.clone() for weight in weights]

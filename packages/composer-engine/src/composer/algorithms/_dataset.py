@@ -134,7 +134,7 @@ def _with(transform: Any, pipeline: Any) -> Any:
     steps = _steps(pipeline)
     position = next((index for index, step in enumerate(steps) if type(step).__name__ in _CONVERTERS), len(steps))
     changed = [*steps[:position], transform, *steps[position:]]
-    if hasattr(pipeline, "transforms"):
+    if hasattr(pipeline, "transforms"):  # as torchvision's Compose, of version 1 or 2
         return type(pipeline)(changed)
     return _InOrder(changed)
 

@@ -110,6 +110,7 @@ class SampleMixing(Algorithm):
         target = state.batch_get_item(self.target_key)
         if event is Event.BEFORE_LOSS:
             scores = state.outputs["logits"] if isinstance(state.outputs, Mapping) else state.outputs
+            # Only here, and not when the samples are mixed, because the scores have the number of classes.
             target = cf.ensure_targets_one_hot(scores, target)
             blended = torch.lerp(target, select(target, self._partners), self._partner_weight)
             state.batch_set_item(self.target_key, blended)

@@ -30,12 +30,13 @@ class Alibi(Algorithm):
         max_sequence_length: The longest sequence that the model is meant for.
         train_sequence_length_scaling: The length of the parts into which training sequences are split, as a fraction of
             their length, in ``(0, 1]``; a batch of ``(N, L)`` tokens becomes ``(N / scaling, L * scaling)``.
-        heads_per_layer: For models other than those of Transformers, as all that follow: the number of heads.
+        heads_per_layer: The number of heads. This and the following arguments are for models other than those of
+            Transformers.
         position_embedding_attribute: The path of the position embedding.
         attention_module: The class of your attention.
         attr_to_replace: The name of the method to replace.
         alibi_attention: The new method, which adds ``self.alibi(query_length, key_length)`` to the logits.
-        mask_replacement_function: Changes what else depends on the length, such as a stored mask.
+        mask_replacement_function: Changes other parts that depend on the length, such as a stored mask.
         causal: Whether ``self.alibi`` also masks keys after the query.
 
     Raises:

@@ -28,9 +28,9 @@ def _in_one_line(module: nn.Module) -> str:
 
 
 def _described(module: nn.Module) -> str:
-    """Return a module as it prints itself, followed by the plain attributes that it and its modules do not print."""
-    held = {path or type(each).__name__: _unprinted(each) for path, each in module.named_modules()}
-    more = "; ".join(f"{path}: {', '.join(texts)}" for path, texts in held.items() if texts)
+    """Return a module's ``repr``, followed by the settings of it and its modules that the ``repr`` does not contain."""
+    unprinted = {path or type(each).__name__: _unprinted(each) for path, each in module.named_modules()}
+    more = "; ".join(f"{path}: {', '.join(settings)}" for path, settings in unprinted.items() if settings)
     return f"{_in_one_line(module)} with {more}" if more else _in_one_line(module)
 
 
@@ -38,30 +38,30 @@ def _unprinted(module: nn.Module) -> list[str]:
     inherits = type(module).__repr__ is nn.Module.__repr__  # prints its modules, too, whose names are not its own
     printed = f"{module.extra_repr() if inherits else repr(module)} training="  # the mode is no setting
     attributes = {**vars(module), **dict(module.named_buffers(recurse=False))}
-    held = {_ARGUMENTS.get(name, name): _plain(value) for name, value in attributes.items()}
+    values = {_ARGUMENTS.get(name, name): _to_data(value) for name, value in attributes.items()}
     return [
         f"{name}={value}"
-        for name, value in held.items()
+        for name, value in values.items()
         if value not in (None, {})
         and not name.startswith("_")
-        and not name.endswith("_sampler")  # of a generator: made from arguments that it prints
+        and not name.endswith("_sampler")  # a distribution, created from arguments that the module prints
         and not re.search(rf"\b{name}=", printed)
     ]
 
 
-def _plain(value: Any) -> Any:
-    """Return a number, a text, or a collection of them, enums as their names; None for anything else."""
+def _to_data(value: Any) -> Any:
+    """Return a number, a string, or a collection of them, enums as their names; None for anything else."""
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, Tensor):
         return value.tolist() if value.numel() <= _FEW else None
     if isinstance(value, Distribution):
-        return {name: _plain(getattr(value, name)) for name in value.arg_constraints}
+        return {name: _to_data(getattr(value, name)) for name in value.arg_constraints}
     if isinstance(value, (list, tuple)):
-        items = [_plain(one) for one in value]
+        items = [_to_data(one) for one in value]
         return None if None in items else items
     if isinstance(value, dict):
-        return {_plain(name): _plain(one) for name, one in value.items()}
+        return {_to_data(name): _to_data(one) for name, one in value.items()}
     return value if isinstance(value, (bool, int, float, str)) else None
 
 
@@ -125,7 +125,7 @@ class Augment(Algorithm):
         check_keys(self)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Augment the images and what belongs to them."""
+        """Augment the images, and their masks, boxes and keypoints."""
         images = annotated_images(self, state)
         batch = images if isinstance(images, cf.AugmentedBatch) else cf.AugmentedBatch(images)
         augmented = cf.augment_batch(

@@ -63,7 +63,7 @@ class CutOut(Algorithm):
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Fill the squares with zeros."""
-        holed = cf.cutout_batch(
+        filled = cf.cutout_batch(
             annotated_images(self, state),
             self.num_holes,
             self.length,
@@ -71,4 +71,4 @@ class CutOut(Algorithm):
             mask_value=self.mask_value,
             generator=state.generator(self),
         )
-        set_annotated_images(self, state, holed)
+        set_annotated_images(self, state, filled)

@@ -150,6 +150,7 @@ class EMA(WeightAveraging):
         if not self._averages:
             self._averages.begin(state.model)
         else:
+            # By the time since the last update, so that the half-life does not depend on the interval of updates.
             smoothing = 0.5 ** self._half_lives_passed(state) if self.smoothing is None else self.smoothing
             averages, weights = self._averages.tensors()
             cf.update_averages(averages, weights, smoothing)
@@ -162,6 +163,7 @@ class EMA(WeightAveraging):
         if self.smoothing is None:
             half_life = _in_batches(self.half_life, state)
         else:
+            # From smoothing ** (half_life / interval) = 0.5.
             half_life = interval and self.smoothing and interval * math.log(0.5) / math.log(self.smoothing)
         averaged = None if length is None or start is None else max(0, length - start)
         if averaged is not None and half_life and _TRIAL <= averaged < half_life:

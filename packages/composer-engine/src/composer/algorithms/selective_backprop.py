@@ -112,7 +112,7 @@ class SelectiveBackprop(Algorithm):
         if event is not Event.AFTER_DATALOADER:
             return event is Event.FIT_END
         if self.scope == "global" and state.gather is None:
-            _refuse_several_processes()
+            _reject_several_processes()
         batch_idx = int(state.timestamp.count(TimeUnit.BATCH, in_epoch=True))
         elapsed = min(1.0, elapsed_duration(self, state))
         if elapsed < self.start:
@@ -172,7 +172,7 @@ class SelectiveBackprop(Algorithm):
         self._is_due = False
 
 
-def _refuse_several_processes() -> None:
+def _reject_several_processes() -> None:
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         raise ValueError(

@@ -96,8 +96,8 @@ class SWA(WeightAveraging):
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Update the average, or exchange it with the training weights around an evaluation."""
         if event is Event.FIT_START:
-            starts_anew = self._averages.begin_fit(state)
-            if starts_anew or (self._is_over and not state.has_reached(self.swa_start)):
+            restarts = self._averages.begin_fit(state)
+            if restarts or (self._is_over and not state.has_reached(self.swa_start)):
                 self._is_over, self._num_averaged, self._first_lrs = False, 0, None
             return
         if event is Event.FIT_END and self._num_averaged == 1:
@@ -148,6 +148,7 @@ class SWA(WeightAveraging):
         if self._first_lrs is None:
             if not state.has_reached(self.swa_start):
                 return
+            # Saved, because in a resumed run the groups already have annealed learning rates.
             self._first_lrs = [[group["lr"] for group in each.param_groups] for each in state.optimizers]
         if self.is_update_due(event, state):
             self._update(state)
@@ -162,6 +163,7 @@ class SWA(WeightAveraging):
             self._averages.begin(state.model)
         else:
             averages, weights = self._averages.tensors()
+            # The mean of n + 1 values from that of n, as in Algorithm 1 of the paper.
             cf.update_averages(averages, weights, self._num_averaged / (self._num_averaged + 1))
         self._num_averaged += 1
 
