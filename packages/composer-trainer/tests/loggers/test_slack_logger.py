@@ -215,7 +215,7 @@ class TestFailures:
 
     def test_close_times_out(self, slack, make_logger, make_loop, monkeypatch):
         """Close does not wait forever, and of the messages that wait then, none is sent later."""
-        monkeypatch.setattr("composer.loggers.slack_logger._SECONDS_TO_SEND_THE_REST", 0.05)
+        monkeypatch.setattr("composer.loggers.slack_logger._SECONDS_TO_FINISH", 0.05)
         slack.is_open.clear()
         before = _thread._count()
         loop = make_loop(make_logger())

@@ -86,6 +86,7 @@ class ActivationMonitor(Callback):
     def before_forward(self, state: State, logger: Logger) -> None:
         """Register the hooks."""
         batch = int(state.timestamp.count(TimeUnit.BATCH))
+        # The clock counts batches when they end, so all microbatches of a batch have the same count.
         if batch == self._logged_for or not self._destinations(logger):
             return
         self._logged_for = batch
@@ -142,6 +143,7 @@ def _statistics(tensor: Tensor) -> dict[str, Tensor]:
     values = tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
     deviations = values - values.mean(dim=-1, keepdim=True)
     spread = deviations.square().mean(dim=-1, keepdim=True).sqrt()
+    # A row of equal values has the moments 0 instead of NaN.
     standardized = deviations / spread.clamp_min(torch.finfo(values.dtype).tiny)
     return {
         "average": values.mean(),

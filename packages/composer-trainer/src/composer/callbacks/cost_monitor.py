@@ -141,6 +141,7 @@ class CostMonitor(Callback):
         run, costs = self._run_seconds(), []
         for (component, event), tally in self._tallies.items():
             if tally.calls:
+                # The run's time begins with the fit: calls before it are not a part of it.
                 share = tally.seconds / run if run and event not in _BEFORE_THE_RUN else None
                 memory = tally.memory / tally.memory_calls if tally.memory_calls else None
                 costs.append(Cost(component, event, tally.calls, tally.seconds, share, memory))

@@ -46,8 +46,8 @@ class Generate(Callback):
     ``generation``.
 
     Args:
-        prompts: One or several texts to continue.
-        interval: How often: a time, a text (``"500ba"``), or a number of epochs.
+        prompts: One or several strings to continue.
+        interval: How often: a time, a string (``"500ba"``), or a number of epochs.
         batch_size: Prompts per forward pass; all if None.
         kwargs: Arguments of ``model.generate``, such as ``max_new_tokens=50``.
 
@@ -66,7 +66,7 @@ class Generate(Callback):
     ) -> None:
         self.prompts = tuple(to_texts("prompts", prompts))
         if not self.prompts:
-            raise ValueError("prompts must hold at least one text to continue, got none.")
+            raise ValueError("prompts must hold at least one string to continue, got none.")
         if batch_size is not None:
             check_sizes(batch_size=batch_size)
         self.interval = Interval.named("interval", interval).every
@@ -77,6 +77,7 @@ class Generate(Callback):
     def intervals(self) -> Mapping[Event | str, Time | str | int]:
         """Generate every ``interval``, after a batch, an epoch or an iteration, depending on its unit."""
         events = {TimeUnit.EPOCH: Event.EPOCH_CHECKPOINT, TimeUnit.ITERATION: Event.ITERATION_CHECKPOINT}
+        # With an interval of 0 an event never runs: only the one that matches the unit does.
         intervals: dict[Event | str, Time | str | int] = {
             Event.BATCH_CHECKPOINT: Time(0, TimeUnit.BATCH),
             Event.EPOCH_CHECKPOINT: Time(0, TimeUnit.BATCH),
@@ -118,7 +119,7 @@ class Generate(Callback):
             batches = [
                 self.prompts[start : start + self.batch_size] for start in range(0, len(self.prompts), self.batch_size)
             ]
-            generations = [text for prompts in batches for text in self._continue(list(prompts), state)]
+            generations = [one for prompts in batches for one in self._continue(list(prompts), state)]
         rows = list(zip(self.prompts, generations, strict=True))
         logger.log_table(["prompt", "generation"], rows, name="generations")
 
@@ -133,5 +134,5 @@ class Generate(Callback):
         length = input_ids.shape[1]
         if ids.shape[1] >= length and torch.equal(ids[: len(input_ids), :length], input_ids):
             ids = ids[:, length:]  # decoders return the prompt as well
-        texts: list[str] = tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return texts
+        generations: list[str] = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return generations

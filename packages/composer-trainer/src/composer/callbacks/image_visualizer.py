@@ -124,19 +124,14 @@ class ImageVisualizer(Callback):
 
 
 def _shown(images: Tensor) -> Tensor:
-    """Return images ``(N, …)`` with values in ``[0, 1]``; an image with such values is unchanged.
-
-    Example:
-        >>> _shown(torch.tensor([[-1.0, 3.0], [0.25, 1.0]]))
-        tensor([[0.0000, 1.0000],
-                [0.2500, 1.0000]])
-    """
+    """Return images ``(N, …)`` with values in ``[0, 1]``; an image with such values is unchanged."""
     if not images.is_floating_point():
         return images.to(torch.float32) / 255
     images = images.detach().to(torch.float32)
     flat = images.flatten(1)
     low, high = (one.reshape(-1, *[1] * (images.ndim - 1)) for one in (flat.amin(dim=1), flat.amax(dim=1)))
     stretched = (images - low) / (high - low).clamp_min(torch.finfo(images.dtype).tiny)
+    # A selection on the device: a condition for each image would wait for it.
     return torch.where((low >= 0) & (high <= 1), images, stretched)
 
 

@@ -28,8 +28,8 @@ class LoadCheckpoint(Callback):
     To resume a run, use the trainer's ``load_path`` instead, which also restores the position in the data.
 
     Args:
-        load_path: Folder or address of a checkpoint; with ``load_weights_only`` also a file of weights. ``{run_name}``
-            is replaced by the run's name.
+        load_path: Folder or URL of a checkpoint; with ``load_weights_only`` also a file of weights. ``{run_name}`` is
+            replaced by the run's name.
         load_weights_only: Whether to load only the model's weights.
         strict_model_weights: Whether missing or unexpected weights raise an error instead of a warning.
         ignore_keys: State that is not loaded; see :func:`~composer.checkpoint.load_checkpoint`.

@@ -94,6 +94,7 @@ class MemoryMonitor(Callback):
     def batch_end(self, state: State, logger: Logger) -> None:
         """Log the statistics over all processes."""
         if self._is_on:
+            # At the step of this batch's other metrics, which were logged before the clock counted it.
             usage = over_processes(self._usage(state), state.device)
             logger.log_metrics(_named(usage), step=int(state.timestamp.count(TimeUnit.BATCH)) - 1)
 

@@ -37,7 +37,7 @@ class NaNMonitor(Callback):
     copy, which the next check reads; so the error is raised up to twice ``every`` after the batch.
 
     Args:
-        every: How often to check within an epoch: a time, a text or a number of batches.
+        every: How often to check within an epoch: a time, a string or a number of batches.
         infinite: Whether an infinite loss is an error as well.
 
     Raises:
@@ -79,6 +79,7 @@ class NaNMonitor(Callback):
         """
         self._read(state)
         self._copy()
+        # On a CPU there is no copy to wait for, so the error need not be raised one check later.
         if self._copied is not None and self._copied.ready is None:
             self._read(state)
 
@@ -123,6 +124,7 @@ class _Copy:
             return cls(losses, values, None)
         stream = torch.cuda.current_stream(values.device)
         values = values.to("cpu", non_blocking=True)
+        # The values may be read only after this event, because a copy that does not block is incomplete before.
         return cls(losses, values, stream.record_event())
 
     def read(self) -> list[float]:

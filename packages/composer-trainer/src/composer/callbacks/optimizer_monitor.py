@@ -57,6 +57,7 @@ class _Measurement:
             if name.startswith("l2_norm/"):
                 values = total.sqrt()
             elif f"{name} first" in totals:
+                # From sums over complete parameters: cosines of the parts of a sharded parameter cannot be combined.
                 norms = totals[f"{name} first"].sqrt() * totals[f"{name} second"].sqrt()
                 values = total / norms.clamp_min(torch.finfo(norms.dtype).tiny)
             else:
@@ -155,6 +156,7 @@ class OptimizerMonitor(Callback):
         sums.add("l2_norm/param", stepped, _sums(now, 2))
         sums.add("l2_norm/update", stepped, _sums(updates, 2))
         sums.add("l2_norm/moment", with_moment, _sums(moments, 2))
+        # The squared norm of the root of the second moment is the sum of its values, which are not negative.
         sums.add("l2_norm/second_moment_sqrt", with_square, _sums(squares, 1))
         sums.add_cosine("cosine/update_grad", stepped, updates, gradients)
         sums.add_cosine("cosine/moment_grad", with_moment, moments, _gradients(with_moment))
@@ -179,12 +181,7 @@ def _from_optimizers(
 
 
 def _sums(tensors: Sequence[Tensor], power: int) -> Tensor:
-    """Return the sum of each tensor's absolute values to a power, 1 or 2, as one tensor of at least 32 bits.
-
-    Example:
-        >>> _sums([torch.tensor([3.0, 4.0]), torch.ones(2, 2)], 2)
-        tensor([25.,  4.])
-    """
+    """Return the sum of each tensor's absolute values to a power, 1 or 2, as one tensor of at least 32 bits."""
     if not tensors:
         return torch.zeros(0)
     norms = torch.stack(torch._foreach_norm(list(tensors), power, dtype=_precise(tensors)))
@@ -192,12 +189,7 @@ def _sums(tensors: Sequence[Tensor], power: int) -> Tensor:
 
 
 def _sums_of_products(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
-    """Return the dot product of each pair of tensors, as one tensor of at least 32 bits.
-
-    Example:
-        >>> _sums_of_products([torch.tensor([3.0, 4.0])], [torch.tensor([1.0, -1.0])])
-        tensor([-1.])
-    """
+    """Return the dot product of each pair of tensors, as one tensor of at least 32 bits."""
     if not first:
         return torch.zeros(0)
     products = torch._foreach_mul(list(first), list(second))
@@ -206,12 +198,7 @@ def _sums_of_products(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tens
 
 
 def _sums_over_processes(sums: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-    """Return the sums over all processes, by one reduction; without sharded tensors, ``sums`` itself.
-
-    Args:
-        sums: The sum over this process's part of each tensor.
-        tensors: The tensors that were summed, the same in every process and in the same order.
-    """
+    """Return the sums over all processes' parts of the tensors; without sharded tensors, ``sums`` itself."""
     if not any(map(_is_distributed, tensors)):
         return sums
     # Each replica of a part has the same sum, which must count once.

@@ -87,6 +87,7 @@ class RuntimeEstimator(Callback):
             self._batches += 1
             self._seconds += self._since - before
         unit = None if state.max_duration is None else state.max_duration.unit
+        # In these units the completed fraction grows only when an epoch or iteration ends.
         is_known_at_ends = unit is TimeUnit.ITERATION or (unit is TimeUnit.EPOCH and not state.dataloader_len)
         if not is_known_at_ends:
             self._estimate_total(state)

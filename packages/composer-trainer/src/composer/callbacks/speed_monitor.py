@@ -93,7 +93,9 @@ class SpeedMonitor(Callback):
     _has_warned: bool = attrs.field(default=False, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        self._readings = deque(maxlen=self.window_size + 1)  # a default would be computed before the validation
+        # One more than batches, because throughput is a difference of readings. Not a default of the field, which would
+        # be computed before the validation.
+        self._readings = deque(maxlen=self.window_size + 1)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the seconds spent so far."""
@@ -168,7 +170,7 @@ class SpeedMonitor(Callback):
 
     def _forget(self) -> None:
         """Reset the state of an earlier training, but not state that was loaded before the first one."""
-        if self._readings:
+        if self._readings:  # there is none before the first training, when loaded state must be kept
             has_warned = self._has_warned
             reset_fields(self)
             self._has_warned = has_warned

@@ -135,6 +135,7 @@ class MetricStopper(Callback, abc.ABC):
 
     def after_load(self, state: State, logger: Logger) -> None:
         """End a resumed training that had ended here, unless the settings have changed."""
+        # A checkpoint of an earlier batch was saved before the stop, so its training continues.
         if self.stopped_at == state.timestamp.count(TimeUnit.BATCH) and self.judge_again(state):
             state.stop_training()
 
@@ -219,7 +220,8 @@ class EarlyStopper(MetricStopper):
             ``torch.less``. If None, less is better if the name contains ``loss``, ``error``, ``perplexity`` or
             ``crossentropy``, and more otherwise.
         min_delta: Smallest change that counts as an improvement, at least 0.
-        patience: How long to wait for an improvement: a time, a text (``"500ba"``, ``"0.1dur"``) or a number of epochs.
+        patience: How long to wait for an improvement: a time, a string (``"500ba"``, ``"0.1dur"``) or a number of
+            epochs.
 
     Raises:
         TypeError: ``patience`` is not a length of time.

@@ -120,6 +120,7 @@ class SystemMetricsMonitor(Callback):
             rows = [one.tolist() for one in gathered]
         row = torch.tensor(own, dtype=torch.float64, device="cpu")
         gathered = [torch.empty_like(row) for _ in range(torch.distributed.get_world_size())]
+        # Read at the next call, so that no process waits for a slower one.
         self._gathering = torch.distributed.all_gather(gathered, row, group=self._group, async_op=True), gathered
         return rows
 

@@ -12,10 +12,10 @@ __all__ = ["CapturedStream"]
 
 
 class CapturedStream:
-    """Replace ``sys.stdout`` or ``sys.stderr``: pass all text on to the original stream, and each line to a function.
+    """Replace ``sys.stdout`` or ``sys.stderr``: pass all output to the original stream, and each line to a function.
 
-    Of a line that is redrawn, such as a progress bar, only the last drawing is passed. All other attributes
-    (``isatty``, ``encoding``, …) are those of the original stream.
+    If a line is redrawn, such as a progress bar, only the last drawing is passed. All other attributes (``isatty``,
+    ``encoding``, …) are those of the original stream.
 
     Args:
         name: ``"stdout"`` or ``"stderr"``.
@@ -58,6 +58,7 @@ class CapturedStream:
             *lines, self._line = (self._line + text).split("\n")
             for line in lines:
                 self._take_line(line)
+            # Drop earlier drawings of the line, which would grow with each update of a progress bar.
             self._line = self._line[max(0, self._line.rfind("\r")) :]
         return count
 

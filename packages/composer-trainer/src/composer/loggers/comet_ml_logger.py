@@ -41,7 +41,7 @@ class CometMLLogger(TrackerLogger):
         name: The experiment's name; the run's name if None.
         rank_zero_only: Whether only the process of rank 0 logs, or all processes, each to its own experiment.
         exp_kwargs: Further arguments of ``comet_ml.start`` and ``comet_ml.ExperimentConfig``.
-        every: How often metrics are logged: a time, a text or a number of epochs; always if None.
+        every: How often metrics are logged: a time, a string or a number of epochs; always if None.
         flush_interval: Batches between two flushes; values are also written every ten seconds, at the end of each epoch
             and after evaluations.
 

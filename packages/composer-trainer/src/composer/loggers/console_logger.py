@@ -34,16 +34,16 @@ class ConsoleLogger(LoggerDestination):
         [Eval batch=20/20] Eval on eval data:
         \t Eval metrics/eval/MulticlassAccuracy: 0.9521
 
-    The hyperparameters are printed when a training, evaluation or prediction begins. Then, in the format of MosaicML
-    Composer, there are the latest values of all metrics logged since the previous lines; at the end of an epoch its
-    training metrics; a line for each tenth of an evaluation, and its results.
+    The hyperparameters are printed when a training, evaluation or prediction begins. Then it prints, in the format of
+    MosaicML Composer: the latest values of all metrics that were logged since the previous lines; at the end of an
+    epoch its training metrics; a line for each tenth of an evaluation, and its results.
 
     Values are read only when they are printed. In a distributed run the process of rank 0 prints. Lines and a progress
     bar can share a terminal.
 
     Args:
-        log_interval: How often: a time, a text, or a number of epochs. With an interval in epochs there are lines at
-            the end of the first epoch and of those; with other units also for the first batch.
+        log_interval: How often: a time, a string, or a number of epochs. With an interval in epochs, lines are also
+            printed at the end of the first epoch; with other units, also for the first batch.
         stream: ``"stderr"``, ``"stdout"`` or an open text file.
         log_traces: Whether to print which algorithms ran.
 
@@ -75,7 +75,7 @@ class ConsoleLogger(LoggerDestination):
         self._is_evaluating = False
         self._evaluated_batches = 0
         self._is_first_rank = True
-        self._last_batch = self._last_look = Timestamp()
+        self._last_batch = self._last_check = Timestamp()
         self._printed_batch: Timestamp | None = None
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
@@ -111,7 +111,7 @@ class ConsoleLogger(LoggerDestination):
         """Print the hyperparameters, and count the interval from here."""
         self._print_hyperparameters()
         self._is_evaluating = False
-        self._last_batch = self._last_look = state.timestamp
+        self._last_batch = self._last_check = state.timestamp
         self._printed_batch = None
 
     def eval_standalone_start(self, state: State, logger: Logger) -> None:
@@ -158,7 +158,7 @@ class ConsoleLogger(LoggerDestination):
         """Print the progress of an evaluation at its first batch and with each tenth."""
         before, of = self._evaluated_batches, state.dataloader_len
         self._evaluated_batches = now = before + 1
-        if of is None or now == of:  # of the last batch the results follow
+        if of is None or now == of:  # the results follow after the last batch
             return
         if not before or before * _LINES_OF_EVALUATION // of != (before - 1) * _LINES_OF_EVALUATION // of:
             self._print(self._progress(state))
@@ -173,7 +173,7 @@ class ConsoleLogger(LoggerDestination):
         self._print_metrics(self._new, "Train", self._where(state))
 
     def _is_due(self, state: State) -> bool:
-        before, self._last_look = self._last_look, state.timestamp
+        before, self._last_check = self._last_check, state.timestamp
         return self.log_interval.passed(before, state.timestamp, state.max_duration, state.dataloader_len)
 
     def _is_first(self, unit: TimeUnit, state: State) -> bool:
@@ -200,7 +200,7 @@ class ConsoleLogger(LoggerDestination):
 
     def _print_metrics(self, metrics: dict[str, Any], kind: str, where: str) -> None:
         if metrics and self._is_first_rank:
-            values = map(_text, read(list(metrics.values())))
+            values = map(_format, read(list(metrics.values())))
             lines = [f"\t {kind} {name}: {value}" for name, value in zip(metrics, values, strict=True)]
             self._print("\n".join([f"{where}:", *lines]))
         metrics.clear()
@@ -252,16 +252,11 @@ def _ran(trace: Trace) -> str:
     return f"ran{code}" if trace.run else "did not run"
 
 
-def _text(value: Any) -> str:
-    """Return a value with at least four decimals, and as many as four significant digits need.
-
-    Example:
-        >>> _text(56817.21484375), _text(0.0000125), _text([0.5, 1.0]), _text(7)
-        ('56817.2148', '0.00001250', '[0.5000, 1.0000]', '7')
-    """
+def _format(value: Any) -> str:
+    """Format a value with at least four decimals and four significant digits: 56817.2148, 0.00001250."""
     if isinstance(value, float):
         is_small = value and math.isfinite(value) and abs(value) < 1
         decimals = _SIGNIFICANT - 1 - math.floor(math.log10(abs(value))) if is_small else 0
         return f"{value:.{max(_SIGNIFICANT, decimals)}f}"
-    text = f"[{', '.join(map(_text, value))}]" if isinstance(value, list) else str(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    line = f"[{', '.join(map(_format, value))}]" if isinstance(value, list) else str(value)
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."

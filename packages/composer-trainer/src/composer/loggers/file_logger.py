@@ -60,16 +60,16 @@ class FileLogger(GatheringLogger):
 
     ``seconds`` is the clock's wall time. Values are read and written every ``flush_interval`` batches, at the end of
     each epoch, after evaluations and at the end, line by line: if the process is killed, only the line that is being
-    written can be truncated. Numbers that JSON does not support are the texts ``"NaN"``, ``"Infinity"`` and
+    written can be truncated. Numbers that JSON does not support are the strings ``"NaN"``, ``"Infinity"`` and
     ``"-Infinity"``, which ``float()`` parses. A write error, such as a full disk, is reported once, and the run
     continues.
 
     The file is created at ``AFTER_LOAD`` or, in a loop without this event, when training, an evaluation or a prediction
-    starts. A run resumed from a checkpoint, or restarted by ``autoresume`` before the first checkpoint, continues its
-    own file: the one that ``filename`` names, if the checkpoint was saved with the same path and first line, or if the
-    first line contains this run's name. A checkpoint never selects the file. Lines written after the checkpoint are
-    removed: those beyond the file's size at that time or, if the checkpoint does not contain it, those from the resumed
-    batch on.
+    starts. A run that is resumed from a checkpoint, or restarted by ``autoresume`` before the first checkpoint,
+    continues the file ``filename`` if it is the file of this run: if the checkpoint was saved with the same path and
+    first line, or if the first line contains this run's name. A checkpoint never selects the file. Lines written after
+    the checkpoint are removed: those beyond the file's size at that time or, if the checkpoint does not contain it,
+    those from the resumed batch on.
 
     Args:
         filename: Path of the file; ``{run_name}`` and ``{rank}`` are filled in. Missing folders are created.
@@ -77,13 +77,13 @@ class FileLogger(GatheringLogger):
             ``{run_name}`` and ``{rank}`` are filled in. Not uploaded if None.
         capture_stdout: Whether to write the lines printed to ``sys.stdout``, from ``INIT`` until the run is closed.
             They are still printed.
-        capture_stderr: The same for ``sys.stderr``. Of a progress bar the last drawing is written.
+        capture_stderr: The same for ``sys.stderr``. Only the last drawing of a progress bar is written.
         buffer_size: Bytes to buffer before a system call, as in :func:`open`; with 0 or 1 each line is written
             separately.
         log_traces: Whether to write which algorithms ran, if the run logs it.
         flush_interval: Batches between two flushes.
         overwrite: Whether to overwrite an existing file.
-        every: How often metrics are logged: a time, a text or a number of epochs; always if None.
+        every: How often metrics are logged: a time, a string or a number of epochs; always if None.
 
     Raises:
         ValueError: A name contains another field in braces, or ``flush_interval`` or ``buffer_size`` is out of range.
@@ -178,7 +178,7 @@ class FileLogger(GatheringLogger):
 
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run, and start capturing printed lines."""
-        self.refuse_if_in_use(logger)
+        self.raise_if_in_use(logger)
         self._is_open = False
         self._state, self._logger = state, logger
         path = Path(fill_in_run(self.filename, state)).absolute()
@@ -280,6 +280,7 @@ def _is_of_run(path: Path, run_name: str) -> bool:
 
 def _cut_off(path: Path, size: int | None, step: int) -> None:
     """Keep the complete lines within the first ``size`` bytes or, if it is None, those before a line of ``step``."""
+    # A process that was killed may have left an incomplete last line, to which the next one would be appended.
     end = 0
     with path.open("r+b") as file:
         for line in file:
@@ -325,17 +326,17 @@ def _to_lines(records: list[dict[str, Any]]) -> Iterator[str]:
     for record in records:
         if "metrics" in record:
             record["metrics"] = dict(zip(record["metrics"], numbers, strict=False))
-        yield json.dumps(_plain(record), ensure_ascii=False, allow_nan=False) + "\n"
+        yield json.dumps(_to_json(record), ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _plain(value: Any) -> Any:
-    """Return a value that JSON supports; other types are converted to text."""
+def _to_json(value: Any) -> Any:
+    """Return a value that JSON supports; other types are converted to strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
+        return {str(name): _to_json(item) for name, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(item) for item in value]
-    return _plain(value.tolist()) if hasattr(value, "tolist") else str(value)
+        return [_to_json(item) for item in value]
+    return _to_json(value.tolist()) if hasattr(value, "tolist") else str(value)

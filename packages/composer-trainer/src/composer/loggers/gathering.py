@@ -27,7 +27,7 @@ class GatheringLogger(LoggerDestination, ABC):
     of training.
 
     Args:
-        every: How often metrics are logged: a time, a text or a number of epochs; always if None.
+        every: How often metrics are logged: a time, a string or a number of epochs; always if None.
         flush_interval: Batches between two flushes.
 
     Raises:
@@ -55,12 +55,8 @@ class GatheringLogger(LoggerDestination, ABC):
     def flush(self) -> None:
         """Write the buffered values, if the file or run is open, and reset the count of batches."""
 
-    def refuse_if_in_use(self, logger: Logger) -> None:
-        """Refuse a second run while the first is not closed.
-
-        Raises:
-            RuntimeError: The logger is used by another run.
-        """
+    def raise_if_in_use(self, logger: Logger) -> None:
+        """Raise a RuntimeError if the logger is used by another run that is not closed."""
         if self._logger is not None and self._logger is not logger:
             raise RuntimeError(
                 f"{type(self).__name__} is used by another run that is not closed: call the close() of its Trainer "

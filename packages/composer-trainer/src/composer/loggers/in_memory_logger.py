@@ -33,7 +33,7 @@ class InMemoryLogger(LoggerDestination):
     second run starts empty.
 
     Args:
-        every: How often metrics are stored: a time, a text or a number of epochs; always if None.
+        every: How often metrics are stored: a time, a string or a number of epochs; always if None.
 
     Attributes:
         hyperparameters: Hyperparameters by name.
@@ -146,6 +146,7 @@ class InMemoryLogger(LoggerDestination):
         state, names, values = self._state, tuple(metrics), list(metrics.values())
         is_now = state is not None and (step is None or step == state.timestamp.counts.batch)
         clock = state.timestamp.counts if state is not None and is_now else self._clock(step).counts
+        # At each step: numbers of the CPU are read now, which costs less than storing a tensor until it is read.
         for place, value in enumerate(values):
             kind = type(value)
             if kind is Tensor and value.is_cpu and not value.ndim:
@@ -153,6 +154,7 @@ class InMemoryLogger(LoggerDestination):
             elif kind not in _STORED_UNCHANGED:
                 values[place] = detach_to_host(value)
         rows = self._rows
+        # The same tuple of names for all rows, which saves memory.
         rows.append((self._names.setdefault(names, names), *clock, *values))
         if len(rows) - self._num_read >= _MOST_UNREAD:
             self._read()

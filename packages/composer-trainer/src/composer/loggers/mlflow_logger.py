@@ -54,7 +54,7 @@ class MLFlowLogger(TrackerLogger):
         resume: Whether to continue the latest run of the experiment with this run's name, if there is one.
         logging_buffer_seconds: Seconds between two flushes.
         log_duplicated_metric_every_n_steps: Steps between two writes of an unchanged metric.
-        every: How often metrics are logged: a time, a text or a number of epochs; always if None.
+        every: How often metrics are logged: a time, a string or a number of epochs; always if None.
 
     Raises:
         ModuleNotFoundError: MLflow is not installed.
@@ -195,6 +195,7 @@ class MLFlowLogger(TrackerLogger):
         if file_path.name == name:
             self._upload(file_path, folder)
             return
+        # MLflow names an artifact after its file.
         with tempfile.TemporaryDirectory() as renamed:
             copy = shutil.copytree if file_path.is_dir() else shutil.copy
             self._upload(Path(copy(file_path, Path(renamed, name))), folder)

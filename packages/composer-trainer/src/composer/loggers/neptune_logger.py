@@ -36,7 +36,7 @@ class NeptuneLogger(TrackerLogger):
         upload_checkpoints: Whether to upload the run's files, such as checkpoints.
         base_namespace: The folder in the run that contains all values.
         mode: How Neptune connects: ``"async"``, ``"sync"``, ``"offline"`` or ``"debug"``; ``NEPTUNE_MODE`` if None.
-        every: How often metrics are logged: a time, a text or a number of epochs; always if None.
+        every: How often metrics are logged: a time, a string or a number of epochs; always if None.
         flush_interval: Batches between two flushes; values are also written every ten seconds, at the end of each epoch
             and after evaluations.
         neptune_kwargs: Further arguments of ``neptune.init_run``.
@@ -102,10 +102,10 @@ class NeptuneLogger(TrackerLogger):
 
     def write_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
         """Write a table as a file of comma-separated values."""
-        text = io.StringIO()
-        csv.writer(text).writerows([columns, *rows])
+        file = io.StringIO()
+        csv.writer(file).writerows([columns, *rows])
         types = import_product("neptune.types", "neptune")
-        self._place("tables", f"{name}_{step}").upload(types.File.from_content(text.getvalue(), extension="csv"))
+        self._place("tables", f"{name}_{step}").upload(types.File.from_content(file.getvalue(), extension="csv"))
 
     def write_images(self, images: Sequence[Tensor], name: str, step: int, details: Mapping[str, Any]) -> None:
         """Write images as a series."""

@@ -45,6 +45,7 @@ def import_product(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
+        # The product is installed, but one of its own dependencies is not.
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         raise _missing(module, extra) from error

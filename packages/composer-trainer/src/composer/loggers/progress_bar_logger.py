@@ -43,10 +43,10 @@ class ProgressBarLogger(LoggerDestination):
 
         epoch 2/10, 1.4 s: Accuracy=0.9512 (best 0.9561 in epoch 1), loss=0.2215, CrossEntropy=0.1562
 
-    The first metric is the model's first of which more is better, or else its first. Names are shortened where they
-    stay different, and values that the width of the terminal has no room for are left out from the end.
+    The first metric is the model's first one that improves when it grows, or else its first. Names are shortened as
+    long as they remain different. If the terminal is too narrow for all values, the last ones are omitted.
 
-    If the stream is no terminal (a file, a pipe, the log of a server), there is no bar: a line with the progress is
+    If the stream is not a terminal (a file, a pipe, the log of a server), there is no bar: a line with the progress is
     written every ten seconds, and the line of each epoch.
 
     The bar of a fit counts in the unit of ``max_duration``; epochs are counted in batches, whose number is known if the
@@ -164,7 +164,7 @@ class ProgressBarLogger(LoggerDestination):
     def eval_after_all(self, state: State, logger: Logger) -> None:
         """Show the metrics of the evaluation on the fit's bar."""
         self._is_evaluating, self._has_news = False, True
-        self._note_best(state)
+        self._update_best(state)
         self._draw_fit_bar(state)
 
     def predict_start(self, state: State, logger: Logger) -> None:
@@ -186,7 +186,7 @@ class ProgressBarLogger(LoggerDestination):
             self._fit_bar.draw(state.timestamp.count(self._unit), self._values(state), is_last=is_last)
 
     def _values(self, state: State, *, best: bool = False) -> list[str]:
-        """Return the texts of the metrics of the last evaluation and of the loss, the most important first."""
+        """Return the metrics of the last evaluation and the loss as strings, the most important first."""
         metrics = _ordered(self._evaluation, state)
         first = next(iter(metrics), "")
         *shown, loss = _shown({**metrics, "loss": self._loss})
@@ -195,7 +195,7 @@ class ProgressBarLogger(LoggerDestination):
             shown[0] += f" (best {value:.4g} in epoch {epoch})"
         return shown if self._loss is None else [*shown[:1], loss, *shown[1:]]
 
-    def _note_best(self, state: State) -> None:
+    def _update_best(self, state: State) -> None:
         for name, value in zip(self._evaluation, read(list(self._evaluation.values())), strict=True):
             more_is_better = _more_is_better(name, state)
             if more_is_better is not None and isinstance(value, (int, float)):
@@ -242,10 +242,10 @@ def _bar_class() -> tuple[type[tqdm[Any]], bool]:
     return kind, kind.status_printer is not standard.status_printer
 
 
-class _Nowhere:
-    """A file for the bar itself where lines of text are written instead."""
+class _NullFile:
+    """A file that discards the bar itself if lines are written instead."""
 
-    def write(self, text: str) -> None:
+    def write(self, line: str) -> None:
         """Write nothing."""
 
     def flush(self) -> None:
@@ -253,7 +253,7 @@ class _Nowhere:
 
 
 class _Bar:
-    """A tqdm bar that is drawn on request; lines of text with the same numbers where the stream is no terminal.
+    """A tqdm bar that is drawn on request; lines with the same numbers if the stream is not a terminal.
 
     Args:
         stream: The stream.
@@ -267,7 +267,7 @@ class _Bar:
         self._stream, self._unit, self.count = stream, unit, 0
         self._is_plain = not is_terminal and not self._is_widget
         self.bar = make(
-            file=_Nowhere() if self._is_plain else stream,
+            file=_NullFile() if self._is_plain else stream,
             ncols=None if self._is_widget else self._width(),
             dynamic_ncols=self._is_widget,
             nrows=_ROWS,
@@ -280,7 +280,7 @@ class _Bar:
         self._wait()
 
     def draw(self, done: float, values: Sequence[str], *, is_last: bool = False) -> None:
-        """Draw the bar; where lines are written, only if one is due or it is the last one."""
+        """Draw the bar. If lines are written instead, write one only if it is due or the last one."""
         if self.bar.disable or (self._is_plain and not is_last and time.monotonic() < self.due_at):
             return
         bar, width = self.bar, self._width()
@@ -288,13 +288,13 @@ class _Bar:
             bar.bar_format = layout
             bar.set_postfix_str(", ".join(shown), refresh=False)
             # Without a width, the bar itself has ten characters.
-            text = bar.format_meter(**{**bar.format_dict, "n": done, "ncols": None})
-            if self._is_plain or self._is_widget or len(text) <= width:
+            line = bar.format_meter(**{**bar.format_dict, "n": done, "ncols": None})
+            if self._is_plain or self._is_widget or len(line) <= width:
                 break
         bar.ncols = None if self._is_widget else width
         bar.update(done - bar.n)
         if self._is_plain:
-            self.write(text)
+            self.write(line)
         self._wait()
 
     def write_fitting(self, beginning: str, values: Sequence[str]) -> None:
@@ -303,12 +303,12 @@ class _Bar:
             values = values[:-1]
         self.write(beginning + ", ".join(values))
 
-    def write(self, text: str) -> None:
+    def write(self, line: str) -> None:
         """Write a line above the bar."""
         if self._is_plain or self.bar.disable:  # tqdm reads TQDM_DISABLE
-            print(text, file=self._stream, flush=True)
+            print(line, file=self._stream, flush=True)
         else:
-            self.bar.write(text, file=self.bar.fp)
+            self.bar.write(line, file=self.bar.fp)
 
     def _layouts(self, values: Sequence[str], *, known: bool) -> Iterator[tuple[str | None, Sequence[str]]]:
         """Yield formats of tqdm with the values to show, the most detailed first."""
@@ -341,7 +341,7 @@ class _Bar:
 
 
 def _shown(metrics: Mapping[str, Any]) -> list[str]:
-    """Return metrics as texts, with names that are as short as they can be without becoming equal."""
+    """Return metrics as strings, with names that are as short as possible while they differ."""
     labels = {name.split("/")[1] for name in metrics if "/" in name}
     names = [name.split("/", 2 if len(labels) == 1 else 1)[-1] for name in metrics]
     short = [_TASK.sub("", name) for name in names]
@@ -350,7 +350,7 @@ def _shown(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def _ordered(metrics: Mapping[str, Any], state: State) -> dict[str, Any]:
-    """Return metrics with those first of which more is better."""
+    """Return the metrics, first those that improve when they grow."""
     return {name: metrics[name] for name in sorted(metrics, key=lambda name: not _more_is_better(name, state))}
 
 

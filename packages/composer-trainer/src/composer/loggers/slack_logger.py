@@ -21,7 +21,7 @@ __all__ = ["SlackLogger"]
 
 Formatter: TypeAlias = Callable[..., str | list[dict[str, Any]]]
 
-_SECONDS_TO_SEND_THE_REST = 30.0
+_SECONDS_TO_FINISH = 30.0
 _MOST_WAITING = 1000
 
 
@@ -35,7 +35,7 @@ class SlackLogger(LoggerDestination):
         include_keys: Patterns of the names to send, ``["loss/*", "metrics/eval/*"]``.
         formatter_func: ``f(data, step=...)`` with a dictionary of numbers (or of hyperparameters, with step None) that
             returns the text of a message, or a list of Slack blocks. One line per name if None.
-        log_interval: How often metrics are sent: a time, a text or a number of epochs.
+        log_interval: How often metrics are sent: a time, a string or a number of epochs.
         max_logs_per_message: Maximum number of names per message; more are split into several messages.
         slack_logging_api_key: The token; ``SLACK_LOGGING_API_KEY`` of the environment if None.
         channel_id: The channel; ``SLACK_LOGGING_CHANNEL_ID`` of the environment if None.
@@ -113,6 +113,7 @@ class SlackLogger(LoggerDestination):
         for start in range(0, len(items), self.max_logs_per_message):
             part = dict(items[start : start + self.max_logs_per_message])
             message = (self.formatter_func or _lines)(part, step=step)
+            # Slack shows the text of a message with blocks only in notifications.
             self._sender.send({"text": message} if isinstance(message, str) else {"blocks": message, "text": "metrics"})
 
     def _report(self) -> None:
@@ -130,7 +131,7 @@ class _Sender:
         client.retry_handlers.append(handlers.RateLimitErrorRetryHandler(max_retry_count=3))
         self._client, self._channel = client, channel
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue(_MOST_WAITING)
-        self._is_given_up = False
+        self._has_timed_out = False
         self._task = Task(self._run)
 
     def send(self, message: dict[str, Any]) -> None:
@@ -140,11 +141,11 @@ class _Sender:
     def close(self) -> None:
         """Wait until all messages are sent; after a timeout, only the message being sent is still finished."""
         try:
-            self._messages.put(None, timeout=_SECONDS_TO_SEND_THE_REST)
+            self._messages.put(None, timeout=_SECONDS_TO_FINISH)
         except queue.Full:
             self.error = self.error or TimeoutError("messages were still waiting to be sent")
-        if not self._task.wait(_SECONDS_TO_SEND_THE_REST):
-            self._is_given_up = True
+        if not self._task.wait(_SECONDS_TO_FINISH):
+            self._has_timed_out = True
             self.error = self.error or TimeoutError("messages were still being sent")
             return
         try:
@@ -153,7 +154,7 @@ class _Sender:
             self.error = self.error or error
 
     def _run(self) -> None:
-        while (message := self._messages.get()) is not None and not self._is_given_up:
+        while (message := self._messages.get()) is not None and not self._has_timed_out:
             try:
                 self._client.chat_postMessage(channel=self._channel, **message)
             except Exception as error:  # noqa: BLE001  (the main thread reports it)

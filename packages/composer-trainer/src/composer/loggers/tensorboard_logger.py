@@ -25,15 +25,15 @@ class TensorboardLogger(TrackerLogger):
     """Log metrics, images, tables and hyperparameters to files for ``tensorboard --logdir <log_dir>``.
 
     Each run has a folder with its name in ``log_dir``, independent of the checkpoint. When a run is resumed,
-    TensorBoard hides the values logged from the resumed step on. Hyperparameters are on the HParams page, tables are
-    text.
+    TensorBoard hides the values logged from the resumed step on. Hyperparameters are on the HParams page, tables on the
+    page of texts.
 
     Args:
         log_dir: The folder of the runs; ``tensorboard_logs`` if None.
         flush_interval: Batches between two flushes; values are also written every ten seconds, at the end of each epoch
             and after evaluations.
         rank_zero_only: Whether only the process of rank 0 logs, or all processes, each to its own folder.
-        every: How often metrics are logged: a time, a text or a number of epochs; always if None.
+        every: How often metrics are logged: a time, a string or a number of epochs; always if None.
 
     Raises:
         ModuleNotFoundError: TensorBoard is not installed.

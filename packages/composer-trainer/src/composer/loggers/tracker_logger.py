@@ -59,7 +59,7 @@ class TrackerLogger(GatheringLogger, ABC):
     settings, so that a checkpoint cannot select another run to write to.
 
     Args:
-        every: How often metrics are logged: a time, a text or a number of epochs; always if None.
+        every: How often metrics are logged: a time, a string or a number of epochs; always if None.
         flush_interval: Batches between two flushes.
         rank_zero_only: Whether only the process of rank 0 logs, or all processes.
         seconds_between_flushes: Seconds after which the next end of a batch flushes as well.
@@ -133,7 +133,7 @@ class TrackerLogger(GatheringLogger, ABC):
             return
         if state.keys() != {self.saved_as} or not isinstance(state[self.saved_as], str):
             raise ValueError(
-                f"{type(self).__name__} saves {self.saved_as!r}, a text, and cannot load {shortened(state)}."
+                f"{type(self).__name__} saves {self.saved_as!r}, a string, and cannot load {shortened(state)}."
             )
 
     @property
@@ -231,7 +231,7 @@ class TrackerLogger(GatheringLogger, ABC):
 
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run."""
-        self.refuse_if_in_use(logger)
+        self.raise_if_in_use(logger)
         if self._was_tried:
             self._was_tried, self.run_id, self._early, self._records = False, None, [], []
         self._logger = logger
@@ -264,6 +264,7 @@ class TrackerLogger(GatheringLogger, ABC):
         """Open the run, if it is not open, and write earlier values."""
         if self._is_open or self._is_silent or self._was_tried:
             return
+        # Before opening, so that a tracker that cannot be reached is not tried again at each later event.
         self._was_tried = True
         self.open_run(state)
         self._is_open = True

@@ -43,14 +43,15 @@ def read(values: Sequence[Any]) -> list[Any]:
         [0.5, 'as it is', [1, 2]]
     """
     numbers = list(values)
-    together: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    # Stacked and copied at once: `.item()` would wait for the device once per value.
+    by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for place, value in enumerate(values):
         if isinstance(value, Tensor):
             if value.numel() == 1:
-                together.setdefault((value.device, value.dtype), []).append(place)
+                by_kind.setdefault((value.device, value.dtype), []).append(place)
             else:
                 numbers[place] = value.tolist()
-    for places in together.values():
+    for places in by_kind.values():
         stacked = torch.stack([values[place].detach().reshape(()) for place in places])
         for place, number in zip(places, stacked.tolist(), strict=True):
             numbers[place] = number
@@ -119,8 +120,8 @@ def show(names_and_values: Iterable[tuple[str, Any]]) -> str:
     """
     pairs = list(names_and_values)
     values = read([value for _, value in pairs])
-    texts = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
-    return ", ".join(f"{name}={text}" for (name, _), text in zip(pairs, texts, strict=True))
+    shown = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
+    return ", ".join(f"{name}={value}" for (name, _), value in zip(pairs, shown, strict=True))
 
 
 def check_stream(stream: Stream) -> Stream:

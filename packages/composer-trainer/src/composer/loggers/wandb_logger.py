@@ -40,7 +40,7 @@ class WandBLogger(TrackerLogger):
         log_artifacts: Whether to upload the run's files, such as checkpoints, as artifacts.
         rank_zero_only: Whether only the process of rank 0 logs, or all processes, each to its own run.
         init_kwargs: Further arguments of ``wandb.init``.
-        every: How often metrics are logged: a time, a text or a number of epochs; always if None.
+        every: How often metrics are logged: a time, a string or a number of epochs; always if None.
         flush_interval: Batches between two flushes; values are also written every ten seconds, at the end of each epoch
             and after evaluations.
 
@@ -79,14 +79,14 @@ class WandBLogger(TrackerLogger):
         self.log_artifacts = log_artifacts
         self.init_kwargs = to_options("init_kwargs", init_kwargs)
         self.run: Any = None
-        self._is_ours = True
+        self._owns_run = True
         self._last_step = 0
 
     def open_run(self, state: State) -> None:
         """Start or continue a run."""
         self._wandb = import_product("wandb", "wandb")
-        self._is_ours = self._wandb.run is None
-        if not self._is_ours:
+        self._owns_run = self._wandb.run is None
+        if not self._owns_run:
             self.run = self._wandb.run
         else:
             own = {
@@ -113,7 +113,7 @@ class WandBLogger(TrackerLogger):
 
     def write_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
         """Write a table."""
-        self.flush()
+        self.flush()  # earlier numbers first, because wandb ignores values of earlier steps
         table = self._wandb.Table(columns=list(columns), data=[list(row) for row in rows], allow_mixed_types=True)
         self._log({name: table}, step)
 
@@ -140,7 +140,7 @@ class WandBLogger(TrackerLogger):
 
     def close_run(self) -> None:
         """Finish the run, if it was started here."""
-        if self._is_ours:
+        if self._owns_run:
             self.run.finish(exit_code=0 if sys.exception() is None else 1)
 
     def _log(self, values: dict[str, Any], step: int) -> None:
