@@ -161,7 +161,8 @@ def report(results: dict[str, list[Result]], output: Path) -> None:
 
 def fewer_errors(baseline: list[float], recipe: list[float]) -> dict[str, float | None]:
     """Return how many of the baseline's errors the recipe avoids in percent, with its 95 % interval if available."""
-    difference = paired_difference(baseline, recipe)
+    difference = paired_difference(dict(enumerate(baseline)), dict(enumerate(recipe)))
+    assert difference is not None
     percent = 100 / statistics.mean(baseline) if any(baseline) else 0.0
     ends = {"mean": difference.mean, "low": difference.low, "high": difference.high}
     return {name: None if end is None else percent * end for name, end in ends.items()}

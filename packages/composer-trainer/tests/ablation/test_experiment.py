@@ -18,8 +18,7 @@ class TestArms:
         """Each kind gives its arms, the baseline is the first, and no arm is measured twice."""
         found = make_arms(["each", "leave_one_out", "all", ["c", "a"]], ["a", "b", "c"])
 
-        assert found.fixed == [(), ("a",), ("b",), ("c",), ("b", "c"), ("a", "c"), ("a", "b"), ("a", "b", "c")]
-        assert not found.greedy
+        assert found == [(), ("a",), ("b",), ("c",), ("b", "c"), ("a", "c"), ("a", "b"), ("a", "b", "c")]
 
     @pytest.mark.parametrize("arms", [["eech"], [["mixup", "emma"]]])
     def test_unknown_names(self, arms):
@@ -97,29 +96,10 @@ class TestPairing:
         assert not any(row.failures for row in study({"reversed": Reversed}, make_trainer).rows)
 
 
-class TestGreedy:
-    def test_the_best_is_added(self, study, problem):
-        """The search adds what helps, and stops when nothing else does."""
-        result = study({"nothing": problem.Nothing, "bonus": problem.Bonus}, arms=["greedy"])
-
-        assert [row.label for row in result.rows] == ["baseline", "nothing", "bonus", "nothing + bonus"]
-        assert result.best_recipe() == ("bonus",)
-
-
-class TestBudget:
-    def test_worse_arms_are_stopped(self, study, problem):
-        """Where the time is not sufficient for all, the worse half stops after a seed, and the table states it."""
-        algorithms = {"bonus": problem.Bonus, "slow": problem.Slow, "nothing": lambda: problem.Slow(0.1)}
-
-        result = study(algorithms, arms=["each"], seeds=8, budget=3)
-
-        runs = {row.label: row.runs for row in result.rows}
-        assert runs["bonus"] == runs["baseline"] > runs["nothing"]
-        assert "stopped early to stay within the budget, after 1 of 8 seeds" in str(result)
-
-    @pytest.mark.parametrize(("processes", "most"), [(None, 6), (3, 3)])
-    def test_pending_runs_are_bounded(self, study, problem, in_this_process, monkeypatch, processes, most):
-        """With a budget, an executor gets only some runs at a time, so that the study can stop early."""
+class TestExecutors:
+    @pytest.mark.parametrize(("processes", "most"), [(None, 9), (3, 3)])
+    def test_pending_runs_are_bounded(self, study, problem, in_this_process, processes, most):
+        """An executor gets all runs at once, or as many as ``processes``."""
         pending, numbers = set(), []
 
         class Counting(in_this_process):
@@ -130,10 +110,9 @@ class TestBudget:
                 future.add_done_callback(pending.discard)
                 return future
 
-        monkeypatch.setattr(experiment, "_PENDING", 6)
         algorithms = {f"nothing {i}": problem.Nothing for i in range(8)}
 
-        study(algorithms, arms=["each"], seeds=1, executor=Counting(), processes=processes, budget="1h")
+        study(algorithms, arms=["each"], seeds=1, executor=Counting(), processes=processes)
 
         assert max(numbers) == most
 
@@ -217,17 +196,6 @@ class TestContinuing:
         study({}, seeds=1)
 
         assert len(study({}, make_rounded_trainer, seeds=2).results) == 2
-
-    def test_results_without_a_start(self, study, problem, tmp_path):
-        """Results of an earlier version, which stored no start, are compared by their digests, and get one."""
-        study({}, seeds=1)
-        path = tmp_path / "study" / "results.jsonl"
-        path.write_text("".join(line for line in path.read_text().splitlines(True) if "start" not in line))
-
-        with pytest.raises(ValueError, match=r"same training, but .*: initial weights"):
-            study({}, problem.make_unseeded_trainer, seeds=2)
-        assert len(study({}, seeds=2).results) == 2
-        assert '"max_duration": "3ep"' in path.read_text()
 
     def test_a_corrected_metric(self, study, problem):
         """A study that stopped before its first result may be called again with other arguments."""
@@ -334,8 +302,6 @@ class TestWrongArguments:
             ({"seeds": 0}, "seeds must be at least one"),
             ({"seeds": [1, 1]}, "different from each other"),
             ({"processes": 0}, "processes must be a whole number of at least 1"),
-            ({"budget": "30 parsecs"}, "budget must be seconds or a text"),
-            ({"budget": -1}, "budget must be more than 0"),
         ],
     )
     def test_values_out_of_range(self, options, message):

@@ -32,9 +32,9 @@ def runs():
 def folder(tmp_path):
     """Return the folder of a stored study."""
     file = ResultsFile(tmp_path / "results.jsonl")
-    file.write_settings(SETTINGS)
+    file.append("settings", SETTINGS)
     for result in runs():
-        file.append(result)
+        file.append("result", result)
     return tmp_path
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_SETTINGS = ("metric", "mode", "arms", "seeds", "folder", "processes", "target", "budget")
+_SETTINGS = ("metric", "mode", "arms", "seeds", "folder", "processes", "target")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,12 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     run.add_argument("--metric", help="the name of the metric, such as eval/MulticlassAccuracy")
     run.add_argument("--mode", choices=["max", "min"], help="whether larger or smaller values are better")
-    run.add_argument("--arms", nargs="+", help="baseline, each, all, leave_one_out, greedy, or names joined by '+'")
+    run.add_argument("--arms", nargs="+", help="baseline, each, all, leave_one_out, or names joined by '+'")
     run.add_argument("--seeds", type=int, help="the number of seeds")
     run.add_argument("--folder", help="the folder of the results")
     run.add_argument("--processes", type=int, help="the number of runs at a time")
     run.add_argument("--target", type=float, help="the quality to reach")
-    run.add_argument("--budget", help="the time for all runs, such as 30min")
     show = commands.add_parser("show", help="print the results, also while a study is running")
     show.add_argument("folder", help="the folder of the results")
     show.add_argument("--format", choices=["text", "markdown", "json"], default="text", help="the format of the table")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import os
 import sys
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +14,7 @@ import attrs
 import torch
 from tqdm.auto import tqdm
 
-from composer.ablation.results import Result, ResultsFile, Settings, Start, label
+from composer.ablation.results import Result, ResultsFile, Settings, label
 from composer.ablation.runs import RUN_VARIABLE, Job, StudyError, run_job
 from composer.ablation.study import Study
 from composer.core import Algorithm
@@ -30,10 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["ablate"]
 
 Arm = tuple[str, ...]
-KINDS = ("baseline", "each", "all", "leave_one_out", "greedy")
-_PENDING = 16
-"""The number of runs that are submitted at a time to an executor, if there is a budget."""
-_SECONDS = {"sec": 1, "s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 
 
 def ablate(
@@ -47,7 +41,6 @@ def ablate(
     folder: str | os.PathLike[str] = "ablation",
     processes: int | None = None,
     target: float | None = None,
-    budget: str | float | None = None,
     executor: Executor | None = None,
     progress_bar: bool = True,
 ) -> Study:
@@ -68,15 +61,12 @@ def ablate(
         metric: The metric, as it is logged: ``"eval/MulticlassAccuracy"``, ``"loss/train/total"``, …
         mode: ``"max"`` if larger values are better, else ``"min"``.
         arms: ``"baseline"`` (no algorithm; always measured), ``"each"`` (one at a time), ``"all"``,
-            ``"leave_one_out"`` (all but one), ``"greedy"`` (add the best one as long as it helps), or names:
-            ``["mixup", "ema"]``.
+            ``"leave_one_out"`` (all but one), or names: ``["mixup", "ema"]``.
         seeds: The number of seeds, from 0, or the seeds.
         folder: The folder of the results.
         processes: The number of runs at a time, 1 if None. With more than one, measured times are rough. With an
-            executor, the number of runs that are submitted to it at a time: if None, all, or 16 with a budget.
+            executor, the number of runs that are submitted to it at a time, all if None.
         target: The quality for the time to quality; the baseline's final one with the same seed if None.
-        budget: The time for all runs, ``"30min"`` or seconds: after 1, 2, 4, … seeds the worse half of the arms is
-            stopped if the time is not sufficient for all of them. Unlimited if None.
         executor: Where to execute the runs instead of on this machine: any :class:`concurrent.futures.Executor`, such
             as that of a Dask client. Its workers need this library, and the folder at the same path. Times are rough.
         progress_bar: Whether to draw a progress bar.
@@ -111,8 +101,9 @@ def ablate(
         raise ValueError(f"processes must be a whole number of at least 1, got {processes!r}.")
     require_product("scipy", "ablation")
     described = _describe(algorithms)
-    wanted = make_arms(arms, list(described))
+    chosen = make_arms(arms, list(described))
     file = ResultsFile(Path(folder) / "results.jsonl")
+    stored = file.settings if file.results else None
     is_alone = executor is None and processes in {None, 1}
     environment = plain_settings({"versions": versions(), "hardware": hardware(torch.device("cpu"))})
     settings = Settings(
@@ -121,67 +112,55 @@ def ablate(
         _to_seeds(seeds),
         described,
         None if target is None else float(target),
-        _to_seconds(budget),
-        is_rough=not is_alone or _has_other_times(file, environment),
+        is_rough=not is_alone or (stored is not None and stored.is_rough_for(environment)),
         environment=environment,
     )
-    _check_same_study(file, settings)
+    changed = stored.differences(settings) if stored is not None else []
+    if changed:
+        raise ValueError(
+            f"folder must be empty or have results of the same study, but {', '.join(changed)} of {file.path} "
+            "differ. Choose another folder."
+        )
     payload = import_product("cloudpickle", "ablation").dumps((make_trainer, dict(algorithms)))
     # Processes beside each other share the cores.
     threads = max(1, (os.cpu_count() or 1) // (processes or 1)) if executor is None and not is_alone else None
     job = Job((), settings.seeds[0], metric, payload, str(Path(folder).absolute()), tuple(sys.path), threads)
-    if executor is None:
-        width: int | None = processes or 1
-    else:
-        width = processes or (None if settings.budget is None else _PENDING)
-    own = ThreadPoolExecutor(width) if executor is None else None
-    total = len(wanted.fixed) * len(settings.seeds)
-    with tqdm(total=total, unit="run", desc="ablate", disable=not progress_bar) as bar:
-        experiment = _Experiment(file, settings, job, executor or own, width, bar)
-        try:
-            experiment.begin()
-            experiment.run(wanted.fixed)
-            if wanted.greedy:
-                experiment.run_greedy(list(described))
-        finally:
-            if own is not None:
-                own.shutdown(cancel_futures=True)
+    wanted = [(arm, seed) for seed in settings.seeds for arm in chosen]  # arms take turns
+    width = processes or (1 if executor is None else len(wanted))
+    with (
+        ThreadPoolExecutor(width if executor is None else 1) as own,  # starts no thread before it is used
+        tqdm(total=len(wanted), unit="run", desc="ablate", disable=not progress_bar) as bar,
+    ):
+        experiment = _Experiment(file, settings, job, own if executor is None else executor, bar)
+        experiment.begin()
+        experiment.run(wanted, width)
     return Study(settings, file.results)
 
 
-@attrs.frozen
-class Arms:
-    """The arms of a study: those known from the start, and whether to search for more greedily."""
-
-    fixed: list[Arm]
-    greedy: bool
-
-
-def make_arms(arms: Sequence[str | Sequence[str]], names: Sequence[str]) -> Arms:
+def make_arms(arms: Sequence[str | Sequence[str]], names: Sequence[str]) -> list[Arm]:
     """Return the arms, the baseline first, without repetitions; their algorithms are in the order of ``names``.
 
     Raises:
         ValueError: A kind of arm or an algorithm is unknown.
 
     Example:
-        >>> make_arms(["each", "all"], ["a", "b"]).fixed
+        >>> make_arms(["each", "all"], ["a", "b"])
         [(), ('a',), ('b',), ('a', 'b')]
     """
-    if isinstance(arms, str):
-        arms = [arms]
+    kinds: dict[str, list[Arm]] = {
+        "baseline": [],
+        "each": [(name,) for name in names],
+        "all": [tuple(names)],
+        "leave_one_out": [tuple(name for name in names if name != left) for left in names],
+    }
     found: list[Arm] = [()]
-    for one in arms:
+    for one in [arms] if isinstance(arms, str) else arms:
         if isinstance(one, str):
-            if one not in KINDS:
+            if one not in kinds:
                 raise ValueError(
-                    f"arms must be of {', '.join(KINDS)} or lists of names, got {one!r}{nearest(one, KINDS)}"
+                    f"arms must be of {', '.join(kinds)} or lists of names, got {one!r}{nearest(one, kinds)}"
                 )
-            if one == "each":
-                found += [(name,) for name in names]
-            elif one == "all":
-                found.append(tuple(names))
-            elif one == "leave_one_out":
-                found += [tuple(name for name in names if name != left) for left in names]
+            found += kinds[one]
         else:
             for name in one:
                 if name not in names:
@@ -189,156 +168,84 @@ def make_arms(arms: Sequence[str | Sequence[str]], names: Sequence[str]) -> Arms
                         f"arms must name algorithms of {', '.join(names)}, got {name!r}{nearest(name, names)}"
                     )
             found.append(tuple(name for name in names if name in one))
-    return Arms(list(dict.fromkeys(found)), "greedy" in [one for one in arms if isinstance(one, str)])
+    return list(dict.fromkeys(found))
 
 
 class _Experiment:
     """Executes the runs that have no result yet, and stores theirs."""
 
-    def __init__(
-        self, file: ResultsFile, settings: Settings, job: Job, executor: Any, width: int | None, bar: tqdm[Any]
-    ) -> None:
+    def __init__(self, file: ResultsFile, settings: Settings, job: Job, executor: Any, bar: tqdm[Any]) -> None:
         self._file, self._settings, self._job = file, settings, job
-        self._executor, self._width, self._bar = executor, width, bar
-        self._done = {(result.arm, result.seed): result for result in file.results}
-        self._counted: set[tuple[Arm, int]] = set()
-        self._starts: dict[tuple[Arm, int], Start] = {}
-        self._began, self._spent = time.perf_counter(), 0.0
-        # A study that was killed has used some of its budget.
-        self._spent_before = sum(result.wall_seconds for result in file.results) / (width or 1)
+        self._executor, self._bar = executor, bar
+        self._starts: dict[tuple[Arm, int], Result] = {}
 
     def begin(self) -> None:
         """Start the baseline, compare its start with that of the stored results, and write settings and start."""
-        stored, own = self._file.start, [one for one in self._file.results if not one.arm and one.failure is None]
-        if not self._file.results:
-            stored = None
+        stored = self._file.start if self._file.results else None
         self._bar.set_postfix_str("checking the baseline")
-        seed = stored.seed if stored else own[0].seed if own else self._settings.seeds[0]
-        start = self._start((), seed)
-        if stored is None and own and own[0].batches is not None:  # a file of an earlier version
-            stored = Start((), seed, own[0].batches, own[0].weights, start.settings)
+        start = self._start((), stored.seed if stored else self._settings.seeds[0])
         if stored is not None and (differences := stored.differences(start)):
             raise ValueError(
                 "folder must be empty or have results of the same training, but the following differ from those of "
                 f"{self._file.path}: {', '.join(differences)}. Choose another folder."
             )
-        self._file.write_settings(self._settings)
+        if self._file.settings != self._settings:
+            self._file.append("settings", self._settings)
         if self._file.start != start:
-            self._file.write_start(start)
+            self._file.append("start", start)
 
-    def run(self, arms: Sequence[Arm]) -> None:
-        """Run arms with all seeds; with a budget, stop the worse ones if it is not sufficient for all."""
-        seeds, remaining = self._settings.seeds, list(arms)
-        if self._settings.budget is None:
-            self._complete(list(itertools.product(seeds, remaining)))
-            return
-        done = 0
-        while done < len(seeds) and not self._is_used_up():
-            rung = seeds[done : max(1, 2 * done)]
-            self._complete(list(itertools.product(rung, remaining)))
-            done += len(rung)
-            remaining = self._promising(remaining, len(seeds) - done)
-
-    def run_greedy(self, names: Sequence[str]) -> None:
-        """Add the algorithm that improves the metric most, as long as one improves it by more than its error."""
-        chosen: Arm = ()
-        while len(chosen) < len(names):
-            candidates = [
-                tuple(name for name in names if name in chosen or name == added)
-                for added in names
-                if added not in chosen
-            ]
-            self._bar.total = (self._bar.total or 0) + len(
-                [c for c in candidates for s in self._settings.seeds if (c, s) not in self._counted]
-            )
-            self.run([(), *([chosen] if chosen else []), *candidates])
-            study, sign = Study(self._settings, self._file.results), self._settings.sign
-            gains = [(gain, arm) for arm in candidates if (gain := study.improvement(arm, chosen)) is not None]
-            if not gains:
-                return
-            gain, best = max(gains, key=lambda pair: sign * pair[0].mean)
-            error = 0.0 if gain.low is None else (gain.mean - gain.low) / 2  # close to the standard error of many seeds
-            if sign * gain.mean <= error:
-                return
-            chosen = best
-
-    def _complete(self, wanted: Sequence[tuple[int, Arm]]) -> None:
-        """Execute the wanted runs without a result; those of one seed, one after the other, take turns."""
-        waiting = [(arm, seed) for seed, arm in wanted if (arm, seed) not in self._done]
-        self._count([(arm, seed) for seed, arm in wanted if (arm, seed) in self._done])
-        running: dict[Future[Result], tuple[Arm, int]] = {}
+    def run(self, wanted: Sequence[tuple[Arm, int]], width: int) -> None:
+        """Execute the wanted runs without a result, at most ``width`` at a time."""
+        done = {(result.arm, result.seed) for result in self._file.results}
+        waiting = [one for one in wanted if one not in done]
+        self._bar.update(len(wanted) - len(waiting))
+        running: list[Future[Result]] = []
         try:
             while waiting or running:
-                while waiting and (self._width is None or len(running) < self._width) and not self._is_used_up():
+                while waiting and len(running) < width:
                     arm, seed = waiting.pop(0)
                     self._bar.set_postfix_str(f"{label(arm)}, seed {seed}")
-                    running[self._submit(arm, seed)] = arm, seed
-                if not running:
-                    return
-                done = wait(running, return_when=FIRST_COMPLETED).done
-                for future in [one for one in running if one in done]:  # a set has no order
+                    job = attrs.evolve(self._job, arm=arm, seed=seed)
+                    running.append(self._executor.submit(run_job, job))
+                completed = wait(running, return_when=FIRST_COMPLETED).done
+                for future in [one for one in running if one in completed]:  # a set has no order
+                    running.remove(future)
                     result = future.result()
-                    self._spent += result.wall_seconds
                     self._check_pairing(result)
-                    self._file.append(result)
-                    self._done[running.pop(future)] = result
-                    self._count([(result.arm, result.seed)])
+                    self._file.append("result", result)
+                    self._bar.update()
         finally:
             for future in running:
                 future.cancel()
 
-    def _submit(self, arm: Arm, seed: int) -> Future[Result]:
-        future: Future[Result] = self._executor.submit(run_job, attrs.evolve(self._job, arm=arm, seed=seed))
-        return future
-
-    def _start(self, arm: Arm, seed: int) -> Start:
+    def _start(self, arm: Arm, seed: int) -> Result:
+        """Return the start of a run, which is executed once."""
         if (arm, seed) not in self._starts:
             job = attrs.evolve(self._job, arm=arm, seed=seed, only_start=True)
-            self._starts[arm, seed] = self._executor.submit(run_job, job).result()
+            start = self._executor.submit(run_job, job).result()
+            if start.failure is not None:
+                raise StudyError(
+                    f"make_trainer must return a trainer that trains, but {label(arm)} with seed {seed} failed in its "
+                    f"first batches: {start.failure} (see {job.run_folder / 'log.txt'})"
+                )
+            self._starts[arm, seed] = start
         return self._starts[arm, seed]
-
-    def _count(self, runs: Iterable[tuple[Arm, int]]) -> None:
-        new = set(runs) - self._counted
-        self._counted |= new
-        self._bar.update(len(new))
-
-    def _is_used_up(self) -> bool:
-        budget = self._settings.budget
-        return budget is not None and self._spent_before + time.perf_counter() - self._began >= budget
-
-    def _promising(self, arms: list[Arm], num_seeds: int) -> list[Arm]:
-        """Return the arms to continue with: all if the budget is sufficient for them, else the better half."""
-        assert self._settings.budget is not None
-        walls: dict[Arm, list[float]] = {arm: [] for arm in arms}
-        for (arm, _), result in self._done.items():
-            if arm in walls:
-                walls[arm].append(result.wall_seconds)
-        elapsed = time.perf_counter() - self._began
-        at_a_time = max(1.0, self._spent / elapsed)  # as measured: an executor may have fewer workers than runs
-        needed = num_seeds * sum(sum(times) / len(times) for times in walls.values() if times) / at_a_time
-        left = self._settings.budget - self._spent_before - elapsed
-        if needed <= left:
-            return arms
-        study, sign = Study(self._settings, self._file.results), self._settings.sign
-        gains = {arm: gain.mean * sign for arm in arms if arm and (gain := study.improvement(arm)) is not None}
-        better = sorted(gains, key=gains.__getitem__, reverse=True)[: (len(gains) + 1) // 2]
-        return [arm for arm in arms if not arm or arm in better]
 
     def _check_pairing(self, result: Result) -> None:
         """Check that a run had the data and weights of the others of its seed, if necessary by starting one again."""
         if (result.arm, result.seed) in self._starts:
             self._check_repetition(result)
-        for other in self._done.values():
+        for other in self._file.results:
             if other.failure is not None or result.failure is not None:
                 continue
             # An algorithm may change the data set itself, which is no error: only a repetition shows the cause.
-            if other.seed == result.seed and _differences(result, other):
+            if other.seed == result.seed and result.differences(other):
                 self._check_repetition(other)
             if other.arm == result.arm and other.seed != result.seed:
                 _check_seeds(result, other)
 
     def _check_repetition(self, result: Result) -> None:
-        differences = _differences(result, self._start(result.arm, result.seed))
+        differences = result.differences(self._start(result.arm, result.seed))
         if differences:
             raise StudyError(
                 "make_trainer must give the same training for the same seed, but the "
@@ -347,12 +254,6 @@ class _Experiment:
                 + ". Runs share a state, such as a file or a folder of checkpoints, or draw from a generator that "
                 "is not seeded: construct everything in make_trainer, from its seed."
             )
-
-
-def _differences(one: Result, other: Result | Start) -> list[str]:
-    """Return which digests of two runs differ; a run whose process was killed has none."""
-    pairs = {"first batches": (one.batches, other.batches), "initial weights": (one.weights, other.weights)}
-    return [name for name, pair in pairs.items() if None not in pair and pair[0] != pair[1]]
 
 
 def _check_seeds(one: Result, other: Result) -> None:
@@ -368,10 +269,7 @@ def _check_seeds(one: Result, other: Result) -> None:
 
 
 def _check_parameters(make_trainer: Callable[..., Trainer]) -> None:
-    try:
-        signature = inspect.signature(make_trainer)
-    except ValueError:  # of some functions written in C
-        return
+    signature = inspect.signature(make_trainer)
     try:
         signature.bind([], 0, **({"folder": ""} if "folder" in signature.parameters else {}))
     except TypeError as error:
@@ -382,13 +280,13 @@ def _check_parameters(make_trainer: Callable[..., Trainer]) -> None:
 
 
 def _describe(algorithms: Mapping[str, Callable[[], Algorithm]]) -> dict[str, str]:
-    """Return the class and settings of each algorithm as text, which identify it when a study is continued."""
+    """Return the class and settings of each algorithm as strings, which identify it when a study is continued."""
     if not isinstance(algorithms, Mapping):
         raise TypeError(f"algorithms must be a dictionary of functions by name, got {shortened(algorithms)}.")
     described = {}
     for name, factory in algorithms.items():
         if not isinstance(name, str) or not name.strip() or name == "baseline" or "\n" in name:
-            raise ValueError(f"algorithms must have names that are texts, other than 'baseline', got {name!r}.")
+            raise ValueError(f"algorithms must have names that are strings, other than 'baseline', got {name!r}.")
         if isinstance(factory, Algorithm) or not callable(factory):
             raise TypeError(
                 f"algorithms[{name!r}] must be a function that constructs a new algorithm for each run, got "
@@ -409,42 +307,3 @@ def _to_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
     if not given or len(set(given)) != len(given):
         raise ValueError(f"seeds must be at least one, and different from each other, got {seeds!r}.")
     return tuple(given)
-
-
-def _to_seconds(budget: str | float | None) -> float | None:
-    if budget is None:
-        return None
-    number: Any = budget
-    if isinstance(budget, str):
-        unit = budget.lstrip("0123456789. ")
-        number = budget.removesuffix(unit) if unit in _SECONDS else ""
-    try:
-        seconds = float(number) * (_SECONDS[unit] if isinstance(budget, str) else 1)
-    except (TypeError, ValueError):
-        raise ValueError(f"budget must be seconds or a text such as '30min' or '2h', got {budget!r}.") from None
-    if not 0 < seconds < float("inf"):
-        raise ValueError(f"budget must be more than 0 seconds, got {budget!r}.")
-    return seconds
-
-
-def _has_other_times(file: ResultsFile, environment: dict[str, Any]) -> bool:
-    """Return whether the stored times are rough, or were measured on other hardware."""
-    if file.settings is None or not file.results:
-        return False
-    return file.settings.is_rough or file.settings.environment.get("hardware") != environment["hardware"]
-
-
-def _check_same_study(file: ResultsFile, settings: Settings) -> None:
-    stored = file.settings
-    if stored is None or not file.results:
-        return
-    changed = [name for name in ("metric", "mode") if getattr(stored, name) != getattr(settings, name)]
-    common = stored.algorithms.keys() & settings.algorithms.keys()
-    changed += [
-        f"algorithms[{name!r}]" for name in sorted(common) if stored.algorithms[name] != settings.algorithms[name]
-    ]
-    if changed:
-        raise ValueError(
-            f"folder must be empty or have results of the same study, but {', '.join(changed)} of {file.path} "
-            "differ. Choose another folder."
-        )

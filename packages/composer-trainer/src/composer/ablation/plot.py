@@ -10,12 +10,15 @@ from composer.loggers.products import import_product
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
 
     from matplotlib.figure import Figure
 
-    from composer.ablation.study import Row, Study
+    from composer.ablation.results import Settings
+    from composer.ablation.statistics import Difference
+    from composer.ablation.table import Row
 
-__all__ = ["front", "plot_study"]
+__all__ = ["front", "plot_rows"]
 
 
 def front(points: dict[str, tuple[float, float]], sign: int) -> list[str]:
@@ -32,24 +35,28 @@ def front(points: dict[str, tuple[float, float]], sign: int) -> list[str]:
     return found
 
 
-def plot_study(study: Study, path: str | os.PathLike[str] | None = None) -> Figure:
+def plot_rows(rows: Sequence[Row], settings: Settings, path: str | os.PathLike[str] | None = None) -> Figure:
     """Plot each arm's metric against its time of training; see :meth:`.Study.plot`."""
     figures = import_product("matplotlib.figure", "ablation")
-    rows = {row.label: row for row in study.rows if row.metric is not None and row.seconds is not None}
-    if not rows:
+    points = {
+        row.label: (row.seconds, row.metric) for row in rows if row.metric is not None and row.seconds is not None
+    }
+    if not points:
         raise ValueError("A study must have a result to be plotted, and no arm has one.")
     # A figure of its own: pyplot would keep it open, and need a display in some environments.
     figure: Figure = figures.Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
-    best = front({name: _point(row) for name, row in rows.items()}, study.settings.sign)
-    axes.plot(*zip(*(_point(rows[name]) for name in best), strict=True), "--", color="tab:gray", zorder=1)
-    baseline = rows.get("baseline")
-    for name, row in rows.items():
-        colour = "black" if name == "baseline" else "tab:blue" if name in best else "tab:gray"
-        errors, x, y = _errors(row, baseline), *_point(row)
+    best = front(points, settings.sign)
+    axes.plot(*zip(*(points[name] for name in best), strict=True), "--", color="tab:gray", zorder=1)
+    shown = [row for row in rows if row.label in points]
+    scale = next((row.seconds for row in shown if not row.arm), None)  # of the ratios: the baseline's time
+    for row in shown:
+        x, y = points[row.label]
+        colour = "black" if not row.arm else "tab:blue" if row.label in best else "tab:gray"
+        errors = _bars(row.time_ratio, scale or 0.0), _bars(row.difference, 1.0)
         axes.errorbar(x, y, xerr=errors[0], yerr=errors[1], fmt="o", color=colour, capsize=3, zorder=2)
-        axes.annotate(name, (x, y), xytext=(6, 6), textcoords="offset points", fontsize=8, color=colour)
-    settings, several = study.settings, len(study.settings.seeds) > 1
+        axes.annotate(row.label, (x, y), xytext=(6, 6), textcoords="offset points", fontsize=8, color=colour)
+    several = len(settings.seeds) > 1
     axes.set_xlabel(f"time of training in seconds{' (rough)' if settings.is_rough else ''}")
     axes.set_ylabel(f"{settings.metric} ({'higher' if settings.mode == 'max' else 'lower'} is better)")
     bars = "bars: 95 % intervals of the difference to the baseline" if several else "one seed: no intervals"
@@ -64,19 +71,8 @@ def plot_study(study: Study, path: str | os.PathLike[str] | None = None) -> Figu
     return figure
 
 
-def _point(row: Row) -> tuple[float, float]:
-    assert row.seconds is not None
-    assert row.metric is not None
-    return row.seconds, row.metric
-
-
-def _errors(row: Row, baseline: Row | None) -> tuple[list[list[float]] | None, list[list[float]] | None]:
-    """Return the distances to the ends of the intervals of time and metric, both relative to the baseline."""
-    difference, ratio = row.difference, row.time_ratio
-    horizontal = vertical = None
-    if difference is not None and difference.low is not None and difference.high is not None:
-        vertical = [[difference.mean - difference.low], [difference.high - difference.mean]]
-    if ratio is not None and ratio.low is not None and ratio.high is not None and baseline and baseline.seconds:
-        scale = baseline.seconds
-        horizontal = [[scale * (ratio.mean - ratio.low)], [scale * (ratio.high - ratio.mean)]]
-    return horizontal, vertical
+def _bars(difference: Difference | None, scale: float) -> list[list[float]] | None:
+    """Return the distances from a mean to the ends of its interval."""
+    if difference is None or difference.low is None or difference.high is None:
+        return None
+    return [[scale * (difference.mean - difference.low)], [scale * (difference.high - difference.mean)]]

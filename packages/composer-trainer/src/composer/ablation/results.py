@@ -12,14 +12,13 @@ import attrs
 from composer.core.serialization import from_data
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["Result", "ResultsFile", "Settings", "Start", "label"]
+__all__ = ["Result", "ResultsFile", "Settings", "label"]
 
-_KINDS = {"settings", "start", "result"}
 FIRST_LOSS = "first training loss"
-"""The name of the loss in :attr:`Start.settings`."""
+"""The name of the loss in :attr:`Result.settings`."""
 
 
 @attrs.frozen
@@ -30,9 +29,8 @@ class Settings:
         metric: The name of the metric.
         mode: ``"max"`` or ``"min"``.
         seeds: The seeds that each arm is to run with.
-        algorithms: The class and the settings of each algorithm by its name in the study, as text.
+        algorithms: The class and the settings of each algorithm by its name in the study, as strings.
         target: The quality to reach; None is the baseline's final one.
-        budget: The time for all runs, in seconds; None is unlimited.
         is_rough: Whether runs were executed beside each other, which makes their times rough.
         environment: Versions and hardware.
     """
@@ -42,7 +40,6 @@ class Settings:
     seeds: tuple[int, ...]
     algorithms: dict[str, str]
     target: float | None = None
-    budget: float | None = None
     is_rough: bool = False
     environment: dict[str, Any] = attrs.field(factory=dict)
 
@@ -51,10 +48,20 @@ class Settings:
         """1 if larger values are better, else -1."""
         return 1 if self.mode == "max" else -1
 
+    def differences(self, other: Settings) -> list[str]:
+        """Return the names of the settings with which the results of two studies cannot be compared."""
+        changed = [name for name in ("metric", "mode") if getattr(self, name) != getattr(other, name)]
+        common = sorted(self.algorithms.keys() & other.algorithms.keys())
+        return changed + [f"algorithms[{name!r}]" for name in common if self.algorithms[name] != other.algorithms[name]]
+
+    def is_rough_for(self, environment: Mapping[str, Any]) -> bool:
+        """Return whether the times are rough where others are measured in an environment: also on other hardware."""
+        return self.is_rough or self.environment.get("hardware") != environment["hardware"]
+
 
 @attrs.frozen
 class Result:
-    """One run: an arm with a seed.
+    """One run, an arm with a seed; or its first batches, which identify it when its study is continued.
 
     Args:
         arm: The names of its algorithms; empty for the baseline.
@@ -66,6 +73,8 @@ class Result:
         failure: Why the run failed; None if it succeeded.
         batches: A digest of the first batches, as they were loaded.
         weights: A digest of the initial weights; None if an algorithm may have changed them already.
+        settings: For the first batches only: settings of the trainer and its components by name, a digest of the first
+            batches of the evaluation, and the first training loss, all as strings.
     """
 
     arm: tuple[str, ...]
@@ -77,43 +86,28 @@ class Result:
     failure: str | None = None
     batches: str | None = None
     weights: str | None = None
+    settings: dict[str, str] = attrs.field(factory=dict)
+
+    def differences(self, other: Result) -> list[str]:
+        """Return in words what shows that two runs are not of the same training; a killed run has no digests."""
+        found = []
+        if self.settings and other.settings:
+            for name in self.settings | other.settings:
+                mine, theirs = (one.settings.get(name, "none") for one in (self, other))
+                if not _is_same(name, mine, theirs):
+                    found.append(f"{name} ({mine}, now {theirs})")
+        digests = {
+            "first training batches": (self.batches, other.batches),
+            "initial weights": (self.weights, other.weights),
+        }
+        return found + [
+            name for name, (mine, theirs) in digests.items() if None not in {mine, theirs} and mine != theirs
+        ]
 
 
-@attrs.frozen
-class Start:
-    """The start of a training, which identifies it when its study is continued.
-
-    Args:
-        arm: The names of the algorithms.
-        seed: The seed.
-        batches: A digest of the first batches, as they were loaded.
-        weights: A digest of the initial weights; None if an algorithm may have changed them already.
-        settings: Settings of the trainer and its components by name, a digest of the first batches of the evaluation,
-            and the first training loss, all as text.
-    """
-
-    arm: tuple[str, ...]
-    seed: int
-    batches: str
-    weights: str | None
-    settings: dict[str, str]
-
-    def differences(self, other: Start) -> list[str]:
-        """Return what differs between two starts, in words."""
-        found = [f"{name} ({mine}, now {theirs})" for name, mine, theirs in self._different_settings(other)]
-        if self.batches != other.batches:
-            found.append("first training batches")
-        if None not in (self.weights, other.weights) and self.weights != other.weights:
-            found.append("initial weights")
-        return found
-
-    def _different_settings(self, other: Start) -> Iterator[tuple[str, str, str]]:
-        for name in dict.fromkeys([*self.settings, *other.settings]):
-            mine, theirs = (one.settings.get(name, "none") for one in (self, other))
-            # Another number of threads may round a loss differently.
-            is_loss = name == FIRST_LOSS and "none" not in (mine, theirs)
-            if mine != theirs and not (is_loss and math.isclose(float(mine), float(theirs), rel_tol=1e-3)):
-                yield name, mine, theirs
+def _is_same(name: str, mine: str, theirs: str) -> bool:
+    """Return whether two settings are equal; another number of threads may round a loss differently."""
+    return mine == theirs or (name == FIRST_LOSS and math.isclose(float(mine), float(theirs), rel_tol=1e-3))
 
 
 def label(arm: tuple[str, ...]) -> str:
@@ -141,47 +135,35 @@ class ResultsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.settings: Settings | None = None
-        self.start: Start | None = None
+        self.start: Result | None = None
         self.results: list[Result] = []
         written = path.read_bytes() if path.exists() else b""
         self._length = written.rfind(b"\n") + 1
+        kinds = {"settings": Settings, "start": Result, "result": Result}
         for number, line in enumerate(written[: self._length].splitlines(), start=1):
             place = f"{path.name}, line {number}"
             try:
-                entry = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{place}: must be JSON, got {line[:80]!r}: {error}") from None
-            if (
-                not isinstance(entry, dict)
-                or len(entry) != 1
-                or next(iter(entry)) not in {"settings", "start", "result"}
-            ):
-                raise ValueError(f"{place}: must have the key 'settings', 'start' or 'result', got {line[:80]!r}.")
-            if "settings" in entry:
-                self.settings = from_data(entry["settings"], Settings, place)
-            elif "start" in entry:
-                self.start = from_data(entry["start"], Start, place)
-            else:
-                self.results.append(from_data(entry["result"], Result, place))
+                ((name, data),) = json.loads(line).items()
+                self._add(name, from_data(data, kinds[name], place))
+            except (AttributeError, KeyError, ValueError) as error:
+                raise ValueError(
+                    f"{place}: must be JSON with the key {', '.join(kinds)}, got {line[:80]!r}: {error}"
+                ) from None
 
-    def write_settings(self, settings: Settings) -> None:
-        """Append the settings if they differ from the last ones."""
-        if settings != self.settings:
-            self._append({"settings": attrs.asdict(settings)})
-            self.settings = settings
+    def _add(self, name: str, value: Any) -> None:
+        if name == "result":
+            self.results.append(value)
+        else:
+            setattr(self, name, value)
 
-    def write_start(self, start: Start) -> None:
-        """Append the start of the baseline."""
-        self._append({"start": attrs.asdict(start)})
-        self.start = start
+    def append(self, name: str, value: Settings | Result) -> None:
+        """Append a line.
 
-    def append(self, result: Result) -> None:
-        """Append a result."""
-        self._append({"result": attrs.asdict(result)})
-        self.results.append(result)
-
-    def _append(self, entry: dict[str, Any]) -> None:
-        line = json.dumps(entry, allow_nan=False).encode() + b"\n"
+        Args:
+            name: ``"settings"``, ``"start"`` or ``"result"``.
+            value: What it contains.
+        """
+        line = json.dumps({name: attrs.asdict(value)}, allow_nan=False).encode() + b"\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
@@ -191,3 +173,4 @@ class ResultsFile:
         finally:
             os.close(descriptor)
         self._length += len(line)
+        self._add(name, value)

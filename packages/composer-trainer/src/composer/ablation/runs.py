@@ -11,7 +11,6 @@ import pickle
 import re
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -25,7 +24,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from composer.ablation.results import FIRST_LOSS, Result, Start, label
+from composer.ablation.results import FIRST_LOSS, Result, label
 from composer.core import Event, LoggerDestination, State
 from composer.core.checks import abridged
 from composer.core.randomness import derive_seed
@@ -37,7 +36,7 @@ from composer.trainer.reproducibility import seed_all
 from composer.trainer.tools.hyperparameters import hyperparameters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from composer.core import Logger
 
@@ -58,6 +57,7 @@ _IDENTITY = (
     "schedulers",
 )
 """The hyperparameters that identify a training, whatever its algorithms, its seed and its environment."""
+_JOB, _ANSWER = "job.pickle", "result.json"
 _PROGRAM = "from composer.ablation.runs import main; main()"
 
 
@@ -81,7 +81,7 @@ class Job:
         folder: The folder of the study.
         search_path: The entries of ``sys.path`` with the user's modules.
         threads: The number of torch's threads; None for its default.
-        only_start: Whether to stop after the first batches; the result is a :class:`.Start`.
+        only_start: Whether to stop after the first batches; they identify the training.
     """
 
     arm: tuple[str, ...]
@@ -102,66 +102,40 @@ class Job:
         return Path(self.folder) / "runs" / f"{name}-{derive_seed(*self.arm) % 16**6:06x}-seed{self.seed}{kind}"
 
 
-def run_job(job: Job) -> Result | Start:
+def run_job(job: Job) -> Result:
     """Run a job in a new interpreter and return its result; a crash of that process is a failure of the run.
 
     Raises:
-        StudyError: The run shows that the study is not set up correctly, or a start failed.
+        StudyError: The run shows that the study is not set up correctly.
     """
     folder, began = job.run_folder, time.perf_counter()
     shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was killed
     folder.mkdir(parents=True)
+    (folder / _JOB).write_bytes(pickle.dumps(job))
     search_path = dict.fromkeys(entry or str(Path.cwd()) for entry in (*job.search_path, *sys.path))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(search_path), RUN_VARIABLE: "1"}
     if job.threads is not None:
         environment["OMP_NUM_THREADS"] = str(job.threads)
-    with (folder / "log.txt").open("wb") as log:
-        process = subprocess.Popen(  # noqa: S603  (this interpreter)
-            [sys.executable, "-c", _PROGRAM],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=environment,
-        )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        sent = pickle.dumps(attrs.asdict(job))
-        with contextlib.suppress(BrokenPipeError):  # the process has died, and its exit code is reported
-            process.stdin.write(struct.pack("<Q", len(sent)) + sent)
-            process.stdin.flush()
-        # Standard input stays open: its end shows the process that this one has died.
-        answer = process.stdout.read()
-        code = process.wait()
-    finally:
-        process.kill()
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
-    seconds = time.perf_counter() - began
-    if code or not answer:
-        failure = _describe_exit(code, folder / "log.txt")
-        if job.only_start:
-            raise StudyError(_describe_failed_start(job, failure))
-        return Result(job.arm, job.seed, wall_seconds=seconds, failure=failure)
-    measured = json.loads(answer)
-    if "error" in measured:
-        raise StudyError(measured["error"])
-    measured |= {"arm": list(job.arm), "seed": job.seed}
-    result: Result | Start
-    if job.only_start:
-        result = from_data(measured, Start, "the start of a run")
+    command = [sys.executable, "-c", _PROGRAM, str(folder)]
+    with (
+        (folder / "log.txt").open("wb") as log,
+        # Nothing is written to standard input: its end shows the process that this one has died.
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment) as process,  # noqa: S603  (this interpreter)
+    ):
+        try:
+            code = process.wait()
+        finally:
+            process.kill()
+    answer = folder / _ANSWER
+    if code or not answer.exists():
+        result = Result(job.arm, job.seed, failure=_describe_exit(code, folder / "log.txt"))
     else:
-        result = from_data(measured | {"wall_seconds": seconds}, Result, "the result of a run")
-    return result
-
-
-def _describe_failed_start(job: Job, reason: str) -> str:
-    return (
-        f"make_trainer must return a trainer that trains, but {label(job.arm)} with seed {job.seed} failed in its "
-        f"first batches: {reason} (see {job.run_folder / 'log.txt'})"
-    )
+        measured = json.loads(answer.read_text())
+        answer.unlink()
+        if "error" in measured:
+            raise StudyError(measured["error"])
+        result = from_data(measured, Result, "the result of a run")
+    return result if job.only_start else attrs.evolve(result, wall_seconds=time.perf_counter() - began)
 
 
 def _describe_exit(code: int, log: Path) -> str:
@@ -176,17 +150,16 @@ def _describe_exit(code: int, log: Path) -> str:
 
 
 def main() -> None:
-    """Run the job on standard input and write its result to standard output, which the run itself does not get."""
-    with os.fdopen(os.dup(1), "w") as answer:
-        os.dup2(2, 1)
-        (length,) = struct.unpack("<Q", sys.stdin.buffer.read(8))
-        job = Job(**pickle.loads(sys.stdin.buffer.read(length)))  # noqa: S301  (from the parent process)
-        threading.Thread(target=_exit_with_parent, daemon=True).start()
-        try:
-            measured = (measure_start if job.only_start else measure)(job)
-        except StudyError as error:
-            measured = {"error": str(error)}
-        json.dump(measured, answer, allow_nan=False)
+    """Run the job in the folder that the command line names, and write its result there."""
+    folder = Path(sys.argv.pop())
+    job: Job = pickle.loads((folder / _JOB).read_bytes())  # noqa: S301  (from the parent process)
+    (folder / _JOB).unlink()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    try:
+        measured = attrs.asdict(measure(job))
+    except StudyError as error:
+        measured = {"error": str(error)}
+    (folder / _ANSWER).write_text(json.dumps(measured, allow_nan=False))
     # Threads of the user's libraries must not keep the process alive.
     sys.stdout.flush()
     sys.stderr.flush()
@@ -199,58 +172,44 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-def measure(job: Job) -> dict[str, Any]:
-    """Construct the trainer, train, and return the measured fields of a :class:`Result`.
+def measure(job: Job) -> Result:
+    """Construct the trainer, train, all or only the first batches, and return what was measured.
 
     Raises:
         StudyError: The metric is not logged, or ``make_trainer`` does not do what a study needs.
     """
-    recorder = Recorder(job.metric)
-    failure = None
-    try:
-        with _construct(job) as trainer:
-            recorder.attach(trainer)
-            trainer.fit()
-    except StudyError:
-        raise
-    except Exception as error:  # noqa: BLE001  (any error is the run's result)
-        traceback.print_exc()
-        failure = abridged(f"{type(error).__name__}: {error}")
-    else:
-        recorder.check()
-    return {
-        "curve": [list(point) for point in recorder.curve],
-        "seconds": None if failure else recorder.seconds,
-        "memory": _peak_memory(),
-        "failure": failure,
-        "batches": recorder.batches.hexdigest(),
-        "weights": recorder.weights,
-    }
-
-
-def measure_start(job: Job) -> dict[str, Any]:
-    """Construct the trainer, train the first batches, and return the measured fields of a :class:`Start`.
-
-    Raises:
-        StudyError: It fails, or ``make_trainer`` does not do what a study needs.
-    """
-    recorder = Recorder(job.metric, only_start=True)
+    recorder = Recorder(job.metric, only_start=job.only_start)
+    failure, settings = None, {}
     try:
         with _construct(job) as trainer:
             recorder.attach(trainer)
             with contextlib.suppress(_StartedError):
                 trainer.fit()
-            settings = _identify(trainer.state)
+            if job.only_start:
+                settings = _identify(trainer.state)
     except StudyError:
         raise
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  (any error is the run's result)
         traceback.print_exc()
-        raise StudyError(_describe_failed_start(job, abridged(f"{type(error).__name__}: {error}"))) from error
-    return {"batches": recorder.batches.hexdigest(), "weights": recorder.weights, "settings": settings}
+        failure = abridged(f"{type(error).__name__}: {error}")
+    result = Result(
+        job.arm,
+        job.seed,
+        failure=failure,
+        batches=recorder.batches.hexdigest(),
+        weights=recorder.weights,
+        settings=settings,
+    )
+    if job.only_start:
+        return result
+    if failure is None:
+        recorder.check()
+    seconds = None if failure else recorder.seconds
+    return attrs.evolve(result, curve=tuple(recorder.curve), seconds=seconds, memory=_peak_memory())
 
 
 def _identify(state: State) -> dict[str, str]:
-    """Return what identifies a training that has begun, except the digests of its data and weights, as text."""
+    """Return what identifies a training that has begun, except the digests of its data and weights."""
     described = hyperparameters(state)
     settings = {name: described[name] for name in _IDENTITY} | {"batches_per_epoch": state.dataloader_len}
     digest = xxhash.xxh3_128()
@@ -345,17 +304,12 @@ class Recorder(LoggerDestination):
         return run
 
     def _digest_batch(self) -> None:
-        with self._pause():
-            self._num_batches += 1
-            for leaf in leaves(self._state.batch):
-                _update(self.batches, leaf)
+        began = self._now()
+        self._num_batches += 1
+        for leaf in leaves(self._state.batch):
+            _update(self.batches, leaf)
         if self._only_start and self._num_batches == _DIGESTED_BATCHES:
             raise _StartedError
-
-    @contextlib.contextmanager
-    def _pause(self) -> Iterator[None]:
-        began = self._now()
-        yield
         self._paused += self._now() - began
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
+import statistics
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -12,11 +12,12 @@ import attrs
 from composer.loggers.products import import_product
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["Difference", "adjusted_p_values", "paired_difference", "seeds_needed", "time_to"]
+__all__ = ["Difference", "adjusted_p_values", "paired_difference", "paired_ratio", "seeds_needed", "time_to"]
 
-CONFIDENCE = 0.95
+_UPPER = 0.975
+"""The upper end of an interval of 95 %, as a probability."""
 
 
 @attrs.frozen
@@ -43,27 +44,40 @@ class Difference:
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
-def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Difference:
-    """Return the mean of ``values - baseline`` with the interval and p-value of :func:`scipy.stats.ttest_rel`.
+def paired_difference(values: Mapping[int, float], others: Mapping[int, float]) -> Difference | None:
+    """Return the mean difference of two arms with the interval and p-value of :func:`scipy.stats.ttest_rel`.
 
     Args:
-        values: One number for each seed.
-        baseline: The numbers of the baseline with the same seeds.
+        values: A number by seed.
+        others: The numbers of the other arm.
+
+    Returns:
+        The difference over the seeds that both have; None without any.
 
     Example:
-        >>> paired_difference([2.0, 3.0, 4.0], [1.0, 1.0, 1.0]).mean
+        >>> paired_difference({0: 2.0, 1: 3.0, 2: 4.0}, {0: 1.0, 1: 1.0, 2: 1.0}).mean
         2.0
     """
-    mean = math.fsum(a - b for a, b in zip(values, baseline, strict=True)) / len(values)
-    if len(values) < 2:
-        return Difference(mean, None, None, None, len(values))
-    if len({a - b for a, b in zip(values, baseline, strict=True)}) == 1:  # without spread, there is no t statistic
-        return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0, len(values))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # differences that are equal up to rounding
-        test = _scipy_stats().ttest_rel(values, baseline)
-        low, high = test.confidence_interval(CONFIDENCE)
-    return Difference(mean, float(low), float(high), float(test.pvalue), len(values))
+    differences = [value - others[seed] for seed, value in values.items() if seed in others]
+    count = len(differences)
+    if count < 2:
+        return Difference(differences[0], None, None, None, 1) if differences else None
+    mean, error = statistics.fmean(differences), statistics.stdev(differences) / math.sqrt(count)
+    if not error:  # without spread, there is no t statistic
+        return Difference(mean, mean, mean, 0.0 if mean else 1.0, count)
+    t = _students_t()
+    half = float(t.ppf(_UPPER, count - 1)) * error
+    return Difference(mean, mean - half, mean + half, 2 * float(t.sf(abs(mean) / error, count - 1)), count)
+
+
+def paired_ratio(values: Mapping[int, float], others: Mapping[int, float]) -> Difference | None:
+    """Return the geometric mean of ratios of positive numbers, as :func:`paired_difference` of their logarithms."""
+    logarithms = ({seed: math.log(value) for seed, value in each.items()} for each in (values, others))
+    found = paired_difference(*logarithms)
+    if found is None:
+        return None
+    low, high = (None if end is None else math.exp(end) for end in (found.low, found.high))
+    return attrs.evolve(found, mean=math.exp(found.mean), low=low, high=high)
 
 
 def adjusted_p_values(p_values: Sequence[float]) -> list[float]:
@@ -86,12 +100,11 @@ def seeds_needed(difference: Difference, most: int = 1000) -> int | None:
     """Return how many seeds would make the interval exclude 0 if mean and spread stay the same; None above ``most``."""
     if difference.low is None or difference.mean == 0:
         return None
-    quantile = _scipy_stats().t.ppf
-    probability = (1 + CONFIDENCE) / 2
-    spread = (difference.mean - difference.low) / float(quantile(probability, difference.pairs - 1))
-    deviation = spread * math.sqrt(difference.pairs)
+    quantile = _students_t().ppf
+    half, root = difference.mean - difference.low, math.sqrt(difference.pairs)
+    deviation = half * root / float(quantile(_UPPER, difference.pairs - 1))
     for seeds in range(2, most + 1):
-        if float(quantile(probability, seeds - 1)) * deviation / math.sqrt(seeds) < abs(difference.mean):
+        if float(quantile(_UPPER, seeds - 1)) * deviation / math.sqrt(seeds) < abs(difference.mean):
             return seeds
     return None
 
@@ -122,5 +135,5 @@ def time_to(quality: float, curve: Sequence[tuple[float, float]], sign: int) -> 
     return math.inf
 
 
-def _scipy_stats() -> Any:
-    return import_product("scipy.stats", "ablation")
+def _students_t() -> Any:
+    return import_product("scipy.stats", "ablation").t
