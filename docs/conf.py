@@ -10,7 +10,6 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS / "_site"))
 
-import drawing
 import public_names
 import type_hints
 
@@ -37,7 +36,6 @@ default_role = "code"
 suppress_warnings = ["config.cache"]  # functions in autosummary_context cannot be pickled
 
 myst_enable_extensions = ["colon_fence"]
-myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 4
 copybutton_exclude = ".linenos, .gp, .go"
 
@@ -79,7 +77,6 @@ html_title = "composer"
 html_favicon = "_site/static/icon.svg"
 html_show_sourcelink = False
 html_static_path = ["_site/static"]
-html_css_files = ["site.css"]
 html_theme_options = {
     "show_prev_next": False,
     "navigation_with_keys": False,
@@ -163,7 +160,6 @@ def find_public_name(app, env, node, contnode):
 
 def setup(app):
     app.connect("missing-reference", find_public_name)
-    app.add_directive("mermaid", drawing.Mermaid)
     app.connect("source-read", read_source)
     app.connect("autodoc-process-docstring", process_docstring, priority=400)
     app.connect("autodoc-process-bases", keep_public_bases)

@@ -22,9 +22,8 @@ import composer.algorithms
 from composer.ablation import Study
 from composer.compat.table import ARGUMENTS, NAMES, parse_home
 from composer.core import Algorithm, Event, Stage, Time, explain
-from composer.core.conflicts import ExclusiveResource
+from composer.core.declarations import ALWAYS_SERVED, OPTIONAL_EVENTS, ExclusiveResource, ServedFields, fields_at
 from composer.core.event import PLACES
-from composer.core.fields import ALWAYS_SERVED, OPTIONAL_EVENTS, ServedFields, fields_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -384,12 +383,6 @@ def _lines(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[s
         yield f"| {' | '.join(row)} |\n".replace("|  |", "| |")
 
 
-def drawing() -> str:
-    """Return the diagram of a recipe."""
-    recipe = [composer.algorithms.BlurPool(), composer.algorithms.MixUp(), composer.algorithms.LabelSmoothing()]
-    return f"```mermaid\n{explain(recipe).to_mermaid()}\n```\n"
-
-
 def plan_svg() -> str:
     """Return the drawing of the plan of a recipe."""
     kinds = [getattr(composer.algorithms, name) for name in ("BlurPool", "MixUp", "LabelSmoothing", "EMA")]
@@ -454,7 +447,6 @@ def _served_by_hosts() -> list[ServedFields]:
 TABLES = {
     "defaults": defaults,
     "hosts": hosts,
-    "drawing": drawing,
     "moved": moved,
     "removed": removed,
     "removed_arguments": removed_arguments,

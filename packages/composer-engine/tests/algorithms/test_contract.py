@@ -33,7 +33,7 @@ from composer.algorithms import (
     StochasticDepth,
 )
 from composer.core import Algorithm, Callback, Event, NoEffectWarning, Stage, State, Time
-from composer.core.conflicts import find_conflicts
+from composer.core.declarations import find_conflicts
 from composer.core.testing import CHECKS, Case, Effects, effects_of
 
 NAMES = [

@@ -269,9 +269,9 @@ class Wrapping(Callback):
     def batch_end(self, state, logger):
         self.written.append(self.name)
 
-    def wrap_call(self, event, entry, call):
+    def wrap_call(self, event, key, kind, call):
         def wrapped():
-            self.written.append(f"{self.name}<{entry.key}@{event.value}")
+            self.written.append(f"{self.name}<{key}@{event.value}")
             call()
             self.written.append(f">{self.name}")
 

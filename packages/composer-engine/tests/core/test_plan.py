@@ -1,303 +1,438 @@
-"""The plan: what runs when, and conflicts."""
+"""The plan as text and as a drawing, and functions at events."""
 
-import json
+import functools
+import itertools
+import textwrap
+from xml.etree import ElementTree
 
 import pytest
 
-from composer.core import Callback, Event, Stage, explain
-from composer.core.passes import sort_to_back
-from composer.core.plan import build_plan, component_keys
+from composer.core import Callback, Engine, Event, Logger, Stage, State, Subscription, Time, explain
 
 
-def entries(plan, event):
-    return [(entry.key, entry.why) for entry in plan.entries.get(event, ())]
-
-
-class TestWhatRunsWhere:
-    def test_algorithms_then_callbacks_then_loggers(self, make):
-        """Callbacks run after algorithms, and loggers after callbacks."""
-        plan = build_plan(
-            [make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS})],
-            [make.callback("C", "batch_end")],
-            [make.destination("L", "batch_end")],
-        )
-
-        assert [(entry.key, entry.kind) for entry in plan.entries[Event.BATCH_END]] == [
-            ("A", "algorithm"),
-            ("C", "callback"),
-            ("L", "logger"),
-        ]
-
-    def test_loggers_run_first_at_init(self, make):
-        """At INIT other components may already log."""
-        plan = build_plan(
-            [make.algorithm("A", {Event.INIT: Stage.LAYOUT})],
-            [make.callback("C", "init")],
-            [make.destination("L", "init")],
-        )
-
-        assert entries(plan, Event.INIT) == [
-            ("L", ""),
-            ("A", "after loggers"),
-            ("C", "after algorithms"),
-        ]
-
-    def test_loggers_among_the_callbacks(self, make):
-        """A logger that is passed as a callback runs with the other loggers: first at INIT, and last elsewhere."""
-        plan = build_plan(
-            [make.algorithm("A", dict.fromkeys([Event.INIT, Event.FIT_END], Stage.LAYOUT))],
-            [make.destination("L", "init", "fit_end"), make.callback("C", "init", "fit_end")],
-            [make.destination("M", "init", "fit_end")],
-        )
-
-        assert [entry.key for entry in plan.entries[Event.INIT]] == ["L", "M", "A", "C"]
-        assert [entry.key for entry in plan.entries[Event.FIT_END]] == ["A", "C", "L", "M"]
-
-    def test_only_overridden_hooks_are_planned(self, make):
-        """A callback is called only at events whose hook it overrides."""
-        plan = build_plan([], [make.callback("C", "epoch_end", "fit_end")])
-
-        assert [*plan.entries] == [Event.EPOCH_END, Event.FIT_END]
-
-    def test_hook_set_on_the_instance(self, make):
-        """A method set on an instance is called."""
-        callback = make.callback("C")
-        callback.epoch_end = print
-
-        assert [*build_plan([], [callback]).entries] == [Event.EPOCH_END]
-
-    def test_overridden_run_event_is_called_everywhere(self):
-        """An overridden run_event is called at every event."""
-
-        class Everything(Callback):
-            def run_event(self, event, state, logger):
-                pass
-
-        assert [*build_plan([], [Everything()]).entries] == [*Event]
-
-    def test_match_without_declared_events_is_called_everywhere(self, make):
-        """Without declared events, match is called at each event."""
-        plan = build_plan([make.algorithm("A", match=lambda self, event, state: False)])
-
-        assert [*plan.entries] == [*Event]
-        assert all(entry.asked and entry.stage is None for [entry] in plan.entries.values())
-
-    def test_match_is_called_at_declared_events(self, make):
-        """With both, match is called at the declared events only."""
-        plan = build_plan([make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}, match=lambda *_: True)])
-
-        assert {event: entry.asked for event, [entry] in plan.entries.items()} == {Event.BATCH_END: True}
-
-    def test_events_may_depend_on_settings(self, make):
-        """The events that ``runs_at_events`` returns are used, not all that the class declares."""
-        both = {Event.BATCH_END: Stage.WEIGHTS, Event.EPOCH_END: Stage.WEIGHTS}
-        algorithm = make.algorithm("A", both, runs_at_events=lambda self: {Event.EPOCH_END: Stage.WEIGHTS})
-
-        assert [*build_plan([algorithm]).entries] == [Event.EPOCH_END]
-
-    def test_instances_of_one_class_are_numbered(self, make):
-        """Two components of one class have two keys, equal at all events."""
-        algorithm = make.algorithm("CutOut", {Event.BATCH_END: Stage.WEIGHTS, Event.AFTER_LOSS: Stage.WEIGHTS})
-
-        plan = build_plan([algorithm, type(algorithm)()])
-
-        assert [entry.key for entry in plan.entries[Event.BATCH_END]] == ["CutOut", "CutOut.1"]
-        assert [entry.key for entry in plan.entries[Event.AFTER_LOSS]] == ["CutOut.1", "CutOut"]
-
-    def test_keys(self):
-        """Each class is numbered separately, from its second instance on."""
-        assert [*component_keys(["a", 1, "b", 2, "c"]).values()] == ["str", "int", "str.1", "int.1", "str.2"]
-
-
-class TestReasons:
-    def test_stage(self, make):
-        """The reason of the later stage names the earlier one."""
-        label = make.algorithm("Label", {Event.BEFORE_LOSS: Stage.LABEL, Event.AFTER_LOSS: Stage.LABEL})
-        mix = make.algorithm("Mix", {Event.BEFORE_LOSS: Stage.MIX, Event.AFTER_LOSS: Stage.MIX})
-
-        plan = build_plan([label, mix])
-
-        assert entries(plan, Event.BEFORE_LOSS) == [("Mix", ""), ("Label", "label after mix")]
-        assert entries(plan, Event.AFTER_LOSS) == [("Label", ""), ("Mix", "reversed: mix after label")]
-
-    def test_list(self, make):
-        """Within a stage list order applies, reversed at AFTER_* events."""
-        algorithms = [make.algorithm(n, dict.fromkeys(Event, Stage.AUGMENT)) for n in "AB"]
-
-        plan = build_plan(algorithms)
-
-        assert entries(plan, Event.BATCH_END) == [("A", ""), ("B", "as listed")]
-        assert entries(plan, Event.AFTER_LOAD) == [("B", ""), ("A", "first in, last out")]
-
-    def test_user_pass(self, make):
-        """A moved entry's reason is the pass; other entries do not mention it."""
-        algorithms = [make.algorithm(n, {Event.BATCH_END: Stage.WEIGHTS}) for n in "ABC"]
-
-        def run_last(algorithms_, event):
-            return sort_to_back(algorithms_, type(algorithms[0]))
-
-        plan = explain(algorithms, algorithm_passes=[run_last])
-
-        assert entries(plan, Event.BATCH_END) == [("B", ""), ("C", "as listed"), ("A", "moved by run_last")]
-        assert plan.entries[Event.BATCH_END][-1].placed_by == ("run_last",)
-
-    def test_pass_against_the_stages(self, make):
-        """Where a pass overrules the stages, the stage is not given as the reason."""
-        mix, label = (make.algorithm(s.name, {Event.BEFORE_LOSS: s}) for s in (Stage.MIX, Stage.LABEL))
-        weights = make.algorithm("W", {Event.BEFORE_LOSS: Stage.WEIGHTS})
-
-        def run_last(algorithms, event):
-            return sort_to_back(algorithms, type(mix))
-
-        plan = explain([mix, label, weights], algorithm_passes=[run_last])
-
-        assert entries(plan, Event.BEFORE_LOSS) == [
-            ("LABEL", ""),
-            ("W", "weights after label"),
-            ("MIX", "moved by run_last"),
-        ]
-
-    def test_entries_after_a_moved_one(self, make):
-        """An entry after a moved one does not give its stage as the reason."""
-        stages = (Stage.MIX, Stage.LABEL, Stage.WEIGHTS)
-        algorithms = [make.algorithm(s.name, {Event.BEFORE_LOSS: s, Event.AFTER_LOSS: s}) for s in stages]
-
-        def last_first(algorithms, event):
-            return [algorithms[-1], *algorithms[:-1]]
-
-        plan = explain(algorithms, algorithm_passes=[last_first])
-
-        assert entries(plan, Event.BEFORE_LOSS) == [
-            ("WEIGHTS", "moved by last_first"),
-            ("MIX", ""),
-            ("LABEL", "label after mix"),
-        ]
-        assert entries(plan, Event.AFTER_LOSS) == [
-            ("MIX", "moved by last_first"),
-            ("WEIGHTS", ""),
-            ("LABEL", "reversed: label after weights"),
-        ]
-
-    def test_entries_without_a_stage(self, make):
-        """They run last, first if stages are reversed, and as architecture before training, with these reasons."""
-        matching = make.algorithm("M", match=lambda *_: True)
-        weights = make.algorithm("W", dict.fromkeys((Event.BATCH_END, Event.AFTER_LOSS, Event.INIT), Stage.WEIGHTS))
-
-        plan = explain([weights, matching])
-
-        assert entries(plan, Event.BATCH_END) == [("W", ""), ("M", "no stage after weights")]
-        assert entries(plan, Event.INIT) == [("M", ""), ("W", "weights after no stage")]
-        assert entries(plan, Event.AFTER_LOSS) == [
-            ("M", ""),
-            ("W", "reversed: weights after no stage"),
-        ]
-
-    def test_removed_entries(self, make):
-        """Entries that a pass removes are listed."""
-        plan = explain([make.algorithm("A", {Event.FIT_END: Stage.WEIGHTS})], algorithm_passes=[lambda *_: []])
-
-        assert plan.entries == {}
-        assert [(one.name, one.event, one.by) for one in plan.left_out] == [("A", Event.FIT_END, "<lambda>")]
-
-
-class TestChecks:
-    def test_repeated_object_raises(self, make):
-        """The same object at two positions would run twice and be saved once."""
-        algorithm, callback = make.algorithm("A"), make.callback("C")
-
-        for twice in (lambda: explain([algorithm, algorithm]), lambda: explain([], [callback, callback])):
-            with pytest.raises(ValueError, match=r"is given twice; give it once, or make a second [AC]"):
-                twice()
-
-    @pytest.mark.parametrize(
-        "runs_at", [{"after_los": Stage.LOSS}, {Event.AFTER_LOSS: 60}, {Event.AFTER_LOSS}, [Event.INIT]]
+def test_recipe(make):
+    """The exact text of a small recipe."""
+    blurpool = make.algorithm(
+        "BlurPool",
+        {Event.INIT: Stage.ARCHITECTURE},
+        writes={"model"},
+        owns={"the pools", "the strided convolutions"},
+        __doc__="Blur before ``stride``.\n\nMore.",
     )
-    def test_unknown_event_raises(self, make, runs_at):
-        """A misspelled event raises when the plan is built."""
-        with pytest.raises(TypeError, match=r"A.runs_at must map events to stages"):
-            explain([make.algorithm("A", runs_at)])
+    smoothing = make.algorithm(
+        "LabelSmoothing",
+        {Event.BEFORE_LOSS: Stage.LABEL, Event.AFTER_LOSS: Stage.LABEL},
+        reads={"batch.target", "outputs"},
+        writes={"batch.target"},
+        __doc__="Be a little less sure.",
+    )
+    mixup = make.algorithm("MixUp", {Event.BEFORE_FORWARD: Stage.MIX, Event.BEFORE_LOSS: Stage.MIX})
 
-    @pytest.mark.parametrize("declared", ["reads", "writes", "owns"])
-    @pytest.mark.parametrize("words", ["loss", {"loss", 1}])
-    def test_string_instead_of_a_set_raises(self, make, declared, words):
-        """A string would be read as a set of letters."""
-        with pytest.raises(TypeError, match=rf"A\.{declared} must be a set of words, \{{\"loss\", \"model\"\}}, got"):
-            explain(make.algorithm("A", {Event.BATCH_END: Stage.LOSS}, **{declared: words}))
+    text = str(explain([blurpool, smoothing, mixup], make.callback("Watch", "before_loss", "eval_end")))
 
-    def test_events_may_be_declared_by_value(self, make):
-        """An event's value is equivalent to the member."""
-        assert [*explain([make.algorithm("A", {"batch_end": Stage.LOSS})]).entries] == [Event.BATCH_END]
+    assert text == textwrap.dedent("""\
+        ALGORITHMS, as listed
+          BlurPool        Blur before stride.
+                          changes model; owns the pools and the strided convolutions
+          LabelSmoothing  Be a little less sure.
+                          changes batch.target; reads outputs
+          MixUp           does not declare what it reads and changes
 
-    def test_algorithm_without_events_warns(self, make):
-        """An algorithm with neither events nor match gives a warning."""
-        assert "A runs at no event: declare runs_at" in explain(make.algorithm("A")).warnings[0]
+        PLAN, from the first event to the last, and at each event from top to bottom
+          EVENT             RUNS            STAGE         WHY HERE
+          once, before training
+            init            BlurPool        architecture
+          every microbatch
+            before_forward  MixUp           mix
+            before_loss     MixUp           mix
+                            LabelSmoothing  label         label after mix
+            after_loss      LabelSmoothing  label
 
-    def test_warnings_of_passes_are_not_repeated(self, make):
-        """Two interpolations at several events give one warning."""
-        places = {Event.BEFORE_FORWARD: Stage.MIX, Event.AFTER_LOSS: Stage.LOSS}
+        Callbacks and loggers (explain(verbose=True) shows where): Watch
 
-        plan = explain([make.algorithm(n, places, interpolate_loss=True) for n in "AB"])
-
-        assert len(plan.warnings) == 1
-        assert "A and B all interpolate the loss" in plan.warnings[0]
+        Stages, in their order: select, reshape, augment, mix, label, loss, architecture, normalization,
+        precision, layout, gradient, weights. Within a stage the list's order counts; at after_* events its
+        reverse. After_forward, after_loss and after_backward reverse the stages, too, so that each
+        algorithm undoes its own change.""")
 
 
-class TestData:
-    def test_to_json(self, make):
-        """The JSON has the declarations, the order with reasons, and the warnings."""
-        algorithm = make.algorithm(
-            "A", {Event.BATCH_END: Stage.WEIGHTS}, reads={"model", "loss"}, writes={"model"}, __doc__="Do :class:`x.Y`."
+def test_verbose_plan_shows_callbacks_at_their_events(make):
+    """With verbose=True, callbacks and loggers are shown at their events, and no line names them."""
+    mixup = make.algorithm("MixUp", {Event.BEFORE_LOSS: Stage.MIX})
+
+    text = str(explain(mixup, make.callback("Watch", "before_loss", "eval_end"), verbose=True))
+
+    assert "Watch  callback  after algorithms" in text
+    assert "every evaluation\n    eval_end     Watch  callback" in text
+    assert "Callbacks and loggers" not in text
+
+
+def test_folded_names_are_in_the_order_of_their_calls(make):
+    """Callbacks are named before loggers, each once, also where loggers are called first."""
+    state = State(model=None, callbacks=[make.callback("B", "init", "fit_end"), make.callback("A", "fit_start")])
+    engine = Engine(state, Logger(state, make.destination("L", "init", "batch_end")))
+
+    lines = str(engine.explain()).splitlines()
+
+    assert lines == ["Callbacks and loggers (explain(verbose=True) shows where): B, A, L"]
+    assert engine.explain(verbose=True).folded() == []
+
+
+def test_functions_at_events_are_shown(make):
+    """Functions that engine.on subscribed are not folded."""
+    engine = Engine(State(model=None, callbacks=make.callback("Watch", "fit_end")))
+
+    engine.on("fit_end", lambda state, logger: None)
+
+    assert "subscription after callbacks" in " ".join(str(engine.explain()).split())
+
+
+def test_empty_plan():
+    """An empty plan gives one sentence."""
+    assert str(explain([])).startswith("Nothing runs at any event")
+
+
+def test_callbacks_only(make):
+    """Without algorithms, no stages are explained."""
+    text = str(explain([], make.callback("Watch", "fit_end"), verbose=True))
+
+    assert "once, after training\n    fit_end  Watch  callback" in text
+    assert "stages" not in text
+    assert "ALGORITHMS" not in text
+
+
+def test_every_event_is_shown_once(make):
+    """The text shows each event once."""
+    for event in Event:
+        lines = str(explain(make.algorithm("A", {event: Stage.LOSS}))).splitlines()
+
+        assert sum(line.split()[:2] == [event.value, "A"] for line in lines) == 1
+
+
+def test_components_of_all_events_have_one_line(make):
+    """A component of all events is shown once, with whether it is called directly or through match."""
+
+    class Recorder(Callback):
+        def run_event(self, event, state, logger):
+            pass
+
+    text = str(explain(make.algorithm("Matching", match=lambda *_: True), Recorder(), verbose=True))
+
+    assert "at every event" in text
+    assert text.count("if match(); see below") == 1
+    assert text.count("own run_event") == 1
+    assert "batch_end" not in text
+
+
+def test_rule_for_algorithms_without_a_stage(make):
+    """The rule below the plan is correct: last, first in reverse, architecture before training."""
+    matching = make.algorithm("Matching", match=lambda *_: True)
+    weights = make.algorithm("Weights", dict.fromkeys(Event, Stage.WEIGHTS), runs_at_events=lambda self: self.runs_at)
+
+    plan = explain([weights, matching])
+
+    text = " ".join(str(plan).split())
+    assert "Without a stage: after all others; first where stages are reversed; as architecture before " in text
+    first = {event for event, (one, _) in plan.entries.items() if one.key == "Matching"}
+    assert first == {
+        *(Event.AFTER_FORWARD, Event.AFTER_LOSS, Event.AFTER_BACKWARD),
+        *(Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START),
+    }
+    assert "Without a stage" not in str(explain(weights))
+
+
+def test_moved_components_of_all_events_are_shown_at_each(make):
+    """A component of all events that a pass moved at one of them is shown at each."""
+    matching = make.algorithm("Matching", match=lambda *_: True)
+    loss = make.algorithm("Loss", {Event.BATCH_END: Stage.LOSS})
+
+    def matching_first(algorithms, event):
+        return sorted(algorithms, key=lambda one: one is not matching)
+
+    text = " ".join(str(explain([matching, loss], algorithm_passes=[matching_first])).split())
+
+    assert "batch_end Matching no stage moved by matching_first; if match() Loss loss" in text
+
+
+def test_algorithms_with_match_are_marked(make):
+    """Algorithms with their own match are marked at their events."""
+    text = str(explain(make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}, match=lambda *_: True)))
+
+    assert "batch_end  A     weights  if match()" in text
+
+
+def test_intervals_are_shown(make):
+    """The interval of a hook is shown at its event, after the reason for its position."""
+
+    class Recorder(Callback):
+        def run_event(self, event, state, logger):
+            pass
+
+        def intervals(self):
+            return {Event.BATCH_END: "10ba"}
+
+    plan = explain(make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}), Recorder(), verbose=True)
+
+    lines = str(plan).splitlines()
+
+    assert any(line.split()[:2] == ["fit_start", "Recorder"] and "every" not in line for line in lines)
+    assert "Recorder  callback  after algorithms; every 10ba" in "\n".join(lines)
+
+
+def test_removed_entries_and_warnings_are_shown(make):
+    """An entry that a pass removed has a line at its event; warnings are last."""
+
+    def without(algorithms, event):
+        return []
+
+    plan = explain(
+        [make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}), make.algorithm("B")], algorithm_passes=[without]
+    )
+
+    lines = str(plan).splitlines()
+    assert any(line.split() == ["batch_end", "(A)", "left", "out", "by", "without"] for line in lines)
+    assert "WARNING: B runs at no event" in str(plan)
+
+
+def test_lines_are_wrapped(make):
+    """Long docstrings are wrapped."""
+    algorithm = make.algorithm("A" * 20, {Event.INIT: Stage.LAYOUT}, __doc__="word " * 60, writes={"model"})
+
+    assert max(map(len, str(explain(algorithm)).splitlines())) <= 100
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def texts_of(svg):
+    """Return the visible texts of a drawing; one that is not well-formed raises an error."""
+    return ["".join(one.itertext()) for one in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+
+
+def boxes(svg, kind):
+    """Return the boxes of a kind as (left, top, right, bottom), without the samples of the legend."""
+    found = [one.attrib for one in ElementTree.fromstring(svg).iter(f"{SVG}rect") if one.get("class") == kind]
+    sizes = [[float(one[name]) for name in ("x", "y", "width", "height")] for one in found]
+    return [(x, y, x + width, y + height) for x, y, width, height in sizes if height > 14]
+
+
+@pytest.mark.parametrize("event", Event)
+def test_each_event_is_drawn(make, event):
+    """The drawing has the event, its phase and the component."""
+    drawn = texts_of(explain(make.algorithm("A", {event: Stage.LOSS})).to_svg())
+
+    assert drawn[1:3] == [event.value, "A loss"]
+
+
+def test_boxes_have_the_colour_of_what_their_stage_changes(make):
+    """Stages of the batch, the loss, the model and the weights have a class each, which the legend names."""
+    stages = (Stage.MIX, Stage.LABEL, Stage.LAYOUT, Stage.GRADIENT)
+
+    svg = explain([make.algorithm(one.name, {Event.BATCH_END: one}) for one in stages]).to_svg()
+
+    assert [len(boxes(svg, kind)) for kind in ("batch", "loss", "model", "weights", "other")] == [1, 1, 1, 1, 0]
+    assert texts_of(svg)[-4:] == [f"changes the {kind}" for kind in ("batch", "loss", "model", "weights")]
+
+
+def test_boxes_do_not_overlap(make):
+    """Many components at one event continue on further lines, within the drawing."""
+    algorithms = [make.algorithm(f"Algorithm{number}", {Event.BATCH_END: Stage.MIX}) for number in range(12)]
+
+    svg = explain(algorithms).to_svg()
+
+    drawn = boxes(svg, "batch")
+    width, height = map(float, ElementTree.fromstring(svg).get("viewBox").split()[2:])
+    assert len({top for _, top, _, _ in drawn}) > 1
+    assert all(right <= width and bottom <= height for _, _, right, bottom in drawn)
+    for one, other in itertools.combinations(drawn, 2):
+        assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
+
+
+def test_callbacks_are_folded_unless_verbose(make):
+    """One line names the callbacks; with verbose=True each has a box at its events."""
+    callback = make.callback("Watch", "fit_end")
+
+    assert texts_of(explain([], callback).to_svg()) == ["Callbacks and loggers: Watch"]
+    assert texts_of(explain([], callback, verbose=True).to_svg())[1:] == ["fit_end", "Watch callback"]
+
+
+def test_names_are_escaped(make):
+    """Names with characters of XML give a well-formed drawing."""
+    algorithm = make.algorithm("A<B>&'\"", {Event.FIT_END: Stage.LOSS})
+
+    assert "A<B>&'\" loss" in texts_of(explain(algorithm).to_svg())
+
+
+def test_reasons_are_tooltips(make):
+    """The reason for a place is the title of its text."""
+    both = [make.algorithm(one.name, {Event.BEFORE_LOSS: one}) for one in (Stage.MIX, Stage.LABEL)]
+
+    titles = [one.text for one in ElementTree.fromstring(explain(both).to_svg()).iter(f"{SVG}title")]
+
+    assert titles == ["Plan of MIX, LABEL", "label after mix"]
+
+
+def test_is_deterministic_and_displayed_by_notebooks(make):
+    """Two plans of the same components give the same text, which notebooks display."""
+    kind = type(make.algorithm("A", {Event.FIT_END: Stage.LOSS}))
+
+    assert explain(kind())._repr_svg_() == explain(kind()).to_svg()
+
+
+def test_empty_drawing():
+    """A plan without any component is a valid drawing without text."""
+    assert texts_of(explain([]).to_svg()) == []
+
+
+def report(state, logger):
+    """Do nothing."""
+
+
+class Reporter:
+    def __call__(self, state, logger):
+        """Do nothing."""
+
+
+class TestOn:
+    def test_called_between_callbacks_and_loggers(self, state, make, calls):
+        """It runs after algorithms and callbacks, and before loggers."""
+        state.callbacks = make.callback("C", "batch_end")
+        logger = Logger(state, make.destination("L", "batch_end"))
+        engine = Engine(state, logger, algorithms=make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}))
+
+        engine.on("batch_end", lambda *args: calls.append(("function", *args)))
+        engine.run_event("batch_end")
+
+        assert [call[0] for call in calls] == ["A", "C", "function", "L"]
+        assert calls[2][1:] == (state, logger)
+
+    def test_every(self, state):
+        """It is called when the interval is passed."""
+        due = []
+        engine = Engine(state)
+        engine.on(Event.BATCH_END, lambda state, logger: due.append(int(state.timestamp.batch)), every="3ba")
+        for _ in range(7):
+            state.timestamp = state.timestamp.to_next_batch()
+            engine.run_event("batch_end")
+
+        assert due == [3, 6]
+
+    def test_removed(self, state, calls):
+        """It is not called from the next event on; others are. Removing it again does nothing."""
+        engine = Engine(state)
+        first, second = (
+            engine.on("fit_end", functools.partial(lambda n, s, logger: calls.append(n), n)) for n in (1, 2)
+        )
+        engine.run_event("fit_end")
+        first.remove()
+        first.remove()
+        engine.run_event("fit_end")
+        second.remove()
+        engine.run_event("fit_end")
+
+        assert calls == [1, 2, 2]
+
+    def test_may_remove_itself(self, state, calls):
+        """A function may end its own subscription."""
+        engine = Engine(state)
+
+        def once(state, logger):
+            calls.append("once")
+            subscription.remove()
+
+        subscription = engine.on("batch_end", once)
+        engine.run_event("batch_end")
+        engine.run_event("batch_end")
+
+        assert calls == ["once"]
+
+    def test_attributes(self, state):
+        """Event, function and interval are attributes, with the event as a member and the interval as a Time."""
+        subscription = Engine(state).on("epoch_end", report, every=2)
+
+        assert isinstance(subscription, Subscription)
+        assert (subscription.event, subscription.function, subscription.every) == (
+            Event.EPOCH_END,
+            report,
+            Time(2, "ep"),
         )
 
-        watch = make.callback("C", "batch_end")
-        watch.intervals = lambda: {"batch_end": "10ba"}
+    def test_errors_propagate(self, state):
+        """An error of the function propagates."""
+        engine = Engine(state)
+        engine.on("batch_end", lambda state, logger: 1 / 0)
 
-        plan = explain([algorithm, make.algorithm("B")], watch)
+        with pytest.raises(ZeroDivisionError):
+            engine.run_event("batch_end")
 
-        assert json.loads(plan.to_json()) == {
-            "algorithms": [
-                {
-                    "name": "A",
-                    "summary": "Do x.Y.",
-                    "reads": ["loss", "model"],
-                    "writes": ["model"],
-                    "owns": [],
-                    "settings": [],
-                },
-                {"name": "B", "summary": "", "reads": [], "writes": [], "owns": [], "settings": []},
-            ],
-            "events": {
-                "batch_end": [
-                    {
-                        "name": "A",
-                        "kind": "algorithm",
-                        "stage": "weights",
-                        "placed_by": [],
-                        "asked_each_time": False,
-                        "why": "",
-                        "every": None,
-                        "reads": ["loss", "model"],
-                        "writes": ["model"],
-                    },
-                    {
-                        "name": "C",
-                        "kind": "callback",
-                        "stage": None,
-                        "placed_by": [],
-                        "asked_each_time": False,
-                        "why": "after algorithms",
-                        "every": "10ba",
-                        "reads": [],
-                        "writes": [],
-                    },
-                ]
-            },
-            "left_out": [],
-            "warnings": list(plan.warnings),
-        }
 
-    def test_same_components_make_equal_plans(self, make):
-        """Plans can be compared."""
-        algorithm = make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS})
+class TestPlan:
+    def test_name_and_interval_are_in_the_plan(self, state):
+        """The text and the data have the qualified name and the interval."""
+        engine = Engine(state)
+        engine.on("batch_end", report, every="10ba")
+        engine.on("epoch_end", Reporter.__call__.__get__(Reporter()))
 
-        assert explain(algorithm) == explain([algorithm])
+        lines = str(engine.explain()).splitlines()
+        entry = engine.explain().to_dict()["events"]["batch_end"][0]
+
+        assert any(line.split() == ["batch_end", "report", "subscription", "every", "10ba"] for line in lines)
+        assert any(line.split() == ["epoch_end", "Reporter.__call__", "subscription"] for line in lines)
+        assert (entry["name"], entry["kind"], entry["every"]) == ("report", "subscription", "10ba")
+
+    def test_names(self, state):
+        """A partial has its function's name, an object its class's; repeated names are numbered."""
+        engine = Engine(state)
+        for function in (report, functools.partial(functools.partial(report)), Reporter()):
+            engine.on("batch_end", function)
+
+        assert [entry.key for entry in engine.explain().entries[Event.BATCH_END]] == ["report", "report.1", "Reporter"]
+
+    def test_reason(self, state, make):
+        """After a callback it has a reason for its position."""
+        state.callbacks = make.callback("C", "batch_end")
+        engine = Engine(state)
+        engine.on("batch_end", report)
+
+        assert engine.explain().entries[Event.BATCH_END][1].why == "after callbacks"
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("function", "message"),
+        [
+            ("report", r"function must be a function f\(state, logger\), got 'report'"),
+            (lambda state: None, r"function must take \(state, logger\), but .*<lambda> takes \(state\)"),
+            (lambda a, b, c: None, r"function must take \(state, logger\)"),
+        ],
+    )
+    def test_non_callable_raises(self, state, function, message):
+        """A value that cannot be called with state and logger raises."""
+        with pytest.raises(TypeError, match=message):
+            Engine(state).on("batch_end", function)
+
+    def test_functions_without_signature(self, state):
+        """Functions written in C without a signature are accepted."""
+        engine = Engine(state)
+
+        engine.on("batch_end", dict)
+
+        assert [entry.kind for entry in engine.explain().entries["batch_end"]] == ["subscription"]
+
+    def test_invalid_event_or_interval_raises(self, state):
+        """A misspelled event and an interval that is never due raise."""
+        engine = Engine(state)
+
+        with pytest.raises(ValueError, match="There is no event 'batch_ends'; did you mean 'batch_end'"):
+            engine.on("batch_ends", report)
+        with pytest.raises(ValueError, match=r"Engine.on: every='1ep' would never be due at 'batch_end'"):
+            engine.on("batch_end", report, every=1)
+        assert engine.explain().entries == {}
+
+    def test_closed_engine_raises(self, state):
+        """Subscribing after close raises."""
+        engine = Engine(state)
+        engine.close()
+
+        with pytest.raises(RuntimeError, match="The engine is closed"):
+            engine.on("batch_end", report)

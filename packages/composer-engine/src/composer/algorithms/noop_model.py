@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from composer import functional as cf
 from composer.core import Algorithm, AlgorithmConflictError, Batch, Event, ExclusiveResource, Logger, Stage, State
-from composer.core.conflicts import Conflict
 from composer.core.data_spec import count_samples
+from composer.core.declarations import Conflict
 
 __all__ = ["NoOpModel"]
 

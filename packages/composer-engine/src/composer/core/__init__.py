@@ -1,28 +1,30 @@
 """Events, state, order and conflicts: what algorithms need of a training loop, and a loop of algorithms."""
 
 from composer.core.adapter import Adapter, SplitStep, served_fields
-from composer.core.algorithm import Algorithm, NoEffectWarning
+from composer.core.base import Algorithm, Callback, NoEffectWarning, algorithm_classes, rebuild_algorithm
 from composer.core.batch import Batch, BatchKey, batch_get, batch_set
-from composer.core.callback import Callback
-from composer.core.conflicts import Conflict, ExclusiveResource, Owned
 from composer.core.data_spec import DataSpec, ensure_data_spec
+from composer.core.declarations import (
+    AlgorithmConflictError,
+    Conflict,
+    ExclusiveResource,
+    FieldsByEvent,
+    ServedFields,
+)
 from composer.core.engine import Engine
 from composer.core.evaluation_weights import evaluation_weights
 from composer.core.evaluator import Evaluator, MetricValues, ensure_evaluator, evaluate_periodically
-from composer.core.event import Event
-from composer.core.fields import FieldsByEvent, ServedFields
+from composer.core.event import Event, Stage
 from composer.core.interval import Interval
 from composer.core.logger import Logger, LoggerDestination, Trace
 from composer.core.passes import AlgorithmPass
-from composer.core.plan import AlgorithmConflictError, Plan, explain
+from composer.core.plan import Plan, Subscription
+from composer.core.planning import explain
 from composer.core.precision import MemoryFormat, Precision, TrainerMode, get_precision_context
-from composer.core.registry import algorithm_classes, rebuild_algorithm
 from composer.core.saved_state import LoadReport, StateMismatchError
 from composer.core.serializable import Serializable, saved
 from composer.core.serialization import NotSerializableError, from_data, join_tensors, split_tensors, to_data
-from composer.core.stage import Stage
 from composer.core.state import State, SupportsTraining
-from composer.core.subscription import Subscription
 from composer.core.time import Time, Timestamp, TimeUnit, ensure_time
 from composer.functional.signatures import unquote_annotations
 
@@ -49,7 +51,6 @@ __all__ = [
     "MetricValues",
     "NoEffectWarning",
     "NotSerializableError",
-    "Owned",
     "Plan",
     "Precision",
     "Serializable",

@@ -11,10 +11,10 @@ import torch
 
 from composer.core.batch import describe_batch, usual_key
 from composer.core.data_spec import count_samples, count_tokens
+from composer.core.declarations import FIELDS, ServedFields
 from composer.core.engine import Engine
 from composer.core.evaluation_weights import evaluation_weights
 from composer.core.event import Event
-from composer.core.fields import FIELDS, ServedFields
 from composer.core.logger import Logger, LoggerDestination
 from composer.core.model_state import wants_closure
 from composer.core.precision import Precision
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from composer.core.algorithm import Algorithm
+    from composer.core.base import Algorithm
     from composer.core.batch import Batch
     from composer.core.plan import Plan
     from composer.core.saved_state import LoadReport

@@ -5,29 +5,28 @@ from __future__ import annotations
 import difflib
 import warnings
 import weakref
-from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
-import torch
 from torch.profiler import record_function
 
-from composer.core.algorithm import Algorithm
-from composer.core.callback import Callback, overrides
-from composer.core.components import ObservableList, Ownership
+from composer.core.base import Algorithm, Callback, overrides
+from composer.core.components import ObservableList
 from composer.core.event import MODEL_EVENTS, Event
 from composer.core.interval import Call, checked_interval, only_when_due
 from composer.core.logger import Logger, LoggerDestination, Trace
 from composer.core.loop_check import LoopCheck
-from composer.core.passes import AlgorithmPass, Passes, default_passes
-from composer.core.plan import Entry, Plan, build_plan
-from composer.core.subscription import Subscription, check_function
+from composer.core.model_state import Ownership
+from composer.core.passes import AlgorithmPass, Passes, all_passes, check_pass
+from composer.core.plan import Entry, Plan, Subscription, check_function
+from composer.core.planning import build_plan
+from composer.core.randomness import seeded_draws
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from composer.core.fields import ServedFields
+    from composer.core.declarations import ServedFields
     from composer.core.state import State
     from composer.core.time import Time
 
@@ -86,7 +85,7 @@ class Engine:
         self.logger = Logger(state) if logger is None else logger
         self.log_traces = log_traces
         self._serves = serves
-        self._passes = ObservableList(default_passes(), _check_pass)
+        self._passes = ObservableList(all_passes(algorithm_passes), check_pass)
         self._subscriptions: ObservableList[Subscription] = ObservableList((), check=lambda _: None)
         self._table: dict[str, tuple[Call, ...]] = {}
         self._plan: Plan | None = None
@@ -96,19 +95,6 @@ class Engine:
         self._loop = LoopCheck(state, on_step=lambda: self._table.pop(Event.BATCH_END, None))
         if algorithms is not None:
             state.algorithms = algorithms
-        if algorithm_passes is None:
-            algorithm_passes = []
-        elif callable(algorithm_passes) or (
-            isinstance(algorithm_passes, tuple) and len(algorithm_passes) == 2 and isinstance(algorithm_passes[1], int)
-        ):
-            algorithm_passes = [algorithm_passes]
-        elif not isinstance(algorithm_passes, Iterable):
-            raise TypeError(
-                "algorithm_passes must be functions f(algorithms, event), or pairs of one and its place, "
-                f"got {algorithm_passes!r}."
-            )
-        for each_pass in algorithm_passes:
-            self.register_pass(*each_pass) if isinstance(each_pass, tuple) else self.register_pass(each_pass)
         state.on_components_change(self._forget_plan)
         for components in (self.logger.destinations, self._passes, self._subscriptions):
             components.on_change.append(self._forget_plan)
@@ -307,7 +293,7 @@ class Engine:
             call = partial(_run_if_matching, component, event, state, logger)
         for wrapper in self._wrappers("wrap_call"):
             if wrapper is not component:
-                call = _checked_call(wrapper.wrap_call(event, entry, call), wrapper, "wrap_call")
+                call = _checked_call(wrapper.wrap_call(event, entry.key, entry.kind, call), wrapper, "wrap_call")
         return only_when_due(call, entry.every, event, state)
 
     def _wrappers(self, method: str) -> list[Callback]:
@@ -362,8 +348,7 @@ def _run_if_matching(algorithm: Algorithm, event: Event, state: State, logger: L
 
 def _with_own_draws(state: State, key: str, call: Call) -> None:
     """Make a call that may draw new weights with a derived seed, and restore torch's generator."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(state.generator(key).initial_seed())
+    with seeded_draws(state.generator(key).initial_seed()):
         call()
 
 
@@ -372,8 +357,3 @@ def _run_traced(algorithm: Algorithm, event: Event, state: State, logger: Logger
     exit_code = algorithm.apply(event, state, logger) if runs else None
     trace = attrs.evolve(trace, exit_code=exit_code, run=runs)
     logger.log_traces({f"algorithm_traces/{trace.name}/{event.value}": trace})
-
-
-def _check_pass(algorithm_pass: object) -> None:
-    if not callable(algorithm_pass):
-        raise TypeError(f"algorithm_pass must be a function (algorithms, event) -> algorithms, got {algorithm_pass!r}.")

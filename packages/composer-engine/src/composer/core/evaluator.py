@@ -17,12 +17,13 @@ from composer.core.interval import Interval
 if TYPE_CHECKING:
     from torch import nn
 
-    from composer.core.state import State
+    from composer.core.interval import Clock
     from composer.core.time import Time
 
 __all__ = ["Evaluator", "MetricValues", "ensure_evaluator", "evaluate_periodically", "evaluation_mode"]
 
-EvalInterval = Callable[["State", Event], bool]
+EvalInterval = Callable[[Any, Event], bool]
+"""``f(state, event)``; without the class of the state, which refers to evaluators."""
 
 
 def evaluate_periodically(eval_interval: Time | str | int, eval_at_fit_end: bool = True) -> EvalInterval:
@@ -45,7 +46,7 @@ class _Periodically:
     at_fit_end: bool
     _last: int = attrs.field(default=-1, init=False)
 
-    def __call__(self, state: State, event: Event) -> bool:
+    def __call__(self, state: Clock, event: Event) -> bool:
         if not self.interval.every.value:
             return False
         batch = int(state.timestamp.batch)

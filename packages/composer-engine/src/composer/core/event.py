@@ -1,14 +1,14 @@
-"""The moments of a training run at which algorithms and callbacks are called."""
+"""When algorithms and callbacks are called: the events of a run, and the stages within an event."""
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CLOSING_EVENTS", "MODEL_EVENTS", "PLACES", "STEP_EVENTS", "Event"]
+__all__ = ["CLOSING_EVENTS", "MODEL_EVENTS", "PLACES", "STEP_EVENTS", "Event", "Stage"]
 
 
 class Event(StrEnum):
@@ -198,3 +198,43 @@ PLACES: Mapping[Event, str] = {
     Event.PREDICT_END: "after the last batch to predict; after an error, engine.restore() instead",
 }
 """The place of each event in a loop."""
+
+
+class Stage(IntEnum):
+    """A kind of work. Within an event lower stages run first; within a stage the order of the user's list applies.
+
+    Example:
+        >>> Stage.AUGMENT < Stage.MIX
+        True
+    """
+
+    SELECT = 10
+    """On the batch: choose which samples to train on."""
+    RESHAPE = 20
+    """On the batch: change the samples' size or length."""
+    AUGMENT = 30
+    """On the batch: change each sample by itself."""
+    MIX = 40
+    """On the batch: blend samples with each other."""
+
+    LABEL = 50
+    """On the loss: change the targets."""
+    LOSS = 60
+    """On the loss: change its value."""
+
+    ARCHITECTURE = 70
+    """On the model: replace blocks."""
+    NORMALIZATION = 80
+    """On the model: replace norms, or normalise weights."""
+    PRECISION = 90
+    """On the model: fused and low-precision norms."""
+    LAYOUT = 100
+    """On the model: memory format."""
+
+    GRADIENT = 110
+    """On the weights: change gradients or the step."""
+    WEIGHTS = 120
+    """On the weights: change, freeze or average them."""
+
+    UNDECLARED = 1000
+    """An algorithm without a declared stage: after all others."""

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol, TypeAlias
 
 import attrs
 
 from composer.core.event import STEP_EVENTS, Event
 from composer.core.time import Time, Timestamp, TimeUnit
 
-if TYPE_CHECKING:
-    from composer.core.state import State
-
-__all__ = ["Call", "Interval", "checked_interval", "only_when_due", "to_interval"]
+__all__ = ["Call", "Clock", "Interval", "checked_interval", "only_when_due", "to_interval"]
 
 Call: TypeAlias = Callable[[], object]
 """A call at an event, without arguments."""
+
+
+class Clock(Protocol):
+    """What an interval reads of a :class:`State`: its clock, and the length of the training and of an epoch."""
+
+    timestamp: Timestamp
+    previous_timestamp: Timestamp
+    eval_timestamp: Timestamp
+    predict_timestamp: Timestamp
+    dataloader_len: int | None
+
+    @property
+    def max_duration(self) -> Time | None:
+        """The length of the training."""
+
 
 _BATCH_DONE = frozenset({Event.BATCH_END, Event.BATCH_CHECKPOINT})
 _IN_BATCH = frozenset(STEP_EVENTS) - _BATCH_DONE
@@ -107,9 +119,9 @@ class Interval:
         length, unit = _length(self.every, max_duration, batches_in_epoch)
         return _is_passed(length, unit, before.count(unit), now.count(unit))
 
-    def is_due(self, state: State) -> bool:
-        """Return whether a multiple of the interval was passed since ``state.previous_timestamp``."""
-        return self.passed(state.previous_timestamp, state.timestamp, state.max_duration, state.dataloader_len)
+    def is_due(self, clock: Clock) -> bool:
+        """Return whether a multiple of the interval was passed since ``clock.previous_timestamp``."""
+        return self.passed(clock.previous_timestamp, clock.timestamp, clock.max_duration, clock.dataloader_len)
 
 
 def to_interval(every: Interval | Time | str | int | None) -> Interval | None:
@@ -148,7 +160,7 @@ def checked_interval(every: Time | str | int, event: Event, who: str) -> Time:
     return interval
 
 
-def only_when_due(call: Call, every: Time | None, event: Event, state: State) -> Call:
+def only_when_due(call: Call, every: Time | None, event: Event, clock: Clock) -> Call:
     """Return a function that makes the call if it is due at an event, and does nothing otherwise.
 
     - At the end of a batch or an epoch, it is due if a multiple of the interval was passed within it: ``"10ba"`` in
@@ -163,7 +175,7 @@ def only_when_due(call: Call, every: Time | None, event: Event, state: State) ->
         call: The call.
         every: How often; None is always.
         event: Where.
-        state: The state with the clock.
+        clock: The state, which has the clock.
 
     Example:
         >>> from composer.core import State, Timestamp
@@ -180,10 +192,10 @@ def only_when_due(call: Call, every: Time | None, event: Event, state: State) ->
     if not every.value:
         return lambda: None
     if every.unit is TimeUnit.BATCH and event not in _EPOCH_DONE:
-        return _every_batches(call, int(every.value), event, state)
+        return _every_batches(call, int(every.value), event, clock)
 
     def run() -> None:
-        if _is_due(every, event, state):
+        if _is_due(every, event, clock):
             call()
 
     return run
@@ -205,16 +217,16 @@ def _check_unit(unit: TimeUnit, event: Event, what: str) -> None:
     )
 
 
-def _every_batches(call: Call, every: int, event: Event, state: State) -> Call:
+def _every_batches(call: Call, every: int, event: Event, clock: Clock) -> Call:
     """Return a function that calls if the number of batches is a multiple of ``every``; this check must be fast."""
 
     def in_training() -> None:
-        batch = state.timestamp.counts.batch
+        batch = clock.timestamp.counts.batch
         if not batch % every and batch:
             call()
 
     def elsewhere() -> None:
-        batch = (state.eval_timestamp if event.startswith("eval_") else state.predict_timestamp).counts.batch
+        batch = (clock.eval_timestamp if event.startswith("eval_") else clock.predict_timestamp).counts.batch
         if not batch % every and batch:
             call()
 
@@ -242,24 +254,24 @@ def _is_passed(length: int | float, unit: TimeUnit, before: int | float, now: in
     return int(before / length + 1e-9) != int(now / length + 1e-9)
 
 
-def _is_due(every: Time, event: Event, state: State) -> bool:
-    length, unit = _length(every, state.max_duration, state.dataloader_len if event in STEP_EVENTS else None)
+def _is_due(every: Time, event: Event, clock: Clock) -> bool:
+    length, unit = _length(every, clock.max_duration, clock.dataloader_len if event in STEP_EVENTS else None)
     if unit is not every.unit:
-        _check_unit(unit, event, f"every={str(every)!r} of a training of {state.max_duration}")
-    return _is_passed(length, unit, *_window(unit, event, state))
+        _check_unit(unit, event, f"every={str(every)!r} of a training of {clock.max_duration}")
+    return _is_passed(length, unit, *_window(unit, event, clock))
 
 
-def _window(unit: TimeUnit, event: Event, state: State) -> tuple[int | float, int | float]:
+def _window(unit: TimeUnit, event: Event, clock: Clock) -> tuple[int | float, int | float]:
     """Return the clock's counts before and after the last batch, epoch or iteration."""
-    clock, before = state.timestamp, state.previous_timestamp
-    now = clock.count(unit)
+    after, before = clock.timestamp, clock.previous_timestamp
+    now = after.count(unit)
     if unit in (TimeUnit.EPOCH, TimeUnit.ITERATION):
-        is_new = event not in _IN_BATCH or not clock.count(TimeUnit.BATCH, in_epoch=True)
+        is_new = event not in _IN_BATCH or not after.count(TimeUnit.BATCH, in_epoch=True)
         return (now - 1 if is_new and now else now), now
     if unit is TimeUnit.BATCH and event not in _EPOCH_DONE:
         return max(now - 1, 0), now
-    batches = clock.count(TimeUnit.BATCH) - before.count(TimeUnit.BATCH)
-    epochs = clock.count(TimeUnit.EPOCH) - before.count(TimeUnit.EPOCH)
+    batches = after.count(TimeUnit.BATCH) - before.count(TimeUnit.BATCH)
+    epochs = after.count(TimeUnit.EPOCH) - before.count(TimeUnit.EPOCH)
     if (batches, epochs) != ((0, 1) if event in _EPOCH_DONE else (1, 0)):
         raise RuntimeError(
             f"state.previous_timestamp is not the clock before {event.value!r}. "

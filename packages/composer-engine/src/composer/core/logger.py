@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from torch import Tensor
 
-from composer.core.callback import Callback
+from composer.core.base import Callback
 from composer.core.components import ObservableList, by_key
 from composer.core.interval import Interval, to_interval
 from composer.core.time import Timestamp, TimeUnit

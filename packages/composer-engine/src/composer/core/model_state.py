@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import torch
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 __all__ = [
+    "Ownership",
     "changed_dtypes",
     "check_optimizers",
     "check_settings",
@@ -35,6 +36,7 @@ __all__ = [
 ]
 
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+_REMEDY = "Pass optimizers=state.optimizers to the surgery, so that it moves them over."
 _HINTS = 10
 """The number of names for which a similar one is searched: for thousands among thousands it would take minutes."""
 
@@ -375,3 +377,95 @@ def _keep_dtypes(names: list[list[str]], optimizer: Optimizer, saved: Mapping[st
                 loaded = optimizer.state[parameter][field]
                 if isinstance(loaded, Tensor) and isinstance(value, Tensor) and loaded.dtype != value.dtype:
                     optimizer.state[parameter][field] = _sharded_like(value, parameter).to(loaded.device)
+
+
+class HasOptimizers(Protocol):
+    """A state with a model and its optimizers."""
+
+    model: Any
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        """The optimizers."""
+
+
+class Ownership:
+    """Checks that the optimizers hold the parameters of the model after each change to the model.
+
+    Call :meth:`begin` first, and :meth:`check` after each component that may change the model.
+
+    Example:
+        >>> import torch
+        >>> from composer.core import State
+        >>> model = nn.Linear(2, 2)
+        >>> state = State(model=model, optimizers=torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> ownership = Ownership(state)
+        >>> ownership.begin()
+        >>> model.bias = nn.Parameter(torch.zeros(2))
+        >>> ownership.check("MyAlgorithm")
+        Traceback (most recent call last):
+        RuntimeError: MyAlgorithm replaced parameters of the model, but an optimizer still holds the former 'bias', ...
+    """
+
+    def __init__(self, state: HasOptimizers) -> None:
+        self._state = state
+        self._before: Mapping[str, nn.Parameter] = {}
+        self._owned_before: set[str] = set()
+
+    def begin(self) -> None:
+        """Store which parameters the model has and which of them the optimizers hold."""
+        self._before = self._parameters()
+        self._owned_before = {name for name, parameter in self._before.items() if id(parameter) in self._owned()}
+
+    def check(self, component: str) -> None:
+        """Compare with the stored parameters, and store the present ones.
+
+        Parameters that no optimizer held before are the user's choice: new parameters must be in an optimizer only if
+        those that they replace were, or if all trainable parameters were.
+
+        Raises:
+            RuntimeError: An optimizer holds a parameter that has left the model, or no optimizer holds a new one.
+        """
+        now, owned = self._parameters(), self._owned()
+        if owned:
+            present, former = _ids(now), _ids(self._before)
+            stale = [n for n, old in self._before.items() if id(old) in owned and id(old) not in present]
+            if stale:
+                raise RuntimeError(
+                    f"{component} replaced parameters of the model, but an optimizer still holds the former "
+                    f"{_names(stale)}, so the new ones would never learn. {_REMEDY}"
+                )
+            owned_all = all(name in self._owned_before for name, old in self._before.items() if old.requires_grad)
+            expected = now if owned_all else self._owned_before
+            missing = [
+                name
+                for name, parameter in now.items()
+                if parameter.requires_grad and id(parameter) not in owned | former and name in expected
+            ]
+            if missing:
+                raise RuntimeError(
+                    f"{component} gave the model new parameters that no optimizer holds, {_names(missing)}, "
+                    f"so they would never learn. {_REMEDY}"
+                )
+        self.begin()
+
+    def end(self) -> None:
+        """Release the stored parameters."""
+        self._before, self._owned_before = {}, set()
+
+    def _parameters(self) -> Mapping[str, nn.Parameter]:
+        model = self._state.model
+        return dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
+
+    def _owned(self) -> set[int]:
+        groups = (group for optimizer in self._state.optimizers for group in optimizer.param_groups)
+        return {id(parameter) for group in groups for parameter in group["params"]}
+
+
+def _ids(parameters: Mapping[str, nn.Parameter]) -> set[int]:
+    return {id(parameter) for parameter in parameters.values()}
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:3]))
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

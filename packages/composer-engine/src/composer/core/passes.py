@@ -8,22 +8,22 @@ decide nearly everything; user passes are for the rest.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import SequenceMatcher
 from typing import Any, TypeAlias, TypeVar
 
 import attrs
 
-from composer.core.algorithm import Algorithm
-from composer.core.event import CLOSING_EVENTS, MODEL_EVENTS, Event
-from composer.core.stage import Stage
+from composer.core.event import CLOSING_EVENTS, MODEL_EVENTS, Event, Stage
 
 __all__ = [
     "AlgorithmPass",
     "Ordered",
     "PassAt",
     "Passes",
+    "all_passes",
     "apply_passes",
+    "check_pass",
     "default_passes",
     "moved_items",
     "order_by_stage",
@@ -39,7 +39,10 @@ __all__ = [
 
 T = TypeVar("T")
 
-AlgorithmPass: TypeAlias = Callable[[Sequence[Algorithm], Event], Sequence[Algorithm]]
+Algorithms: TypeAlias = Sequence[Any]
+"""Algorithms; of these a pass needs only what they declare, so that this module does not depend on their class."""
+
+AlgorithmPass: TypeAlias = Callable[[Algorithms, Event], Algorithms]
 """``f(algorithms, event) -> algorithms``."""
 
 PassAt: TypeAlias = tuple[AlgorithmPass, int]
@@ -69,17 +72,18 @@ def sort_to_back(list_to_sort: Sequence[T], cls: type[Any]) -> Sequence[T]:
     return sorted(list_to_sort, key=lambda item: isinstance(item, cls))
 
 
-def stage_of(algorithm: Algorithm, event: Event) -> Stage:
+def stage_of(algorithm: Any, event: Event) -> Stage:
     """Return an algorithm's stage at an event.
 
     An algorithm without a stage there runs after all others; at the events that change the model it counts as
     ``ARCHITECTURE``, so that norms and layout still come after it.
     """
     undeclared = Stage.ARCHITECTURE if event in MODEL_EVENTS else Stage.UNDECLARED
-    return algorithm.runs_at_events().get(event, undeclared)
+    stage: Stage = algorithm.runs_at_events().get(event, undeclared)
+    return stage
 
 
-def set_filo_order(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
+def set_filo_order(algorithms: Algorithms, event: Event) -> Algorithms:
     """Reverse the order on ``AFTER_*`` events, so that the first in is the last out.
 
     Example:
@@ -89,20 +93,20 @@ def set_filo_order(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Al
     return algorithms[::-1] if event.is_after_event else algorithms
 
 
-def order_by_stage(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
+def order_by_stage(algorithms: Algorithms, event: Event) -> Algorithms:
     """Put lower stages first, or last where the event undoes what its ``BEFORE_*`` did; keep the order within each."""
     sign = -1 if event in CLOSING_EVENTS else 1
     return sorted(algorithms, key=lambda algorithm: sign * stage_of(algorithm, event))
 
 
-def sort_selective_backprop_first(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
+def sort_selective_backprop_first(algorithms: Algorithms, event: Event) -> Algorithms:
     """Put algorithms that choose samples (stage ``SELECT``) first: they need the loss of unchanged samples."""
     if event in CLOSING_EVENTS:
         return algorithms
     return sorted(algorithms, key=lambda algorithm: stage_of(algorithm, event) is not Stage.SELECT)
 
 
-def sort_fused_layernorm_last(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
+def sort_fused_layernorm_last(algorithms: Algorithms, event: Event) -> Algorithms:
     """Put fused and low-precision norms (stage ``PRECISION``) after all surgery that may add norms.
 
     Only the memory format and algorithms that use the finished model come later.
@@ -116,7 +120,7 @@ def sort_fused_layernorm_last(algorithms: Sequence[Algorithm], event: Event) -> 
 sort_low_precision_layernorm_last = sort_fused_layernorm_last
 
 
-def warn_if_multiple_loss_interpolation(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
+def warn_if_multiple_loss_interpolation(algorithms: Algorithms, event: Event) -> Algorithms:
     """Warn if several algorithms blend losses: each blends a loss that is already blended."""
     del event
     # Sorted, so that the warning is the same, and shown once, at events with the reverse order.
@@ -142,6 +146,36 @@ def default_passes() -> list[AlgorithmPass]:
     ]
 
 
+def all_passes(given: Passes) -> list[AlgorithmPass]:
+    """Return the default passes with those of the user among them, or after them.
+
+    Raises:
+        TypeError: A pass is not a function, or its place is not a number.
+
+    Example:
+        >>> all_passes((sort_to_back, 0))[0] is sort_to_back
+        True
+    """
+    is_one = callable(given) or (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], int))
+    passes = default_passes()
+    if not is_one and not isinstance(given, Iterable | None):
+        raise TypeError(
+            f"algorithm_passes must be functions f(algorithms, event), or pairs of one and its place, got {given!r}."
+        )
+    listed: Any = [given] if is_one else given or ()
+    for one in listed:
+        each_pass, index = one if isinstance(one, tuple) else (one, -1)
+        check_pass(each_pass)
+        passes.insert(len(passes) if index == -1 else index, each_pass)
+    return passes
+
+
+def check_pass(algorithm_pass: object) -> None:
+    """Raise a TypeError if something is no function, as passes are."""
+    if not callable(algorithm_pass):
+        raise TypeError(f"algorithm_pass must be a function (algorithms, event) -> algorithms, got {algorithm_pass!r}.")
+
+
 @attrs.frozen
 class Ordered:
     """The algorithms of an event after all passes.
@@ -152,12 +186,12 @@ class Ordered:
         left_out: The algorithms that passes did not return, with the name of the pass.
     """
 
-    algorithms: tuple[Algorithm, ...]
+    algorithms: tuple[Any, ...]
     placed_by: tuple[tuple[str, ...], ...]
-    left_out: tuple[tuple[Algorithm, str], ...]
+    left_out: tuple[tuple[Any, str], ...]
 
 
-def apply_passes(algorithms: Sequence[Algorithm], event: Event, passes: Sequence[AlgorithmPass]) -> Ordered:
+def apply_passes(algorithms: Algorithms, event: Event, passes: Sequence[AlgorithmPass]) -> Ordered:
     """Return the algorithms of an event in the order of the passes.
 
     Raises:
@@ -165,7 +199,7 @@ def apply_passes(algorithms: Sequence[Algorithm], event: Event, passes: Sequence
         ValueError: A pass returns an algorithm that was not passed to it, or one algorithm twice.
     """
     order, by_rules, rules = list(algorithms), algorithms, default_passes()
-    left_out: list[tuple[Algorithm, str]] = []
+    left_out: list[tuple[Any, str]] = []
     movers: dict[int, list[str]] = {id(algorithm): [] for algorithm in algorithms}
     for each_pass in passes:
         if not order:
@@ -203,11 +237,11 @@ def _matching(old: list[int], new: list[int]) -> set[int]:
     return {item for block in blocks for item in old[block.a : block.a + block.size]}
 
 
-def _contains(algorithms: Sequence[Algorithm], algorithm: Algorithm) -> bool:
+def _contains(algorithms: Algorithms, algorithm: object) -> bool:
     return any(algorithm is one for one in algorithms)
 
 
-def _checked(returned: object, given: Sequence[Algorithm], event: Event, name: str) -> list[Algorithm]:
+def _checked(returned: object, given: Algorithms, event: Event, name: str) -> list[Any]:
     if not isinstance(returned, (list, tuple)):
         what = "nothing" if returned is None else f"a {type(returned).__name__}"
         raise TypeError(

@@ -1,40 +1,140 @@
-"""The plan: what runs at which event, in which order and why. It follows from declarations, before anything runs."""
+"""The plan: what runs at which event, in which order and why, as a table, a drawing and data."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
-import re
-import warnings
-from functools import partial
+import textwrap
+from collections.abc import Callable  # noqa: TC003  (attrs looks up what the annotations mean)
+from html import escape
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from composer.core.algorithm import Algorithm
-from composer.core.callback import Callback, hook_of, intervals_of, overrides
-from composer.core.components import numbered
-from composer.core.conflicts import AlgorithmConflictError, check_conflicts
-from composer.core.event import CLOSING_EVENTS, Event
-from composer.core.fields import ServedFields, fields_at
-from composer.core.logger import LoggerDestination
-from composer.core.passes import apply_passes, default_passes, stage_of
-from composer.core.plan_mermaid import mermaid_lines
-from composer.core.plan_svg import svg_lines
-from composer.core.plan_text import plan_lines
-from composer.core.stage import Stage
-from composer.core.subscription import Subscription
+from composer.core.event import Event, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from composer.core.passes import AlgorithmPass
+    from composer.core.base import Algorithm, Callback
+    from composer.core.components import ObservableList
     from composer.core.time import Time
 
-__all__ = ["AlgorithmConflictError", "Declaration", "Entry", "LeftOut", "Plan", "build_plan", "explain"]
+__all__ = ["Declaration", "Entry", "LeftOut", "Plan", "Subscription", "check_function"]
 
-_MARKUP = re.compile(r"(?::\w+:)?`+~?([^`]*)`+")
-_EVENTS = frozenset(Event)
+
+_PHASES: Mapping[str, tuple[Event, Event, int]] = {
+    "once, before training": (Event.INIT, Event.FIT_START, 0),
+    "every iteration and epoch, at its beginning": (Event.ITERATION_START, Event.EPOCH_START, 1),
+    "every batch, before it is computed": (Event.BEFORE_DATALOADER, Event.BEFORE_TRAIN_BATCH, 2),
+    "every microbatch": (Event.BEFORE_FORWARD, Event.AFTER_BACKWARD, 3),
+    "every batch, after it was computed": (Event.AFTER_TRAIN_BATCH, Event.BATCH_CHECKPOINT, 2),
+    "every epoch and iteration, at its end": (Event.EPOCH_END, Event.ITERATION_CHECKPOINT, 1),
+    "once, after training": (Event.FIT_END, Event.FIT_END, 0),
+    "every evaluation": (Event.EVAL_BEFORE_ALL, Event.EVAL_STANDALONE_END, 0),
+    "every prediction": (Event.PREDICT_START, Event.PREDICT_END, 0),
+}
+"""The phases of a run, in their order, each with its first and last event, and the number of loops that it is in."""
+
+_HEADER = ("EVENT", "RUNS", "STAGE", "WHY HERE")
+_COLUMNS = 100
+_RULES = (
+    f"Stages, in their order: {', '.join(stage.name.lower() for stage in Stage if stage is not Stage.UNDECLARED)}. "
+    "Within a stage the list's order counts; at after_* events its reverse. After_forward, after_loss and "
+    "after_backward reverse the stages, too, so that each algorithm undoes its own change."
+)
+_WITHOUT_STAGE = (
+    " Without a stage: after all others; first where stages are reversed; as architecture before training (init to "
+    "fit_start)."
+)
+
+Row = tuple[str, str, str, str]
+"""Event, name, stage, reason."""
+
+_GROUPS: Mapping[str, range] = {
+    "batch": range(Stage.SELECT, Stage.MIX + 1),
+    "loss": range(Stage.LABEL, Stage.LOSS + 1),
+    "model": range(Stage.ARCHITECTURE, Stage.LAYOUT + 1),
+    "weights": range(Stage.GRADIENT, Stage.WEIGHTS + 1),
+}
+"""What the stages change, each with a colour."""
+_STYLE = """\
+.plan text { font: 12px ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; fill: #1f2328 }
+.plan .phase { font-style: italic } .plan .phase, .plan .what { fill: #59636e }
+.plan .paper { fill: #ffffff; stroke: #d1d9e0 } .plan .loop { stroke: #d1d9e0; stroke-width: 2 }
+.plan .batch { fill: #cfe3fb } .plan .loss { fill: #fbe3b8 } .plan .model { fill: #e2d6f9 } \
+.plan .weights { fill: #cdeed3 } .plan .other { fill: #e8ebef }
+@media (prefers-color-scheme: dark) {
+.plan text { fill: #e6edf3 } .plan .phase, .plan .what { fill: #9aa5b1 }
+.plan .paper { fill: #14181e; stroke: #3d444d } .plan .loop { stroke: #3d444d }
+.plan .batch { fill: #1c4069 } .plan .loss { fill: #5f4305 } .plan .model { fill: #463073 } \
+.plan .weights { fill: #1d4f2b } .plan .other { fill: #30363d }
+}"""
+_WIDTH, _MARGIN, _EVENTS, _CALLS = 820, 16, 20, 270
+"""The width of the drawing, its margin, the indentation of events, and the left edge of the boxes, in pixels."""
+_LINE, _BOX, _INDENT, _CHARACTER, _PADDING = 30, 22, 14, 7.3, 8
+"""The heights of a line and a box, the indentation of a loop, and the widths of a character and a box's padding."""
+
+
+@attrs.frozen(eq=False)
+class Subscription:
+    """A function that the engine calls at an event, until ``remove()``; ``engine.on(…)`` returns one.
+
+    Args:
+        event: The event.
+        function: The function ``f(state, logger)``.
+        every: How often; None is each time.
+
+    Example:
+        >>> from composer.core import Engine, State
+        >>> engine = Engine(State(model=None))
+        >>> subscription = engine.on("fit_end", lambda state, logger: print("done"))
+        >>> engine.run_event("fit_end")
+        done
+        >>> subscription.remove()
+        >>> engine.run_event("fit_end")
+    """
+
+    event: Event
+    function: Callable[..., object]
+    every: Time | None
+    _subscriptions: ObservableList[Subscription] = attrs.field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The function's qualified name; the class's of an object that can be called."""
+        function: Any = self.function
+        while isinstance(function, functools.partial):
+            function = function.func
+        return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+    def remove(self) -> None:
+        """Stop calling the function, from the next event on. A second call does nothing."""
+        if self in self._subscriptions:
+            self._subscriptions.remove(self)
+
+
+def check_function(function: object) -> None:
+    """Raise a TypeError if something cannot be called with a state and a logger.
+
+    Example:
+        >>> check_function(lambda state: None)
+        Traceback (most recent call last):
+        TypeError: function must take (state, logger), but <lambda> takes (state).
+    """
+    if not callable(function):
+        raise TypeError(f"function must be a function f(state, logger), got {function!r}.")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some functions written in C have no signature
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        name = getattr(function, "__qualname__", repr(function))
+        raise TypeError(f"function must take (state, logger), but {name} takes {signature}.") from None
 
 
 @attrs.frozen
@@ -128,8 +228,8 @@ class LeftOut:
 class Plan:
     """What runs at which event, from first to last.
 
-    ``str(plan)`` is a table; :meth:`to_dict` and :meth:`to_json` return data, :meth:`to_svg` and :meth:`to_mermaid`
-    return drawings. A notebook displays the SVG.
+    ``str(plan)`` is a table; :meth:`to_dict` and :meth:`to_json` return data, and :meth:`to_svg` a drawing, which
+    notebooks display.
 
     Args:
         entries: The calls of each event at which anything runs.
@@ -140,7 +240,7 @@ class Plan:
         verbose: Whether the table and the SVG show the events of callbacks and loggers; else only their names.
 
     Example:
-        >>> print(build_plan([]))
+        >>> print(Plan({}))
         Nothing runs at any event: there are no algorithms, callbacks or loggers that do anything.
     """
 
@@ -168,6 +268,10 @@ class Plan:
         common = set.intersection(*({entry.key for entry in self.entries.get(event, ())} for event in Event))
         return [entry.key for entry in self.entries.get(Event.INIT, ()) if entry.key in common - moved]
 
+    def shown_everywhere(self) -> list[Entry]:
+        """Return the shown entries of :meth:`keys_everywhere`."""
+        return [entry for entry in self.shown_at(Event.INIT) if entry.key in self.keys_everywhere()]
+
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data.
 
@@ -175,17 +279,7 @@ class Plan:
             A dictionary with the keys ``algorithms``, ``events``, ``left_out``, ``warnings`` and, if known, ``batch``.
         """
         return {
-            "algorithms": [
-                {
-                    "name": one.name,
-                    "summary": one.summary,
-                    "reads": list(one.reads),
-                    "writes": list(one.writes),
-                    "owns": list(one.owns),
-                    "settings": list(one.settings),
-                }
-                for one in self.algorithms
-            ],
+            "algorithms": [attrs.asdict(one) for one in self.algorithms],
             "events": {event.value: [entry.to_dict() for entry in entries] for event, entries in self.entries.items()},
             "left_out": [{"name": one.name, "event": one.event.value, "by": one.by} for one in self.left_out],
             "warnings": list(self.warnings),
@@ -196,216 +290,166 @@ class Plan:
         """Return the plan as JSON."""
         return json.dumps(self.to_dict(), indent=2)
 
-    def to_mermaid(self) -> str:
-        """Return a flowchart of the loop with all calls, in the language of Mermaid, for documents."""
-        return "\n".join(mermaid_lines(self))
-
     def to_svg(self) -> str:
         """Return a drawing of the plan as SVG: the events of the loop with the components that run there."""
-        return "\n".join(svg_lines(self))
+        return "\n".join(_svg_lines(self))
 
     def _repr_svg_(self) -> str:  # the method that notebooks call
         return self.to_svg()
 
     def __str__(self) -> str:
-        return "\n".join(plan_lines(self))
+        return "\n".join(_text_lines(self))
 
 
-def explain(
-    algorithms: Algorithm | Sequence[Algorithm],
-    callbacks: Callback | Sequence[Callback] = (),
-    algorithm_passes: Sequence[AlgorithmPass] = (),
-    *,
-    verbose: bool = False,
-) -> Plan:
-    """Return the plan of algorithms and callbacks, without a model or data.
-
-    Args:
-        algorithms: One or several, in the order in which they are passed to a trainer.
-        callbacks: One or several.
-        algorithm_passes: Passes to apply after the default ones.
-        verbose: Whether the printed plan shows the events of callbacks, too.
-
-    Raises:
-        AlgorithmConflictError: Two of the algorithms cannot work together.
-
-    Example:
-        >>> explain([]).to_dict()
-        {'algorithms': [], 'events': {}, 'left_out': [], 'warnings': []}
-    """
-    plan = build_plan(
-        [algorithms] if isinstance(algorithms, Algorithm) else algorithms,
-        [callbacks] if isinstance(callbacks, Callback) else callbacks,
-        passes=[*default_passes(), *algorithm_passes],
-    )
-    return attrs.evolve(plan, verbose=verbose)
+def _text_lines(plan: Plan) -> Iterator[str]:
+    """Yield the lines of a plan: algorithms, calls of each event, rules of the order, the first batch, warnings."""
+    if not plan.entries and not plan.algorithms:
+        yield "Nothing runs at any event: there are no algorithms, callbacks or loggers that do anything."
+        return
+    if plan.algorithms:
+        yield "ALGORITHMS, as listed"
+        name_width = max(len(declaration.name) for declaration in plan.algorithms)
+        yield from chain.from_iterable(_declared(declaration, name_width) for declaration in plan.algorithms)
+        yield ""
+    shown = list(chain.from_iterable(map(plan.shown_at, plan.entries)))
+    if shown or plan.left_out:
+        yield "PLAN, from the first event to the last, and at each event from top to bottom"
+        yield from _table(plan)
+    if folded := plan.folded():
+        line = f"Callbacks and loggers (explain(verbose=True) shows where): {', '.join(folded)}"
+        yield from ("", *textwrap.wrap(line, _COLUMNS, subsequent_indent="  ")) if shown else [line]
+    algorithms = [entry for entry in shown if entry.kind == "algorithm"]
+    if algorithms:
+        without_stage = any(entry.stage is None for entry in algorithms)
+        yield from ("", *textwrap.wrap(_RULES + _WITHOUT_STAGE if without_stage else _RULES, _COLUMNS))
+    if plan.batch:
+        yield from ("", *textwrap.wrap(plan.batch, _COLUMNS))
+    for warning in plan.warnings:
+        yield from ("", *textwrap.wrap(f"WARNING: {warning}", _COLUMNS, subsequent_indent="  "))
 
 
-def build_plan(
-    algorithms: Sequence[Algorithm],
-    callbacks: Sequence[Callback] = (),
-    destinations: Sequence[LoggerDestination] = (),
-    passes: Sequence[AlgorithmPass] | None = None,
-    subscriptions: Sequence[Subscription] = (),
-    serves: ServedFields | None = None,
-) -> Plan:
-    """Return the plan of all components, ordered by ``passes`` (the default ones if None).
+def _declared(declaration: Declaration, name_width: int) -> Iterator[str]:
+    indent = " " * (name_width + 4)
+    only_read = [word for word in declaration.reads if word not in declaration.writes]
+    declared = [f"changes {', '.join(declaration.writes)}"] if declaration.writes else []
+    declared += [f"reads {', '.join(only_read)}"] if only_read else []
+    declared += [f"owns {' and '.join(declaration.owns)}"] if declaration.owns else []
+    texts = [declaration.summary, "; ".join(declared) or "does not declare what it reads and changes"]
+    lines = [line for text in texts for line in textwrap.wrap(text, _COLUMNS - len(indent))]
+    yield f"  {declaration.name:<{name_width}}  {lines[0]}"
+    yield from (f"{indent}{line}" for line in (*lines[1:], *declaration.settings))
 
-    Loggers among the callbacks are called where the other loggers are.
 
-    Raises:
-        AlgorithmConflictError: Two of the algorithms cannot work together.
-        TypeError: A declaration of an algorithm or the intervals of a callback are of the wrong type, or a pass returns
-            nothing.
-        ValueError: One object is given twice, a pass returns what was not passed to it, an interval is never due, or an
-            algorithm needs more than the host ``serves``.
-    """
-    passes = default_passes() if passes is None else passes
-    _check(algorithms, callbacks, destinations)
-    keys = component_keys(chain(algorithms, callbacks, destinations, subscriptions))
-    listed = {key: place for place, key in enumerate(keys.values())}
-    intervals = {id(callback): intervals_of(callback) for callback in chain(callbacks, destinations)}
+def _by_phase(plan: Plan) -> Iterator[tuple[str, int, list[tuple[Event, list[Entry]]]]]:
+    """Yield each phase with its depth, and its events with what they show, without components of all events."""
+    events, everywhere = [*Event], plan.keys_everywhere()
+    for phase, (first, last, depth) in _PHASES.items():
+        place = slice(events.index(first), events.index(last) + 1)
+        yield (
+            phase,
+            depth,
+            [(event, [one for one in plan.shown_at(event) if one.key not in everywhere]) for event in events[place]],
+        )
 
-    def hooks(callbacks: Sequence[Callback], event: Event, kind: str) -> list[Entry]:
-        return [
-            Entry(callback, keys[id(callback)], kind, hook, every=intervals[id(callback)].get(event))
-            for callback in callbacks
-            if (hook := hook_of(callback, event)) is not None
-        ]
 
-    destinations = [*(one for one in callbacks if isinstance(one, LoggerDestination)), *destinations]
-    callbacks = [one for one in callbacks if not isinstance(one, LoggerDestination)]
-    plan: dict[Event, tuple[Entry, ...]] = {}
-    left_out: list[LeftOut] = []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for event in Event:
-            ordered = apply_passes([one for one in algorithms if _runs_at(one, event)], event, passes)
-            called = [
-                _algorithm_entry(algorithm, event, placed_by, keys)
-                for algorithm, placed_by in zip(ordered.algorithms, ordered.placed_by, strict=True)
-            ]
-            called += hooks(callbacks, event, "callback")
-            called += [
-                Entry(one, keys[id(one)], "subscription", one.function, every=one.every)
-                for one in subscriptions
-                if one.event is event
-            ]
-            storing = hooks(destinations, event, "logger")
-            # At INIT loggers open what the other components may already write to; later they are called last.
-            entries = [*storing, *called] if event is Event.INIT else [*called, *storing]
-            left_out += [LeftOut(keys[id(algorithm)], event, by) for algorithm, by in ordered.left_out]
-            if entries:
-                plan[event] = tuple(
-                    attrs.evolve(entry, why=_reason(entry, previous, event, listed))
-                    for entry, previous in zip(entries, [None, *entries], strict=False)
-                )
-    if serves is not None:
-        serves.check(plan)
-    texts = [
-        f"{type(one).__name__} runs at no event: declare runs_at = {{Event.AFTER_LOSS: Stage.LOSS}}, "
-        "or override match(event, state)."
-        for one in algorithms
-        if not one.runs_at_events() and not overrides_match(one)
+def _table(plan: Plan) -> Iterator[str]:
+    phases = {
+        phase: [row for event, entries in shown for row in _rows(plan, event, entries)]
+        for phase, _, shown in _by_phase(plan)
+    }
+    phases["at every event"] = [
+        ("", one.key, one.what, "if match(); see below" if one.kind == "algorithm" else "own run_event")
+        for one in plan.shown_everywhere()
     ]
-    texts += [str(warning.message) for warning in caught]
-    declarations = tuple(_declaration(algorithm, keys[id(algorithm)]) for algorithm in algorithms)
-    return Plan(plan, declarations, tuple(left_out), tuple(dict.fromkeys(texts)))
+    rows = [_HEADER, *chain.from_iterable(phases.values())]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    yield _line(_HEADER, widths, indent=2)
+    for phase, shown in phases.items():
+        if shown:
+            yield f"  {phase}"
+            yield from (_line(row, widths, indent=4) for row in shown)
 
 
-def component_keys(components: Iterable[object]) -> dict[int, str]:
-    """Return the key of each component by its ``id``: its class or function, numbered from the second of a name on.
-
-    Example:
-        >>> list(component_keys([1.5, 2, 2.5]).values())
-        ['float', 'int', 'float.1']
-    """
-    components = list(components)
-    names = [one.name if isinstance(one, Subscription) else type(one).__name__ for one in components]
-    return dict(zip(map(id, components), numbered(names), strict=True))
+def _rows(plan: Plan, event: Event, entries: Sequence[Entry]) -> list[Row]:
+    rows = [(entry.key, entry.what, _reason(entry)) for entry in entries]
+    rows += [(f"({one.name})", "", f"left out by {one.by}") for one in plan.left_out if one.event is event]
+    return [("" if place else event.value, *row) for place, row in enumerate(rows)]
 
 
-def overrides_match(algorithm: Algorithm) -> bool:
-    """Return whether the algorithm overrides ``match``."""
-    return overrides(algorithm, Algorithm, "match")
+def _reason(entry: Entry) -> str:
+    often = "" if entry.every is None else f"every {entry.every}"
+    return "; ".join(filter(None, [entry.why, often, "if match()" if entry.asked else ""]))
 
 
-def _check(algorithms: Sequence[Algorithm], *others: Sequence[Callback]) -> None:
-    seen: set[int] = set()
-    for component in chain(algorithms, *others):
-        if id(component) in seen:
-            raise ValueError(
-                f"{component!r} is given twice; give it once, or make a second {type(component).__name__}."
-            )
-        seen.add(id(component))
-    for algorithm in algorithms:
-        name, runs_at = type(algorithm).__name__, algorithm.runs_at_events()
-        if not hasattr(runs_at, "items"):
-            raise TypeError(
-                f"{name}.runs_at must map events to stages, {{Event.AFTER_LOSS: Stage.LOSS}}, got {runs_at!r}."
-            )
-        for event, stage in runs_at.items():
-            if event not in _EVENTS or not isinstance(stage, Stage):
-                raise TypeError(f"{name}.runs_at must map events to stages, got {event!r}: {stage!r}.")
-        for declared in ("reads", "writes", "owns"):
-            words = getattr(algorithm, declared)
-            if isinstance(words, str) or not all(isinstance(word, str) for word in words):
-                raise TypeError(f'{name}.{declared} must be a set of words, {{"loss", "model"}}, got {words!r}.')
-    check_conflicts(algorithms)
+def _line(row: Row, widths: Sequence[int], indent: int) -> str:
+    event, *cells = row
+    # The header and the events start at different columns, the other cells at the same.
+    first = f"{' ' * indent}{event:<{widths[0] + 4 - indent}}"
+    return "  ".join(
+        [first, *(f"{cell:<{width}}" for cell, width in zip(cells, [*widths[1:], 0], strict=True))]
+    ).rstrip()
 
 
-def _runs_at(algorithm: Algorithm, event: Event) -> bool:
-    runs_at = algorithm.runs_at_events()
-    return event in runs_at or (not runs_at and overrides_match(algorithm))
+def _svg_lines(plan: Plan) -> Iterator[str]:
+    """Yield the lines of an SVG: the phases of the loop, their events, and a box for each call."""
+    body, y = [], _MARGIN
+    for phase, depth, shown in _by_phase(plan):
+        if rows := [row for row in shown if row[1]]:
+            lines, y = _phase(phase, rows, _MARGIN + depth * _INDENT, y)
+            body += lines
+    if everywhere := plan.shown_everywhere():
+        lines, y = _row("at every event", everywhere, _MARGIN, y)
+        body += lines
+    if folded := plan.folded():
+        body += [_text(_MARGIN, y + 15, f"Callbacks and loggers: {', '.join(folded)}", "what")]
+        y += _LINE
+    colours = {_group(entry) for event in plan.entries for entry in plan.shown_at(event)}
+    x = float(_MARGIN)
+    for group in [group for group in _GROUPS if group in colours]:
+        body += [f'<rect class="{group}" x="{x:g}" y="{y + 4}" width="14" height="14" rx="3"/>']
+        body += [_text(x + 20, y + 15, f"changes the {group}", "what")]
+        x = round(x + 40 + _CHARACTER * len(f"changes the {group}"), 1)
+    y += _LINE if x > _MARGIN else 0
+    title = ", ".join(one.name for one in plan.algorithms) or "callbacks and loggers"
+    height = y + _MARGIN // 2
+    yield f'<svg xmlns="http://www.w3.org/2000/svg" class="plan" role="img" viewBox="0 0 {_WIDTH} {height}">'
+    yield f"<title>Plan of {escape(title)}</title>"
+    yield f"<style>{_STYLE}</style>"
+    yield f'<rect class="paper" x="0.5" y="0.5" width="{_WIDTH - 1}" height="{height - 1}" rx="8"/>'
+    yield from body
+    yield "</svg>"
 
 
-def _declaration(algorithm: Algorithm, key: str) -> Declaration:
-    paragraph = (type(algorithm).__doc__ or "").strip().split("\n\n")[0]
-    summary = _MARKUP.sub(r"\1", " ".join(paragraph.split()))
-    reads, writes, owns = (
-        tuple(sorted(map(str, words))) for words in (algorithm.reads, algorithm.writes, algorithm.owns)
-    )
-    kind: Any = type(algorithm)
-    fields = attrs.fields(kind) if attrs.has(kind) else ()
-    settings = tuple(
-        f"{field.alias}: {field.metadata['explain'](getattr(algorithm, field.name))}"
-        for field in fields
-        if "explain" in field.metadata
-    )
-    return Declaration(key, summary, reads, writes, owns, settings)
+def _phase(phase: str, rows: Sequence[tuple[Event, Sequence[Entry]]], x: float, y: int) -> tuple[list[str], int]:
+    """Return the lines of a phase that begins at ``y``, and where it ends."""
+    lines, begin = [_text(x + 8, y + 15, phase, "phase")], y
+    y += _LINE - 4
+    for event, entries in rows:
+        row, y = _row(event.value, entries, x + _EVENTS, y)
+        lines += row
+    return [f'<path class="loop" d="M{x:g} {begin + 3}V{y - 5}"/>', *lines], y + 4
 
 
-def _algorithm_entry(algorithm: Algorithm, event: Event, placed_by: tuple[str, ...], keys: Mapping[int, str]) -> Entry:
-    return Entry(
-        algorithm,
-        keys[id(algorithm)],
-        "algorithm",
-        partial(algorithm.apply, event),
-        stage=stage_of(algorithm, event) if event in algorithm.runs_at_events() else None,
-        placed_by=placed_by,
-        asked=overrides_match(algorithm),
-        reads=tuple(sorted(fields_at(algorithm.reads, event))),
-        writes=tuple(sorted(fields_at(algorithm.writes, event))),
-    )
+def _row(name: str, entries: Sequence[Entry], x: float, y: int) -> tuple[list[str], int]:
+    """Return the lines of an event with its boxes, which continue on the next line if they are too wide."""
+    lines, left = [_text(x, y + 15, name)], float(_CALLS)
+    for entry in entries:
+        often = "" if entry.every is None else f" every {entry.every}"
+        what = f" {entry.what}{often}"
+        width = round(2 * _PADDING + _CHARACTER * len(entry.key + what), 1)
+        if left + width > _WIDTH - _MARGIN and left > _CALLS:
+            left, y = float(_CALLS), y + _LINE
+        lines.append(f'<rect class="{_group(entry)}" x="{left:g}" y="{y}" width="{width:g}" height="{_BOX}" rx="5"/>')
+        label = f'{escape(entry.key)}<tspan class="what">{escape(what)}</tspan>'
+        reason = f"<title>{escape(entry.why)}</title>" if entry.why else ""
+        lines.append(f'<text x="{left + _PADDING:g}" y="{y + 15}" xml:space="preserve">{label}{reason}</text>')
+        left = round(left + width + 6, 1)
+    return lines, y + _LINE
 
 
-def _reason(entry: Entry, previous: Entry | None, event: Event, listed: Mapping[str, int]) -> str:
-    """Return why an entry does not come before the one above it."""
-    if entry.placed_by:
-        return f"moved by {' and '.join(entry.placed_by)}"
-    if previous is None:
-        return ""
-    if entry.kind != previous.kind:
-        return f"after {previous.kind}s"
-    own, other = (
-        stage_of(one.component, event) if isinstance(one.component, Algorithm) else Stage.UNDECLARED
-        for one in (entry, previous)
-    )
-    if own is other:
-        reversed_list = "first in, last out" if event.is_after_event else ""
-        return "as listed" if listed[previous.key] < listed[entry.key] else reversed_list
-    order = " after ".join(one.what for one in (entry, previous))
-    is_closing = event in CLOSING_EVENTS
-    if (own < other) is not is_closing:
-        return ""  # a pass moved the entry above, which has the reason
-    return f"reversed: {order}" if is_closing else order
+def _group(entry: Entry) -> str:
+    return next((group for group, stages in _GROUPS.items() if entry.stage in stages), "other")
+
+
+def _text(x: float, y: int, text: str, kind: str = "") -> str:
+    return f'<text{f" class={chr(34)}{kind}{chr(34)}" if kind else ""} x="{x:g}" y="{y}">{escape(text)}</text>'

@@ -27,6 +27,7 @@ __all__ = [
     "preserve_rng_state",
     "rng_state",
     "seed_globals",
+    "seeded_draws",
 ]
 
 
@@ -105,6 +106,22 @@ def preserve_rng_state(device: torch.device | None = None) -> Iterator[None]:
     finally:
         for set_state, state in states:
             set_state(state)
+
+
+@contextlib.contextmanager
+def seeded_draws(seed: int) -> Iterator[None]:
+    """Seed torch's generator of the CPU for a block that may draw new weights, and restore it at the end.
+
+    Example:
+        >>> with seeded_draws(3):
+        ...     first = torch.rand(1)
+        >>> with seeded_draws(3):
+        ...     first == torch.rand(1)
+        tensor([True])
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def global_rng_states(device: torch.device) -> list[tuple[Callable[[Any], object], Any]]:

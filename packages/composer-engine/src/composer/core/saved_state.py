@@ -3,43 +3,66 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import types
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
+import torch
 
 from composer.core import model_state
 from composer.core.checks import abridged, nearest
 from composer.core.components import by_key
+from composer.core.declarations import check_conflicts
+from composer.core.passes import all_passes
 from composer.core.serializable import is_unsaved, older_descriptions, read_field, saved_fields, settings_to_data
 from composer.core.serialization import NotSerializableError, equal, field_types, from_data, plain, to_data
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from composer.core.algorithm import Algorithm
-    from composer.core.logger import Logger
-    from composer.core.passes import Passes
-    from composer.core.state import State
+    from composer.core.passes import AlgorithmPass, Passes
 
 __all__ = [
     "VERSION",
     "CheckedState",
     "LoadReport",
     "RebuiltAlgorithms",
+    "Run",
     "StateMismatchError",
     "check_model",
     "check_optimizers",
     "check_state",
-    "register_rebuild",
     "state_to_data",
 ]
 
 VERSION = 1
 """The schema of what :meth:`State.state_dict` returns; a higher one is of a later release."""
+
+
+class Run(Protocol):
+    """What saving and loading need of a :class:`State`, whose module imports this one."""
+
+    model: Any
+    optimizers: Any
+    schedulers: Any
+    scaler: Any
+    algorithms: Any
+    callbacks: Any
+    made_on_load: list[Any]
+
+    def component_key(self, component: Any) -> str:
+        """Return the key of an algorithm or callback."""
+
+    def restart_draws(self) -> None:
+        """Seed every generator again."""
+
+    def rebuild_algorithm(self, name: str, settings: Mapping[str, Any]) -> Any:
+        """Return a new algorithm from its saved name and settings, or raise a ValueError."""
+
+    def after_surgery(self, algorithms: Sequence[Any], passes: Sequence[AlgorithmPass], logger: Any = None) -> Run:
+        """Return this state with these algorithms only, after they have changed its model."""
 
 
 class StateMismatchError(ValueError):
@@ -119,7 +142,7 @@ _Findings = defaultdict[str, list[str]]
 """The lines of a :class:`LoadReport` by its fields, and ``problems``: the reasons why loading is impossible."""
 
 
-def state_to_data(state: State) -> dict[str, Any]:
+def state_to_data(state: Run) -> dict[str, Any]:
     """Return what a run saves, without the weights of its model and the state of its optimizers."""
     kinds, data = field_types(type(state)), dict[str, Any](version=VERSION)
     for name, field in saved_fields(type(state)).items():
@@ -147,36 +170,57 @@ def _component_to_data(kind: str, key: str, component: Any) -> dict[str, Any]:
     return data | ({"required_on_load": component.required_on_load()} if kind == "algorithms" else {})
 
 
-def _components(state: State, kind: str) -> dict[str, Any]:
+def _components(state: Run, kind: str) -> dict[str, Any]:
     """Return the ``"algorithms"``, ``"callbacks"`` or ``"schedulers"`` of a state by their keys."""
     if kind == "schedulers":
         return by_key(state.schedulers)
     return {state.component_key(one): one for one in getattr(state, kind)}
 
 
-class RebuiltAlgorithms(Protocol):
+@attrs.frozen(eq=False)
+class RebuiltAlgorithms:
     """Algorithms that saved weights need and a run lacks, constructed from their names and settings.
 
-    The engine's side of ``composer.core`` implements it, see :mod:`composer.core.registry`: a state is only data.
+    Args:
+        state: The run.
+        made: The new algorithms, by their place in the list.
+        passes: Passes that order them.
     """
 
-    made: dict[int, Algorithm]
-    """The new algorithms, by their place in the list."""
-    trial: State
-    """The state as it would be with the new algorithms, on copies of what they change."""
+    state: Run
+    made: Mapping[int, Any]
+    passes: Sequence[AlgorithmPass]
 
-    def add(self, logger: Logger | None) -> None:
+    def try_out(self) -> Run:
+        """Return the state as it would be with the new algorithms, on copies of what they change."""
+        model, optimizers, made = copy.deepcopy((self.state.model, self.state.optimizers, self.made))
+        algorithms = _merged(self.state.algorithms, made)
+        check_conflicts(algorithms)
+        copied = _evolve(self.state, model=model, optimizers=optimizers)
+        with warnings.catch_warnings(), torch.random.fork_rng():
+            warnings.simplefilter("ignore")
+            changed = copied.after_surgery([*made.values()], self.passes)
+        return _evolve(changed, algorithms=algorithms, callbacks=self.state.callbacks)
+
+    def add(self, logger: Any) -> None:
         """Add the algorithms to the run and let them change its model."""
+        state = self.state
+        changed = state.after_surgery([*self.made.values()], self.passes, logger)
+        state.model, state.optimizers = changed.model, changed.optimizers
+        state.made_on_load += self.made.values()
+        state.algorithms = _merged(state.algorithms, self.made)
 
 
-_Rebuild = Callable[["State", Mapping[int, AlgorithmRecord], "Passes"], RebuiltAlgorithms]
-_rebuild: list[_Rebuild] = []
+def _evolve(state: Any, **changes: Any) -> Run:
+    changed: Run = attrs.evolve(state, **changes)
+    return changed
 
 
-def register_rebuild(rebuild: _Rebuild) -> _Rebuild:
-    """Register the function that constructs missing algorithms, in place of the former one."""
-    _rebuild[:] = [rebuild]
-    return rebuild
+def _merged(algorithms: Iterable[Any], made: Mapping[int, Any]) -> list[Any]:
+    merged = list(algorithms)
+    for place, algorithm in sorted(made.items()):
+        merged.insert(place, algorithm)
+    return merged
 
 
 @attrs.frozen(eq=False)
@@ -191,18 +235,18 @@ class CheckedState:
         put: Loads the saved state into the run, without further checks.
     """
 
-    state: State
+    state: Run
     saved: Mapping[str, Any]
     report: LoadReport
     rebuilt: RebuiltAlgorithms | None
-    put: Callable[[State, Mapping[str, Any]], object]
+    put: Callable[[Run, Mapping[str, Any]], object]
 
     @property
-    def made(self) -> Mapping[int, Algorithm]:
+    def made(self) -> Mapping[int, Any]:
         """The new algorithms, by their place in the list."""
         return {} if self.rebuilt is None else self.rebuilt.made
 
-    def load(self, logger: Logger | None = None, *, stacklevel: int = 4) -> LoadReport:
+    def load(self, logger: Any = None, *, stacklevel: int = 4) -> LoadReport:
         """Load the saved state, and warn of differences; the run must not have changed since the check.
 
         Raises:
@@ -218,7 +262,7 @@ class CheckedState:
 
 
 def check_state(
-    state: State,
+    state: Run,
     saved: Any,
     *,
     strict: bool,
@@ -235,7 +279,7 @@ def check_state(
     rebuilt = None
     if rebuild and "model" in saved:
         rebuilt = _rebuild_missing(state, records["algorithms"], excluded, passes)
-    trial = state if rebuilt is None else rebuilt.trial
+    trial = state if rebuilt is None else rebuilt.try_out()
     findings: _Findings = defaultdict(list)
     _check_fields(trial, saved, findings)
     for kind in _RECORDS:
@@ -251,17 +295,17 @@ def check_state(
 
 
 def check_model(
-    state: State, saved: Mapping[str, Any], *, strict: bool, excluded: Collection[str] = (), passes: Passes = None
+    state: Run, saved: Mapping[str, Any], *, strict: bool, excluded: Collection[str] = (), passes: Passes = None
 ) -> CheckedState:
     """Check a model's weights, and change nothing; see :meth:`State.load_model_state`."""
     records = _read_records("algorithms", saved.get("algorithms", []))
     rebuilt = _rebuild_missing(state, records, excluded, passes)
     findings: _Findings = defaultdict(list)
-    _check_part(state if rebuilt is None else rebuilt.trial, "model", saved.get("model"), findings)
+    _check_part(state if rebuilt is None else rebuilt.try_out(), "model", saved.get("model"), findings)
     return CheckedState(state, saved, _to_report(findings, strict=strict), rebuilt, _load_weights)
 
 
-def check_optimizers(state: State, saved: Mapping[str, Any], *, strict: bool) -> CheckedState:
+def check_optimizers(state: Run, saved: Mapping[str, Any], *, strict: bool) -> CheckedState:
     """Check the state of optimizers, and change nothing; see :meth:`State.load_optim_state`."""
     findings: _Findings = defaultdict(list)
     _check_part(state, "optimizers", saved.get("optimizers"), findings)
@@ -276,7 +320,7 @@ def _to_report(findings: _Findings, *, strict: bool) -> LoadReport:
     return report
 
 
-def _read_parts(state: State, saved: Any) -> dict[str, dict[str, Any]]:
+def _read_parts(state: Run, saved: Any) -> dict[str, dict[str, Any]]:
     """Return the records of components by kind and key, if this is a saved state at all."""
     version = saved.get("version") if isinstance(saved, dict) else None
     if type(version) is not int or version < 1:
@@ -312,19 +356,26 @@ def _read_records(kind: str, data: Any) -> dict[str, Any]:
 
 
 def _rebuild_missing(
-    state: State, records: Mapping[str, AlgorithmRecord], excluded: Collection[str], passes: Passes
+    state: Run, records: Mapping[str, AlgorithmRecord], excluded: Collection[str], passes: Passes
 ) -> RebuiltAlgorithms | None:
     """Construct the algorithms that the saved weights need and the run lacks."""
     own = _components(state, "algorithms")
-    missing = {
-        place: record
-        for place, (key, record) in enumerate(records.items())
-        if record.required_on_load and key not in own and not {key, record.name} & {*excluded}
-    }
-    return _rebuild[0](state, missing, passes) if missing else None
+    made, problems = {}, []
+    for place, (key, record) in enumerate(records.items()):
+        if record.required_on_load and key not in own and not {key, record.name} & {*excluded}:
+            try:
+                algorithm = state.rebuild_algorithm(record.name, record.settings)
+            except ValueError as error:
+                problems.append(f"algorithms.{key}, which the weights need: {error}")
+                continue
+            if algorithm.required_on_load():  # a checkpoint alone cannot add algorithms to a run
+                made[place] = algorithm
+    if problems:
+        raise StateMismatchError(problems)
+    return RebuiltAlgorithms(state, made, all_passes(passes)) if made else None
 
 
-def _check_fields(state: State, saved: Mapping[str, Any], findings: _Findings) -> None:
+def _check_fields(state: Run, saved: Mapping[str, Any], findings: _Findings) -> None:
     kinds = field_types(type(state))
     for name, field in saved_fields(type(state)).items():
         try:
@@ -405,7 +456,7 @@ def _from_first_difference(one: str, other: str) -> tuple[str, str]:
     return f"...{one[start : start + _SHOWN]}...", f"...{other[start : start + _SHOWN]}..."
 
 
-def _check_scaler(state: State, saved: Any, findings: _Findings) -> None:
+def _check_scaler(state: Run, saved: Any, findings: _Findings) -> None:
     own = None if state.scaler is None else state.scaler.state_dict()
     if saved is not None and not isinstance(saved, dict):
         findings["problems"].append(f"scaler: must be a dictionary or None, got {type(saved).__name__}.")
@@ -420,7 +471,7 @@ def _check_scaler(state: State, saved: Any, findings: _Findings) -> None:
         findings["restored"].append("scaler")
 
 
-def _check_part(state: State, part: str, saved: Any, findings: _Findings) -> None:
+def _check_part(state: Run, part: str, saved: Any, findings: _Findings) -> None:
     """Compare the saved ``"model"`` or ``"optimizers"`` with those of a state."""
     if not isinstance(saved, Mapping):
         findings["problems"].append(f"{part}: must be a dictionary, got {type(saved).__name__}.")
@@ -436,7 +487,7 @@ def _check_part(state: State, part: str, saved: Any, findings: _Findings) -> Non
     findings["restored"].append(part)
 
 
-def _load_state(state: State, saved: Mapping[str, Any]) -> None:
+def _load_state(state: Run, saved: Mapping[str, Any]) -> None:
     """Load what has been checked: first what may still refuse it, optimizers and components."""
     loaded: list[str] = []
     with contextlib.ExitStack() as on_error:
@@ -459,11 +510,11 @@ def _load_state(state: State, saved: Mapping[str, Any]) -> None:
     state.restart_draws()
 
 
-def _load_weights(state: State, saved: Mapping[str, Any]) -> None:
+def _load_weights(state: Run, saved: Mapping[str, Any]) -> None:
     model_state.load_weights(state.model, saved["model"])
 
 
-def _load_optimizers(state: State, saved: Mapping[str, Any]) -> Callable[[], None]:
+def _load_optimizers(state: Run, saved: Mapping[str, Any]) -> Callable[[], None]:
     try:
         return model_state.load_optimizers(state.model, state.optimizers, saved["optimizers"])
     except ValueError as error:

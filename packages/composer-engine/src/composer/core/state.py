@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkabl
 import attrs
 import torch
 from torch.optim import Optimizer
-from typing_extensions import deprecated
 
 from composer.core import model_state, saved_state
-from composer.core.algorithm import Algorithm
+from composer.core.base import Algorithm, Callback, rebuild_algorithm, run_surgery
 from composer.core.batch import Batch, BatchKey, batch_get, batch_set
-from composer.core.callback import Callback
 from composer.core.checks import check_run_name
 from composer.core.components import ObservableList, by_key
 from composer.core.data_spec import DataSpec, ensure_data_spec, length_of
 from composer.core.evaluator import Evaluator, MetricValues, ensure_evaluator
+from composer.core.logger import Logger
 from composer.core.precision import Precision
 from composer.core.randomness import derive_seed
 from composer.core.serializable import saved_fields
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
 
     from torch.optim.lr_scheduler import LRScheduler
 
-    from composer.core.logger import Logger
-    from composer.core.passes import Passes
+    from composer.core.passes import AlgorithmPass, Passes
     from composer.core.saved_state import LoadReport
 
 __all__ = ["State", "SupportsTraining"]
@@ -341,11 +339,6 @@ class State:
             )
         return elapsed.value >= moment.value
 
-    @deprecated("State.reached() is called has_reached() now.")
-    def reached(self, moment: Time) -> bool:
-        """Return :meth:`has_reached`, under its former name."""
-        return self.has_reached(moment)
-
     def stop_training(self) -> None:
         """End the training after this batch."""
         self._max_duration = self.timestamp.batch
@@ -534,6 +527,19 @@ class State:
             StateMismatchError: The state does not fit. Nothing has been changed.
         """
         return saved_state.check_optimizers(self, state_dict, strict=strict).load(stacklevel=3)
+
+    def rebuild_algorithm(self, name: str, settings: Mapping[str, Any]) -> Algorithm:
+        """Return :func:`composer.core.rebuild_algorithm` of a saved name and settings; loading calls it."""
+        return rebuild_algorithm({"name": name, "settings": settings})
+
+    def after_surgery(
+        self, algorithms: Sequence[Algorithm], passes: Sequence[AlgorithmPass], logger: Logger | None = None
+    ) -> State:
+        """Return this state with these algorithms only, after they have changed its model; loading calls it."""
+        only: dict[str, Any] = {"algorithms": algorithms, "callbacks": ()}  # converted, as by the constructor
+        changed = attrs.evolve(self, **only)
+        run_surgery(changed, Logger(changed) if logger is None else logger, passes)
+        return changed
 
     def restart_draws(self) -> None:
         """Seed every generator again before its next draw, as when a batch is computed a second time in one step."""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, SupportsIn
 
 import attrs
 import typing_extensions
-from typing_extensions import deprecated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -492,12 +491,6 @@ class Timestamp:
         _MICROSECOND.__mul__,
         "Wall-clock time of the last batch; with several processes, an estimate for most batches, which may be 0.",
     )
-
-    @property
-    @deprecated("Timestamp.held is called counts now.")
-    def held(self) -> Counts:
-        """:attr:`counts` under its former name."""
-        return self.counts
 
     def __repr__(self) -> str:
         return f"Timestamp({', '.join(f'{name}={value}' for name, value in self.counts._asdict().items())})"

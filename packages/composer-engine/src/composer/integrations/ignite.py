@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from composer.core import Algorithm, Batch, State, Time
-    from composer.core.fields import ServedFields
+    from composer.core.declarations import ServedFields
     from composer.core.plan import Plan
     from composer.core.saved_state import LoadReport
 

@@ -18,6 +18,7 @@ from composer.algorithms import GradientClipping
 from composer.core import Adapter, Batch, Event, Precision, SplitStep, batch_get, served_fields
 from composer.core.evaluation_weights import evaluation_weights
 from composer.core.model_state import wants_closure
+from composer.core.planning import check_served
 from composer.core.time import TimeUnit
 from composer.functional.signatures import unquote_annotations
 
@@ -294,7 +295,7 @@ class ComposerCallback(Callback):  # type: ignore[misc]  # Lightning is not inst
                 "a batch, training_step(self, batch, batch_idx)."
             )
         if not module.automatic_optimization:
-            _SERVED_MANUALLY.check(self.explain().entries)
+            check_served(_SERVED_MANUALLY, self.explain().entries)
 
     def _check_closures(self, trainer: Trainer) -> None:
         """Refuse optimizers that compute a step's loss several times, where Lightning cannot do that."""

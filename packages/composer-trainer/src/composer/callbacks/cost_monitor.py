@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from composer.core.interval import Call
-    from composer.core.plan import Entry
 
 __all__ = ["Cost", "CostMonitor"]
 
@@ -101,10 +100,10 @@ class CostMonitor(Callback):
     _began: float | None = attrs.field(default=None, init=False, repr=False)
     _is_closed: bool = attrs.field(default=False, init=False, repr=False)
 
-    def wrap_call(self, event: Event, entry: Entry, call: Call) -> Call:
+    def wrap_call(self, event: Event, key: str, kind: str, call: Call) -> Call:
         """Measure the time of a call."""
         self._forget_earlier_run()  # also here: the calls of INIT are wrapped before that event runs
-        tally = self._tallies.setdefault((entry.key, event), _Tally())
+        tally = self._tallies.setdefault((key, event), _Tally())
         timed, allocated = _timed(call, tally), _allocated_memory()
         return timed if allocated is None else _with_memory(timed, tally, allocated)
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from composer.core.interval import Call
-    from composer.core.plan import Entry
 
 __all__ = ["Profiler"]
 
@@ -142,12 +141,12 @@ class Profiler(Callback):
             for handler in self.trace_handlers:
                 handler.close(state, logger)
 
-    def wrap_call(self, event: Event, entry: Entry, call: Call) -> Call:
+    def wrap_call(self, event: Event, key: str, kind: str, call: Call) -> Call:
         """Record a call in active batches."""
         # The action of the first batch is known only while FIT_START runs.
         if self._action is ProfilerAction.SKIP and event is not Event.FIT_START:
             return call
-        name, categories = f"{entry.kind}/{entry.key}", (entry.kind, event.value)
+        name, categories = f"{kind}/{key}", (kind, event.value)
 
         def run() -> None:
             recording = self._recording

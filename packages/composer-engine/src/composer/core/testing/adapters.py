@@ -14,13 +14,12 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Optimizer
 
 from composer import functional as cf
-from composer.core.algorithm import Algorithm
-from composer.core.event import Event
-from composer.core.fields import ALWAYS_SERVED, FIELDS, OPTIONAL_EVENTS, ServedFields
-from composer.core.plan import build_plan
+from composer.core.base import Algorithm
+from composer.core.declarations import ALWAYS_SERVED, FIELDS, OPTIONAL_EVENTS, ServedFields
+from composer.core.event import Event, Stage
+from composer.core.planning import build_plan, check_served
 from composer.core.serializable import saved
 from composer.core.serialization import equal
-from composer.core.stage import Stage
 from composer.core.state import State
 from composer.core.testing.loop import Training, seeded
 
@@ -157,7 +156,7 @@ class _Host:
     def serves_algorithm(self, algorithm: Algorithm) -> bool:
         """Return whether the host declares to serve an algorithm."""
         try:
-            self.serves.check(build_plan([algorithm]).entries)
+            check_served(self.serves, build_plan([algorithm]).entries)
         except ValueError:
             return False
         return True

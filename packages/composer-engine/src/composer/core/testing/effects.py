@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from composer.core.batch import batch_get, batch_set
+from composer.core.declarations import ALWAYS_SERVED, FIELDS
 from composer.core.engine import Engine
 from composer.core.event import MODEL_EVENTS, Event
-from composer.core.fields import ALWAYS_SERVED, FIELDS
 from composer.core.time import TimeUnit
 from composer.functional.nested import rebuild
 
 if TYPE_CHECKING:
-    from composer.core.algorithm import Algorithm
+    from composer.core.base import Algorithm
     from composer.core.logger import Logger
     from composer.core.plan import Entry
     from composer.core.state import State

@@ -19,7 +19,7 @@ from composer.core.time import Timestamp, TimeUnit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from composer.core.algorithm import Algorithm
+    from composer.core.base import Algorithm
     from composer.core.batch import Batch
     from composer.core.state import State
 

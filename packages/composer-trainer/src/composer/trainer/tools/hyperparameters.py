@@ -22,7 +22,7 @@ from composer.checkpoint.saving import environment
 from composer.core import Serializable, Time
 from composer.core.checks import describe
 from composer.core.components import by_key
-from composer.core.plan import component_keys
+from composer.core.planning import component_keys
 from composer.distributed import get_local_world_size, get_world_size
 
 if TYPE_CHECKING:

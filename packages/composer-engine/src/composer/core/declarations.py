@@ -1,8 +1,8 @@
-"""The fields of the state that algorithms read and write, and those that a host of algorithms serves."""
+"""What algorithms declare: the fields that they read and write, and the resources that only one of them may own."""
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -13,9 +13,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from composer.core.plan import Entry
-
-__all__ = ["ALWAYS_SERVED", "FIELDS", "OPTIONAL_EVENTS", "FieldsByEvent", "ServedFields", "fields_at"]
+__all__ = [
+    "ALWAYS_SERVED",
+    "FIELDS",
+    "OPTIONAL_EVENTS",
+    "AlgorithmConflictError",
+    "Conflict",
+    "ExclusiveResource",
+    "FieldsByEvent",
+    "ServedFields",
+    "check_conflicts",
+    "fields_at",
+    "find_conflicts",
+]
 
 FIELDS = frozenset(
     {
@@ -153,44 +163,103 @@ class ServedFields:
     readable: Mapping[Event, frozenset[str]] = attrs.field(converter=_by_event, validator=_check_known)
     writable: Mapping[Event, frozenset[str]] = attrs.field(converter=_by_event, validator=_check_known)
 
-    def check(self, entries: Mapping[Event, Sequence[Entry]]) -> None:
-        """Refuse the algorithms of a plan that need an event or a field which the host does not serve.
 
-        An algorithm without declared events runs where its ``match`` returns True: each of its fields must be served at
-        any event.
+class ExclusiveResource(str):
+    """A resource that only one algorithm of a run may own, with a remedy for conflicts.
 
-        Raises:
-            ValueError: For all such algorithms, with their names, the host's, the fields and the events.
-        """
-        unserved: dict[str, list[str]] = {}
-        for event, called in entries.items():
-            for entry in called:
-                if entry.kind == "algorithm" and entry.stage is not None:
-                    unserved.setdefault(entry.key, []).extend(self._unserved(entry, event))
-                elif entry.kind == "algorithm" and event is Event.INIT:
-                    unserved[entry.key] = self._unserved(entry, None)
-        problems = [
-            f"{key} cannot run in {self.host}: it {' and '.join(needs)}, which {self.host} does not serve. "
-            f"Remove {key}, or serve this in {self.host}."
-            for key, needs in unserved.items()
-            if needs
-        ]
-        if problems:
-            raise ValueError("\n".join(problems))
+    It is a string, so one algorithm may declare an ``ExclusiveResource`` and another the same plain string.
 
-    def _unserved(self, entry: Entry, event: Event | None) -> list[str]:
-        """Return what an algorithm needs at an event, or at any event if None, that the host does not serve."""
-        if event is not None and event not in {*self.readable, *self.writable}:
-            return [] if event in OPTIONAL_EVENTS else [f"runs at {event.value!r}"]
-        needs = []
-        for verb, fields, by_event in (("reads", entry.reads, self.readable), ("writes", entry.writes, self.writable)):
-            served = frozenset().union(*by_event.values()) if event is None else by_event.get(event, frozenset())
-            names = [
-                repr(field)
-                for field in fields
-                if field not in ALWAYS_SERVED | served and not (field.startswith("batch.") and "batch" in served)
-            ]
-            if names:
-                where = "some event" if event is None else repr(event.value)
-                needs.append(f"{verb} {' and '.join(names)} at {where}")
-        return needs
+    Args:
+        words: The name of the resource, as it follows "must have": ``"the layer norms"``.
+        remedy: What to do if two algorithms own it, in a sentence.
+
+    Example:
+        >>> norms = ExclusiveResource("the layer norms", remedy="Each makes them faster in its own way: keep one.")
+        >>> norms == "the layer norms", norms.remedy
+        (True, 'Each makes them faster in its own way: keep one.')
+    """
+
+    __slots__ = ("remedy",)
+    remedy: str
+
+    def __new__(cls, words: str, remedy: str = "") -> ExclusiveResource:
+        """Return the name with its remedy."""
+        resource = super().__new__(cls, words)
+        resource.remedy = remedy
+        return resource
+
+    def __reduce__(self) -> tuple[type[ExclusiveResource], tuple[str, str]]:
+        return type(self), (str(self), self.remedy)
+
+
+@attrs.frozen
+class Conflict:
+    """Two algorithms that cannot run together.
+
+    Args:
+        first, second: The algorithms, in the order of the list.
+        owned: The resources that both own.
+        remedies: The remedies of those resources that have one.
+    """
+
+    first: Any
+    second: Any
+    owned: tuple[str, ...]
+    remedies: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        names = [type(self.first).__name__, type(self.second).__name__]
+        who = f"Two {names[0]}" if names[0] == names[1] else " and ".join(names)
+        text = (
+            f"{who} cannot run together: each must have {' and '.join(self.owned)} to itself. "
+            f"Remove one: {self.first!r} or {self.second!r}."
+        )
+        return " ".join([text, *self.remedies])
+
+
+class AlgorithmConflictError(ValueError):
+    """Algorithms of a run cannot work together; ``conflicts`` lists the pairs, and the message has a line for each.
+
+    Example:
+        >>> AlgorithmConflictError(()).conflicts
+        ()
+    """
+
+    def __init__(self, conflicts: Iterable[Conflict]) -> None:
+        self.conflicts = tuple(conflicts)
+        super().__init__("\n".join(map(str, self.conflicts)))
+
+    def __reduce__(self) -> tuple[type[AlgorithmConflictError], tuple[tuple[Conflict, ...]]]:
+        return type(self), (self.conflicts,)
+
+
+def find_conflicts(algorithms: Sequence[Any]) -> tuple[Conflict, ...]:
+    """Return the pairs of algorithms that own the same resource.
+
+    Example:
+        >>> find_conflicts([])
+        ()
+    """
+    return tuple(
+        Conflict(first, second, tuple(sorted(map(str, shared))), _remedies(shared, first, second))
+        for first, second in combinations(algorithms, 2)
+        if (shared := {*first.owns} & {*second.owns})
+    )
+
+
+def check_conflicts(algorithms: Sequence[Any]) -> None:
+    """Refuse algorithms that own the same resource.
+
+    Raises:
+        AlgorithmConflictError: For all pairs, with both names, the resource and the remedy.
+    """
+    conflicts = find_conflicts(algorithms)
+    if conflicts:
+        raise AlgorithmConflictError(conflicts)
+
+
+def _remedies(shared: set[str], *algorithms: Any) -> tuple[str, ...]:
+    # Only one of the two may have declared a remedy.
+    declared = [one for algorithm in algorithms for one in sorted(algorithm.owns) if one in shared]
+    texts = [one.remedy for one in declared if isinstance(one, ExclusiveResource) and one.remedy]
+    return tuple(dict.fromkeys(texts))
