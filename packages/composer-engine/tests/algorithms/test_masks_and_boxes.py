@@ -127,6 +127,6 @@ def test_where_they_run(kind):
     ],
 )
 def test_bad_settings(make, text):
-    """Settings that do not belong together are refused at construction."""
+    """Settings that contradict each other raise an error at construction."""
     with pytest.raises(ValueError, match=text):
         make()

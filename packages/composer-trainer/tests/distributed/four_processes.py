@@ -96,7 +96,7 @@ def dealt(batch_size=5, **options):
     return DataLoader(dataset, batch_size=batch_size, sampler=cd.get_sampler(dataset, **options))
 
 
-def refusal(call):
+def error_of(call):
     try:
         call()
     except (RuntimeError, ValueError) as error:
@@ -252,7 +252,7 @@ def check_resuming(folder):
             with make_trainer(dealt(), run_name="first", **options) as trainer:
                 result.append(int(trainer.state.timestamp.batch))
 
-        said = refusal(continue_training)
+        said = error_of(continue_training)
         cd.barrier()
         return said or result
 
@@ -275,7 +275,7 @@ def check_resuming_from_own_disks(folder):
     finding.locate = lambda path, *rest: locate(place / Path(path).name, *rest)
     try:
         path = newest_checkpoint(place).path
-        return refusal(lambda: finding.agreed_path(lambda: path, "save_folder")), len(find_checkpoints(place))
+        return error_of(lambda: finding.agreed_path(lambda: path, "save_folder")), len(find_checkpoints(place))
     finally:
         finding.locate = locate
 
@@ -305,8 +305,8 @@ def check_different_runs(folder):
         make_trainer(dealt(), on="meta", parallelism_config=meshes[section][is_other])
 
     return {
-        **{name: refusal(lambda: fit_with(**(other if is_other else {}))) for name, other in others.items()},  # noqa: B023
-        **{f"parallelism_config[{name!r}]": refusal(lambda: construct(name)) for name in meshes},  # noqa: B023
+        **{name: error_of(lambda: fit_with(**(other if is_other else {}))) for name, other in others.items()},  # noqa: B023
+        **{f"parallelism_config[{name!r}]": error_of(lambda: construct(name)) for name in meshes},  # noqa: B023
     }
 
 

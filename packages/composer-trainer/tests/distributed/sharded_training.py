@@ -53,8 +53,8 @@ def tensors(state):
     return {name: getattr(one, "full_tensor", lambda one=one: one)().tolist() for name, one in found.items()}
 
 
-def refusal(call, *arguments, **options):
-    """Return the error of a call as text."""
+def error_of(call, *arguments, **options):
+    """Return the error of a call as a string."""
     try:
         call(*arguments, **options)
     except Exception as error:  # noqa: BLE001  (whatever it is, it is printed)
@@ -89,7 +89,7 @@ def main(folder):
     averages = {name.removeprefix("average of "): one for name, one in uninterrupted.items() if "average" in name}
     found["weights"] = [name for name, one in averages.items() if alone.model.state_dict()[name].tolist() != one]
     wrapped = State(nn.Sequential(FullyShardedDataParallel(nn.Linear(4, 3), device_id=torch.device("cpu"))))
-    found["wrapper of FSDP 1"] = refusal(save_checkpoint, wrapped, f"{folder}/wrapped")
+    found["wrapper of FSDP 1"] = error_of(save_checkpoint, wrapped, f"{folder}/wrapped")
     distributed.barrier()
     found["left"] = [one.name for one in find_checkpoints(f"{folder}/callback")]
     print(json.dumps(found), flush=True)

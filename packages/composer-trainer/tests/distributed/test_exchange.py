@@ -23,7 +23,7 @@ class Clock:
 class TestTake:
     @pytest.mark.parametrize("seconds", [0.01, 0.3, 2.0, 100.0])
     def test_pauses_are_short(self, monkeypatch, seconds):
-        """A text is taken at most a tenth of its waiting time late, and never more than a quarter of a second."""
+        """A string is taken at most a tenth of its waiting time late, and never more than a quarter of a second."""
         texts = exchange.Exchange()
         clock = Clock(seconds, lambda: texts.put("key", "text"))
         monkeypatch.setattr(exchange, "time", clock)
@@ -34,7 +34,7 @@ class TestTake:
         assert clock.now - seconds <= min(0.1 * seconds, 0.25) + 0.001
 
     def test_time_is_limited(self, monkeypatch):
-        """Without a text, it waits until the given time."""
+        """Without a string, it waits until the given time."""
         clock = Clock(1000.0, None)
         monkeypatch.setattr(exchange, "time", clock)
 

@@ -33,13 +33,13 @@ class TestExplainLoss:
         failures._peers[1] = attrs.evolve(this_machine, rank=1, pid=2**22 + 1, pids=(name, "another start", pids))
         error = RuntimeError(CLOSED)
 
-        is_gone = failures.explain_loss(error)
+        has_lost = failures.explain_loss(error)
 
-        assert not is_gone
+        assert not has_lost
         assert notes(error) == [
             (
-                "Lost connection: no other process of this machine is gone. "
-                f"Look at process 1 (pid {2**22 + 1} on host {this_machine.host!r})."
+                "Lost connection: no other process of this machine has ended. "
+                f"Check process 1 (pid {2**22 + 1} on host {this_machine.host!r})."
             )
         ]
 
@@ -59,7 +59,7 @@ class TestExplainLoss:
         assert answers == [True, True]
         [note] = notes(error)
         assert note.startswith(
-            f"Lost connection: process 2 (pid {ended.pid} on host {socket.gethostname()!r}) is gone: "
+            f"Lost connection: process 2 (pid {ended.pid} on host {socket.gethostname()!r}) has ended: "
         )
         assert note.endswith(f": its error is in {error_file}, its output is in /logs/1.txt.")
 
@@ -84,9 +84,9 @@ class TestExplainLoss:
         monkeypatch.setattr(failures.time, "sleep", lambda _: pytest.fail("it waits"))
         error = RuntimeError(text)
 
-        is_gone = failures.explain_loss(error)
+        has_lost = failures.explain_loss(error)
 
-        assert not is_gone
+        assert not has_lost
         assert notes(error) == [
             "Lost connection: all 2 processes still run, so that one may be stuck or need longer than dist_timeout."
         ]

@@ -23,7 +23,7 @@ DIST_TIMEOUT = 20.0
 
 
 def reason_to_skip():
-    """Return why network namespaces cannot be made; an empty text if they can."""
+    """Return why network namespaces cannot be created; an empty string if they can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "network namespaces require root on Linux"
     if missing := [program for program in ("ip", "unshare") if shutil.which(program) is None]:

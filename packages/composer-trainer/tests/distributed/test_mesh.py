@@ -174,7 +174,7 @@ class TestConfig:
             ({"mesh": {"shard": 0}}, ValueError, "'shard' must be >= 1"),
             ({"mesh": {"tensor": 4}}, ValueError, r"\['mesh'\] takes replicate, shard, tp, got 'tensor'"),
             ({"mesh": {"tp": 4}}, ValueError, "has tp=4, but no plan of the layers to split"),
-            ({"tp": {"plan": PLAN}}, ValueError, "but not the number of processes that share a layer"),
+            ({"tp": {"plan": PLAN}}, ValueError, "requires the number of processes that share a layer"),
             ({"mesh": {"tp": 4}, "tp": {"plan": {}}}, TypeError, "must be a dictionary from names of layers"),
             ({"mesh": {"tp": 4}, "tp": {"plan": {"a": "col"}}}, ValueError, "must be 'colwise' or 'rowwise'"),
             ({"mesh": {"tp": 4}, "tp": {"plan": {"a": None}}}, ValueError, "or a ParallelStyle of torch, got None"),
@@ -237,7 +237,7 @@ class TestConfig:
 
     @pytest.mark.parametrize(("name", "kind"), [("blocks.*.norm", "LayerNorm"), ("blocks", "ModuleList")])
     def test_other_layer_raises(self, name, kind):
-        """A name of a layer that torch cannot split is refused with its class."""
+        """A name of a layer that torch cannot split raises an error with its class."""
         settings = cd.TensorParallelSettings(plan={name: "colwise"})
 
         with pytest.raises(ValueError, match=rf"\['tp'\]\['plan'\]\['{name}'\]='colwise' .* is a {kind}. Name the"):

@@ -292,7 +292,7 @@ class TestSettings:
             cd.Parallelism({"fsdp": {}}, cd.DDPSyncStrategy.FORCED_SYNC)
 
     def test_different_layers_in_each_process_raise(self, monkeypatch):
-        """With FSDP2, an algorithm that draws in each process which layers a step uses is refused, with the remedy."""
+        """With FSDP2, an algorithm that draws in each process which layers a step uses raises an error."""
         monkeypatch.setattr(parallelism, "get_data_world_size", lambda: 2)
         algorithms = [StochasticDepth("ResNetBottleneck")]
 
@@ -338,7 +338,7 @@ class TestSyncBatchNorm:
         assert type(state.model[0]) is nn.BatchNorm1d
 
     def test_cpu_raises(self, monkeypatch):
-        """Several processes on a CPU are refused by the constructor of the Trainer."""
+        """Several processes on a CPU raise an error in the constructor of the Trainer."""
         monkeypatch.setenv("WORLD_SIZE", "2")
         monkeypatch.setenv("RANK", "0")
         model = ComposerClassifier(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)), num_classes=2)

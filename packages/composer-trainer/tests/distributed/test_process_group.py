@@ -98,9 +98,9 @@ class TestInitialize:
         """Collectives before initialization and a second initialization raise."""
         for result in two_processes:
             assert "call composer.distributed.initialize_dist(device) first" in result["not connected"]
-            is_initialized, refusal = result["closed"]
+            is_initialized, error = result["closed"]
             assert not is_initialized
-            assert "cannot be created a second time" in refusal
+            assert "cannot be created a second time" in error
 
 
 class TestDeviceOfProcess:
@@ -179,7 +179,7 @@ class TestLostProcess:
         """The note names the process, which left no error."""
         _, _, errors, _, pid, folder = lost["dies"]
 
-        assert f"Lost connection: process 1 (pid {pid} on host '{socket.gethostname()}') is gone: " in errors
+        assert f"Lost connection: process 1 (pid {pid} on host '{socket.gethostname()}') has ended: " in errors
         assert "it wrote no error, so it may have been killed, for instance for lack of memory." in errors
         assert not (folder / "error1.json").exists()
 
@@ -188,7 +188,7 @@ class TestLostProcess:
         _, _, errors, _, pid, folder = lost["fails"]
 
         assert f"Lost connection: process 1 (pid {pid} " in errors
-        assert f"is gone: its error is in {folder}/error1.json." in errors
+        assert f"has ended: its error is in {folder}/error1.json." in errors
 
     def test_hanging_process_is_mentioned(self, lost):
         """A hanging process is still running."""

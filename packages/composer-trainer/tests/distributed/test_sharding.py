@@ -471,7 +471,7 @@ def test_sharded_training_is_saved_and_resumed(start_pair, tmp_path):
 
 
 def test_summary_of_a_sharded_model(make_trainer):
-    """A summary is refused with the remedy: the weights outside of the blocks are not gathered for it."""
+    """A summary raises an error with the remedy: the weights outside of the blocks are not gathered for it."""
     trainer = make_trainer(parallelism_config={"fsdp": {}}, max_duration="1ba")
     trainer.summary()
     trainer.fit()

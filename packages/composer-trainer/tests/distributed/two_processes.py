@@ -222,7 +222,7 @@ LAWS = {
 }
 
 
-def refusal(call):
+def error_of(call):
     try:
         call()
     except (RuntimeError, TypeError, ValueError) as error:
@@ -240,7 +240,7 @@ def check_equalised():
     expected = nn.Sequential(Model(seed=0), nn.BatchNorm1d(2).double()).state_dict()
     equal = all(torch.equal(value, expected[name]) for name, value in state.model.state_dict().items())
     other = State(Model(blocks=2 + rank))
-    return {"equal": equal, "refused": refusal(lambda: cd.Parallelism().prepare(other))}
+    return {"equal": equal, "refused": error_of(lambda: cd.Parallelism().prepare(other))}
 
 
 def check_when_gradients_are_added_up():
@@ -356,7 +356,7 @@ def check_collectives():
         "all_reduce_min": cd.all_reduce_min(16 - rank),
         "all_agree": [cd.all_agree("same"), cd.all_agree(rank)],
         "ranks": [rank, cd.get_local_rank(), cd.get_node_rank(), cd.get_world_size(), cd.get_local_world_size()],
-        "unknown": refusal(lambda: cd.all_reduce(torch.ones(1), "MEDIAN")),
+        "unknown": error_of(lambda: cd.all_reduce(torch.ones(1), "MEDIAN")),
     }
 
 
@@ -374,7 +374,7 @@ def check_order(folder):
         with cd.run_local_rank_zero_first():
             raise RuntimeError(f"the download of {cd.get_global_rank()}")
 
-    return {"times": times, "failed": refusal(fail)}
+    return {"times": times, "failed": error_of(fail)}
 
 
 def check_totals():
@@ -401,7 +401,7 @@ def check_totals():
         "counted": totals.counted,
         "early weight": early_weight,
         "means": {name: value.tolist() for name, value in means.items()},
-        "nothing": refusal(parallel.totals),
+        "nothing": error_of(parallel.totals),
     }
 
 
@@ -423,17 +423,17 @@ def check_samplers():
     wrong = cd.get_sampler(dataset, num_replicas=3, rank=0)
     return {
         "counted": counted,
-        "plain": refusal(lambda: cd.check_sampler(DataLoader(dataset), "eval_dataloader")),
-        "shuffled": refusal(lambda: cd.check_sampler(DataLoader(dataset, shuffle=True))),
-        "wrong": refusal(lambda: cd.check_sampler(DataLoader(dataset, sampler=wrong))),
-        "own": refusal(lambda: cd.check_sampler(DataLoader(dataset, batch_sampler=[[0], [1]]))),
-        "lengths": refusal(lambda: cd.check_lengths(5 + rank)),
+        "plain": error_of(lambda: cd.check_sampler(DataLoader(dataset), "eval_dataloader")),
+        "shuffled": error_of(lambda: cd.check_sampler(DataLoader(dataset, shuffle=True))),
+        "wrong": error_of(lambda: cd.check_sampler(DataLoader(dataset, sampler=wrong))),
+        "own": error_of(lambda: cd.check_sampler(DataLoader(dataset, batch_sampler=[[0], [1]]))),
+        "lengths": error_of(lambda: cd.check_lengths(5 + rank)),
     }
 
 
 def main(folder):
     folder = Path(folder)
-    not_connected = refusal(cd.barrier)
+    not_connected = error_of(cd.barrier)
     cd.initialize_dist("cpu", timeout=60)
     cd.initialize_dist("cpu")  # the second time, it is there
     results = {
@@ -452,7 +452,7 @@ def main(folder):
     }
     cd.barrier()
     cd.close_dist()
-    results["closed"] = [cd.is_initialized(), refusal(partial(cd.initialize_dist, "cpu"))]
+    results["closed"] = [cd.is_initialized(), error_of(partial(cd.initialize_dist, "cpu"))]
     (folder / f"{cd.get_global_rank()}.json").write_text(json.dumps(results))
 
 

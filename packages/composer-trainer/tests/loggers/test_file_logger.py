@@ -188,11 +188,11 @@ class TestFileLogger:
         loop.logger.log_metrics({"a": torch.tensor(math.nan), "b": math.inf, "c": [-math.inf]})
         loop.engine.close()
 
-        def refuse(name):
+        def reject(name):
             raise AssertionError(name)
 
         last = (tmp_path / "log.txt").read_text().splitlines()[-1]
-        values = json.loads(last, parse_constant=refuse)["metrics"]
+        values = json.loads(last, parse_constant=reject)["metrics"]
         assert values == {"a": "NaN", "b": "Infinity", "c": ["-Infinity"]}
         assert math.isnan(float(values["a"]))
         assert float(values["c"][0]) == -math.inf

@@ -199,12 +199,12 @@ class TestPlotSchedule:
         """The error states how to install it."""
         original = builtins.__import__
 
-        def refuse(name, *arguments, **options):
+        def import_without_matplotlib(name, *arguments, **options):
             if name.startswith("matplotlib"):
                 raise ModuleNotFoundError(f"No module named {name!r}")
             return original(name, *arguments, **options)
 
-        monkeypatch.setattr(builtins, "__import__", refuse)
+        monkeypatch.setattr(builtins, "__import__", import_without_matplotlib)
 
         with pytest.raises(ModuleNotFoundError, match="draws with matplotlib: pip install matplotlib"):
             plot_schedule(LinearScheduler(), "4ep")

@@ -48,6 +48,7 @@ class CrossEntropy(MeanMetricBase):
         """
         preds = preds.float()
         if targets.is_floating_point() or targets.shape == preds.shape:
+            # A row of zeros is an ignored label, as smooth_labels encodes it.
             self.add(cross_entropy(preds, targets.float(), reduction="sum"), targets.sum(1).count_nonzero())
         else:
             batch_sum = cross_entropy(preds, targets.long(), ignore_index=self.ignore_index, reduction="sum")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["read_checkpoint"]
 
+# The files of a checkpoint of composer-trainer, on which this package does not depend.
 _WEIGHTS, _STATE, _EXTRA, _MANIFEST = "model.safetensors", "state.json", "extra.safetensors", "manifest.json"
 _PREFIX = "model."
 

@@ -142,6 +142,7 @@ def _read_files(folder: Path) -> dict[str, Any]:
 
 def _write_files(files: Mapping[str, Any], folder: Path) -> None:
     for name, content in files.items():
+        # The names are read from a checkpoint, which must not determine where files are written.
         parts = PurePosixPath(name).parts
         if not parts or ".." in parts or PurePosixPath(name).is_absolute() or "\\" in name or ":" in name:
             raise ValueError(

@@ -248,6 +248,7 @@ def run_local_rank_zero_first() -> Iterator[None]:
         ...     data = "downloaded"
     """
     if get_local_rank() != 0 and is_connected():
+        # Waits for the first processes, which call it after the block, and learns whether one of them failed.
         if any_rank(flag=False):
             raise RuntimeError("A process that ran first failed in the block that this one waited for; see its error.")
         yield
@@ -307,6 +308,7 @@ def host_group() -> Any:
     """Return a process group for numbers in host memory; None is the default group."""
     if "cpu" in torch.distributed.get_backend_config():
         return None
+    # The default group was created elsewhere for devices only. A new default group needs a new one of hosts.
     world = torch.distributed.group.WORLD
     if not _hosts or _hosts[0][0] is not world:
         _hosts[:] = [(world, torch.distributed.new_group(backend="gloo"))]
@@ -329,7 +331,7 @@ def data_group() -> Any:
     return _data_groups[0][2]
 
 
-def together(tensors: Iterable[Tensor], exchange: Callable[[Tensor], Any]) -> None:
+def exchange_in_buckets(tensors: Iterable[Tensor], exchange: Callable[[Tensor], Any]) -> None:
     """Apply ``exchange`` to many tensors in place with few calls, concatenated by dtype and device."""
     for bucket in _buckets(tensors):
         flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
@@ -340,6 +342,7 @@ def together(tensors: Iterable[Tensor], exchange: Callable[[Tensor], Any]) -> No
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    # Limited in size, because a bucket is copied: all tensors at once would double their memory.
     filling: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     sizes: dict[tuple[torch.dtype, torch.device], int] = {}
     for tensor in tensors:

@@ -98,9 +98,10 @@ def get_data_rank() -> int:
 def get_tensor_parallel_size() -> int:
     """Return the number of processes in a group of tensor parallelism.
 
-    It is known in the process that has set it and in its workers, forked or spawned, but not in programs that it runs,
-    and not in a worker of a fork server that was started before.
+    It is available in the process that has set it and in its workers, forked or spawned, but not in programs that it
+    runs, and not in a worker of a fork server that was started before.
     """
+    # Programs inherit the variable, too; the id of the process that has set it distinguishes them from workers.
     size, _, owner = os.environ.get(_TENSOR_PARALLEL, "1").partition(" ")
     parent = multiprocessing.parent_process()
     return int(size) if owner in {str(os.getpid()), str(parent and parent.pid)} else 1
@@ -157,21 +158,21 @@ def read_number(variable: str, default: int) -> int:
     Raises:
         ValueError: It is not a whole number, or negative.
     """
-    text = os.environ.get(variable)
-    if text is None:
+    value = os.environ.get(variable)
+    if value is None:
         return default
-    if not text.strip().isdecimal():
+    if not value.strip().isdecimal():
         raise ValueError(
-            f"The environment variable {variable} must be a whole number, got {text!r}. "
+            f"The environment variable {variable} must be a whole number, got {value!r}. "
             "torchrun sets it; unset it to train in one process."
         )
-    return int(text)
+    return int(value)
 
 
 def namespace_here(kind: str) -> tuple[str, str, str] | None:
-    """Return what two processes have in common if they share a namespace of one machine; None if the system has none.
+    """Return values that are equal in two processes if they share a namespace of one machine; None if there are none.
 
-    Several machines may have the same name. The number of the start of the system distinguishes them.
+    Several machines may have the same name; the id of the system's start distinguishes them.
 
     Args:
         kind: ``"pid"`` for process ids, ``"net"`` for the addresses of the network, 127.0.0.1 among them.

@@ -1,4 +1,4 @@
-"""Exchange texts between threads of all processes, apart from the process groups of the training."""
+"""Exchange strings between threads of all processes, without the process groups of the training."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.25
 
 
 class Exchange:
-    """Texts by key from one process to another, through a connection of each process to the first one.
+    """Strings by key from one process to another, through a connection of each process to the first one.
 
     A thread that waits for another process through a process group would disturb, and could block, the collectives of
     the training. The store is a server of its own in the first process, on a free port. All processes have to construct
-    it at the same time. A text has one reader, which takes it out: nothing stays, and no other save can delete it.
+    it at the same time. A string has one reader, which removes it: nothing accumulates, and no other save deletes it.
 
     Raises:
         RuntimeError: In every process, if one cannot be connected.
@@ -54,12 +54,12 @@ class Exchange:
                 address = _LOCAL if network == here else os.environ.get("MASTER_ADDR", host)
                 self._store = distributed.TCPStore(address, port, None, is_master=False, wait_for_workers=False)
 
-    def put(self, key: str, text: str) -> None:
-        """Set the text of a key."""
-        self._store.set(key, text)
+    def put(self, key: str, value: str) -> None:
+        """Set the string of a key."""
+        self._store.set(key, value)
 
     def take(self, key: str, until: float) -> str | None:
-        """Take out the text of a key; wait for it until the time ``until`` of the monotonic clock, else return None."""
+        """Remove and return the string of a key; None if there is none by the time ``until`` of the monotonic clock."""
         began = time.monotonic()
         while not self._store.check([key]):
             now = time.monotonic()
@@ -67,6 +67,6 @@ class Exchange:
                 return None
             # A tenth of the time waited so far, so that a pause makes no wait much longer.
             time.sleep(min(max(0.1 * (now - began), _FIRST_PAUSE), _LONGEST_PAUSE))
-        text: bytes = self._store.get(key)
+        value: bytes = self._store.get(key)
         self._store.delete_key(key)
-        return text.decode()
+        return value.decode()

@@ -19,7 +19,7 @@ from composer.distributed.environment import get_global_rank, namespace_here
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["explain_loss", "explaining_loss", "introduce", "lost_processes", "report_failure"]
+__all__ = ["exchange_locations", "explain_loss", "explaining_loss", "lost_processes", "report_failure"]
 
 _OF_GLOO = ("gloo", "application timeout caused pair closure")
 _CLOSED = ("connection closed", "connection reset", "connection was likely", "broken pipe", "remote process exited")
@@ -57,13 +57,13 @@ class Peer:
         error_file = os.environ.get(_ERROR_FILE)
         return cls(get_global_rank(), socket.gethostname(), os.getpid(), namespace_here("pid"), error_file, _output())
 
-    def is_gone(self) -> bool:
+    def has_ended(self) -> bool:
         """Return whether a process of this machine has ended."""
         try:
             state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
         except (FileNotFoundError, ProcessLookupError):
             return True
-        return state in {"Z", "X"}
+        return state in {"Z", "X"}  # ended, but not waited for by its parent
 
     def __str__(self) -> str:
         return f"process {self.rank} (pid {self.pid} on host {self.host!r})"
@@ -72,7 +72,7 @@ class Peer:
         """Return whether it wrote its error to the file of torchrun."""
         return self.error_file is not None and Path(self.error_file).exists()
 
-    def remains(self) -> str:
+    def where_to_look(self) -> str:
         """Return where to find the reason why it ended."""
         if self.wrote_error():
             error = f"its error is in {self.error_file}"
@@ -83,7 +83,7 @@ class Peer:
         return error if self.output is None else f"{error}, its output is in {self.output}"
 
 
-def introduce() -> None:
+def exchange_locations() -> None:
     """Exchange the locations of all processes; all must call it."""
     _peers[:] = all_gather_object(Peer.here())
 
@@ -97,37 +97,38 @@ def explain_loss(error: BaseException) -> bool:
     known = [note for note in getattr(error, "__notes__", ()) if note.startswith(_LOST)]
     if known:
         return any(note.startswith(_GONE) for note in known)
-    text = str(error).lower()
-    is_of_gloo = isinstance(error, RuntimeError) and any(words in text for words in _OF_GLOO)
+    # gloo raises RuntimeErrors of no class of their own, which only their messages distinguish from other errors.
+    message = str(error).lower()
+    is_of_gloo = isinstance(error, RuntimeError) and any(words in message for words in _OF_GLOO)
     is_of_torch = is_of_gloo or isinstance(error, torch.distributed.DistError)
-    is_closed = any(words in text for words in _CLOSED)
-    if not _peers or not is_of_torch or not (is_closed or any(words in text for words in _TIMED_OUT)):
+    is_closed = any(words in message for words in _CLOSED)
+    if not _peers or not is_of_torch or not (is_closed or any(words in message for words in _TIMED_OUT)):
         return False
     until = time.monotonic() + (_WAITING_SECONDS if is_closed else 0.0)
-    while not (gone := lost_processes()) and time.monotonic() < until:
+    while not (lost := lost_processes()) and time.monotonic() < until:
         time.sleep(0.05)
     visible = _visible()
     elsewhere = [peer for peer in _peers if peer not in visible]
-    if gone:
-        found = gone
+    if lost:
+        found = lost
     elif elsewhere:
-        found = f"no other process of this machine is gone. Look at {', '.join(map(str, elsewhere))}"
+        found = f"no other process of this machine has ended. Check {', '.join(map(str, elsewhere))}"
     else:
         found = f"all {len(_peers)} processes still run, so that one may be stuck or need longer than dist_timeout"
     error.add_note(f"{_LOST}{found}.")
-    return bool(gone)
+    return bool(lost)
 
 
 def lost_processes() -> str:
-    """Return which processes of this machine have ended, and where to find the reason; an empty text if all run."""
-    gone = [peer for peer in _visible() if peer.is_gone()]
+    """Return which processes of this machine have ended, and where to find the reason; an empty string if all run."""
+    ended = [peer for peer in _visible() if peer.has_ended()]
     # Processes without an error may have ended because they lost the one with an error.
-    causes = [peer for peer in gone if peer.wrote_error()] or gone
-    return "; ".join(f"{peer} is gone: {peer.remains()}" for peer in causes)
+    causes = [peer for peer in ended if peer.wrote_error()] or ended
+    return "; ".join(f"{peer} has ended: {peer.where_to_look()}" for peer in causes)
 
 
 def _visible() -> list[Peer]:
-    """Return the processes of this machine, whose ends can be seen; none before :func:`introduce`."""
+    """Return the processes of this machine, whose ends are visible; none before :func:`exchange_locations`."""
     own = next((peer for peer in _peers if peer.rank == get_global_rank()), None)
     if own is None or own.pids is None:
         return []
@@ -147,11 +148,12 @@ def explaining_loss() -> Iterator[None]:
 def report_failure(error: BaseException) -> None:
     """Write the error that ends this program to the file of torchrun, unless the end of another process caused it."""
     num_printed = len(getattr(error, "__notes__", ()))
-    is_other_gone = explain_loss(error)
+    has_lost_another = explain_loss(error)
     for note in getattr(error, "__notes__", ())[num_printed:]:
         print(note, file=sys.stderr)  # noqa: T201  (the traceback is printed already)
     path = os.environ.get(_ERROR_FILE)
-    if is_other_gone or not path or Path(path).exists() or not isinstance(error, Exception):
+    # torchrun reports the earliest error as the cause: this one must not hide that of the other process.
+    if has_lost_another or not path or Path(path).exists() or not isinstance(error, Exception):
         return
     from torch.distributed.elastic.multiprocessing.errors import ErrorHandler  # noqa: PLC0415  (only here)
 

@@ -74,6 +74,7 @@ class MeshSettings(Settings):
         """Return the mesh with the dimensions ``replicate`` (if above 1), ``shard`` and ``tp``."""
         from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
 
+        # Tensor parallelism last: its processes, which communicate in each layer, then have consecutive ranks.
         sizes = {"replicate": self.replicate, "shard": self.shard, "tp": self.tp}
         if self.replicate == 1:
             del sizes["replicate"]
@@ -107,7 +108,7 @@ class TensorParallelSettings(Settings):
     """Settings of tensor parallelism; the keys of ``parallelism_config["tp"]``.
 
     Args:
-        plan: For names of layers, as in ``model.named_modules()`` and with ``*`` for any text, how they are split:
+        plan: How layers are split, by their names as in ``model.named_modules()``, with ``*`` for any characters:
             ``"colwise"`` by outputs, ``"rowwise"`` by inputs, or a style of ``torch.distributed.tensor.parallel``.
 
     Raises:

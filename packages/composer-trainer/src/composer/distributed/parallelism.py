@@ -13,7 +13,7 @@ from attrs.validators import instance_of
 from torch import Tensor, nn
 
 from composer.core import NoEffectWarning
-from composer.distributed.collectives import all_agree, data_group, host_group, is_connected, together
+from composer.distributed.collectives import all_agree, data_group, exchange_in_buckets, host_group, is_connected
 from composer.distributed.environment import (
     get_data_world_size,
     get_world_size,
@@ -169,7 +169,7 @@ class Parallelism:
         self._strategy = _checked_strategy(ddp_sync_strategy)
         if self._tp is not None and "tp" not in config.get("mesh", {}):
             raise ValueError(
-                "parallelism_config['tp'] is given, but not the number of processes that share a layer. Give it, too: "
+                "parallelism_config['tp'] requires the number of processes that share a layer: "
                 "parallelism_config={'mesh': {'tp': 2}, 'tp': {...}}."
             )
         self._check_mesh()
@@ -208,14 +208,14 @@ class Parallelism:
         return {f"parallelism_config[{name!r}]": settings for name, settings in sections.items()}
 
     def _check_mesh(self) -> None:
-        """Complete the settings of a mesh, and refuse those that contradict each other."""
+        """Complete the settings of a mesh, and raise an error for those that contradict each other."""
         mesh = self._mesh
         if mesh is None:
             return
         mesh.check_world_size()
         if mesh.tp > 1 and self._tp is None:
             raise ValueError(
-                f"parallelism_config['mesh'] has tp={mesh.tp}, but no plan of the layers to split. Give "
+                f"parallelism_config['mesh'] has tp={mesh.tp}, but no plan of the layers to split. Pass "
                 "parallelism_config['tp']={'plan': {'name of a layer': 'colwise'}}."
             )
         if self._fsdp is not None and self._fsdp.device_mesh is not None:
@@ -288,7 +288,7 @@ class Parallelism:
         self._trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def check_has_data(self, model: nn.Module) -> None:
-        """Refuse a model on the meta device, unless it is sharded before it gets its data.
+        """Raise an error for a model on the meta device, unless it is sharded before it gets its data.
 
         Raises:
             ValueError: It has no data, and neither FSDP2 nor tensor parallelism splits it.
@@ -300,7 +300,7 @@ class Parallelism:
             )
 
     def check_device(self, device: torch.device) -> None:
-        """Refuse what cannot run on CPUs: ``"sync_batchnorm"``, and with torch 2.7 replicas of a sharded model.
+        """Check a device: ``"sync_batchnorm"`` requires GPUs, and so do replicas of a sharded model with torch 2.7.
 
         Raises:
             ValueError: The device is a CPU, and there are several processes.
@@ -313,7 +313,7 @@ class Parallelism:
         check_replicas(self._fsdp, self._mesh, device)
 
     def check_microbatch_size(self, size: int | str | None) -> None:
-        """Refuse a microbatch size that several processes cannot determine.
+        """Raise an error for a microbatch size that several processes cannot determine.
 
         Raises:
             ValueError: It is ``"auto"``, and the model is sharded or has layers that compute in all processes together.
@@ -488,7 +488,7 @@ class Parallelism:
         return dict(zip(losses, values.div_(get_world_size()).unbind(), strict=True))
 
     def _check_layers(self, state: State) -> None:
-        """Refuse algorithms with which processes use different layers: their gathers of weights would not match."""
+        """Raise an error for algorithms with which processes use different layers: gathers of weights would differ."""
         drawing = [type(each).__name__ for each in state.algorithms if each.draws_layers]
         if drawing and self._fsdp is not None and get_data_world_size() > 1:
             raise ValueError(
@@ -570,19 +570,19 @@ def broadcast_buffers(model: nn.Module) -> None:
 
 def _broadcast(tensors: list[Tensor]) -> None:
     with torch.no_grad():
-        together(tensors, lambda flat: torch.distributed.broadcast(flat, 0))
+        exchange_in_buckets(tensors, lambda flat: torch.distributed.broadcast(flat, 0))
 
 
 @torch.no_grad()
 def _average_gradients(parameters: list[nn.Parameter]) -> None:
     """Average gradients over processes; a gradient missing in some processes counts as zero there."""
-    has = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8, device="cpu")
-    if not len(has):
+    used = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8, device="cpu")
+    if not len(used):
         return
-    torch.distributed.all_reduce(has, op=torch.distributed.ReduceOp.MAX, group=host_group())
+    torch.distributed.all_reduce(used, op=torch.distributed.ReduceOp.MAX, group=host_group())
     gradients = []
-    for parameter, is_there in zip(parameters, has.tolist(), strict=True):
-        if is_there:
+    for parameter, is_used in zip(parameters, used.tolist(), strict=True):
+        if is_used:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             gradients.append(parameter.grad)
@@ -592,7 +592,7 @@ def _average_gradients(parameters: list[nn.Parameter]) -> None:
         torch.distributed.all_reduce(flat)
         flat.div_(world_size)
 
-    together(gradients, average)
+    exchange_in_buckets(gradients, average)
 
 
 def _checked_config(config: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from composer.distributed.environment import (
     is_available,
     is_initialized,
 )
-from composer.distributed.failures import introduce, report_failure
+from composer.distributed.failures import exchange_locations, report_failure
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -34,7 +34,7 @@ _RULE = "Start the program by torchrun: torchrun --nproc-per-node=2 program.py"
 _RELEASE_SECONDS = 0.05
 _created_here: list[ProcessGroup] = []
 _closed: list[bool] = []
-_introduced: list[ProcessGroup] = []
+_located: list[ProcessGroup] = []
 _watched: list[bool] = []
 
 
@@ -74,7 +74,7 @@ def initialize_dist(device: str | torch.device, timeout: float = 300.0) -> None:
                 f"The existing process group ({config}) cannot be used on device={kind!r}. "
                 f"Create it with composer.distributed.initialize_dist({kind!r})."
             )
-        _introduce_once()
+        _exchange_locations_once()
         return
     _check_variables()
     if get_world_size() == 1:
@@ -85,7 +85,7 @@ def initialize_dist(device: str | torch.device, timeout: float = 300.0) -> None:
     waiting = datetime.timedelta(seconds=timeout)
     torch.distributed.init_process_group(_BACKENDS[kind], timeout=waiting, **_store_of_this_start(waiting))
     _remember()
-    _introduce_once()
+    _exchange_locations_once()
 
 
 def initialize_alone(device: torch.device) -> None:
@@ -162,17 +162,18 @@ def _remember() -> None:
 
 
 def _watch_end() -> None:
+    # Once: a second registration would close and report a second time.
     if not _watched:
         atexit.register(_close_at_exit)
         _watched.append(True)
 
 
-def _introduce_once() -> None:
+def _exchange_locations_once() -> None:
     """Exchange the locations of the processes once per group, to report which one has ended."""
     world = torch.distributed.group.WORLD
-    if get_world_size() > 1 and world is not None and not any(world is one for one in _introduced):
-        introduce()
-        _introduced[:] = [world]
+    if get_world_size() > 1 and world is not None and not any(world is one for one in _located):
+        exchange_locations()
+        _located[:] = [world]
 
 
 def _close_at_exit() -> None:
@@ -185,11 +186,9 @@ def _close_at_exit() -> None:
 
 
 def _store_of_this_start(timeout: datetime.timedelta) -> dict[str, Any]:
-    """Return the arguments for a store without the addresses of processes that torchrun has restarted.
-
-    Torchrun's own store is the same in all starts, so that a restarted process may read the address of one that has
-    ended, and cannot connect. Hosts may count restarts differently, so that this requires a single host.
-    """
+    """Return the arguments for a store without the addresses of processes that torchrun has restarted."""
+    # Torchrun's own store is the same in all starts, so that a restarted process may read the address of one that has
+    # ended, and cannot connect. Hosts may count restarts differently, so that this requires a single host.
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     is_kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if start == "0" or not is_kept or get_local_world_size() != get_world_size():
@@ -214,7 +213,7 @@ def _check_variables() -> None:
     if world_size > 1 and missing_address:
         raise ValueError(
             f"WORLD_SIZE={world_size}, but the environment lacks {' and '.join(missing_address)}: "
-            f"where the processes meet. {_RULE}"
+            f"the processes connect to each other there. {_RULE}"
         )
 
 

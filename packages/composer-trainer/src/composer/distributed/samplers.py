@@ -44,7 +44,7 @@ _THE_SAME_EVERYWHERE = {SequentialSampler, RandomSampler, SubsetRandomSampler, W
 """Samplers whose order the trainer makes depend only on seed and epoch, so that all processes get the same samples."""
 
 END: Any = object()
-"""Stands for the batch after the last one."""
+"""Represents the batch after the last one."""
 
 
 def get_sampler(
@@ -107,20 +107,20 @@ def set_epoch(loader: object, epoch: int) -> None:
 
 
 def check_sampler(loader: object, name: str = "train_dataloader") -> None:
-    """Refuse a loader that gives all of several processes the same samples.
+    """Raise an error for a loader that returns the same samples in several processes.
 
     With tensor parallelism, a sampler that splits the data over all processes is changed to split it over the groups of
     processes that train on different samples.
 
-    Only known cases are refused: a ``DataLoader`` with a non-distributed torch sampler, or with a sampler for another
-    number of processes.
+    Only known cases raise an error: a ``DataLoader`` with a non-distributed torch sampler, or with a sampler for
+    another number of processes.
 
     Args:
         loader: An iterable of batches.
         name: Its name in the error.
 
     Raises:
-        ValueError: It gives every process the same samples, or the samples of another part.
+        ValueError: It returns the same samples in every process, or the samples of another part.
 
     Example:
         >>> check_sampler(DataLoader(range(3)))
@@ -166,7 +166,7 @@ def is_split_by_rank(loader: object) -> bool:
 
 
 def check_lengths(length: int | None, name: str = "train_dataloader") -> None:
-    """Refuse loaders with different lengths, with which a process with more batches would wait for the others forever.
+    """Raise an error for loaders of different lengths: a process with more batches would wait for the others forever.
 
     All processes must call it.
 
@@ -215,7 +215,7 @@ def num_real_samples(dataset_len: int, world_size: int, rank: int, start: int = 
             "dataset_len, start and count must be at least 0 and rank in [0, world_size), got "
             f"{dataset_len=}, {start=}, {count=}, {rank=}, {world_size=}."
         )
-    own = max(0, -(-(dataset_len - rank) // world_size))
+    own = max(0, -(-(dataset_len - rank) // world_size))  # how many of rank, rank + world_size, … are below dataset_len
     left = max(0, own - start)
     return left if count is None else min(count, left)
 
@@ -257,8 +257,8 @@ def in_step(batches: Iterator[Batch], last: Batch = END) -> Iterator[tuple[Batch
     """Yield a process's batches until those of all processes have ended, each with whether it must be counted.
 
     A process without further batches yields copies of its last one, or one of another process if it had none. They must
-    be computed with weight 0, so that the collectives of the other processes find a partner. All processes must iterate
-    at the same time; each batch exchanges one number between the hosts.
+    be computed with weight 0, so that all processes call the same collectives. All processes must iterate at the same
+    time; each batch exchanges one number between the hosts.
 
     Args:
         batches: The batches of this process.
@@ -270,20 +270,20 @@ def in_step(batches: Iterator[Batch], last: Batch = END) -> Iterator[tuple[Batch
     """
     batch = next(batches, END)
     spare = last if batch is END else batch
-    going_on, has_spare = zip(*all_gather_object((batch is not END, spare is not END)), strict=True)
-    is_going_on = any(going_on)
-    if is_going_on and not all(has_spare):
+    has_batch, has_spare = zip(*all_gather_object((batch is not END, spare is not END)), strict=True)
+    continues = any(has_batch)
+    if continues and not all(has_spare):
         received = [None if spare is END else spare]
         broadcast_object_list(received, src=has_spare.index(True))
         spare = received[0] if spare is END else spare
-    while is_going_on:
+    while continues:
         if batch is END:
-            yield copy.deepcopy(spare), False
+            yield copy.deepcopy(spare), False  # a copy, because algorithms may change a batch in place
         else:
             spare = batch
             yield batch, True
             batch = next(batches, END)
-        is_going_on = any_rank(batch is not END)
+        continues = any_rank(batch is not END)
 
 
 def real_parts(parts: Iterable[Batch], num_real: int | None, spec: DataSpec) -> Iterator[tuple[Batch, bool]]:

@@ -106,7 +106,7 @@ class FSDPSettings(Settings):
 
 
 def check_replicas(settings: FSDPSettings | None, mesh: MeshSettings | None, device: torch.device) -> None:
-    """Refuse replicas of a sharded model on CPUs with torch 2.7, whose FSDP2 fails there in the backward pass.
+    """Raise an error for replicas of a sharded model on CPUs with torch 2.7, whose FSDP2 fails in the backward pass.
 
     Raises:
         ValueError: The settings describe such replicas.
@@ -172,6 +172,7 @@ def shard(
             of_data = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
         else:
             of_data = of_all["replicate", "shard"] if "replicate" in (of_all.mesh_dim_names or ()) else of_all["shard"]
+        # Inner blocks before outer ones and the model last, because fully_shard leaves out what is sharded already.
         _shard_blocks([*reversed(blocks.values()), model], settings, of_data, precision)
     update_params_in_optimizer(before, model.named_parameters(), optimizers)
     for optimizer in optimizers:

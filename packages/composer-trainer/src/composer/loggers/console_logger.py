@@ -160,6 +160,7 @@ class ConsoleLogger(LoggerDestination):
         self._evaluated_batches = now = before + 1
         if of is None or now == of:  # the results follow after the last batch
             return
+        # At the first batch, and whenever another tenth is complete.
         if not before or before * _LINES_OF_EVALUATION // of != (before - 1) * _LINES_OF_EVALUATION // of:
             self._print(self._progress(state))
 

@@ -148,6 +148,7 @@ class MLFlowLogger(TrackerLogger):
 
     def write_metrics(self, records: Sequence[Record]) -> None:
         """Write numbers."""
+        # MLflow counts milliseconds.
         metrics = [
             self._mlflow.entities.Metric(
                 _allowed(self.rename_metrics.get(name, name)), number, int(record.seconds * 1000), record.step

@@ -136,6 +136,7 @@ class _Sender:
 
     def send(self, message: dict[str, Any]) -> None:
         """Queue a message; raise ``queue.Full`` if a thousand are waiting."""
+        # Without waiting, because a slow network must not slow down the training.
         self._messages.put_nowait(message)
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["ClockLR", "position"]
 
 _NO_COMMON_UNIT = (
-    "{spans} cannot be converted to one unit: give all of a schedule's times in one unit, or in epochs, batches and "
+    "{spans} cannot be converted to one unit: pass all of a schedule's times in one unit, or in epochs, batches and "
     "durations with a data loader that has a length."
 )
 
@@ -61,7 +61,7 @@ def position(state: State, *spans: tuple[Time, float]) -> tuple[float, list[floa
         if batches is None and any(length != int(length) for length in lengths):
             raise ValueError(
                 f"{' and '.join(str(span) for span, _ in spans)}: a part of an epoch needs a data loader with a known "
-                "length. Define its __len__, or give max_duration and the schedule's times in batches."
+                "length. Define its __len__, or pass max_duration and the schedule's times in batches."
             )
     if units.count(units[0]) != len(units):
         raise ValueError(_NO_COMMON_UNIT.format(spans=" and ".join(str(span) for span, _ in spans)))
@@ -109,6 +109,7 @@ class ClockLR(LRScheduler):
         self.last_epoch += 1
         self._last_lr = self.get_lr()
         for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
+            # In place, because compiled and captured optimizers refer to the tensor.
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
             else:
@@ -126,7 +127,7 @@ def _checked(factor: Any, schedule: Any) -> float:
         TypeError: It is not a number.
         ValueError: It is negative, infinite or not a number (NaN).
     """
-    schedule = getattr(schedule, "func", schedule)
+    schedule = getattr(schedule, "func", schedule)  # the schedule of a functools.partial, whose name the error states
     try:
         number = math.nan if isinstance(factor, (str, bytes)) else float(factor)
     except (TypeError, ValueError, RuntimeError):

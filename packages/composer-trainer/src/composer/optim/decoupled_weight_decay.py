@@ -27,6 +27,7 @@ __all__ = ["DecoupledAdamW", "DecoupledSGDW"]
 Params: TypeAlias = "Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]"
 Group: TypeAlias = dict[str, Any]
 
+# Values for torch's AdamW, such as 0.01, are above it; multiplied by a usual learning rate they are below.
 _LARGE_DECAY = 1e-3
 
 
@@ -47,7 +48,7 @@ class _DecoupledOptimizer(Optimizer, abc.ABC):
 
     @abc.abstractmethod
     def _check(self, group: Group) -> None:
-        """Raise an error if a setting of a group is invalid."""
+        """Raise an error if a setting of the group is invalid."""
 
     @abc.abstractmethod
     def _update(self, weights: list[Tensor], gradients: list[Tensor], group: Group) -> None:
@@ -279,10 +280,10 @@ def _decay(weights: list[Tensor], group: Group) -> None:
     if decay == 0 or rate == 0:
         return
     # On a GPU, a list with several dtypes would launch one kernel per tensor.
-    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for weight in weights:
-        alike.setdefault((weight.device, weight.dtype), []).append(weight)
-    for tensors in alike.values():
+        by_kind.setdefault((weight.device, weight.dtype), []).append(weight)
+    for tensors in by_kind.values():
         torch._foreach_mul_(tensors, 1 - (rate / first if first else 1) * decay)
 
 

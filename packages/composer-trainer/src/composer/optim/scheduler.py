@@ -201,12 +201,10 @@ def _warmup(schedule: _WarmsUp, ssr: float) -> tuple[Time, float]:
 
 
 def _end(state: State, t_max: Time, ssr: float) -> tuple[Time, float]:
-    """Return the end of a schedule, with the ratio that stretches it.
-
-    The trainer truncates ``max_duration`` to a whole number of its unit; a schedule of the same length ends with it.
-    """
+    """Return the end of a schedule, with the ratio that stretches it."""
     if ssr == 1 or t_max.unit is TimeUnit.DURATION:
         return t_max, 1.0
+    # The trainer truncates max_duration to a whole number of its unit; a schedule of the same length ends with it.
     whole = t_max * ssr
     return (whole, 1.0) if whole == state.max_duration else (t_max, ssr)
 
@@ -239,7 +237,7 @@ def _warn_of_endless_warmup(schedule: _WarmsUp, state: State, ssr: float) -> Non
     if warmup > whole:
         warnings.warn(
             f"t_warmup={schedule.t_warmup} is longer than the training of {state.max_duration}: the learning rate "
-            "never reaches its full value. Shorten the warm-up, or give a fraction of the training: t_warmup='0.1dur'.",
+            "never reaches its full value. Shorten the warm-up, or pass a fraction of the training: t_warmup='0.1dur'.",
             UserWarning,
             stacklevel=4,
         )
@@ -413,6 +411,7 @@ class CosineAnnealingWarmRestartsScheduler:
         done, (length,) = position(state, (self.t_0, ssr))
         if self.t_mult == 1:
             cosines = done / length
+            # With the margin, the position in the cosine may be slightly negative.
             return _cosine(max(0.0, cosines - math.floor(cosines + _ROUNDING)), self.alpha_f)
         # The first n cosines take t_0 * (t_mult**n - 1) / (t_mult - 1).
         finished = math.floor(math.log(1 + done / length * (self.t_mult - 1), self.t_mult) + _ROUNDING)

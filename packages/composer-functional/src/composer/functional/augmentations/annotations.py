@@ -24,6 +24,7 @@ Batch = TypeVar("Batch", Tensor, "AugmentedBatch")
 Target = TypeVar("Target", Tensor, None)
 
 _FORMATS = ("xyxy", "xywh", "cxcywh")
+# The shapes of one box, as edges or as kornia's four vertices, and of one keypoint.
 _SIZES: dict[str, list[tuple[int, ...]]] = {"boxes": [(4,), (4, 2)], "keypoints": [(2,)]}
 # torchvision measures coordinates from the edges of pixels, kornia from their centres.
 PIXEL_CENTRE = 0.5
@@ -99,7 +100,7 @@ class Ragged(NamedTuple):
             if one.ndim < 2 or one.shape[1:] not in sizes or one.ndim != given[0].ndim:
                 raise ValueError(f"{expected} one of shape {tuple(one.shape)} in the list.")
         named = {str(getattr(one, "value", one)).lower() for one in (getattr(each, "format", None) for each in given)}
-        if named == {"none"}:
+        if named == {"none"}:  # plain tensors have no attribute `format`, unlike torchvision's BoundingBoxes
             named = {"vertices"} if given[0].ndim == 3 else set()
         elif len(named) != 1 or not named <= set(_FORMATS):
             got = ", ".join(sorted(named))
@@ -223,6 +224,7 @@ def mix_boxes(
     xyxy, present, labels = boxes.xyxy(box_format), boxes.present(), batch.labels
     partners = indices.to(xyxy.device)
     (kept, own_visible), (pasted, partner_visible) = own(xyxy), partner(xyxy)
+    # Each image's own boxes first, then those of its partner, and the labels in the same order.
     present = torch.cat([present, present[partners]], dim=1)
     keep = to_keep(torch.cat([own_visible, partner_visible[partners]], dim=1), min_visible) & present
     if labels is not None:

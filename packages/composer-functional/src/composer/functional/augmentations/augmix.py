@@ -214,7 +214,7 @@ def augmix_image(
     if isinstance(img, Tensor) and img.ndim == 4 and isinstance(augmentation_set, str):
         batch = augmix_batch(img, severity, depth, width, alpha, augmentation_set, draws=draws, generator=generator)
         return cast("_Image", batch)
-    if isinstance(img, Tensor) and img.ndim == 4:
+    if isinstance(img, Tensor) and img.ndim == 4:  # functions of the user process single images
         settings = (severity, depth, width, alpha, augmentation_set)
         images = [augmix_image(one, *settings, draws=draws, generator=generator) for one in img]
         return cast("_Image", torch.stack(images))

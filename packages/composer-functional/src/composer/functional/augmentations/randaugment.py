@@ -208,7 +208,7 @@ def randaugment_image(
     if isinstance(img, Tensor) and img.ndim == 4 and isinstance(augmentation_set, str):
         batch = randaugment_batch(img, severity, depth, augmentation_set, draws=draws, generator=generator)
         return cast("_Image", batch)
-    if isinstance(img, Tensor) and img.ndim == 4:
+    if isinstance(img, Tensor) and img.ndim == 4:  # functions of the user process single images
         settings = (severity, depth, augmentation_set)
         images = [randaugment_image(one, *settings, draws=draws, generator=generator) for one in img]
         return cast("_Image", torch.stack(images))

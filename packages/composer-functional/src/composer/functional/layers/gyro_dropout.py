@@ -115,6 +115,7 @@ class GyroDropout(nn.Module):
     def _find_masks(self, position: Tensor, neurons: int, device: torch.device | None) -> Tensor:
         """Return which neurons the masks in use keep in a forward pass, shape ``(tau, neurons)``, bool."""
         numbers = (position // self.period * self.tau + torch.arange(self.tau, device=device)) % self.sigma
+        # Hashes are uniform in [0, 2^32): a fraction p of them is below the threshold.
         keys = _hash(self.seed ^ _spread(numbers))
         return _hash(keys[:, None] ^ _spread(torch.arange(neurons, device=device))) >= int(self.p * 2**32)
 

@@ -193,6 +193,7 @@ def _replace(
     positions: list[tuple[nn.Module, nn.Module]],
     optimizers: Optimizer | Sequence[Optimizer] | None,
 ) -> SurgeryReport:
+    # Policies apply to classes; the ids restrict them to the embeddings of positions.
     replacements = {id(old): new for old, new in positions}
     policies: dict[type[nn.Module], ReplacementFunction] = {
         type(old): lambda module, _: replacements.get(id(module)) for old, _ in positions

@@ -67,6 +67,7 @@ def apply_blurpool(
     check_whole("min_channels", min_channels, 0, "It is the smallest number of input channels of a layer to blur.")
 
     def is_wanted(layer: nn.Module) -> bool:
+        # A subclass with its own forward may depend on the stride, such as timm's padding, and the blur changes it.
         if isinstance(layer, nn.Conv2d) and type(layer).forward is nn.Conv2d.forward:
             return replace_convs and layer.in_channels >= min_channels and max(layer.stride) > 1
         if isinstance(layer, nn.MaxPool2d) and type(layer).forward is nn.MaxPool2d.forward:

@@ -79,6 +79,7 @@ def apply_factorization(
     check_flags(factorize_convs=factorize_convs, factorize_linears=factorize_linears)
     check_whole("min_channels", min_channels, 0, "It is the smallest number of channels of a layer to factorize.")
     check_whole("min_features", min_features, 0, "It is the smallest number of features of a layer to factorize.")
+    # A tied weight is in several modules, and factorizing one of them would untie it.
     holders = Counter(id(each) for module in model.modules() for each in module.parameters(recurse=False))
 
     def is_wanted(layer: nn.Module) -> bool:

@@ -97,6 +97,7 @@ def list_gradients(parameters: list[Tensor]) -> list[Tensor]:
     if are_plain(gradients):
         return gradients
     for place, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+        # The norms of partial sums do not determine the norm of the complete gradient.
         if is_dtensor(gradient) and any(placement.is_partial() for placement in gradient.placements):
             assert is_dtensor(parameter)
             parameter.grad = gradients[place] = gradient.redistribute(placements=parameter.placements)
@@ -121,6 +122,7 @@ def scale(gradients: list[Tensor], factor: Tensor) -> None:
 
 def _clip_units(parameters: list[Tensor], gradients: list[Tensor], threshold: float) -> None:
     for group in _group(gradients):
+        # A vector, such as a bias, is one unit; other tensors have one for each entry of the first dimension.
         for has_rows, measure in ((False, _vector_norms), (True, _row_norms)):
             places = [place for place in group if (gradients[place].ndim > 1) is has_rows]
             if places:
@@ -136,6 +138,7 @@ def _multiply_units(gradients: list[Tensor], factors: Tensor) -> None:
     shapes = [
         (count, *[1] * (gradient.ndim - 1))[: gradient.ndim] for gradient, count in zip(gradients, counts, strict=True)
     ]
+    # One call for all tensors: each view broadcasts the factors over their units.
     parts = torch.split(factors, counts)
     torch._foreach_mul_(gradients, [part.view(shape) for part, shape in zip(parts, shapes, strict=True)])
 

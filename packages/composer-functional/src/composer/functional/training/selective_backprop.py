@@ -119,7 +119,7 @@ def sample_losses(
     """Return the losses of a batch's samples, shape ``(N,)``; arguments and errors as of :func:`select_using_loss`."""
     check_interval("scale_factor", scale_factor, 0, 1, "It is the scale of the input.", open_low=True)
     check_callables(model=model, loss_fun=loss_fun)
-    if isinstance(model, type):
+    if isinstance(model, type):  # a class is callable, too, and would fail with an unrelated error
         raise TypeError(f"model must be an object, got the class {model.__name__}. Pass {model.__name__}().")
     num_samples = _count_samples("input", input)
     if _count_samples("target", target) != num_samples:

@@ -116,7 +116,7 @@ def _get_ids(batch: Mapping[str, Any]) -> Tensor:
             f"batch must be a dictionary, got {type(batch).__name__}. Name the tensors as the tokenizers of "
             'Transformers do: {"input_ids": ids, "labels": labels}.'
         )
-    ids = batch.get("input_ids")
+    ids = batch.get("input_ids")  # not with `or`, because a tensor has no truth value
     if ids is None:
         ids = batch.get("inputs_embeds")
     if not isinstance(ids, Tensor) or ids.ndim < 2:

@@ -46,6 +46,7 @@ def compute_swa(model: nn.Module, swa_model: nn.Module, num_averaged: int, use_b
     check_whole("num_averaged", num_averaged, 0, "It is the number of models in the average.")
     check_flags(use_buffers=use_buffers)
     averages, values = pair_tensors(model, swa_model, "swa_model")
+    # All shapes are compared before the first tensor changes, also of those that are only copied.
     for average, value in zip(averages, values, strict=True):
         if average.shape != value.shape:
             names = {id(tensor): name for name, tensor in (*swa_model.named_parameters(), *swa_model.named_buffers())}
