@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def summary(values: list[float], digits: int) -> str:
-    """Return the median and the quartiles as text."""
+    """Return the median and the quartiles as a string."""
     low, middle, high = (f"{value:.{digits}f}" for value in statistics.quantiles(values, n=4, method="inclusive"))
     return f"{middle} ({low} to {high})"
 

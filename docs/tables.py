@@ -109,7 +109,7 @@ def main() -> None:
 
 
 def with_tables(text: str) -> str:
-    """Return the text of a page with updated tables."""
+    """Return the content of a page with updated tables."""
 
     def write(found: re.Match[str]) -> str:
         arguments = [found["argument"]] if found["argument"] else []
@@ -151,15 +151,18 @@ def events() -> str:
     )
 
 
-def refused() -> str:
+def owners() -> str:
     """Return a table of exclusive resources, their owners, and advice."""
     remedies = {
         str(owned): owned.remedy for kind in algorithms() for owned in kind.owns if isinstance(owned, ExclusiveResource)
     }
-    owners = owners_of()
+    by_resource = owners_of()
     return _table(
         ("exclusive resource", "owned by", "advice"),
-        ((words, ", ".join(owners[words]), remedies[words]) for words in sorted(owners, key=lambda one: owners[one])),
+        (
+            (words, ", ".join(names), remedies[words])
+            for words, names in sorted(by_resource.items(), key=lambda one: one[1])
+        ),
     )
 
 
@@ -172,7 +175,7 @@ def owners_of() -> Mapping[str, list[str]]:
     return owners
 
 
-def meetings() -> str:
+def same_stage() -> str:
     """Return a table of algorithms that share a stage, and whether the order of the list matters for them."""
     return _table(
         ("event", "stage", "algorithms", "does the order of the list matter?"),
@@ -335,7 +338,7 @@ def _changed_settings(kind: str, text: str) -> str:
     return f"{kind}({', '.join(changed)})"
 
 
-def moved() -> str:
+def former_names() -> str:
     """Return a table of the former names that are elsewhere in this library."""
     return _table(("in Composer", "names", "here"), _former_names(available=True))
 
@@ -447,13 +450,13 @@ def _served_by_hosts() -> list[ServedFields]:
 TABLES = {
     "defaults": defaults,
     "hosts": hosts,
-    "moved": moved,
+    "former_names": former_names,
     "removed": removed,
     "removed_arguments": removed_arguments,
     "needs": needs,
     "events": events,
-    "refused": refused,
-    "meetings": meetings,
+    "owners": owners,
+    "same_stage": same_stage,
     "twice": twice,
     "study": study,
     "errors": errors,

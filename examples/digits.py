@@ -169,12 +169,12 @@ def fewer_errors(baseline: list[float], recipe: list[float]) -> dict[str, float 
 
 
 def show(mean: float, low: float | None, high: float | None) -> str:
-    """Return a reduction of errors as text."""
+    """Return a reduction of errors as a string."""
     return f"{mean:.0f} % (one seed)" if low is None else f"{mean:.0f} % ({low:.0f} to {high:.0f} %)"
 
 
 def count(seeds: int) -> str:
-    """Return a number of seeds as text."""
+    """Return a number of seeds as a string."""
     return "one seed" if seeds == 1 else f"{seeds} seeds"
 
 

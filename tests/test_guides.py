@@ -115,8 +115,8 @@ def conflicts(*algorithms):
 
 
 def test_refused_pairs(tables):
-    """Exactly the pairs in the table are refused, and two algorithms of each class in it."""
-    refused = [who for _, who, _ in rows("order_and_conflicts.md", "refused")]
+    """Exactly the pairs in the table raise an error, and two algorithms of each class in it."""
+    owners = [who for _, who, _ in rows("order_and_conflicts.md", "owners")]
     kinds = tables.algorithms()
 
     result = {
@@ -126,23 +126,23 @@ def test_refused_pairs(tables):
     }
     alone = {kind.__name__ for kind in kinds if conflicts(make(kind), make(kind))}
 
-    assert result == set().union(*map(pairs, refused))
-    assert alone == {name for who in refused for name in who.split(", ")}
+    assert result == set().union(*map(pairs, owners))
+    assert alone == {name for who in owners for name in who.split(", ")}
 
 
 def test_twice(tables):
-    """Every algorithm is in one of the two tables: refused twice, or allowed twice."""
-    refused = {name for _, who, _ in rows("order_and_conflicts.md", "refused") for name in who.split(", ")}
+    """Every algorithm is in one of the two tables: two raise an error, or two are allowed."""
+    exclusive = {name for _, who, _ in rows("order_and_conflicts.md", "owners") for name in who.split(", ")}
     twice = {name for name, _ in rows("order_and_conflicts.md", "twice")}
 
-    assert not refused & twice
-    assert refused | twice == {kind.__name__ for kind in tables.algorithms()}
+    assert not exclusive & twice
+    assert exclusive | twice == {kind.__name__ for kind in tables.algorithms()}
 
 
 @pytest.mark.filterwarnings("ignore:.*all interpolate the loss")
 def test_order_of_the_list(tables):
     """Swapping two algorithms in the list changes the order only for pairs in the table."""
-    table = rows("order_and_conflicts.md", "meetings")
+    table = rows("order_and_conflicts.md", "same_stage")
     meeting = {
         event: set().union(*(pairs(who) for at, _, who, _ in table if at == f"`{event.value}`")) for event in Event
     }

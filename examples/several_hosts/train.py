@@ -20,7 +20,7 @@ from composer.models import ComposerClassifier
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the settings of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--save-folder", required=True, help="a folder that all hosts share, or an address like s3://…")
+    parser.add_argument("--save-folder", required=True, help="a folder that all hosts share, or a URL like s3://…")
     parser.add_argument("--max-duration", default="20ep", help="how long to train")
     parser.add_argument("--global-batch-size", type=int, default=256, help="samples in a step of all processes")
     parser.add_argument("--dist-timeout", type=float, default=300.0, help="seconds that a process waits for the others")
