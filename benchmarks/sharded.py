@@ -1,15 +1,15 @@
-"""What a checkpoint of a sharded model costs beside ``torch.distributed.checkpoint`` (DCP).
+"""What a checkpoint of a sharded model costs, compared with ``torch.distributed.checkpoint`` (DCP).
 
 A model is sharded by FSDP2 over processes of one machine, with the state of AdamW. In each round both libraries save,
-load and save in the background in turns, in the same processes, in another order in each round. A time is the slowest
-process's, but for ``save`` that of the first that goes on; ratios are medians over the rounds, composer to DCP's in the
-same round.
+load and save in the background in turns, in the same processes, in another order in each round. A time is that of the
+slowest process; only ``save`` is that of the first process whose call returns. Ratios are medians over the rounds,
+composer's time to DCP's in the same round.
 
     save         until it is committed: on the disk, in place of an earlier one, ours with XXH3 of each file and block
-    returned     until the slowest process goes on: ours deletes the earlier one when the new one is committed
+    returned     until the call returns in all processes: ours deletes the earlier one when the new one is committed
     new          a save to a new folder
-    writing      as many bytes written to the disk by themselves, beside DCP's save to a new folder: no format can be
-                 faster
+    writing      the same number of bytes, written without a format; compared with DCP's save to a new folder, this is
+                 the least that any format takes
     processor    processor time of the save, the mean of the processes, all threads
     load         into a model and a new optimizer, as in a new process, ours with the checksums of all blocks compared
                  and the files in the system's page cache
@@ -19,11 +19,16 @@ same round.
     memory       the peak above what the process had before in MiB, for a save, a load, and a save in the background
                  after the first; the limit is the size of its shard and 64 MiB more
 
-Also measured: what a step of ``Trainer.fit`` takes above the same step of a plain loop with DistributedDataParallel, in
-two processes, and the processor time of its thread above the loop's (processes wait for each other for most of a step,
-so that the times of two equal loops differ by up to a hundred microseconds); the size of ``layout.json`` of 10,000
-tensors in 64 processes, and the processor time until a process has the plan of a load, or of a first save. A table with
-the limits is printed at the end; figures above them have a ``!``. All of it takes eleven minutes on two idle cores.
+Also measured:
+
+- what a step of ``Trainer.fit`` takes above the same step of a plain loop with DistributedDataParallel, in two
+  processes, and the processor time of its thread above the loop's. The processes wait for each other for most of a
+  step, so the times of two equal loops differ by up to a hundred microseconds;
+- the size of ``layout.json`` of 10,000 tensors in 64 processes, and the processor time until a process has the plan of
+  a load, or of a first save.
+
+A table with the limits is printed at the end; figures above them have a ``!``. All of it takes eleven minutes on two
+idle cores.
 """
 
 from __future__ import annotations
@@ -213,10 +218,10 @@ def run_rounds(model: str, folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def touch_free_memory(size: int) -> None:
-    """Write to memory that is free, in all processes at once, so that it is not the same memory, and release it.
+    """Write to free memory and release it; all processes do so at once, so that each touches other memory.
 
-    The host of a virtual machine may have taken it back, and gives it again a page at a time when it is touched, which
-    takes longer than to read as many bytes from a file. It takes memory back after a few seconds.
+    The host of a virtual machine takes unused memory back after a few seconds. It returns it page by page on the next
+    access, which takes longer than reading the same number of bytes from a file.
     """
     import torch
 
@@ -255,9 +260,9 @@ Pairs = list[tuple[float, float]]
 def run_steps(rounds: int, steps: int) -> dict[str, list[Pairs]]:
     """Return pairs of microseconds of a step: of ``Trainer.fit``, and of a plain loop with DDP before it.
 
-    Blocks of steps alternate within a fit, so that both run under the same load of the machine. A round is a fit, as
-    many steps of a second loop in its place, which show what the differences are worth, and a fit for which the
-    processor time of its thread is measured.
+    Blocks of steps alternate within a fit, so that both run under the same load of the machine. A round has three
+    parts: a fit; a second loop in its place, whose difference from the first is the error of the measurement; and a fit
+    of which the processor time of its thread is measured.
     """
     import torch
     from torch.nn import functional
@@ -298,7 +303,8 @@ def run_steps(rounds: int, steps: int) -> dict[str, list[Pairs]]:
 
         return loop
 
-    # The loop counts its steps, too, as that is no cost of a trainer; the other loop is called by what counts.
+    # The fit calls the counter for each batch, so the loop calls one, too: counting is not a cost of the trainer. The
+    # second loop's counter is ``blocks.turns``, called before each of its steps.
     loop, other = make_loop(Blocks(lambda _: None).batch_start), make_loop(lambda *_: None)
     blocks = Blocks(loop)
     model = ComposerClassifier(network(), num_classes=10, train_metrics=[])

@@ -181,12 +181,12 @@ def same_stage() -> str:
         ("event", "stage", "algorithms", "does the order of the list matter?"),
         (
             (f"`{event.value}`", stage.name.lower(), ", ".join(names), MEETINGS[event, stage])
-            for (event, stage), names in who_meets().items()
+            for (event, stage), names in same_stage_algorithms().items()
         ),
     )
 
 
-def who_meets() -> Mapping[tuple[Event, Stage], list[str]]:
+def same_stage_algorithms() -> Mapping[tuple[Event, Stage], list[str]]:
     """Return the algorithms that share a stage at an event and may run together."""
     found: dict[tuple[Event, Stage], list[type[Algorithm]]] = defaultdict(list)
     for event in Event:

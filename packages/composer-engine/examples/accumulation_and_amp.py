@@ -1,7 +1,7 @@
 """The loop of ``plain_loop.py`` with gradient accumulation and mixed precision, and the same five algorithms.
 
-What the engine asks for in addition: the number of the microbatch in ``state.microbatch``, the precision in
-``state.precision``, and the whole batch back in ``state.batch`` before ``after_train_batch``.
+Beyond ``plain_loop.py``, the loop sets ``state.microbatch`` to the number of the microbatch and ``state.precision`` to
+the precision, and puts the whole batch back into ``state.batch`` before ``after_train_batch``.
 
     python accumulation_and_amp.py
 """
@@ -19,7 +19,7 @@ from composer.core import Engine, State, get_precision_context
 def train(
     epochs: int = EPOCHS, microbatch_size: int | None = 8, precision: str = "amp_bf16"
 ) -> tuple[nn.Module, list[float]]:
-    """Train and return the model with its averaged weights, and the losses; None puts whole batches through."""
+    """Train and return the model with its averaged weights, and the losses; None trains on whole batches."""
     torch.manual_seed(0)
     dataloader, model = make_data(), Shapes()
     sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

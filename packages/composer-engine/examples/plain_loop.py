@@ -1,6 +1,6 @@
 """Five algorithms in a plain PyTorch training loop.
 
-The loop is the one that everybody writes, with a line for each event. ``engine.explain()`` prints what the lines do.
+It is the usual PyTorch loop with one added line for each event. ``engine.explain()`` prints what runs on each event.
 
     python plain_loop.py
 """
@@ -18,7 +18,7 @@ EPOCHS, BATCH_SIZE = 4, 32
 
 
 class Shapes(nn.Module):
-    """Tells which quarter of an image is bright; called with a batch, and asked for the loss of what comes out."""
+    """Classifies images by the quarter that is bright; ``forward`` takes a whole batch, ``loss`` its outputs."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -190,7 +190,7 @@ class TestConfig:
     @pytest.mark.parametrize("degrees", [{"replicate": 2, "shard": 2}, {"replicate": 4}])
     def test_degree_is_missing(self, degrees):
         """A plan requires a degree, also in a mesh with other dimensions."""
-        with pytest.raises(ValueError, match="but not the number of processes that share a layer"):
+        with pytest.raises(ValueError, match="requires the number of processes that share a layer"):
             cd.Parallelism({"mesh": degrees, "tp": {"plan": PLAN}})
 
     def test_degree_of_one(self):

@@ -263,7 +263,7 @@ class TestWarmup:
         """A warm-up in samples with a schedule in batches raises with both times and the remedy."""
         schedule = schedules.LinearWithWarmupScheduler("50sp", t_max=t_max)
 
-        with pytest.raises(ValueError, match=rf"50sp and {t_max} cannot be converted to one unit: give all"):
+        with pytest.raises(ValueError, match=rf"50sp and {t_max} cannot be converted to one unit: pass all"):
             compile_composer_scheduler(schedule, make_state(optimizers=sgd(0.1)))
 
     @pytest.mark.parametrize(
