@@ -64,30 +64,26 @@ class Network(nn.Module):
 
 
 class Outer(nn.Module):
-    """Its reset_parameters() also draws into tensors of its parts, and scales, copies and partly sets others."""
+    """Its reset_parameters() also sets and scales tensors of its parts."""
 
     def __init__(self):
         super().__init__()
-        self.bias = nn.Parameter(torch.empty(3))
+        self.weight, self.bias = nn.Parameter(torch.empty(6, 4)), nn.Parameter(torch.empty(3))
         self.register_buffer("mask", torch.empty(3, dtype=torch.bool))  # False may also be what was not set
-        self.inner, self.scaled, self.norm = nn.Linear(6, 4), nn.Linear(4, 4), nn.LayerNorm(4)
+        self.scaled, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
         self.embedding, self.head = nn.Embedding(8, 4), nn.Linear(4, 8)
         self.head.weight = self.embedding.weight
         self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
 
     def reset_parameters(self):
+        nn.init.trunc_normal_(self.weight)
         nn.init.zeros_(self.bias)
         self.mask.zero_()
-        nn.init.normal_(self.inner.weight)
-        self.inner.bias.data.normal_(std=2).add_(self.inner.weight[:, 0])
         self.norm.weight.mul_(3)
-        nn.init.trunc_normal_(self.scaled.weight)
         for weight in self.scaled.parameters():
             weight.mul_(0.5)
-        self.embedding.weight[0].fill_(3)
-        self.embedding.weight.data[1].normal_()
-        self.up.weight.uniform_()
-        self.down.weight.copy_(self.up.weight.t())
+        nn.init.constant_(self.up.bias, 2.0)
+        nn.init.constant_(self.down.bias, 2.0)
 
 
 class Recorder(Callback):
