@@ -31,3 +31,13 @@ def _close_runs():
     yield
     if "fixtures" in sys.modules:  # not imported for tests without torch
         sys.modules["fixtures"].close_runs()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Return a manual clock that replaces ``time.perf_counter``."""
+    from fixtures import ManualClock  # noqa: PLC0415  (it imports torch)
+
+    manual_clock = ManualClock()
+    monkeypatch.setattr("time.perf_counter", manual_clock)
+    return manual_clock

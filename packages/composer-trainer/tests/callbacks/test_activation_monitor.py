@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from composer import Trainer
 from composer.callbacks import ActivationMonitor
 from composer.core import LoggerDestination
 from composer.loggers import InMemoryLogger
-from composer.models import ComposerClassifier
+from fixtures import make_classifier, same_bits, trained, vector_batches
 
 
 class WandBLogger(LoggerDestination):
@@ -34,22 +33,12 @@ FailingLogger.__name__ = "WandBLogger"
 def make_model(dropout=0.0):
     torch.manual_seed(1)
     layers = [nn.Linear(4, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3)]
-    return ComposerClassifier(nn.Sequential(*layers), num_classes=3, train_metrics=[])
+    return make_classifier(nn.Sequential(*layers), train_metrics=[])
 
 
 def fit(model, monitor, loggers, **options):
-    generator = torch.Generator().manual_seed(2)
-    batches = [(torch.randn(6, 4, generator=generator), torch.arange(6) % 3) for _ in range(4)]
-    settings = {"train_dataloader": batches, "max_duration": "4ba", "device": "cpu", "precision": "fp32", "seed": 5}
-    with Trainer(
-        model=model,
-        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
-        callbacks=monitor,
-        loggers=loggers,
-        progress_bar=False,
-        **settings | options,
-    ) as trainer:
-        trainer.fit()
+    batches = vector_batches(4, size=6)
+    trained(model=model, train_dataloader=batches, callbacks=monitor, loggers=loggers, **options)
     return batches
 
 
@@ -132,13 +121,12 @@ class TestActivationMonitor:
 
     def test_does_not_change_training(self):
         """Also with dropout, the weights are bit-identical with and without the monitor."""
-        trained = []
-        for monitor in ([], [ActivationMonitor("1ba", only_log_wandb=False)]):
-            model = make_model(dropout=0.5)
-            fit(model, monitor, InMemoryLogger())
-            trained.append(copy.deepcopy(model.state_dict()))
+        alone, monitored = make_model(dropout=0.5), make_model(dropout=0.5)
 
-        assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
+        fit(alone, [], InMemoryLogger())
+        fit(monitored, ActivationMonitor("1ba", only_log_wandb=False), InMemoryLogger())
+
+        assert same_bits(alone.state_dict(), monitored.state_dict())
 
     def test_hooks_are_removed_after_an_error(self):
         """A failing forward pass leaves no hook."""

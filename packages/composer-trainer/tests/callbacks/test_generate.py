@@ -7,10 +7,10 @@ import textwrap
 import pytest
 import torch
 
-from composer import Trainer
 from composer.callbacks import Generate
 from composer.core import Callback, LoggerDestination
 from composer.models import ComposerModel, HuggingFaceModel
+from fixtures import small_run, trained
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -73,17 +73,8 @@ def fit(model, callbacks, **options):
     tables = Tables()
     text = inspect.getsource(textwrap)
     ids = torch.tensor(model.tokenizer(text)["input_ids"][:512]).reshape(4, 4, 32)
-    settings = {"max_duration": "1ep", "device": "cpu", "precision": "fp32", "seed": 3}
-    with Trainer(
-        model=model,
-        train_dataloader=[{"input_ids": one} for one in ids],
-        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
-        callbacks=callbacks,
-        loggers=tables,
-        progress_bar=False,
-        **settings | options,
-    ) as trainer:
-        trainer.fit()
+    batches = [{"input_ids": one} for one in ids]
+    trained(model=model, train_dataloader=batches, callbacks=callbacks, loggers=tables, **options)
     return tables.tables
 
 
@@ -171,24 +162,12 @@ class TestGenerate:
         model = HuggingFaceModel(transformers.GPT2LMHeadModel(config))
 
         with pytest.raises(TypeError, match=r"tokenizer .* that of HuggingFaceModel is None"):
-            Trainer(
-                model=model,
-                optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
-                callbacks=Generate("a", 1),
-                progress_bar=False,
-                device="cpu",
-            )
+            small_run(model=model, callbacks=Generate("a", 1))
 
-    def test_model_without_generate(self, make_classifier):
+    def test_model_without_generate(self):
         """A model without generate raises when the trainer is created."""
-        model = make_classifier()
         with pytest.raises(TypeError, match="tokenizer and the method generate"):
-            Trainer(
-                model=model,
-                optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
-                callbacks=Generate("a", 1),
-                progress_bar=False,
-            )
+            small_run(callbacks=Generate("a", 1))
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -198,11 +177,3 @@ class TestGenerate:
         """Invalid arguments raise at construction."""
         with pytest.raises(ValueError, match=message):
             Generate(*arguments)
-
-
-@pytest.fixture
-def make_classifier():
-    """Return a function that creates a model without generate."""
-    from composer.models import ComposerClassifier
-
-    return lambda: ComposerClassifier(torch.nn.Linear(4, 3), num_classes=3, train_metrics=[])

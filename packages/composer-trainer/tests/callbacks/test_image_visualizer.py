@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from composer import Trainer
 from composer.algorithms import MixUp
 from composer.callbacks import ImageVisualizer
 from composer.core import LoggerDestination
-from composer.models import ComposerClassifier, ComposerModel, ComposerSegmenter
+from composer.models import ComposerModel, ComposerSegmenter
+from fixtures import make_classifier, trained
 
 
 class ImageRecorder(LoggerDestination):
@@ -48,24 +48,14 @@ def segmentation_batches(count=3, size=6):
 
 def fit(model, callbacks, batches, **options):
     album = ImageRecorder()
-    settings = {"max_duration": f"{len(batches)}ba", "device": "cpu", "precision": "fp32", "seed": 3}
-    with Trainer(
-        model=model,
-        train_dataloader=batches,
-        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
-        callbacks=callbacks,
-        loggers=album,
-        progress_bar=False,
-        **settings | options,
-    ) as trainer:
-        trainer.fit()
+    trained(model=model, train_dataloader=batches, callbacks=callbacks, loggers=album, **options)
     return album.pages
 
 
 class TestInputs:
     def test_images_after_algorithms(self):
         """The images are those after MixUp, as passed to the model."""
-        model = ComposerClassifier(nn.Sequential(nn.Flatten(), nn.Linear(48, 3)), num_classes=3, train_metrics=[])
+        model = make_classifier(nn.Sequential(nn.Flatten(), nn.Linear(48, 3)), train_metrics=[])
         recorded = []
         model.module.register_forward_pre_hook(lambda _, inputs: recorded.append(inputs[0].clone()))
         batches = [(images, torch.arange(6) % 3) for images, _ in segmentation_batches()]
@@ -218,19 +208,12 @@ def test_in_tensorboard(tmp_path):
     if not hasattr(loggers, "TensorboardLogger"):
         pytest.skip("there is no TensorboardLogger")
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    model = Recorded()
-    with Trainer(
-        model=model,
+    trained(
+        model=Recorded(),
         train_dataloader=segmentation_batches(1),
-        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
         callbacks=ImageVisualizer("1ba", num_images=2),
         loggers=loggers.TensorboardLogger(log_dir=str(tmp_path)),
-        max_duration="1ba",
-        progress_bar=False,
-        device="cpu",
-        precision="fp32",
-    ) as trainer:
-        trainer.fit()
+    )
 
     written = {path.parent for path in tmp_path.rglob("events.*")}
     tags = [

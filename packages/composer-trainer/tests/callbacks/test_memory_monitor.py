@@ -5,14 +5,12 @@ import sys
 
 import pytest
 import torch
-from torch import nn
 
-from composer import Trainer
 from composer.callbacks import MemoryMonitor
 from composer.callbacks.memory_monitor import in_gigabytes, over_processes
 from composer.core import Event, Time
 from composer.loggers import InMemoryLogger
-from composer.models import ComposerClassifier
+from fixtures import trained, vector_batches
 
 NAMES = {
     *(
@@ -35,21 +33,8 @@ dist.destroy_process_group()
 
 
 def fit(device, monitor):
-    network = nn.Linear(4, 3)
     history = InMemoryLogger()
-    model = ComposerClassifier(network, num_classes=3, train_metrics=[])
-    with Trainer(
-        model=model,
-        train_dataloader=[(torch.rand(4, 4), torch.tensor([0, 1, 2, 0]))] * 4,
-        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
-        max_duration="4ba",
-        callbacks=monitor,
-        loggers=history,
-        progress_bar=False,
-        device=device,
-        precision="fp32",
-    ) as trainer:
-        trainer.fit()
+    trained(callbacks=monitor, loggers=history, device=device, train_dataloader=vector_batches(4))
     return history
 
 

@@ -1,16 +1,16 @@
 """Snapshots of a GPU's memory: recording periods and files."""
 
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from composer import Trainer
 from composer.callbacks import MemorySnapshot, OOMObserver, memory_snapshot
 from composer.callbacks.memory_snapshot import has_lasted, is_out_of_memory, write_snapshot
 from composer.core import Engine, Logger, LoggerDestination, State, Time, Timestamp
-from composer.models import ComposerClassifier
+from fixtures import make_network, small_run, vector_batches
 
 
 class Uploads(LoggerDestination):
@@ -35,40 +35,26 @@ class OutOfMemory(nn.Module):
         return self.layer(inputs)
 
 
-def make_trainer(callbacks, network, device="cpu"):
-    model = ComposerClassifier(network, num_classes=3, train_metrics=[])
-    return Trainer(
-        model=model,
-        train_dataloader=[(torch.rand(4, 4), torch.tensor([0, 1, 2, 0]))] * 8,
-        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
-        max_duration="8ba",
-        callbacks=callbacks,
-        progress_bar=False,
-        device=device,
-        precision="fp32",
-        run_name="run",
-    )
+def make_run(callbacks, network=None, device="cpu"):
+    options = {"train_dataloader": vector_batches(8), "max_duration": "1ep", "run_name": "run"}
+    return small_run(network=network, callbacks=callbacks, device=device, **options)
 
 
 @pytest.fixture
-def recorder(monkeypatch):
-    """Replace a GPU's allocator by a list of calls."""
+def history(monkeypatch):
+    """Replace the recording of CUDA's allocator, and return its calls: the entries at the start, None at the end."""
     calls = []
-
-    def write(folder, filename, remote_file_name, state, logger, *, overwrite):
-        calls.append(("write", int(state.timestamp.batch)))
-
+    record = lambda enabled="all", max_entries=None: calls.append(enabled and max_entries)  # noqa: E731
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", record)
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: Path(path).write_text("snapshot"))
     monkeypatch.setattr(memory_snapshot, "is_recordable", lambda state, who: True)
-    monkeypatch.setattr(memory_snapshot, "start_history", lambda entries: calls.append(("start", entries)))
-    monkeypatch.setattr(memory_snapshot, "stop_history", lambda: calls.append("stop"))
-    monkeypatch.setattr(memory_snapshot, "write_snapshot", write)
     return calls
 
 
 class TestMemorySnapshot:
     def test_warns_without_gpu(self):
         """On a CPU it warns and records nothing."""
-        with make_trainer(MemorySnapshot(), nn.Linear(4, 3)) as trainer:
+        with make_run(MemorySnapshot()) as trainer:
             with pytest.warns(UserWarning, match="nothing to record") as caught:
                 trainer.fit()
 
@@ -77,33 +63,31 @@ class TestMemorySnapshot:
     @pytest.mark.parametrize(
         ("skip", "interval", "written"), [(1, "3ba", 4), (0, "1ba", 1), (2, "8sp", 4), (6, "5ba", 8)]
     )
-    def test_recording_period(self, recorder, skip, interval, written):
+    def test_recording_period(self, history, tmp_path, skip, interval, written):
         """It skips batches, records the given number or to the end of the fit, and writes once."""
-        with make_trainer(MemorySnapshot(skip, interval, max_entries=7), nn.Linear(4, 3)) as trainer:
+        with make_run(MemorySnapshot(skip, interval, max_entries=7, folder=str(tmp_path))) as trainer:
             trainer.fit()
 
-        assert recorder == [("start", 7), ("write", written), "stop"]
+        assert history == [7, None]
+        assert [path.name for path in tmp_path.iterdir()] == [f"rank0.{written}.memory_snapshot.pickle"]
 
-    def test_stops_after_an_error(self, recorder):
+    def test_stops_after_an_error(self, history, tmp_path):
         """Recording stops after an error."""
-        trainer = make_trainer(MemorySnapshot(skip_batches=1, interval="5ba"), OutOfMemory())
+        trainer = make_run(MemorySnapshot(skip_batches=1, interval="5ba", folder=str(tmp_path)), OutOfMemory())
         with pytest.raises(torch.OutOfMemoryError):
             trainer.fit()
 
-        assert recorder == [("start", 100000), "stop"]
+        assert history == [100000, None]
+        assert not list(tmp_path.iterdir())
 
-    def test_once_in_each_fit(self, recorder):
+    def test_once_in_each_fit(self, history, tmp_path):
         """Each fit is recorded."""
-        with make_trainer(MemorySnapshot(skip_batches=1, interval="1ba"), nn.Linear(4, 3)) as trainer:
+        with make_run(MemorySnapshot(skip_batches=1, interval="1ba", folder=str(tmp_path))) as trainer:
             trainer.fit(duration="3ba")
             trainer.fit(duration="3ba")
 
-        assert [call for call in recorder if call != "stop"] == [
-            ("start", 100000),
-            ("write", 2),
-            ("start", 100000),
-            ("write", 5),
-        ]
+        assert history == [100000, None] * 2
+        assert {path.name.split(".")[1] for path in tmp_path.iterdir()} == {"2", "5"}
 
     def test_interval_is_over(self):
         """An interval is over after that many counts."""
@@ -132,7 +116,7 @@ class TestMemorySnapshot:
     def test_on_a_gpu(self, tmp_path):
         """The file has the allocations during the recording."""
         monitor = MemorySnapshot(folder=str(tmp_path), remote_file_name=None)
-        with make_trainer(monitor, nn.Linear(4, 3), device="gpu") as trainer:
+        with make_run(monitor, device="gpu") as trainer:
             trainer.fit()
 
         (path,) = tmp_path.iterdir()
@@ -145,23 +129,24 @@ class TestOOMObserver:
         """On a CPU it warns and records nothing."""
         with (
             pytest.warns(UserWarning, match="nothing to record"),
-            make_trainer(OOMObserver(), nn.Linear(4, 3)) as trainer,
+            make_run(OOMObserver()) as trainer,
         ):
             trainer.fit()
 
-    def test_writes_on_out_of_memory(self, recorder):
+    def test_writes_on_out_of_memory(self, history, tmp_path):
         """A run that runs out of memory writes the file and stops recording."""
-        trainer = make_trainer(OOMObserver(max_entries=9), OutOfMemory())
+        trainer = make_run(OOMObserver(max_entries=9, folder=str(tmp_path)), OutOfMemory())
         with pytest.raises(torch.OutOfMemoryError):
             trainer.fit()
 
-        assert recorder == [("start", 9), ("write", 2), "stop"]
+        assert history == [9, None]
+        assert (tmp_path / "rank0_oom.pickle").read_text() == "snapshot"
 
     @pytest.mark.parametrize("error", [None, ZeroDivisionError])
-    def test_does_not_write_otherwise(self, recorder, error):
+    def test_does_not_write_otherwise(self, history, tmp_path, error):
         """A run that succeeds or fails with another error writes no file."""
-        network = nn.Linear(4, 3)
-        trainer = make_trainer(OOMObserver(), network)
+        network = make_network()
+        trainer = make_run(OOMObserver(folder=str(tmp_path)), network)
         if error is not None:
             network.register_forward_pre_hook(lambda *_: 1 / 0)
             with pytest.raises(error):
@@ -170,7 +155,8 @@ class TestOOMObserver:
             trainer.fit()
             trainer.close()
 
-        assert recorder == [("start", 100000), "stop"]
+        assert history == [100000, None]
+        assert not list(tmp_path.iterdir())
 
     def test_causes_are_checked(self):
         """An error caused by an out-of-memory error is recognized."""
@@ -189,9 +175,9 @@ class TestOOMObserver:
     @pytest.mark.gpu
     def test_on_a_gpu(self, tmp_path):
         """Running out of memory writes a file with the allocations."""
-        network = nn.Linear(4, 3)
+        network = make_network()
         network.register_forward_pre_hook(lambda *_: torch.empty(1 << 50, device="cuda"))
-        trainer = make_trainer(OOMObserver(folder=str(tmp_path), remote_file_name=None), network, device="gpu")
+        trainer = make_run(OOMObserver(folder=str(tmp_path), remote_file_name=None), network, device="gpu")
         with pytest.raises(torch.OutOfMemoryError):
             trainer.fit()
 
@@ -200,14 +186,8 @@ class TestOOMObserver:
 
 class TestWriteSnapshot:
     @pytest.fixture
-    def run(self, monkeypatch):
-        """Return a state and a logger, with torch's snapshot replaced by text."""
-
-        def dump(path):
-            with open(path, "w") as file:  # noqa: PTH123  (as torch does)
-                file.write("snapshot")
-
-        monkeypatch.setattr(memory_snapshot.torch.cuda.memory, "_dump_snapshot", dump)
+    def run(self, history):
+        """Return a state and a logger."""
         state, uploads = State(model=None, run_name="run"), Uploads()
         state.timestamp = Timestamp(batch=12)
         return state, Engine(state, Logger(state, uploads)).logger, uploads

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from composer import Trainer
 from composer.callbacks import NaNMonitor
 from composer.core import Engine, State, Timestamp
 from composer.models import ComposerModel
+from fixtures import small_run
 
 
 class Model(ComposerModel):
@@ -29,18 +29,10 @@ class Model(ComposerModel):
 
 def make(monitor, values, max_duration="3ep", several=None, **options):
     """Return a trainer on batches of 4 samples, whose loss is the value times the weight."""
-    model = Model(several)
-    return Trainer(
-        model=model,
-        train_dataloader=[torch.full((4, 1), float(value)) for value in values],
-        optimizers=torch.optim.SGD(model.parameters(), lr=0.0),
-        max_duration=max_duration,
-        callbacks=monitor,
-        progress_bar=False,
-        device="cpu",
-        precision="fp32",
-        **options,
-    )
+    model, batches = Model(several), [torch.full((4, 1), float(value)) for value in values]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    settings = {"model": model, "optimizers": optimizer, "train_dataloader": batches, "callbacks": monitor}
+    return small_run(max_duration=max_duration, **settings, **options)
 
 
 def end(trainer):

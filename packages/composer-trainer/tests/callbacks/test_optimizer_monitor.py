@@ -1,6 +1,5 @@
 """Norms of gradients, moments, weights and steps compared with float64 computations."""
 
-import copy
 import subprocess
 import sys
 
@@ -8,12 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from composer import Trainer
 from composer.algorithms import SAM, GradientClipping
 from composer.callbacks import OptimizerMonitor
 from composer.core import Callback
 from composer.loggers import InMemoryLogger
-from composer.models import ComposerClassifier
+from fixtures import make_classifier, trained, vector_batches, weights
 
 OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
@@ -23,30 +21,11 @@ OPTIMIZERS = {
 }
 
 
-def make_model():
-    torch.manual_seed(1)
-    network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
-    return ComposerClassifier(network, num_classes=3, train_metrics=[])
-
-
-def make_batches(count=4):
-    generator = torch.Generator().manual_seed(2)
-    return [(torch.randn(6, 4, generator=generator), torch.arange(6) % 3) for _ in range(count)]
-
-
 def fit(model, optimizer, callbacks, **options):
-    """Train, and return the logged values."""
+    """Train four batches, and return the logged values."""
     history = InMemoryLogger()
-    settings = {"train_dataloader": make_batches(), "max_duration": "4ba", "device": "cpu", "precision": "fp32"}
-    with Trainer(
-        model=model,
-        optimizers=optimizer,
-        callbacks=callbacks,
-        loggers=history,
-        progress_bar=False,
-        **settings | options,
-    ) as trainer:
-        trainer.fit()
+    settings = {"train_dataloader": vector_batches(4, size=6), "callbacks": callbacks, "loggers": history}
+    trained(model=model, optimizers=optimizer, **settings | options)
     return history
 
 
@@ -106,7 +85,7 @@ class TestOptimizerMonitor:
     @pytest.mark.parametrize("kind", OPTIMIZERS)
     def test_all_metrics(self, kind):
         """Norms and cosines match their definitions for the logged batch."""
-        model, witness = make_model(), Witness()
+        model, witness = make_classifier(train_metrics=[]), Witness()
 
         history = fit(model, OPTIMIZERS[kind](model.parameters()), [OptimizerMonitor(batch_log_interval=1), witness])
 
@@ -118,7 +97,7 @@ class TestOptimizerMonitor:
 
     def test_interval(self):
         """Every second batch is measured, and logged at its number."""
-        model, witness = make_model(), Witness()
+        model, witness = make_classifier(train_metrics=[]), Witness()
 
         callbacks = [OptimizerMonitor(batch_log_interval=2), witness]
         history = fit(model, OPTIMIZERS["adam"](model.parameters()), callbacks)
@@ -130,7 +109,7 @@ class TestOptimizerMonitor:
 
     def test_gradients_only(self):
         """Without optimizer metrics only gradients are logged, and weights are not copied."""
-        model = make_model()
+        model = make_classifier(train_metrics=[])
         monitor = OptimizerMonitor(log_optimizer_metrics=False, batch_log_interval=1)
 
         history = fit(model, OPTIMIZERS["adam"](model.parameters()), monitor)
@@ -140,7 +119,7 @@ class TestOptimizerMonitor:
 
     def test_gradients_are_those_after_clipping(self):
         """The gradients are those that the optimizers use."""
-        model = make_model()
+        model = make_classifier(train_metrics=[])
         clipping = GradientClipping(clipping_type="norm", clipping_threshold=1e-3)
 
         history = fit(
@@ -154,7 +133,7 @@ class TestOptimizerMonitor:
         """The gradient is that of the complete batch."""
         histories = []
         for size in (None, 2):
-            model = make_model()
+            model = make_classifier(train_metrics=[])
             histories.append(
                 fit(
                     model,
@@ -169,7 +148,7 @@ class TestOptimizerMonitor:
 
     def test_optimizer_with_closure(self):
         """With SAM the update is computed from the weights before the step, not from the perturbed weights."""
-        model, witness = make_model(), Witness()
+        model, witness = make_classifier(train_metrics=[]), Witness()
 
         history = fit(
             model,
@@ -184,13 +163,12 @@ class TestOptimizerMonitor:
 
     def test_does_not_change_training(self):
         """The weights are bit-identical with and without the monitor."""
-        trained = []
-        for callbacks in ([], [OptimizerMonitor(batch_log_interval=1)]):
-            model = make_model()
-            fit(model, OPTIMIZERS["adamw"](model.parameters()), callbacks)
-            trained.append(copy.deepcopy(model.state_dict()))
+        alone, monitored = make_classifier(train_metrics=[]), make_classifier(train_metrics=[])
 
-        assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
+        fit(alone, OPTIMIZERS["adamw"](alone.parameters()), [])
+        fit(monitored, OPTIMIZERS["adamw"](monitored.parameters()), OptimizerMonitor(batch_log_interval=1))
+
+        assert torch.equal(weights(alone), weights(monitored))
 
     def test_frozen_and_sparse_parameters_are_excluded(self):
         """Parameters without a dense gradient are not measured."""
@@ -205,7 +183,7 @@ class TestOptimizerMonitor:
             def forward(self, batch):
                 return self.head(self.frozen(self.embedding(batch)))
 
-        model = ComposerClassifier(Embeddings(), num_classes=3, train_metrics=[])
+        model = make_classifier(Embeddings(), train_metrics=[])
         batches = [(torch.tensor([0, 1, 4]), torch.tensor([0, 1, 2]))]
 
         history = fit(
@@ -221,8 +199,8 @@ class TestOptimizerMonitor:
 
     def test_low_precision_weights(self):
         """Norms of 16-bit weights are computed in 32 bits."""
-        model = make_model().to(torch.bfloat16)
-        batches = [(inputs.bfloat16(), targets) for inputs, targets in make_batches()]
+        model = make_classifier(train_metrics=[]).to(torch.bfloat16)
+        batches = [(inputs.bfloat16(), targets) for inputs, targets in vector_batches(4, size=6)]
         witness = Witness()
 
         history = fit(

@@ -3,30 +3,13 @@
 import datetime as dt
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer import Trainer
-from composer.callbacks import RuntimeEstimator, runtime_estimator
+from composer.callbacks import RuntimeEstimator
 from composer.core import Engine, Logger, State
 from composer.loggers import InMemoryLogger
-from composer.models import ComposerClassifier
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """Return a clock that is advanced manually: ``clock.now += 2.0``."""
-    fake_clock = Clock()
-    monkeypatch.setattr(runtime_estimator, "time", fake_clock)
-    return fake_clock
-
-
-class Clock:
-    now = 100.0
-
-    def perf_counter(self):
-        return self.now
+from fixtures import ManualClock, make_loader, trained
 
 
 class Loop:
@@ -131,8 +114,8 @@ class TestRuntimeEstimator:
     def test_is_exact_after_the_first_evaluation(self, batches, every):
         """With equal batches and evaluations, each later estimate is exact."""
         with pytest.MonkeyPatch.context() as patch:
-            clock = Clock()
-            patch.setattr(runtime_estimator, "time", clock)
+            clock = ManualClock()
+            patch.setattr("time.perf_counter", clock)
             loop = Loop(clock, RuntimeEstimator(**SECONDS), f"{batches}ba")
             estimates = []
             for number in range(1, batches + 1):
@@ -202,23 +185,15 @@ class TestRuntimeEstimator:
 
     def test_real_training(self):
         """Each batch except the skipped one has an estimate, which is 0 at the end."""
-        network, history = torch.nn.Linear(3, 2), InMemoryLogger()
-        data = [(torch.rand(4, 3), torch.tensor([0, 1, 0, 1]))] * 3
-        trainer = Trainer(
-            model=ComposerClassifier(network, num_classes=2),
-            train_dataloader=data,
-            eval_dataloader=data,
-            optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
+        history = InMemoryLogger()
+
+        trained(
             max_duration="2ep",
+            eval_dataloader=make_loader(),
             callbacks=RuntimeEstimator(time_unit="seconds"),
             loggers=history,
-            progress_bar=False,
-            device="cpu",
-            precision="fp32",
         )
-        trainer.fit()
-        trainer.close()
 
         values = [value for _, value in history.data["time/remaining_estimate"]]
-        assert len(values) == 5
+        assert len(values) == 9
         assert all(value > 0 for value in values[:-1])

@@ -5,28 +5,12 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from composer import Trainer
 from composer.algorithms import SAM
-from composer.callbacks import SpeedMonitor, speed_monitor
+from composer.callbacks import SpeedMonitor
 from composer.callbacks._flops import peak_flops
 from composer.core import Engine, Logger, Precision, State, Timestamp
 from composer.loggers import InMemoryLogger
-from composer.models import ComposerClassifier
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """Return a clock that is advanced manually: ``clock.now += 2.0``."""
-
-    class Clock:
-        now = 100.0
-
-        def perf_counter(self):
-            return self.now
-
-    fake_clock = Clock()
-    monkeypatch.setattr(speed_monitor, "time", fake_clock)
-    return fake_clock
+from fixtures import make_loader, trained, vector_batches, weights
 
 
 class Loop:
@@ -89,7 +73,7 @@ class TestSpeedMonitor:
 
     def test_per_device_throughput(self, clock, monkeypatch):
         """Totals are divided by the number of processes."""
-        monkeypatch.setattr(speed_monitor, "get_world_size", lambda: 4)
+        monkeypatch.setenv("WORLD_SIZE", "4")
         loop = Loop(clock, SpeedMonitor(), tokens=100)
         loop.event("fit_start")
 
@@ -183,23 +167,14 @@ class TestSpeedMonitor:
 
     def test_real_training(self):
         """A run has throughput and times, with evaluations."""
-        network = torch.nn.Linear(3, 2)
         history = InMemoryLogger()
-        data = [(torch.rand(4, 3), torch.tensor([0, 1, 0, 1]))] * 3
-        trainer = Trainer(
-            model=ComposerClassifier(network, num_classes=2),
-            train_dataloader=data,
-            eval_dataloader=data,
-            optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
+
+        trained(
             max_duration="2ep",
+            eval_dataloader=make_loader(),
             callbacks=SpeedMonitor(time_unit="seconds"),
             loggers=history,
-            progress_bar=False,
-            device="cpu",
-            precision="fp32",
         )
-        trainer.fit()
-        trainer.close()
 
         latest = history.most_recent_values
         assert latest["throughput/samples_per_sec"] == pytest.approx(4 * latest["throughput/batches_per_sec"])
@@ -225,7 +200,7 @@ class TestFlops:
     @pytest.mark.parametrize("model", [Known(), known(800), known(800.0)])
     def test_flops_of_the_model(self, clock, monkeypatch, model):
         """A number or a function of the batch, times the processes, over the window's time."""
-        monkeypatch.setattr(speed_monitor, "get_world_size", lambda: 2)
+        monkeypatch.setenv("WORLD_SIZE", "2")
         loop = Loop(clock, SpeedMonitor(window_size=1, gpu_flops_available=1000.0))
         loop.state.model, loop.state.batch = model, torch.zeros(8)
         loop.event("fit_start")
@@ -283,25 +258,19 @@ class TestFlops:
     @pytest.mark.parametrize("algorithms", [[], [SAM()]])
     @pytest.mark.parametrize("microbatch", [None, 2])
     def test_counted_flops(self, algorithms, microbatch):
-        """A layer of 3 to 2 has 2 * 3 * 2 operations per sample forward and, with constant inputs, as many backward."""
-        network, history, monitor = nn.Linear(3, 2), InMemoryLogger(), SpeedMonitor(count_flops=True)
-        trainer = Trainer(
-            model=ComposerClassifier(network, num_classes=2, train_metrics=[]),
-            train_dataloader=[(torch.rand(size, 3), torch.zeros(size, dtype=torch.long)) for size in (4, 8, 6)],
-            optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
+        """A layer of 4 to 3 has 2 * 4 * 3 operations per sample forward and, with constant inputs, as many backward."""
+        history = InMemoryLogger()
+
+        trained(
+            network=nn.Linear(4, 3),
+            train_dataloader=[batch for size in (4, 8, 6) for batch in vector_batches(1, size)],
             algorithms=algorithms,
             device_train_microbatch_size=microbatch,
-            max_duration="1ep",
-            callbacks=monitor,
+            callbacks=SpeedMonitor(count_flops=True),
             loggers=history,
-            progress_bar=False,
-            device="cpu",
-            precision="fp32",
         )
-        trainer.fit()
-        trainer.close()
 
-        per_sample = 24 * (2 if algorithms else 1)
+        per_sample = 48 * (2 if algorithms else 1)
         steps = history.get_timeseries("throughput/flops_per_sec")
         samples = history.get_timeseries("throughput/samples_per_sec")["throughput/samples_per_sec"]
         assert steps["batch"] == [2, 3]
@@ -309,35 +278,11 @@ class TestFlops:
 
     def test_counting_does_not_change_training(self):
         """The weights are bit-identical, and the counting mode ends, also after an error."""
-        result = []
-        for count in (False, True):
-            torch.manual_seed(0)
-            network = nn.Linear(3, 2)
-            trainer = Trainer(
-                model=ComposerClassifier(network, num_classes=2),
-                train_dataloader=[(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]))] * 2,
-                optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
-                max_duration="1ep",
-                callbacks=SpeedMonitor(count_flops=count),
-                progress_bar=False,
-                device="cpu",
-                precision="fp32",
-            )
-            trainer.fit()
-            result.append(network.weight.detach().clone())
+        results = [weights(trained(callbacks=SpeedMonitor(count_flops=count))) for count in (False, True)]
         with pytest.raises(RuntimeError, match="shapes"):
-            Trainer(
-                model=ComposerClassifier(network, num_classes=2),
-                train_dataloader=[(torch.ones(4, 5), torch.zeros(4))],
-                optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
-                max_duration="1ep",
-                callbacks=SpeedMonitor(count_flops=True),
-                progress_bar=False,
-                device="cpu",
-                precision="fp32",
-            ).fit()
+            trained(callbacks=SpeedMonitor(count_flops=True), train_dataloader=[(torch.ones(4, 5), torch.zeros(4))])
 
-        assert torch.equal(*result)
+        assert torch.equal(*results)
         assert _get_current_dispatch_mode() is None
 
     def test_no_countable_operations(self, clock):

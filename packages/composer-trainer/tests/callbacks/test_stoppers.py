@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torchmetrics import Metric
 
-from composer import Trainer
 from composer.callbacks import EarlyStopper, ThresholdStopper
 from composer.core import Engine, Evaluator, State, Time, Timestamp
 from composer.core.serializable import settings_to_data
 from composer.models import ComposerModel
+from fixtures import small_run
 
 
 class Score(Metric):
@@ -61,16 +61,9 @@ def make(callback, train=None, evaluation=None, max_duration="10ep", parts=None,
     data = [torch.ones(4, 2)] * 5
     if evaluation is not None:
         options = {"eval_dataloader": data} | options
-    return Trainer(
-        model=model,
-        train_dataloader=data,
-        optimizers=torch.optim.SGD(model.parameters(), lr=0.01),
-        max_duration=max_duration,
-        callbacks=callback,
-        progress_bar=False,
-        device="cpu",
-        **options,
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    settings = {"model": model, "optimizers": optimizer, "train_dataloader": data, "callbacks": callback}
+    return small_run(max_duration=max_duration, **settings, **options)
 
 
 def batches(trainer):

@@ -1,38 +1,27 @@
 """System metrics by psutil, and GPU metrics of several processes."""
 
 import _thread
-import importlib.util
 import math
+import sys
 import threading
 import time
 
 import pytest
 import torch
-from torch import nn
 
-from composer import Trainer
 from composer.callbacks import SystemMetricsMonitor, system_metrics_monitor
 from composer.callbacks.system_metrics_monitor import _of_gpus, _Sampler
 from composer.loggers import InMemoryLogger
-from composer.models import ComposerClassifier
+from fixtures import make_network, small_run, vector_batches
 
 psutil = pytest.importorskip("psutil")
 
 
 def fit(callbacks, network=None, device="cpu"):
     history = InMemoryLogger()
-    model = ComposerClassifier(network or nn.Linear(4, 3), num_classes=3, train_metrics=[])
-    with Trainer(
-        model=model,
-        train_dataloader=[(torch.rand(4, 4), torch.tensor([0, 1, 2, 0]))] * 6,
-        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
-        max_duration="6ba",
-        callbacks=callbacks,
-        loggers=history,
-        progress_bar=False,
-        device=device,
-        precision="fp32",
-    ) as trainer:
+    data = vector_batches(6)
+    options = {"train_dataloader": data, "max_duration": "1ep", "callbacks": callbacks, "loggers": history}
+    with small_run(network=network, device=device, **options) as trainer:
         sampler = next((one._sampler for one in trainer.state.callbacks), None)
         if sampler is not None:
             while not sampler._latest:  # the first look takes a tenth of a second
@@ -71,7 +60,7 @@ class TestSystemMetricsMonitor:
 
     def test_thread_ends_after_an_error(self, only_threads_of_before):
         """A failed run leaves no thread."""
-        network = nn.Linear(4, 3)
+        network = make_network()
         network.register_forward_pre_hook(lambda *_: 1 / 0)
 
         with pytest.raises(ZeroDivisionError):
@@ -151,7 +140,7 @@ class TestSystemMetricsMonitor:
 
     def test_needs_psutil(self, monkeypatch):
         """Without psutil the error states how to install it."""
-        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+        monkeypatch.setitem(sys.modules, "psutil", None)
 
         with pytest.raises(ModuleNotFoundError, match=r'pip install "composer-trainer\[system\]"'):
             SystemMetricsMonitor()
