@@ -1,9 +1,16 @@
 """Configuration of all tests."""
 
 import contextlib
+import os
 import sys
+from pathlib import Path
 
 import pytest
+
+# The programs that tests start import the fixtures, too.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).with_name("tests")), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 with contextlib.suppress(ImportError):  # the environment for MMDetection has no hypothesis
     from hypothesis import settings

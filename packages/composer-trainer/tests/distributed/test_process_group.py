@@ -103,6 +103,12 @@ class TestInitialize:
             assert "cannot be created a second time" in error
 
 
+@pytest.fixture
+def count_devices(monkeypatch):
+    """Return a function that sets the number of CUDA devices."""
+    return lambda count: monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
 class TestDeviceOfProcess:
     @pytest.mark.parametrize("device", ["cpu", "gpu", "cuda:1"])
     def test_single_process_uses_the_given_device(self, device):
@@ -111,31 +117,31 @@ class TestDeviceOfProcess:
 
         assert cd.device_of_process(device) == expected
 
-    def test_device_is_that_of_the_local_rank(self, monkeypatch):
+    def test_device_is_that_of_the_local_rank(self, monkeypatch, count_devices):
         """Each of several processes uses its own device."""
         monkeypatch.setenv("RANK", "5")
         monkeypatch.setenv("WORLD_SIZE", "8")
         monkeypatch.setenv("LOCAL_RANK", "1")
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+        count_devices(4)
 
         devices = cd.device_of_process("gpu"), cd.device_of_process("cuda:1"), cd.device_of_process("cpu")
 
         assert devices == (torch.device("cuda:1"), torch.device("cuda:1"), torch.device("cpu"))
 
-    def test_device_index_with_several_processes_raises(self, monkeypatch):
+    def test_device_index_with_several_processes_raises(self, monkeypatch, count_devices):
         """An index is valid for one process at most."""
         monkeypatch.setenv("RANK", "0")
         monkeypatch.setenv("WORLD_SIZE", "2")
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+        count_devices(4)
 
         with pytest.raises(ValueError, match="device='cuda:1' cannot be the device of every process"):
             cd.device_of_process("cuda:1")
 
-    def test_more_processes_than_devices_raise(self, monkeypatch):
+    def test_more_processes_than_devices_raise(self, monkeypatch, count_devices):
         """Each process needs its own device."""
         monkeypatch.setenv("RANK", "1")
         monkeypatch.setenv("WORLD_SIZE", "2")
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        count_devices(1)
 
         with pytest.raises(ValueError, match="local rank 1, and the machine has 1 CUDA devices"):
             cd.device_of_process("gpu")

@@ -11,6 +11,7 @@ from composer.algorithms import EMA, BlurPool, Factorize, SqueezeExcite
 from composer.core import DataSpec, evaluation_weights
 from composer.export import ExportError, export_for_inference
 from composer.models import ComposerClassifier
+from fixtures import make_classifier, make_conv_net, make_loader, small_run, trained, weights
 
 ELSEWHERE = """
 import sys
@@ -49,15 +50,12 @@ class Function(nn.Module):
 
 
 def conv_net():
-    torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3)]
-    network = nn.Sequential(*layers, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32, 5))
-    return ComposerClassifier(network, num_classes=5, train_metrics=[])
+    return make_classifier(make_conv_net(), train_metrics=[])
 
 
 def images(samples=4):
     generator = torch.Generator().manual_seed(samples)
-    return torch.randn(samples, 3, 8, 8, generator=generator), torch.arange(samples) % 5
+    return torch.randn(samples, 3, 8, 8, generator=generator), torch.arange(samples) % 3
 
 
 def tokens(samples=3):
@@ -70,9 +68,9 @@ def load(path):
 
 
 @pytest.fixture
-def trained(make_trainer):
+def changed():
     """Return a model after surgery and two batches of training."""
-    trainer = make_trainer(
+    trainer = trained(
         model=conv_net(),
         train_dataloader=[images(), images(5)],
         algorithms=[
@@ -80,21 +78,19 @@ def trained(make_trainer):
             SqueezeExcite(latent_channels=4, min_channels=16),
             Factorize(min_channels=16, latent_channels=4, factorize_linears=False),
         ],
-        max_duration="2ba",
     )
-    trainer.fit()
     kinds = {type(module).__name__ for module in trainer.state.model.modules()}
     assert {"BlurConv2d", "FactorizedConv2d", "SqueezeExciteConv2d"} & kinds, kinds
     return trainer.state.model
 
 
 class TestTorchExport:
-    def test_exported_surgery_does_not_need_composer(self, trained, tmp_path):
+    def test_exported_surgery_does_not_need_composer(self, changed, tmp_path):
         """A new process that cannot import composer computes the changed model's outputs."""
-        export_for_inference(trained, "torchexport", tmp_path / "a/model.pt2", sample_input=images())
+        export_for_inference(changed, "torchexport", tmp_path / "a/model.pt2", sample_input=images())
         inputs = images(7)
         with torch.no_grad():
-            torch.save({"images": inputs[0], "logits": trained.eval()(inputs)}, tmp_path / "case.pt")
+            torch.save({"images": inputs[0], "logits": changed.eval()(inputs)}, tmp_path / "case.pt")
 
         command = [
             sys.executable,
@@ -314,10 +310,10 @@ class TestOnnx:
 
         return run
 
-    def test_classifier_with_surgery(self, trained, evaluate, tmp_path):
+    def test_classifier_with_surgery(self, changed, evaluate, tmp_path):
         """The images are the only input, with any batch size."""
         export_for_inference(
-            trained,
+            changed,
             "onnx",
             tmp_path / "model.onnx",
             sample_input=images(),
@@ -327,7 +323,7 @@ class TestOnnx:
 
         inputs = images(7)
         with torch.no_grad():
-            expected = trained.eval()(inputs)
+            expected = changed.eval()(inputs)
         outputs = evaluate(tmp_path / "model.onnx", images=inputs[0])
         torch.testing.assert_close(outputs["logits"], expected, rtol=1e-3, atol=1e-4)
         assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
@@ -398,7 +394,7 @@ def test_resnet(save_format, tmp_path):
 
 
 class TestTrainer:
-    def test_the_first_batch_is_transformed(self, make_trainer, tmp_path):
+    def test_the_first_batch_is_transformed(self, tmp_path):
         """Without a sample the model is exported with a batch transformed by the data spec."""
         batch = torch.ones(4, 4, dtype=torch.uint8), torch.zeros(4, dtype=torch.long)
         spec = DataSpec(
@@ -406,7 +402,7 @@ class TestTrainer:
             batch_transforms=lambda batch: (batch[0].float(), batch[1]),
             microbatch_transforms=lambda batch: (batch[0] / 255, batch[1]),
         )
-        trainer = make_trainer(train_dataloader=spec)
+        trainer = small_run(train_dataloader=spec)
 
         trainer.export_for_inference("torchexport", tmp_path / "model.pt2")
 
@@ -417,18 +413,18 @@ class TestTrainer:
 
 
 class TestEvaluationWeights:
-    def test_averages_are_exported(self, make_trainer, tmp_path):
+    def test_averages_are_exported(self, tmp_path):
         """With EMA the exported weights are the averages, and training continues with its own."""
         ema = EMA(half_life=None, smoothing=0.9)
-        trainer = make_trainer(algorithms=ema, max_duration="5ba")
+        trainer = small_run(algorithms=ema, max_duration="5ba")
         trainer.fit()
-        trained = make_trainer.weights(trainer)
-        batch = next(iter(make_trainer.loader()))
+        own = weights(trainer)
+        batch = next(iter(make_loader()))
 
         with evaluation_weights(trainer.state):
             export_for_inference(trainer.state.model, "torchexport", tmp_path / "model.pt2", sample_input=batch)
 
-        assert torch.equal(make_trainer.weights(trainer), trained)
+        assert torch.equal(weights(trainer), own)
         with torch.no_grad():
             expected = ema.get_ema_model(trainer.state.model).eval()(batch)
             other = trainer.state.model.eval()(batch)
@@ -436,19 +432,19 @@ class TestEvaluationWeights:
         torch.testing.assert_close(exported, expected)
         assert not torch.allclose(exported, other, atol=1e-3)
 
-    def test_training_weights_are_restored_after_an_error(self, make_trainer):
+    def test_training_weights_are_restored_after_an_error(self):
         """An error in the block restores the training weights."""
-        trainer = make_trainer(algorithms=EMA(half_life=None, smoothing=0.9), max_duration="3ba")
+        trainer = small_run(algorithms=EMA(half_life=None, smoothing=0.9), max_duration="3ba")
         trainer.fit()
-        before, within = make_trainer.weights(trainer), []
+        before, within = weights(trainer), []
 
         def fail():
             with evaluation_weights(trainer.state):
-                within.append(make_trainer.weights(trainer))
+                within.append(weights(trainer))
                 raise KeyError
 
         with pytest.raises(KeyError):
             fail()
 
         assert not torch.equal(within[0], before)
-        assert torch.equal(make_trainer.weights(trainer), before)
+        assert torch.equal(weights(trainer), before)

@@ -111,35 +111,17 @@ def unread():
 TRAINING = """
 import json, sys, warnings
 import torch
-from composer import Trainer
 from composer.core import Callback
 from composer.loggers import *
-from composer.models import ComposerClassifier
+from fixtures import make_loader, small_run
 
 warnings.simplefilter("error", RuntimeWarning)  # as a destination that fails is reported
 
 
 def make_trainer(*loggers, epochs=2, **options):
-    torch.manual_seed(1)
-    network = torch.nn.Linear(4, 3)
-    inputs = torch.randn(20, 4)
-    data = [(batch, batch[:, :3].argmax(dim=1)) for batch in inputs.split(4)]
     memory = InMemoryLogger()
-    trainer = Trainer(
-        model=ComposerClassifier(network, num_classes=3),
-        train_dataloader=data,
-        eval_dataloader=data,
-        optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
-        max_duration=f"{epochs}ep",
-        progress_bar=False,
-        loggers=[*loggers, memory],
-        device="cpu",
-        precision="fp32",
-        seed=3,
-        run_name="the-run",
-        **options,
-    )
-    return trainer, memory
+    options = {"eval_dataloader": make_loader(), "seed": 3, "run_name": "the-run", "train_metrics": None} | options
+    return small_run(max_duration=f"{epochs}ep", loggers=[*loggers, memory], **options), memory
 
 
 def series(memory, name):

@@ -1,5 +1,6 @@
 """Printed lines are shown and captured."""
 
+import contextlib
 import io
 import sys
 
@@ -21,16 +22,17 @@ def lines():
 
 
 @pytest.fixture
-def capture(screen, lines, monkeypatch):
+def capture(screen, lines):
     """Return a function that replaces the standard stream, which pytest has replaced before."""
 
     def begin():
-        monkeypatch.setattr(sys, "stdout", screen)
+        stack.enter_context(contextlib.redirect_stdout(screen))
         stream = CapturedStream("stdout", lines.append)
         stream.install()
         return stream
 
-    return begin
+    with contextlib.ExitStack() as stack:
+        yield begin
 
 
 def test_lines_are_shown_and_captured(capture, screen, lines):
@@ -81,32 +83,31 @@ def test_memory_does_not_grow_with_a_bar(capture):
     assert captured._line == "\r999%"
 
 
-def test_replaced_stream_is_preserved(capture, monkeypatch):
+def test_replaced_stream_is_preserved(capture):
     """A stream that other code has set is not replaced."""
     captured = capture()
     other = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", other)
+    with contextlib.redirect_stdout(other):
+        captured.remove()
 
-    captured.remove()
-
-    assert sys.stdout is other
+        assert sys.stdout is other
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_two_captures(screen, order, monkeypatch):
+def test_two_captures(screen, order):
     """Two captures can be removed in any order."""
-    monkeypatch.setattr(sys, "stdout", screen)
     received = [[], []]
     both = [CapturedStream("stdout", received[number].append) for number in range(2)]
-    for one in both:
-        one.install()
-    print("both")
+    with contextlib.redirect_stdout(screen):
+        for one in both:
+            one.install()
+        print("both")
 
-    both[order[0]].remove()
-    print("one")
-    both[order[1]].remove()
+        both[order[0]].remove()
+        print("one")
+        both[order[1]].remove()
 
-    assert sys.stdout is screen
+        assert sys.stdout is screen
     assert received[order[0]] == ["both"]
     assert received[order[1]] == ["both", "one"]
     assert screen.getvalue() == "both\none\n"
@@ -123,13 +124,12 @@ def test_attributes_of_the_stream(capture, screen):
         sys.stdout.fileno()
 
 
-def test_missing_stream(monkeypatch, lines):
+def test_missing_stream(lines):
     """Without a stream none is set."""
-    monkeypatch.setattr(sys, "stdout", None)
     stream = CapturedStream("stdout", lines.append)
+    with contextlib.redirect_stdout(None):
+        stream.install()
+        assert sys.stdout is None
+        stream.remove()
 
-    stream.install()
-    assert sys.stdout is None
-    stream.remove()
-
-    assert sys.stdout is None
+        assert sys.stdout is None

@@ -7,10 +7,9 @@ import pytest
 import torch
 from tqdm import tqdm
 
-from composer import Trainer
 from composer.core import Event, Trace
 from composer.loggers import ConsoleLogger
-from composer.models import ComposerClassifier
+from fixtures import small_run, vector_batches
 
 
 def printed(stream):
@@ -88,16 +87,8 @@ class TestConsoleLogger:
     def test_interval_in_iterations(self):
         """With iterations of two epochs, a line is printed at the end of each, with the last batch's values."""
         stream = io.StringIO()
-        network = torch.nn.Linear(2, 2)
-        with Trainer(
-            model=ComposerClassifier(network, train_metrics=[]),
-            train_dataloader=[(torch.rand(1, 2), torch.tensor([0]))] * 3,
-            optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
-            max_duration="2iter",
-            loggers=ConsoleLogger("1iter", stream),
-            progress_bar=False,
-            device="cpu",
-        ) as trainer:
+        options = {"train_dataloader": vector_batches(3), "max_duration": "2iter"}
+        with small_run(loggers=ConsoleLogger("1iter", stream), **options) as trainer:
             trainer.state.iteration_length = "2ep"
             trainer.fit()
 

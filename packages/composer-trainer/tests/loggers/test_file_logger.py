@@ -1,5 +1,6 @@
 """Metrics in a file, with complete lines at any time."""
 
+import contextlib
 import hashlib
 import io
 import json
@@ -360,14 +361,14 @@ class TestPrintedLines:
 
         assert lines(tmp_path / "log.txt")[0]["stdout"] == "before the error"
 
-    def test_progress_bar(self, make_loop, tmp_path, monkeypatch):
+    def test_progress_bar(self, make_loop, tmp_path):
         """Only the last state of a progress bar is in the file, and the lines that it leaves for the epochs."""
         terminal = io.StringIO()
         terminal.isatty = lambda: True
-        monkeypatch.setattr(sys, "stderr", terminal)
-        loop = make_loop(FileLogger(str(tmp_path / "log.txt")), ProgressBarLogger("stderr"))
-        loop.fit()
-        loop.engine.close()
+        with contextlib.redirect_stderr(terminal):
+            loop = make_loop(FileLogger(str(tmp_path / "log.txt")), ProgressBarLogger("stderr"))
+            loop.fit()
+            loop.engine.close()
 
         drawn = [line["stderr"] for line in lines(tmp_path / "log.txt") if "stderr" in line]
         assert [line.split()[:2] for line in drawn] == [["epoch", "1/2,"], ["epoch", "2/2,"], ["Epoch", "2/2:"]]

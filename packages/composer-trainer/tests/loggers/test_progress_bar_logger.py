@@ -2,13 +2,11 @@
 
 import contextlib
 import fcntl
-import functools
 import gc
 import io
 import os
 import pty
 import re
-import shutil
 import struct
 import subprocess
 import sys
@@ -43,7 +41,7 @@ def always_due(monkeypatch):
 @pytest.fixture
 def set_width(monkeypatch):
     """Return a function that sets the width of all terminals."""
-    return lambda columns: monkeypatch.setattr(module._Bar, "_width", lambda self: columns)
+    return lambda columns: monkeypatch.setenv("COLUMNS", str(columns))
 
 
 def drawings(stream):
@@ -205,22 +203,25 @@ class TestFitBar:
 
     def test_starts_no_thread(self, make_loop, monkeypatch):
         """Tqdm's monitor thread is not started, as data loaders fork."""
-        started = []
-        monkeypatch.setattr(tqdm.std.tqdm, "monitor", None)
-        monkeypatch.setattr(tqdm.std, "TMonitor", lambda *arguments: started.append(arguments))
+        monkeypatch.setattr(tqdm.std.tqdm, "monitor", None)  # another test may have started it
 
         make_loop(ProgressBarLogger(Terminal())).fit()
 
-        assert started == []
+        assert tqdm.std.tqdm.monitor is None
 
-    def test_disabled_by_the_environment(self, make_loop, monkeypatch):
+    def test_disabled_by_the_environment(self, run_in_subprocess, tmp_path):
         """With TQDM_DISABLE=1 no bar is drawn, and the lines of the epochs remain."""
-        stream = Terminal()
-        monkeypatch.setattr(module, "_bar_class", lambda: (functools.partial(tqdm.std.tqdm, disable=True), False))
+        program = """
+import io
+stream = io.StringIO()
+stream.isatty = lambda: True
+make_trainer(ProgressBarLogger(stream))[0].fit()
+report_facts(lines=stream.getvalue().splitlines())
+"""
 
-        make_loop(ProgressBarLogger(stream)).fit(evaluate=True)
+        facts = run_in_subprocess(program, tmp_path, TQDM_DISABLE="1")
 
-        assert [line.split(",")[0] for line in stream.getvalue().splitlines()] == ["epoch 1/2", "epoch 2/2"]
+        assert [line.split(",")[0] for line in facts["lines"]] == ["epoch 1/2", "epoch 2/2"]
 
     def test_bad_stream(self):
         """A value without write raises at construction."""
@@ -376,11 +377,9 @@ class TestPseudoTerminal:
     def test_bar_fits_and_keeps_the_metric(self, make_loop, always_due, monkeypatch, columns, width):
         """On a real terminal the bar has its width, or 80 columns where it is 0, and shows metric and loss."""
         monkeypatch.delenv("COLUMNS", raising=False)
-        monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((80, 24)))  # without a terminal
         terminal = PseudoTerminal(columns)
-        monkeypatch.setattr(sys, "stderr", terminal.stream)
-
-        make_loop(ProgressBarLogger("stderr"), batches=1200).fit(evaluate=True)
+        with contextlib.redirect_stderr(terminal.stream):
+            make_loop(ProgressBarLogger("stderr"), batches=1200).fit(evaluate=True)
 
         drawn = terminal.drawings()
         assert max(map(len, drawn)) == width

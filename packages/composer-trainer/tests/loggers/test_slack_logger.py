@@ -8,12 +8,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs
 
 import pytest
-import torch
 
-from composer import Trainer
 from composer.core import Interval
 from composer.loggers import SlackLogger
-from composer.models import ComposerClassifier
+from fixtures import trained
 
 
 class Slack(ThreadingHTTPServer):
@@ -88,19 +86,9 @@ def make_logger(slack):
 class TestMessages:
     def test_real_training(self, slack, make_logger):
         """The selected metrics are sent to the channel with their step, in order, with the token."""
-        network = torch.nn.Linear(4, 3)
-        data = [(torch.randn(4, 4), torch.randint(3, (4,))) for _ in range(5)]
-        with Trainer(
-            model=ComposerClassifier(network, num_classes=3),
-            train_dataloader=data,
-            optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
-            max_duration="1ep",
-            progress_bar=False,
-            loggers=make_logger(["loss/train/total", "max_duration"], log_interval="2ba"),
-            device="cpu",
-        ) as trainer:
-            trainer.fit()
-            loss = float(trainer.state.total_loss)
+        logger = make_logger(["loss/train/total", "max_duration"], log_interval="2ba")
+
+        loss = float(trained(loggers=logger).state.total_loss)
 
         assert slack.texts[0] == "max_duration: 1ep"
         assert [text.splitlines()[0] for text in slack.texts[1:]] == ["batch 1", "batch 3", "batch 4"]

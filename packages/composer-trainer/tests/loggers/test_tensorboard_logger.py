@@ -7,33 +7,15 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from composer import Trainer
 from composer.core import State
 from composer.loggers import InMemoryLogger, TensorboardLogger
-from composer.models import ComposerClassifier
+from fixtures import make_loader, trained
 
 
-def trained(*loggers, **options):
-    """Return a trainer that has trained two epochs of five batches, and is closed."""
-    torch.manual_seed(1)
-    network = torch.nn.Linear(4, 3)
-    inputs = torch.randn(20, 4)
-    data = [(batch, batch[:, :3].argmax(dim=1)) for batch in inputs.split(4)]
-    with Trainer(
-        model=ComposerClassifier(network, num_classes=3),
-        train_dataloader=data,
-        eval_dataloader=data,
-        optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
-        max_duration="2ep",
-        progress_bar=False,
-        loggers=loggers,
-        device="cpu",
-        seed=3,
-        run_name="the-run",
-        **options,
-    ) as trainer:
-        trainer.fit()
-    return trainer
+def train(*loggers, **options):
+    """Train for two epochs of five batches with metrics, and close."""
+    settings = {"eval_dataloader": make_loader(), "train_metrics": None, "seed": 3, "run_name": "the-run"}
+    trained(max_duration="2ep", loggers=loggers, **settings | options)
 
 
 def read(folder):
@@ -52,7 +34,7 @@ class TestScalars:
         """TensorBoard has the same values and steps as InMemoryLogger, with the time of logging."""
         memory = InMemoryLogger()
 
-        trained(TensorboardLogger(str(tmp_path)), memory)
+        train(TensorboardLogger(str(tmp_path)), memory)
 
         events = read(tmp_path / "the-run")
         for name in ["loss/train/total", "metrics/train/MulticlassAccuracy", "metrics/eval/MulticlassAccuracy"]:
@@ -64,7 +46,7 @@ class TestScalars:
 
     def test_every(self, tmp_path):
         """Every fourth batch, and the last."""
-        trained(TensorboardLogger(str(tmp_path), every="4ba"))
+        train(TensorboardLogger(str(tmp_path), every="4ba"))
 
         assert [step for step, _ in scalars(read(tmp_path / "the-run"), "loss/train/total")] == [3, 7, 9]
 
@@ -81,7 +63,7 @@ class TestOtherThings:
     def test_hyperparameters(self, tmp_path):
         """TensorBoard's plugin reads them with flat names, in the run's one file."""
         logger = TensorboardLogger(str(tmp_path))
-        trained(logger)
+        train(logger)
 
         metadata = read(tmp_path / "the-run").summary_metadata["_hparams_/session_start_info"]
         content = plugin_data_pb2.HParamsPluginData.FromString(metadata.plugin_data.content)
@@ -120,11 +102,11 @@ class TestResuming:
     def test_resume(self, tmp_path):
         """A run with an earlier state of its name writes to the same folder."""
         first = TensorboardLogger(str(tmp_path / "first"))
-        trained(first)
+        train(first)
         later = TensorboardLogger(str(tmp_path / "first"))
         later.load_state_dict(first.state_dict())
 
-        trained(later)
+        train(later)
 
         assert len(list((tmp_path / "first" / "the-run").iterdir())) == 2
 
@@ -133,7 +115,7 @@ class TestResuming:
         later = TensorboardLogger(str(tmp_path / "own"))
         later.load_state_dict({"folder": str(tmp_path / "elsewhere")})
 
-        trained(later)
+        train(later)
 
         assert not (tmp_path / "elsewhere").exists()
         assert len(list((tmp_path / "own" / "the-run").iterdir())) == 1

@@ -9,10 +9,9 @@ import torch
 import wandb
 from wandb.proto import wandb_internal_pb2
 
-from composer import Trainer
 from composer.core import Interval
 from composer.loggers import InMemoryLogger, WandBLogger
-from composer.models import ComposerClassifier
+from fixtures import make_loader, trained
 
 
 @pytest.fixture(autouse=True)
@@ -103,25 +102,10 @@ def config(folder):
     return values
 
 
-def trained(*loggers):
-    """Train for two epochs of five batches, and close."""
-    torch.manual_seed(1)
-    network = torch.nn.Linear(4, 3)
-    inputs = torch.randn(20, 4)
-    data = [(batch, batch[:, :3].argmax(dim=1)) for batch in inputs.split(4)]
-    with Trainer(
-        model=ComposerClassifier(network, num_classes=3),
-        train_dataloader=data,
-        eval_dataloader=data,
-        optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
-        max_duration="2ep",
-        progress_bar=False,
-        loggers=loggers,
-        device="cpu",
-        seed=3,
-        run_name="the-run",
-    ) as trainer:
-        trainer.fit()
+def train(*loggers, **options):
+    """Train for two epochs of five batches with metrics, and close."""
+    settings = {"eval_dataloader": make_loader(), "train_metrics": None, "seed": 3, "run_name": "the-run"}
+    trained(max_duration="2ep", loggers=loggers, **settings | options)
 
 
 class TestRun:
@@ -129,7 +113,7 @@ class TestRun:
         """The file has the same values and steps as InMemoryLogger, the settings and the run's name."""
         memory = InMemoryLogger()
 
-        trained(make_logger(tags=["a"], group="g"), memory)
+        train(make_logger(tags=["a"], group="g"), memory)
 
         rows = history(tmp_path)
         for name in ["loss/train/total", "metrics/eval/MulticlassAccuracy"]:
@@ -141,7 +125,7 @@ class TestRun:
 
     def test_every(self, make_logger, tmp_path):
         """Every fourth batch, and the last; steps ascend."""
-        trained(make_logger(every=Interval("4ba")))
+        train(make_logger(every=Interval("4ba")))
 
         rows = history(tmp_path)
         assert [row["_step"] for row in rows if "loss/train/total" in row] == [3, 7, 9]

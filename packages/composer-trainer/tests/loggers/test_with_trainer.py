@@ -9,36 +9,20 @@ import sys
 import pytest
 import torch
 
-from composer import Trainer
 from composer.callbacks import LRMonitor, SpeedMonitor
 from composer.core import Callback
 from composer.loggers import ConsoleLogger, FileLogger, InMemoryLogger, ProgressBarLogger
-from composer.models import ComposerClassifier
+from fixtures import make_loader, trained, weights
 
 EPOCHS, BATCHES = 2, 5
 
 
-def trained(**options):
-    """Return a trainer that has trained a small network on fixed data."""
+def train(**options):
+    """Return a trainer that has trained a small network with dropout."""
     torch.manual_seed(1)
     network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3))
-    inputs = torch.randn(4 * BATCHES, 4)
-    data = [(batch, batch[:, :3].argmax(dim=1)) for batch in inputs.split(4)]
-    trainer = Trainer(
-        model=ComposerClassifier(network, num_classes=3),
-        train_dataloader=data,
-        eval_dataloader=data,
-        optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
-        max_duration=f"{EPOCHS}ep",
-        progress_bar=False,
-        device="cpu",
-        precision="fp32",
-        seed=3,
-        **options,
-    )
-    trainer.fit()
-    trainer.close()
-    return trainer
+    settings = {"eval_dataloader": make_loader(), "train_metrics": None, "max_duration": f"{EPOCHS}ep", "seed": 3}
+    return trained(network=network, **settings | options)
 
 
 @pytest.fixture
@@ -47,7 +31,7 @@ def run(tmp_path):
     memory, lines, bar = InMemoryLogger(), io.StringIO(), io.StringIO()
     path = tmp_path / "metrics.jsonl"
     loggers = [memory, FileLogger(str(path)), ConsoleLogger("1ep", lines), ProgressBarLogger(bar)]
-    trainer = trained(loggers=loggers, callbacks=[LRMonitor(), SpeedMonitor()])
+    trainer = train(loggers=loggers, callbacks=[LRMonitor(), SpeedMonitor()])
     return trainer, memory, [json.loads(line) for line in path.read_text().splitlines()], lines, bar
 
 
@@ -91,10 +75,9 @@ def test_loggers_do_not_change_training(run):
     """The weights are bit-identical with and without all loggers and callbacks."""
     trainer, *_ = run
 
-    plain = trained()
+    plain = train()
 
-    pairs = zip(trainer.state.model.parameters(), plain.state.model.parameters(), strict=True)
-    assert all(torch.equal(one, other) for one, other in pairs)
+    assert torch.equal(weights(trainer), weights(plain))
 
 
 class Kill(Callback):
@@ -114,10 +97,10 @@ def test_restart_gives_no_duplicate_lines(tmp_path, name, batch):
     """With autoresume a run continues its file: before the first checkpoint, between two, and after an epoch."""
     options = {"run_name": "first", "save_folder": str(tmp_path / "saved"), "save_interval": "5ba", "autoresume": True}
     with pytest.raises(KeyboardInterrupt):
-        trained(loggers=FileLogger(str(tmp_path / name), flush_interval=1), callbacks=Kill(batch), **options)
+        train(loggers=FileLogger(str(tmp_path / name), flush_interval=1), callbacks=Kill(batch), **options)
 
     memory = InMemoryLogger()
-    trained(loggers=[FileLogger(str(tmp_path / name), flush_interval=1), memory], **options)
+    train(loggers=[FileLogger(str(tmp_path / name), flush_interval=1), memory], **options)
 
     [path] = tmp_path.rglob("log.jsonl")
     written = [line for line in map(json.loads, path.read_text().splitlines()) if "metrics" in line]
@@ -130,25 +113,17 @@ def test_restart_gives_no_duplicate_lines(tmp_path, name, batch):
 
 TWO_PROCESSES = """
 import sys
-import torch
-from composer import Trainer
 from composer.loggers import FileLogger
-from composer.models import ComposerClassifier
+from fixtures import small_run, vector_batches
 
 for epochs in (1, 2):
-    network = torch.nn.Linear(4, 3)
-    with Trainer(
-        model=ComposerClassifier(network),
-        train_dataloader=[(torch.rand(4, 4), torch.tensor([0, 1, 2, 0]))] * 5,
-        optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
+    with small_run(
+        train_dataloader=vector_batches(),
         max_duration=f"{epochs}ep",
         loggers=FileLogger("{run_name}-rank{rank}.txt"),
         run_name="first",
         load_path=None if epochs == 1 else "checkpoints/latest",
         save_folder="checkpoints",
-        progress_bar=False,
-        device="cpu",
-        seed=1,
     ) as trainer:
         trainer.fit()
 """
