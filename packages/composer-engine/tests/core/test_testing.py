@@ -233,7 +233,7 @@ WRITES = {
     "max_duration": lambda state: state.stop_training(),
     "dataloader_len": set_to("dataloader_len", lambda length: length + 1),
     "schedulers": set_to("schedulers", lambda _: [object()]),
-    "scaler": set_to("scaler", lambda _: object()),
+    "scaler": set_to("scaler", lambda _: torch.amp.GradScaler("cpu", enabled=False)),
     "gradients": lambda state: [parameter.grad.zero_() for parameter in state.model.parameters()],
     "optimizers": lambda state: state.optimizers[0].param_groups[0].update(lr=0.2),
     "train_dataloader": set_to("train_dataloader", list),

@@ -16,10 +16,9 @@ from composer.core.engine import Engine
 from composer.core.evaluation_weights import evaluation_weights
 from composer.core.event import Event
 from composer.core.logger import Logger, LoggerDestination
-from composer.core.model_state import wants_closure
 from composer.core.precision import Precision
-from composer.core.randomness import global_rng_states
 from composer.core.state import State
+from composer.core.step import Step
 from composer.core.time import TimeUnit
 
 if TYPE_CHECKING:
@@ -184,11 +183,11 @@ class Adapter:
         self.world_size = world_size
         self.state.on_components_change(self._refuse_late_algorithms)
         self._begun_with: tuple[Algorithm, ...] | None = None
-        self._is_prepared = self._computes_again = False
+        self._is_prepared = False
         self.serves = serves
-        self._microbatch = self._samples = self._tokens = self._times_computed = 0
-        self._rng_states: list[tuple[Callable[[Any], object], Any]] = []
         self._described_batch = ""
+        self._batch: Batch = None
+        self._begin_step()
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:
@@ -249,12 +248,19 @@ class Adapter:
         self.prepare(
             optimizers, max_duration=max_duration, train_dataloader=train_dataloader, dataloader_len=dataloader_len
         )
-        self._microbatch = self._samples = self._tokens = 0  # an error may have ended a former training within a step
         self._set_training(optimizers, max_duration, train_dataloader, dataloader_len)
         for event in (Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START):
             self.engine.run_event(event)
         self._begun_with = tuple(self.state.algorithms)
-        self._computes_again = any(map(wants_closure, self.state.optimizers))
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        """Begin a step with the optimizers of the training; one that an error has ended or a load replaces is lost."""
+        state = self.state
+        self._step = Step(state, self.engine.run_event, state.compute_outputs, state.compute_loss)
+        self._samples = self._tokens = 0
+        self._is_backward_due = False
+        state.microbatch = -2
 
     def _set_training(
         self,
@@ -285,63 +291,41 @@ class Adapter:
         Args:
             batch: A batch, on the device of the model.
         """
-        state, event = self.state, self.engine.run_event
         if not self._described_batch:
             self._described_batch = _describe_keys(batch)
         self._samples += count_samples(batch)
         self._tokens += count_tokens(batch)
-        self._times_computed = 0
-        # Further batches of a step draw numbers of their own; the first one draws as a batch that is not split.
-        state.microbatch = self._microbatch or -1
-        state.batch = batch
-        event("after_dataloader")
-        if not self._microbatch:
-            event("batch_start")
-        return state.batch
+        self._batch = self._step.begin_batch(batch)
+        return self._batch
 
     def compute_loss(self, batch: Batch) -> Any:
         """Return the loss of a batch or microbatch, before any scaling of it."""
-        state, event = self.state, self.engine.run_event
+        state = self.state
         state.batch = batch
-        if not self._microbatch:
-            event("before_train_batch")
-        if self._computes_again:
-            self._repeat_draws()
-        self._times_computed += 1
-        state.microbatch = self._microbatch
-        event("before_forward")
-        state.outputs = state.compute_outputs(state.batch)
-        event("after_forward")
-        event("before_loss")
-        state.loss = state.compute_loss(state.outputs, state.batch)
-        event("after_loss")
-        event("before_backward")
-        return state.loss
+        if state.microbatch <= 0:
+            self._step.begin_gradients()
+            state.microbatch = 0
+        loss = self._step.compute_loss()
+        self._is_backward_due = True
+        return loss
 
     def end_backward(self) -> None:
-        """Call this after the backward pass of each batch or microbatch."""
-        self.engine.run_event("after_backward")
-        # Their graph is freed now, and the next one is not built while they hold its memory.
-        self.state.outputs = self.state.loss = None
-        self._microbatch += 1
+        """Call this after the backward pass of each batch or microbatch; it does nothing if none is due."""
+        if self._is_backward_due:
+            self._is_backward_due = False
+            self.engine.run_event("after_backward")
+            # Their graph is freed now, and the next one is not built while they hold its memory.
+            self.state.outputs = self.state.loss = None
 
     def end_gradients(self) -> None:
         """Call this when the gradients of a step are complete, unscaled and averaged over all processes."""
-        if self._computes_again:
-            self._microbatch = 0
         self.engine.run_event("after_train_batch")
 
     def end_step(self) -> None:
         """Call this after the step of all optimizers; it advances the clock."""
-        state = self.state
-        self._microbatch = 0
-        state.microbatch = -2
-        state.previous_timestamp = state.timestamp
-        world_size = self.world_size
-        state.timestamp = state.timestamp.to_next_batch(self._samples * world_size, self._tokens * world_size)
+        samples, tokens = self._samples * self.world_size, self._tokens * self.world_size
         self._samples = self._tokens = 0
-        self.engine.run_event("batch_end")
-        self.engine.run_event("batch_checkpoint")
+        self._step.end_batch(samples, tokens)
 
     def end_epoch(self) -> None:
         """Call this after the last step of an epoch; it advances the clock."""
@@ -401,7 +385,7 @@ class Adapter:
         """
         self._begun_with = None  # loading may add the algorithms that saved weights need
         report = self.state.load_state_dict(state_dict, self.engine.logger)
-        self._microbatch = self._samples = self._tokens = 0  # of a step that was not completed
+        self._begin_step()
         return report
 
     def _refuse_late_algorithms(self) -> None:
@@ -414,15 +398,6 @@ class Adapter:
                 "Pass all algorithms at construction."
             )
         self._begun_with = before
-
-    def _repeat_draws(self) -> None:
-        """Draw the same numbers again when an optimizer computes a batch for the second time in a step."""
-        if self._times_computed:
-            self.state.restart_draws()
-            for set_state, before in self._rng_states:
-                set_state(before)
-        else:
-            self._rng_states = global_rng_states(self.state.device)
 
 
 def _describe_keys(batch: Batch) -> str:

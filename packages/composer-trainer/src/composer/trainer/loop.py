@@ -5,15 +5,11 @@ Events are named by their values, which saves a dozen look-ups of an enum's memb
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING
 
 from composer.core import Event
-from composer.trainer.evaluation.metrics import update_train_metrics
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from composer.trainer.run import Run
 
 __all__ = ["train"]
@@ -54,15 +50,14 @@ def _end_iteration_if_done(run: Run) -> None:
 
 
 def _train_batches(run: Run) -> None:
-    state, event, batches, gradients = run.state, run.engine.run_event, run.batches, run.gradients(_compute_gradients)
-    while not batches.epoch_is_over:
+    state, event, step = run.state, run.engine.run_event, run.step
+    while not run.batches.epoch_is_over:
         state.microbatch = -1
         event("before_dataloader")
         if not run.next_batch():
             break
-        event("after_dataloader")
-        event("batch_start")
-        run.optimization.step(gradients)
+        step.begin_batch(state.batch)  # after_dataloader, batch_start
+        run.optimization.step(run.compute_gradients)  # before_train_batch to after_train_batch
         run.log_batch()
         run.count_batch()
         event("batch_end")
@@ -70,36 +65,3 @@ def _train_batches(run: Run) -> None:
         event("batch_checkpoint")
         if run.is_over():
             break
-
-
-def _compute_gradients(run: Run) -> Tensor:
-    """Compute the batch's gradients; an optimizer may call this several times in a step."""
-    state, event = run.state, run.engine.run_event
-    event("before_train_batch")
-    run.begin_gradients()
-    whole_batch = state.batch
-    for state.microbatch, (state.batch, weight) in enumerate(run.microbatches()):
-        # Free the last graph before the next one is built, so that its memory is reused while it is in the cache.
-        state.outputs = state.loss = None
-        # Training metrics use the targets before algorithms change them, and the first outputs of several in a step.
-        original = copy.copy(state.batch) if state.train_metrics and run.losses.times_computed == 1 else None
-        event("before_forward")
-        try:
-            state.outputs = run.forward(state.batch)
-        except Exception as error:
-            run.note_batch(error, Event.BEFORE_FORWARD)
-            raise
-        event("after_forward")
-        event("before_loss")
-        state.loss = run.loss(state.outputs, state.batch)
-        event("after_loss")
-        event("before_backward")
-        run.optimization.backward(state.loss, weight)
-        event("after_backward")
-        run.losses.add(state.loss, weight)
-        if original is not None and weight:  # a part of weight 0 only keeps the processes in step
-            update_train_metrics(state, original)
-    state.batch = whole_batch
-    run.finish_gradients()
-    event("after_train_batch")
-    return run.losses.total

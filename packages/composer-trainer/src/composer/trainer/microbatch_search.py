@@ -13,11 +13,10 @@ from composer.distributed import all_reduce_min
 from composer.trainer.evaluation.metrics import load_metrics, save_metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from composer.core import State
+    from composer.core.step import Step
     from composer.distributed import Parallelism
 
 __all__ = ["MicrobatchSearch", "is_out_of_memory"]
@@ -47,29 +46,31 @@ class MicrobatchSearch:
         state: Its ``device_train_microbatch_size`` is set to the size found.
         parallel: Runs the model in all processes. Several processes search once, for the first batch, each by itself,
             and use the smallest size. If a process runs out of memory later, the others time out.
+        step: Computes the gradients.
     """
 
-    def __init__(self, state: State, parallel: Parallelism) -> None:
-        self._state, self._parallel = state, parallel
+    def __init__(self, state: State, parallel: Parallelism, step: Step) -> None:
+        self._state, self._parallel, self._step = state, parallel, step
         self._is_found = False
 
-    def compute(self, compute: Callable[[], Tensor], num_samples: int, forget: Callable[[], None]) -> Tensor:
-        """Return the result of ``compute()`` with the largest size that fits; ``forget()`` is called after a trial.
+    def compute_gradients(self, num_samples: int) -> Tensor:
+        """Compute the gradients of a batch, split into microbatches of the largest size that fits; return its loss.
 
         Raises:
             RuntimeError: A single sample does not fit.
         """
         state, parallel, is_alone = self._state, self._parallel, not self._parallel.is_connected
+        step = self._step
         if self._is_found and not is_alone:
-            return compute()
-        before = _Snapshot(state)
+            return step.compute_gradients()
+        before, times_computed = _Snapshot(state), step.times_computed
         while True:
             tried = min(state.device_train_microbatch_size or num_samples, num_samples)
             failure: RuntimeError | None = None
             # Gradients of a trial are not synchronized, and are discarded.
             parallel.is_apart = not is_alone
             try:
-                loss = compute()
+                loss = step.compute_gradients()
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -80,10 +81,10 @@ class MicrobatchSearch:
             if fits and is_alone:
                 return loss
             before.restore(state)
-            forget()
+            step.times_computed = times_computed
             if fits:
                 self._is_found = True
-                return compute()
+                return step.compute_gradients()
             size = all_reduce_min((tried + 1) // 2 if tried > 1 else 0)
             if not size:
                 raise RuntimeError(
@@ -111,7 +112,7 @@ class _Snapshot:
 
     def restore(self, state: State) -> None:
         state.outputs = state.loss = None
-        state.batch, state.microbatch = self._batch, -1
+        state.batch = self._batch
         state.restart_draws()
         with torch.no_grad():
             for buffer, value in self._buffers:

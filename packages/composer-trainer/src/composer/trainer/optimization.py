@@ -1,4 +1,4 @@
-"""Optimizers, loss scaling and precision: compute the gradients and apply them."""
+"""Optimizers, loss scaling and precision: the step of the optimizers, with the gradients of a closure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from composer.core import Precision, State, get_precision_context
 from composer.core.evaluation_weights import has_modes
 from composer.core.model_state import unwrapped, wants_closure
 from composer.optim import DecoupledSGDW
-from composer.trainer.microbatching import total_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,7 +52,7 @@ def change_precision(state: State, precision: Precision) -> None:
 
 
 class Optimization:
-    """Computes gradients in the state's precision and steps its optimizers.
+    """Steps the state's optimizers, and computes in its precision.
 
     Args:
         state: With optimizers, scaler and precision.
@@ -67,9 +66,6 @@ class Optimization:
         self._state, self._skipped_steps = state, skipped_steps
         self._wants_closure = any(map(wants_closure, state.optimizers))
         self._scales_itself = self._wants_closure and takes_scaler(state.optimizers[0])
-        self.computes_again = self._wants_closure
-        """Whether the optimizer may compute the gradients several times in a step."""
-        self._create_graph = any(algorithm.backwards_create_graph for algorithm in state.algorithms)
         cannot_scale = state.scaler is not None and not self._scales_itself
         if self._wants_closure and (len(state.optimizers) > 1 or cannot_scale):
             names = ", ".join(type(optimizer).__name__ for optimizer in state.optimizers)
@@ -90,24 +86,6 @@ class Optimization:
         for optimizer in map(unwrapped, self._state.optimizers):
             if has_modes(optimizer):
                 optimizer.train()  # type: ignore[attr-defined]  # has_modes has looked
-
-    def zero_grad(self) -> None:
-        """Set the gradients to zero."""
-        for optimizer in self._state._optimizers:  # noqa: SLF001  (see step)
-            optimizer.zero_grad()
-
-    def backward(self, loss: Any, weight: float) -> None:
-        """Add the gradients of a microbatch's loss times its weight."""
-        total = loss if isinstance(loss, Tensor) else total_of(loss)
-        if weight != 1:
-            total = total * weight
-        if self._state.scaler is not None:
-            total = self._state.scaler.scale(total)
-        try:
-            torch.autograd.backward(total, create_graph=self._create_graph)
-        except RuntimeError:
-            _check_loss(total, self._state.model)
-            raise
 
     def unscale(self) -> None:
         """Unscale the gradients, so that algorithms can clip them."""
@@ -145,20 +123,6 @@ class Optimization:
         scale = _scale(self._state.scaler)
         counted = {"trainer/skipped_steps": self._skipped_steps.clone()}
         return counted if scale is None else counted | {"trainer/loss_scale": scale}
-
-
-def _check_loss(loss: Tensor, model: nn.Module) -> None:
-    """Raise a ValueError if a loss has no gradient."""
-    name = type(model).__name__
-    if loss.numel() != 1:
-        raise ValueError(
-            f"The loss of {name} must be one number, got a tensor of the shape {list(loss.shape)}: return its mean."
-        )
-    if not loss.requires_grad:
-        raise ValueError(
-            f"The loss of {name} does not depend on any weight that is trained (its requires_grad is False). Was it "
-            "computed by detach(), item(), argmax() or under torch.no_grad(), or are all weights frozen?"
-        )
 
 
 def takes_scaler(optimizer: Optimizer) -> bool:

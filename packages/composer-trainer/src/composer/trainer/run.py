@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from composer.core import Batch, Engine, Event, TimeUnit
-from composer.core.batch import note_batch
-from composer.core.randomness import global_rng_states
+from composer.core.step import Step
 from composer.distributed import any_rank
 from composer.trainer.agreement import Agreement
 from composer.trainer.clock import Clock
 from composer.trainer.data.batches import END
-from composer.trainer.evaluation.metrics import log_train_metrics
+from composer.trainer.evaluation.metrics import log_train_metrics, update_train_metrics
 from composer.trainer.microbatch_search import MicrobatchSearch
-from composer.trainer.microbatching import LossSum, split_microbatches
+from composer.trainer.microbatching import split_microbatches
 from composer.trainer.stopping import StopSignals
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim.lr_scheduler import LRScheduler
 
+    from composer.core import State
     from composer.distributed import Parallelism
     from composer.trainer.data.batches import Batches
     from composer.trainer.optimization import Optimization
@@ -61,21 +62,25 @@ class Run:
         weigh_by_tokens: bool = False,
         resume: Callable[[], None] | None = None,
     ) -> None:
-        self.engine, self.state, self.model = engine, engine.state, engine.state.model
+        self.engine, self.state = engine, engine.state
         self.batches, self.optimization, self.schedules, self.parallel = batches, optimization, schedules, parallel
         schedules.follow_clock()
-        self.clock, self.losses = Clock(self.state), LossSum(self.state)
+        self.clock = Clock(self.state)
+        loss = optimization.in_precision(self.state.compute_loss)
+        self.step = Step(self.state, engine.run_event, parallel.forward, loss, split=self._split)
+        self.compute_gradients = self.step.compute_gradients
         self._is_in_batch = False
         self.signals = StopSignals(lambda: int(self.state.timestamp.batch) if self._is_in_batch else None)
         self._evaluate, self._resume = evaluate, resume
         self._length = self.state.max_duration
         self._runs_alone, self._is_stopped_by_agreement, self._is_loss_local = True, False, False
-        self._search = MicrobatchSearch(self.state, parallel) if self.state.auto_microbatching else None
+        if self.state.auto_microbatching:
+            search = MicrobatchSearch(self.state, parallel, self.step)
+            self.compute_gradients = lambda: search.compute_gradients(self._num_samples)
         self._count_samples = batches.spec.get_num_samples_in_batch
         self._count_tokens = batches.spec.get_num_tokens_in_batch
         self._agreement = Agreement(self.state, batches, parallel, self.clock.elapsed, weigh_by_tokens)
         self._weigh = batches.spec.get_num_loss_tokens_in_batch if weigh_by_tokens else self._count_samples
-        self._rng_states: list[tuple[Callable[[Any], object], Any]] = []
         self._num_samples = self._num_tokens = 0
         self._is_first_split = not self.state.auto_microbatching
 
@@ -96,7 +101,7 @@ class Run:
     def begin(self) -> None:
         """Prepare the model and the optimizers for training, and restore a saved run."""
         self._prepare()
-        self.model.train()
+        self.state.model.train()
         self.optimization.train_mode()
         if self._resume is not None:
             self._resume()
@@ -109,33 +114,10 @@ class Run:
 
     def _prepare(self) -> None:
         self.parallel.prepare(self.state)
-        self.forward = self.optimization.in_precision(self.parallel.forward)
-        self.loss = self.optimization.in_precision(self._compute_loss)
+        self.step.forward = self.optimization.in_precision(self.parallel.forward)
         self._runs_alone = not self.parallel.is_connected
-
-    def _compute_loss(self, outputs: Any, batch: Batch) -> Any:
-        try:
-            return self.model.loss(outputs, batch)  # looked up each time: callbacks may replace it
-        except Exception as error:
-            self.note_batch(error, Event.BEFORE_LOSS, ".loss")
-            raise
-
-    def note_batch(self, error: Exception, event: Event, method: str = "") -> None:
-        """Add a description of the model's input to an error."""
-        note_batch(error, event, f"{type(self.model).__name__}{method}", self.state.batch)
-
-    def gradients(self, compute: Callable[[Run], Tensor]) -> Callable[[], Tensor]:
-        """Return the closure that computes the gradients, with a search for the microbatch size if it is ``"auto"``."""
-        once = partial(compute, self)
-        return once if self._search is None else partial(self._search_and_compute, self._search, once)
-
-    def _search_and_compute(self, search: MicrobatchSearch, once: Callable[[], Tensor]) -> Tensor:
-        before = self.losses.times_computed
-
-        def forget() -> None:
-            self.losses.times_computed = before
-
-        return search.compute(once, self._num_samples, forget)
+        is_complete = self._runs_alone and self.state.scaler is None
+        self.step.complete = None if is_complete else self._complete_gradients
 
     def begins_epoch(self) -> bool:
         """Return whether the epoch has no finished batch."""
@@ -162,25 +144,12 @@ class Run:
         if counts:
             self.batches.num_samples += self._num_samples
         self.state.batch = batch
-        self.losses.times_computed = 0
         if not self._runs_alone:
             self.state.batch_counts = counts
             self._agreement.begin_batch(counts)
         return True
 
-    def begin_gradients(self) -> None:
-        """Set the gradients to zero; a batch that is computed again in one step draws the same random numbers."""
-        self.optimization.zero_grad()
-        if self.optimization.computes_again:
-            if self.losses.times_computed:
-                self.state.restart_draws()
-                for set_state, before in self._rng_states:
-                    set_state(before)
-            else:
-                self._rng_states = global_rng_states(self.state.device)
-        self.losses.times_computed += 1
-
-    def microbatches(self) -> Iterable[tuple[Batch, float]]:
+    def _split(self) -> Iterable[tuple[Batch, float]]:
         """Return the microbatches, each with its weight: its fraction of the samples or tokens of all processes."""
         size, spec = self.state.device_train_microbatch_size, self.batches.spec
         parts: Sequence[tuple[Batch, float]] = ((self.state.batch, 1.0),)
@@ -191,7 +160,10 @@ class Run:
             parts = split_microbatches(self.state.batch, spec, size, self._weigh)
         if spec.microbatch_transforms is not None:
             parts = [(spec.microbatch_transforms(part), weight) for part, weight in parts]
-        return parts if self._runs_alone else self._agreed_on(parts)
+        announced = parts if self._runs_alone else self._agreed_on(parts)
+        # Of several computations in a step, the metrics use the first outputs.
+        is_measured = self.state.train_metrics and self.step.times_computed == 1
+        return _measured(announced, self.state) if is_measured else announced
 
     def _agreed_on(self, parts: Sequence[tuple[Batch, float]]) -> Iterable[tuple[Batch, float]]:
         parallel = self.parallel
@@ -212,12 +184,12 @@ class Run:
             return parts
         return _announced(parts, parallel.begin_microbatch)
 
-    def finish_gradients(self) -> None:
+    def _complete_gradients(self) -> None:
         """Sum the gradients of all processes, if that is not done yet, and unscale them."""
         if not self._runs_alone:
             factor = self.parallel.end_batch()
             if factor != 1:
-                self.losses.scale(factor)
+                self.step.scale_losses(factor)
         if self.state.scaler is not None:
             self.optimization.unscale()
 
@@ -225,8 +197,8 @@ class Run:
         """Return the losses of the last batch, their means over all processes; all of them must call it."""
         if self._is_loss_local:
             self._is_loss_local = False
-            self.losses.logged = self.parallel.reduce_mean(self.losses.logged)
-        return self.losses.logged
+            self.step.losses = self.parallel.reduce_mean(self.step.losses)
+        return self.step.losses
 
     def log_batch(self) -> None:
         """Log the batch's losses, once in a batch and before it is counted, as this completes the counts of all."""
@@ -246,7 +218,7 @@ class Run:
         }
         if self._num_tokens:
             metrics |= {"time/token": now.token, "time/token_in_epoch": now.token_in_epoch}
-        for name, loss in self.losses.logged.items():
+        for name, loss in self.step.losses.items():
             metrics[_loss_name(name)] = loss
         if state.scaler is not None:
             metrics |= self.optimization.figures()
@@ -269,7 +241,7 @@ class Run:
         self._is_in_batch = False
         self.clock.count_batch(samples, tokens, elapsed)
         if self.schedules.every_batch:
-            self._step(self.schedules.every_batch)
+            self._step_schedulers(self.schedules.every_batch)
 
     def count_epoch(self) -> None:
         """Advance the clock and the learning rates by an epoch, and log its training metrics."""
@@ -277,8 +249,8 @@ class Run:
         # The clocks of several processes must agree: this time is counted with the next batch.
         self.clock.count_epoch(self.clock.elapsed() if self._runs_alone else 0)
         self.batches.rewind()
-        self._step(self.schedules.every_epoch)
-        self._step(self.schedules.by_clock)
+        self._step_schedulers(self.schedules.every_epoch)
+        self._step_schedulers(self.schedules.by_clock)
         duration = self.state.max_duration
         is_in_tokens = duration is not None and duration.unit is TimeUnit.TOKEN
         if is_in_tokens and not self.state.timestamp.count(TimeUnit.TOKEN):
@@ -290,9 +262,9 @@ class Run:
     def count_iteration(self) -> None:
         """Advance the clock by an iteration."""
         self.clock.count_iteration(self.clock.elapsed() if self._runs_alone else 0)
-        self._step(self.schedules.by_clock)
+        self._step_schedulers(self.schedules.by_clock)
 
-    def _step(self, schedulers: Sequence[LRScheduler]) -> None:
+    def _step_schedulers(self, schedulers: Sequence[LRScheduler]) -> None:
         # After a callback has ended the training early, its schedule may not be defined for the shorter duration.
         was_ended = self.state.max_duration is not self._length and self.is_over()
         for scheduler in schedulers:
@@ -332,3 +304,12 @@ def _announced(parts: Sequence[tuple[Batch, float]], announce: Callable[[bool], 
     for number, part in enumerate(parts, start=1):
         announce(number == len(parts))
         yield part
+
+
+def _measured(parts: Iterable[tuple[Batch, float]], state: State) -> Iterator[tuple[Batch, float]]:
+    """Yield the parts, and update the training metrics after each, with its targets before algorithms change them."""
+    for part, weight in parts:
+        original = copy.copy(part)
+        yield part, weight
+        if weight:  # a part of weight 0 only keeps the processes in step
+            update_train_metrics(state, original)

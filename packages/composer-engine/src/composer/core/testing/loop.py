@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from composer.core.engine import Engine
 from composer.core.event import Event
 from composer.core.randomness import derive_seed, preserve_rng_state, seed_globals
+from composer.core.step import Step
 from composer.core.time import Timestamp, TimeUnit
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class Training:
     loaded: dict[str, Any] | None = None
     make_engine: Callable[..., Engine] = Engine
     engine: Engine = attrs.field(init=False)
-    losses: dict[int, Any] = attrs.field(factory=dict, init=False)
+    losses: dict[int, Tensor] = attrs.field(factory=dict, init=False)
+    _step: Step = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         state = self.state
@@ -87,6 +89,7 @@ class Training:
                 self._load(self.loaded)
             for event in (Event.AFTER_LOAD, Event.FIT_START):
                 self.engine.run_event(event)
+        self._step = Step(state, self.engine.run_event, state.compute_outputs, state.compute_loss)
         self._set_mode(train=True)
 
     def run(self, until: int) -> None:
@@ -102,7 +105,7 @@ class Training:
             for batch in batches[self._done(in_epoch=True) :]:
                 if self._done() < until:
                     with seeded("batch", self._done()):
-                        self._step(batch)
+                        self._train_batch(batch)
             if self._done(in_epoch=True) < len(batches):
                 return
             self._end_epoch(batches[0])
@@ -147,56 +150,20 @@ class Training:
     def _done(self, *, in_epoch: bool = False) -> int:
         return int(self.state.timestamp.count(TimeUnit.BATCH, in_epoch=in_epoch))
 
-    def _step(self, batch: Batch) -> None:
-        state, event = self.state, self.engine.run_event
+    def _train_batch(self, batch: Batch) -> None:
+        state = self.state
         samples = state.train_data_spec.get_num_samples_in_batch(batch) if state.train_data_spec else 0
         state.microbatch = -1
-        event(Event.BEFORE_DATALOADER)
-        state.batch = batch
-        event(Event.AFTER_DATALOADER)
-        event(Event.BATCH_START)
-        losses: list[Tensor] = []
-
-        def compute_gradients() -> Tensor:
-            if losses:
-                state.restart_draws()
-            losses.append(self._compute_gradients())
-            return losses[-1]
-
+        self.engine.run_event(Event.BEFORE_DATALOADER)
+        self._step.begin_batch(batch)
         if len(state.optimizers) == 1:
-            state.optimizers[0].step(compute_gradients)  # type: ignore[arg-type]  # annotated as float, takes tensors
+            state.optimizers[0].step(self._step.compute_gradients)  # type: ignore[arg-type]  # it takes tensors
         else:
-            compute_gradients()
+            self._step.compute_gradients()
             for optimizer in state.optimizers:
                 optimizer.step()
-        self.losses[self._done()] = losses[0].clone()
-        state.microbatch = -2
-        state.previous_timestamp = state.timestamp
-        state.timestamp = state.timestamp.to_next_batch(samples=samples)
-        event(Event.BATCH_END)
-        event(Event.BATCH_CHECKPOINT)
-
-    def _compute_gradients(self) -> Tensor:
-        state, event = self.state, self.engine.run_event
-        event(Event.BEFORE_TRAIN_BATCH)
-        for optimizer in state.optimizers:
-            optimizer.zero_grad()
-        whole = state.batch
-        state.microbatch = 0
-        event(Event.BEFORE_FORWARD)
-        state.outputs = state.model(state.batch)
-        event(Event.AFTER_FORWARD)
-        event(Event.BEFORE_LOSS)
-        state.loss = state.model.loss(state.outputs, state.batch)
-        event(Event.AFTER_LOSS)
-        event(Event.BEFORE_BACKWARD)
-        total = _total(state.loss)
-        create_graph = any(algorithm.backwards_create_graph for algorithm in state.algorithms)
-        torch.autograd.backward(total, create_graph=create_graph)
-        event(Event.AFTER_BACKWARD)
-        state.batch, state.total_loss = whole, total.detach()
-        event(Event.AFTER_TRAIN_BATCH)
-        return total.detach()
+        self.losses[self._done()] = self._step.losses["total"].clone()
+        self._step.end_batch(samples)
 
     def _end_epoch(self, batch: Batch) -> None:
         state, event = self.state, self.engine.run_event
@@ -230,12 +197,6 @@ class Training:
     def _set_mode(self, *, train: bool) -> None:
         if isinstance(self.state.model, nn.Module):
             self.state.model.train(train)
-
-
-def _total(loss: Any) -> Tensor:
-    if isinstance(loss, Tensor):
-        return loss
-    return torch.stack([*(loss.values() if isinstance(loss, dict) else loss)]).sum()
 
 
 def through_json(value: Any, where: str = "") -> Any:

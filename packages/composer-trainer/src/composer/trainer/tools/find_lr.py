@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from composer.core import DataSpec, Timestamp
+from composer.core.step import Step
 from composer.distributed import get_world_size
 from composer.functional.checks import check_interval, check_whole
 from composer.loggers.products import import_product
 from composer.trainer.data.order import make_order
 from composer.trainer.data.settings import check_trainable
 from composer.trainer.evaluation.evaluate import prepare_batch
-from composer.trainer.microbatching import scaled_losses, split_microbatches
+from composer.trainer.microbatching import split_microbatches
 from composer.trainer.optimization import Optimization
 from composer.trainer.tools.trial import trial
 
@@ -116,7 +117,8 @@ def find_lr(
         optimization.train_mode()
         for lr, batch in zip(lrs, _batches(spec, state), strict=False):
             _set_lr(state, lr)
-            loss = _step(state, spec, optimization, batch)
+            state.batch = batch
+            loss = _step(state, spec, optimization)
             if not math.isfinite(loss):
                 break
             losses.append(loss)
@@ -156,24 +158,16 @@ def _set_lr(state: State, lr: float) -> None:
             group["initial_lr"] = group["lr"]
 
 
-def _step(state: State, spec: DataSpec, optimization: Optimization, batch: Any) -> float:
-    """Train on a batch and return its loss, before the step."""
-    forward, loss_of = optimization.in_precision(state.model), optimization.in_precision(state.model.loss)
-    totals: list[Tensor] = []
+def _step(state: State, spec: DataSpec, optimization: Optimization) -> float:
+    """Train on the state's batch without events, and return its loss before the step."""
 
-    def compute() -> Tensor:
-        optimization.zero_grad()
-        parts = split_microbatches(batch, spec, state.device_train_microbatch_size, spec.get_num_samples_in_batch)
-        losses = []
-        for part, weight in parts:
-            inputs = part if spec.microbatch_transforms is None else spec.microbatch_transforms(part)
-            loss = loss_of(forward(inputs), inputs)
-            optimization.backward(loss, weight)
-            losses.append(scaled_losses(loss, weight)["total"])
-        if state.scaler is not None:
-            optimization.unscale()
-        totals.append(torch.stack(losses).sum())
-        return totals[-1]
+    def split() -> list[tuple[Any, float]]:
+        parts = split_microbatches(state.batch, spec, state.device_train_microbatch_size, spec.get_num_samples_in_batch)
+        transform = spec.microbatch_transforms
+        return [(part if transform is None else transform(part), weight) for part, weight in parts]
 
-    optimization.step(compute)
-    return float(totals[0])
+    forward, loss = optimization.in_precision(state.model), optimization.in_precision(state.compute_loss)
+    unscale = None if state.scaler is None else optimization.unscale
+    step = Step(state, lambda _: None, forward, loss, split=split, complete=unscale)
+    optimization.step(step.compute_gradients)
+    return float(step.losses["total"])

@@ -44,7 +44,7 @@ def trial(state: State, loader: Any = None, *, steps: bool) -> Iterator[None]:
     copies = [tensor.detach().clone() for tensor in tensors]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     position = copy.deepcopy(loader.state_dict()) if _keeps_position(loader) else None
-    fields = {name: getattr(state, name) for name in ("batch", "outputs", "loss", "scaler")}
+    fields = {name: getattr(state, name) for name in ("batch", "outputs", "loss", "total_loss", "microbatch", "scaler")}
     with contextlib.ExitStack() as stack:
         stack.enter_context(preserve_rng_state(state.device))
         stack.enter_context(evaluation_mode(model))  # restores the mode of each module

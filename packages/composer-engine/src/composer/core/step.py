@@ -1,0 +1,235 @@
+"""The step of a training batch: its events and what happens between them, the same in every loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from composer.core.batch import note_batch
+from composer.core.model_state import wants_closure
+from composer.core.randomness import global_rng_states
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from composer.core.batch import Batch
+    from composer.core.state import State
+
+__all__ = ["Step", "total_of"]
+
+
+class Step:
+    """Runs the events of a batch, and computes its gradients between them.
+
+    The part of the drawing in :class:`~composer.core.Event` from a batch to its gradients::
+
+        begin_batch(batch)                  AFTER_DATALOADER, BATCH_START
+        compute_gradients()
+            begin_gradients()               BEFORE_TRAIN_BATCH
+            for state.batch in split():
+                backward(compute_loss())    BEFORE_FORWARD to BEFORE_BACKWARD
+                                            AFTER_BACKWARD
+            complete()
+                                            AFTER_TRAIN_BATCH
+        step of the optimizers
+        end_batch()                         BATCH_END, BATCH_CHECKPOINT
+
+    A loop that calls the model and the backward pass itself calls :meth:`begin_gradients` and :meth:`compute_loss`
+    instead of :meth:`compute_gradients`. An optimizer may compute the gradients several times in a step: all draws
+    are repeated. Events are named by their values, which saves a look-up of an enum's member at each of them.
+
+    Args:
+        state: The state. Its ``microbatch`` is the place in the step: the index of the microbatch, -1 before the batch
+            is split, -2 between batches.
+        run_event: ``f(event)``.
+        forward: ``f(batch) -> outputs``.
+        loss: ``f(outputs, batch) -> loss``.
+        split: ``f()``, which returns the microbatches of ``state.batch``, each with its weight in the sum of the
+            losses; the batch is not split if None.
+        complete: ``f()``, called once after the last backward pass, to average and unscale the gradients.
+
+    Attributes:
+        total: The loss of the batch, the sum over its microbatches, without its graph.
+        losses: The losses to log, by name: those of the first computation in a step, as later ones are computed at
+            trial weights.
+        times_computed: How often the gradients of the batch have been computed, including the current computation.
+
+    Example:
+        >>> from composer.core import Engine, State
+        >>> class Mean(torch.nn.Linear):
+        ...     def loss(self, outputs, batch):
+        ...         return outputs.mean()
+        >>> state = State(Mean(2, 1))
+        >>> step = Step(state, Engine(state).run_event, state.compute_outputs, state.compute_loss)
+        >>> step.begin_batch(torch.zeros(4, 2)).shape
+        torch.Size([4, 2])
+        >>> step.compute_gradients() == state.model.bias, state.model.bias.grad
+        (tensor([True]), tensor([1.]))
+    """
+
+    total: Tensor
+
+    def __init__(
+        self,
+        state: State,
+        run_event: Callable[[str], object],
+        forward: Callable[[Batch], Any],
+        loss: Callable[[Any, Batch], Any],
+        *,
+        split: Callable[[], Iterable[tuple[Batch, float]]] | None = None,
+        complete: Callable[[], object] | None = None,
+    ) -> None:
+        self.forward, self.loss, self.complete = forward, loss, complete
+        self.losses: dict[str, Tensor] = {}
+        self.times_computed = 0
+        self._state, self._event = state, run_event
+        self._split = split or (lambda: ((state.batch, 1.0),))
+        self._parts: dict[str, Tensor] = {}
+        self._rng_states: list[tuple[Callable[[Any], object], Any]] = []
+        self._computes_again = any(map(wants_closure, state.optimizers))
+        self._create_graph = any(algorithm.backwards_create_graph for algorithm in state.algorithms)
+
+    def begin_batch(self, batch: Batch) -> Batch:
+        """Return a batch as algorithms have changed it; further batches of a step are its microbatches."""
+        state, event = self._state, self._event
+        is_first = state.microbatch < 0
+        state.microbatch = -1 if is_first else state.microbatch + 1
+        state.batch = batch
+        event("after_dataloader")
+        if is_first:
+            self.times_computed = 0
+            event("batch_start")
+        return state.batch
+
+    def compute_gradients(self) -> Tensor:
+        """Compute the gradients of ``state.batch``, and return its loss: the closure for an optimizer."""
+        state, event = self._state, self._event
+        self.begin_gradients()
+        # The stored field, because a property would be a further call in each step.
+        for optimizer in state._optimizers:  # noqa: SLF001
+            optimizer.zero_grad()
+        whole_batch = state.batch
+        for state.microbatch, (state.batch, weight) in enumerate(self._split()):
+            self._backward(self.compute_loss(), weight)
+            event("after_backward")
+            self._add_losses(state.loss, weight)
+        state.batch = whole_batch
+        if self.complete is not None:
+            self.complete()
+        event("after_train_batch")
+        return self.total
+
+    def begin_gradients(self) -> None:
+        """Begin to compute the gradients of a batch, with the draws of the first time in this step."""
+        self._state.microbatch = -1
+        self._event("before_train_batch")
+        if self.times_computed:
+            self._state.restart_draws()
+            for set_state, before in self._rng_states:
+                set_state(before)
+        elif self._computes_again:
+            self._rng_states = global_rng_states(self._state.device)
+        self.times_computed += 1
+
+    def compute_loss(self) -> Any:
+        """Return the loss of ``state.batch``, before any scaling of it."""
+        state, event = self._state, self._event
+        # Free the last graph before the next one is built, so that its memory is reused while it is in the cache.
+        state.outputs = state.loss = None
+        event("before_forward")
+        try:
+            state.outputs = self.forward(state.batch)
+        except Exception as error:
+            self._note_batch(error, "before_forward", "")
+            raise
+        event("after_forward")
+        event("before_loss")
+        try:
+            state.loss = self.loss(state.outputs, state.batch)
+        except Exception as error:
+            self._note_batch(error, "before_loss", ".loss")
+            raise
+        event("after_loss")
+        event("before_backward")
+        return state.loss
+
+    def end_batch(self, samples: int, tokens: int = 0) -> None:
+        """Advance the clock by a batch, after the step of the optimizers."""
+        state = self._state
+        state.microbatch = -2
+        state.previous_timestamp = state.timestamp
+        state.timestamp = state.timestamp.to_next_batch(samples, tokens)
+        self._event("batch_end")
+        self._event("batch_checkpoint")
+
+    def scale_losses(self, factor: float) -> None:
+        """Multiply the losses of the current computation."""
+        self._set_losses({name: part * factor for name, part in self._parts.items()})
+
+    def _backward(self, loss: Any, weight: float) -> None:
+        """Add the gradients of a microbatch's loss times its weight."""
+        state = self._state
+        total = loss if isinstance(loss, Tensor) else total_of(loss)
+        if weight != 1:
+            total = total * weight
+        if state.scaler is not None:
+            total = state.scaler.scale(total)
+        try:
+            torch.autograd.backward(total, create_graph=self._create_graph)
+        except RuntimeError:
+            _check_loss(total, type(state.model).__name__)
+            raise
+
+    def _add_losses(self, loss: Any, weight: float) -> None:
+        if isinstance(loss, Tensor) and weight == 1:
+            parts = {"total": loss.detach()}  # the usual case
+        else:
+            several = {} if isinstance(loss, Tensor) else _by_name(loss)
+            parts = {name: one.detach() * weight for name, one in {"total": total_of(loss), **several}.items()}
+        if self._state.microbatch > 0:
+            parts = {name: self._parts[name] + part for name, part in parts.items()}
+        self._set_losses(parts)
+
+    def _set_losses(self, parts: dict[str, Tensor]) -> None:
+        self._parts, self.total = parts, parts["total"]
+        if self.times_computed == 1:
+            self.losses = parts
+            self._state.total_loss = self.total
+
+    def _note_batch(self, error: Exception, event: str, method: str) -> None:
+        note_batch(error, event, f"{type(self._state.model).__name__}{method}", self._state.batch)
+
+
+def total_of(loss: Any) -> Tensor:
+    """Return the loss to minimize: a tensor as it is; of several losses the one named ``"total"``, or else their sum.
+
+    Raises:
+        TypeError: ``loss`` is neither a tensor nor a dictionary or sequence of tensors.
+    """
+    if isinstance(loss, Tensor):
+        return loss
+    several = list(loss.values()) if isinstance(loss, Mapping) else loss
+    if not isinstance(several, (list, tuple)) or not several or not all(isinstance(one, Tensor) for one in several):
+        raise TypeError(f"The model's loss must be a tensor, or a dictionary or sequence of tensors, got {loss!r}.")
+    total: Tensor = loss["total"] if isinstance(loss, Mapping) and "total" in loss else sum(several[1:], several[0])
+    return total
+
+
+def _by_name(losses: Mapping[str, Tensor] | Iterable[Tensor]) -> Mapping[str, Tensor]:
+    return losses if isinstance(losses, Mapping) else {f"loss{index}": one for index, one in enumerate(losses)}
+
+
+def _check_loss(loss: Tensor, model: str) -> None:
+    """Raise a ValueError if a loss has no gradient."""
+    if loss.numel() != 1:
+        raise ValueError(
+            f"The loss of {model} must be one number, got a tensor of the shape {list(loss.shape)}: return its mean."
+        )
+    if not loss.requires_grad:
+        raise ValueError(
+            f"The loss of {model} does not depend on any weight that is trained (its requires_grad is False). Was it "
+            "computed by detach(), item(), argmax() or under torch.no_grad(), or are all weights frozen?"
+        )
