@@ -441,8 +441,8 @@ def _served_by_hosts() -> list[ServedFields]:
         ComposerCallback([]).adapter,
         FabricAlgorithms(lightning.Fabric(accelerator="cpu"), model, optimizer, [], loss).adapter,
         trainer.algorithm_adapter,
-        accelerated._adapter,  # noqa: SLF001  (users have no need of it)
-        attached._adapter,  # noqa: SLF001
+        accelerated.adapter,
+        attached.adapter,
     ]
     return [adapter.serves for adapter in adapters]
 

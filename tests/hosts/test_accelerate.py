@@ -523,7 +523,7 @@ class TestRefusals:
             return
 
 
-@pytest.mark.parametrize("module", ["accelerate", "_steps"])
+@pytest.mark.parametrize("module", ["accelerate", "_host"])
 def test_examples_run(module):
     """The examples of the docstrings have the stated output."""
     result = doctest.testmod(importlib.import_module(f"composer.integrations.{module}"), optionflags=doctest.ELLIPSIS)

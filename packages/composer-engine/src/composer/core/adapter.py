@@ -18,7 +18,7 @@ from composer.core.event import Event
 from composer.core.logger import Logger, LoggerDestination
 from composer.core.precision import Precision
 from composer.core.state import State
-from composer.core.step import Step
+from composer.core.step import Step, total_of
 from composer.core.time import TimeUnit
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class Adapter:
         self._is_prepared = False
         self.serves = serves
         self._described_batch = ""
-        self._batch: Batch = None
+        self._loss: Any = None
         self._begin_step()
 
     @property
@@ -205,6 +205,11 @@ class Adapter:
         between = (Event.AFTER_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS)
         entries = [entry for event in between for entry in self.explain().entries.get(event, ())]
         return any(entry.kind == "algorithm" and {"outputs", "batch.target"} & {*entry.reads} for entry in entries)
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether a batch has begun since the last step of the optimizers."""
+        return self._batch is not None
 
     def prepare(
         self,
@@ -260,7 +265,8 @@ class Adapter:
         self._step = Step(state, self.engine.run_event, state.compute_outputs, state.compute_loss)
         self._samples = self._tokens = 0
         self._is_backward_due = False
-        state.microbatch = -2
+        self._batch: Batch = None
+        state.microbatch = -1
 
     def _set_training(
         self,
@@ -314,6 +320,7 @@ class Adapter:
         if self._is_backward_due:
             self._is_backward_due = False
             self.engine.run_event("after_backward")
+            self._loss = total_of(self.state.loss).detach()
             # Their graph is freed now, and the next one is not built while they hold its memory.
             self.state.outputs = self.state.loss = None
 
@@ -321,10 +328,43 @@ class Adapter:
         """Call this when the gradients of a step are complete, unscaled and averaged over all processes."""
         self.engine.run_event("after_train_batch")
 
+    def closure(self, backward: Callable[[Any], object]) -> Callable[[], Any]:
+        """Return a closure for an optimizer that computes a batch several times, in a host that has computed it once.
+
+        Its first call completes the gradients that the host has computed, each further call computes them again.
+
+        Args:
+            backward: ``f(loss)``, the backward pass of the host.
+
+        Raises:
+            RuntimeError: The host has computed several batches, which cannot be computed again.
+        """
+        state = self.state
+        if state.microbatch > 0:
+            raise RuntimeError(
+                f"{type(self.optimizers[0]).__name__} computes each batch again, so it cannot accumulate gradients, "
+                f"but there were {state.microbatch + 1} batches before optimizer.step(). Step after each batch."
+            )
+        is_first = True
+
+        def compute_gradients() -> Any:
+            nonlocal is_first
+            if not is_first:
+                for optimizer in self.optimizers:
+                    optimizer.zero_grad()
+                backward(self.compute_loss(self._batch))
+                self.end_backward()
+            is_first = False
+            self.end_gradients()
+            return self._loss
+
+        return compute_gradients
+
     def end_step(self) -> None:
         """Call this after the step of all optimizers; it advances the clock."""
         samples, tokens = self._samples * self.world_size, self._tokens * self.world_size
         self._samples = self._tokens = 0
+        self._batch = None
         self._step.end_batch(samples, tokens)
 
     def end_epoch(self) -> None:

@@ -17,20 +17,18 @@ from composer.core.data_spec import length_of
 from composer.core.model_state import wants_closure
 from composer.functional.signatures import unquote_annotations
 from composer.functional.transformers_loss import predicts_next_token, task_loss
-from composer.integrations._steps import Steps, call_model
+from composer.integrations._host import HostAlgorithms, call_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from contextlib import AbstractContextManager
 
     from accelerate import Accelerator
     from torch import nn
     from torch.optim import Optimizer
     from torch.utils.data import DataLoader
 
-    from composer.core import Algorithm, Batch, State, Time
+    from composer.core import Algorithm, Batch, Time
     from composer.core.declarations import ServedFields
-    from composer.core.plan import Plan
     from composer.core.saved_state import LoadReport
 
 __all__ = ["AccelerateAlgorithms", "accelerate_algorithms"]
@@ -106,72 +104,54 @@ def accelerate_algorithms(
         >>> algorithms.state.timestamp.batch
         Time(2, TimeUnit.BATCH)
     """
-    return AccelerateAlgorithms(
-        accelerator,
+    _check_not_prepared(accelerator, model, optimizer)
+    call = call_model if forward is None else forward
+    own, prepared = _OwnLoss(model), dict[str, Any]()
+    adapter = Adapter(
+        _served(accelerator, serves_labels=loss is not None or own.transformer is not None),
         model,
-        optimizer,
-        loader,
         algorithms,
-        max_duration=max_duration,
-        loss=loss,
-        forward=forward,
+        forward=lambda batch: call(prepared["model"], own.seen(batch)),
+        loss=own.loss if loss is None else loss,
         seed=seed,
+        precision=_PRECISIONS[accelerator.mixed_precision],
+        device=accelerator.device,
+        log=lambda metrics, step: accelerator.log(dict(metrics), step=step),
+        world_size=accelerator.num_processes,
+    )
+    adapter.prepare(optimizer, max_duration=max_duration, train_dataloader=loader)
+    if adapter.state.model is not model:
+        raise ValueError(
+            "algorithms must keep the model object, which accelerator.prepare gets: replace its layers instead."
+        )
+    return AccelerateAlgorithms(
+        adapter, accelerator, {"model": model, "optimizer": optimizer, "loader": loader}, prepared
     )
 
 
-class AccelerateAlgorithms:
-    """Algorithms in a training loop with Accelerate; see :func:`.accelerate_algorithms`."""
+class AccelerateAlgorithms(HostAlgorithms):
+    """Algorithms in a training loop with Accelerate; see :func:`.accelerate_algorithms`.
+
+    Args:
+        adapter: The adapter, which has replaced layers.
+        accelerator: The accelerator.
+        given: Model, optimizer and loader, as ``accelerator.prepare`` gets them.
+        prepared: Filled with what it returns for them.
+    """
 
     def __init__(
-        self,
-        accelerator: Accelerator,
-        model: nn.Module,
-        optimizer: Optimizer,
-        loader: DataLoader[Any],
-        algorithms: Algorithm | Iterable[Algorithm],
-        *,
-        max_duration: Time | str | int,
-        loss: Callable[..., Any] | None = None,
-        forward: Callable[[nn.Module, Batch], Any] | None = None,
-        seed: int = 0,
+        self, adapter: Adapter, accelerator: Accelerator, given: Mapping[str, object], prepared: dict[str, Any]
     ) -> None:
-        _check_not_prepared(accelerator, model, optimizer)
-        self._accelerator = accelerator
-        self._given = {"model": model, "optimizer": optimizer, "loader": loader}
-        self._prepared: dict[str, Any] = {}
-        call = call_model if forward is None else forward
-        own = _OwnLoss(model)
-        self._adapter = adapter = Adapter(
-            _served(accelerator, serves_labels=loss is not None or own.transformer is not None),
-            model,
-            algorithms,
-            forward=lambda batch: call(self._prepared["model"], own.seen(batch)),
-            loss=own.loss if loss is None else loss,
-            seed=seed,
-            precision=_PRECISIONS[accelerator.mixed_precision],
-            device=accelerator.device,
-            log=lambda metrics, step: accelerator.log(dict(metrics), step=step),
-            world_size=accelerator.num_processes,
-        )
+        super().__init__(adapter)
+        self._accelerator, self._given, self._prepared = accelerator, given, prepared
         entries = adapter.explain().entries.get(Event.AFTER_TRAIN_BATCH, ())
         self._clipping = [entry.key for entry in entries if "gradients" in entry.writes]
-        self._steps = Steps(adapter)
         self._has_begun = self._is_in_epoch = self._is_at_end = self._has_ended = self._computes_again = False
-        adapter.prepare(optimizer, max_duration=max_duration, train_dataloader=loader)
-        if adapter.state.model is not model:
-            raise ValueError(
-                "algorithms must keep the model object, which accelerator.prepare gets: replace its layers instead."
-            )
         _in_use.add(accelerator)
         accelerator.register_for_checkpointing(self)
         self._prepare_objects, accelerator.prepare = accelerator.prepare, self._prepare
         if self._clipping:
             accelerator.clip_grad_norm_ = accelerator.clip_grad_value_ = self._refuse_clipping
-
-    @property
-    def state(self) -> State:
-        """The state of the training: the clock, the algorithms and, within a step, the outputs."""
-        return self._adapter.state
 
     def compute_loss(self, batch: Batch) -> Any:
         """Return the loss of a batch, for ``accelerator.backward``; call it once for each batch of the loader.
@@ -191,7 +171,7 @@ class AccelerateAlgorithms:
                 "compute_loss must be called in a loop over the loader that accelerator.prepare returned, as the end "
                 "of an epoch is unknown otherwise."
             )
-        self._steps.end_backward()
+        self.adapter.end_backward()
         self._finish_epoch()
         if not self._has_begun:
             self._begin_fit()
@@ -201,43 +181,23 @@ class AccelerateAlgorithms:
                 "the duration of the loop to accelerate_algorithms."
             )
         if not self._is_in_epoch:
-            self._adapter.begin_epoch()
+            self.adapter.begin_epoch()
             self._is_in_epoch = True
         self._is_at_end = self._accelerator.gradient_state.end_of_dataloader
-        return self._steps.compute_loss(batch)
-
-    def evaluation(self) -> AbstractContextManager[None]:
-        """Return a context for evaluations, in which the model has its averaged weights, if there are any.
-
-        The training weights are restored at the end, also after an error.
-
-        Example::
-
-            with algorithms.evaluation():
-                accuracy = evaluate(model, eval_loader)
-        """
-        return self._adapter.evaluation()
+        return self.adapter.compute_loss(self.adapter.begin_batch(batch))
 
     def end_epoch(self) -> None:
         """End an epoch that the loop leaves before the end of the loader."""
-        self._steps.end_backward()
+        self.adapter.end_backward()
         self._is_at_end = self._is_in_epoch
         self._finish_epoch()
 
     def end_fit(self) -> None:
         """End the training before ``max_duration``, for example by early stopping."""
         if not self._has_ended:
-            self._steps.end_backward()
+            self.adapter.end_backward()
             self._has_ended = True
-            self._adapter.end_fit()
-
-    def explain(self, *, verbose: bool = False) -> Plan:
-        """Return the plan: what runs at which event, in which order and why; ``verbose`` shows callbacks, too."""
-        return self._adapter.explain(verbose=verbose)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the algorithms and the clock, as plain data and tensors; ``save_state`` calls it."""
-        return self._adapter.state_dict()
+            self.adapter.end_fit()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> LoadReport:
         """Load what :meth:`state_dict` returned; ``load_state`` calls it.
@@ -245,8 +205,7 @@ class AccelerateAlgorithms:
         Raises:
             StateMismatchError: The state does not fit, and nothing has been changed.
         """
-        report = self._adapter.load_state_dict(state_dict)
-        self._steps.reset()
+        report = super().load_state_dict(state_dict)
         self._has_begun = self._is_in_epoch = self._is_at_end = self._has_ended = False
         return report
 
@@ -264,12 +223,12 @@ class AccelerateAlgorithms:
     def _begin_fit(self) -> None:
         """Run the events before the first batch, after weights and state have been loaded."""
         length, steps = length_of(self._prepared["loader"]), self._accelerator.gradient_accumulation_steps
-        self._adapter.begin_fit(
+        self.adapter.begin_fit(
             train_dataloader=self._prepared["loader"],
             dataloader_len=None if length is None else math.ceil(length / steps),
         )
-        (self._prepared["optimizer"].optimizer,) = self._adapter.optimizers  # which algorithms may have wrapped
-        self._computes_again = any(map(wants_closure, self._adapter.optimizers))
+        (self._prepared["optimizer"].optimizer,) = self.adapter.optimizers  # which algorithms may have wrapped
+        self._computes_again = any(map(wants_closure, self.adapter.optimizers))
         self._has_begun = True
         self._has_ended = self._is_over()
 
@@ -277,22 +236,21 @@ class AccelerateAlgorithms:
         """Replace ``step`` of the prepared optimizer, which does nothing until the gradients are complete."""
         if closure is not None:
             raise TypeError("optimizer.step must be called without a closure; if it needs one, the algorithms pass it.")
-        if not self._steps.batches:
+        if not self.adapter.is_in_step:
             raise RuntimeError(
                 "optimizer.step() was called without a loss by algorithms.compute_loss(batch), so that the algorithms "
                 "had no effect. Compute the loss of each batch with it."
             )
-        self._steps.end_backward()
+        self.adapter.end_backward()
         if self._accelerator.sync_gradients:
             if self._computes_again:
-                (optimizer,) = self._adapter.optimizers
-                self._step_optimizer(self._steps.closure(optimizer, self._accelerator.backward))
+                self._step_optimizer(self.adapter.closure(self._accelerator.backward))
             else:
                 if self._clipping:
                     self._accelerator.unscale_gradients(self._prepared["optimizer"])
-                self._adapter.end_gradients()
+                self.adapter.end_gradients()
                 self._step_optimizer()
-            self._steps.end_step()
+            self.adapter.end_step()
         self._finish_epoch()
         if self._is_over():
             self.end_fit()
@@ -300,7 +258,7 @@ class AccelerateAlgorithms:
     def _finish_epoch(self) -> None:
         if self._is_at_end:
             self._is_at_end = self._is_in_epoch = False
-            self._adapter.end_epoch()
+            self.adapter.end_epoch()
 
     def _is_over(self) -> bool:
         duration = self.state.max_duration

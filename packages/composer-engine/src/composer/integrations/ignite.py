@@ -18,18 +18,16 @@ from composer.core.adapter import Adapter, served_fields
 from composer.core.batch import batch_get
 from composer.core.model_state import wants_closure
 from composer.functional.signatures import unquote_annotations
-from composer.integrations._steps import Steps, call_model
+from composer.integrations._host import HostAlgorithms, call_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from contextlib import AbstractContextManager
 
     from ignite.engine import Engine
     from torch.optim import Optimizer
 
-    from composer.core import Algorithm, Batch, State, Time
+    from composer.core import Algorithm, Batch, Time
     from composer.core.declarations import ServedFields
-    from composer.core.plan import Plan
     from composer.core.saved_state import LoadReport
 
 __all__ = ["IgniteAlgorithms", "attach_algorithms"]
@@ -83,78 +81,70 @@ def attach_algorithms(
         >>> algorithms.state.timestamp.batch
         Time(3, TimeUnit.BATCH)
     """
-    return IgniteAlgorithms(engine, model, optimizer, loss_fn, algorithms, max_duration=max_duration, seed=seed)
+    from ignite import distributed  # noqa: PLC0415  (imported where it is used)
+
+    process = engine._process_function  # noqa: SLF001  (it is what this module replaces)
+    is_attached = isinstance(getattr(process, "__self__", None), IgniteAlgorithms)
+    if is_attached:
+        raise ValueError("engine has algorithms already: call attach_algorithms once, with all of them in one list.")
+    supervised = _Supervised.of(process, {"model": model, "optimizer": optimizer, "loss_fn": loss_fn})
+    if wants_closure(optimizer) and (reason := _reason_against_closures(supervised)):
+        raise ValueError(f"{type(optimizer).__name__} needs a closure, which cannot be passed with {reason}.")
+    bare = _unwrapped(model)
+    forward: Callable[..., Any] = supervised.forward if supervised else functools.partial(call_model, model)
+    loss = _loss_of_batch(loss_fn)
+    if supervised and supervised.is_amp:
+        forward, loss = torch.autocast("cuda")(forward), torch.autocast("cuda")(loss)
+    adapter = Adapter(
+        _served(supervised),
+        bare,
+        algorithms,
+        forward=forward,
+        loss=loss,
+        seed=seed,
+        precision="amp_fp16" if supervised and supervised.is_amp else "fp32",
+        device=next((weight.device for weight in bare.parameters()), "cpu"),
+        log=lambda metrics, _: engine.state.metrics.update(metrics),
+        world_size=distributed.get_world_size(),
+    )
+    surgery = [entry.key for entry in adapter.explain().entries.get(Event.INIT, ()) if "model" in entry.writes]
+    if surgery and bare is not model:
+        raise ValueError(
+            f"model must not be compiled or wrapped yet, got {type(model).__name__}: {surgery[0]} replaces layers. "
+            "Call its function of composer.functional before, and remove it from the algorithms."
+        )
+    adapter.prepare(optimizer, max_duration=max_duration)
+    if adapter.state.model is not bare:
+        raise ValueError("algorithms must keep the model object, which the engine trains: replace layers instead.")
+    return IgniteAlgorithms(adapter, engine, model, optimizer, supervised)
 
 
-class IgniteAlgorithms:
-    """Algorithms in an engine of PyTorch-Ignite; see :func:`~composer.integrations.ignite.attach_algorithms`."""
+class IgniteAlgorithms(HostAlgorithms):
+    """Algorithms in an engine of PyTorch-Ignite; see :func:`~composer.integrations.ignite.attach_algorithms`.
+
+    Args:
+        adapter: The adapter, which has replaced layers.
+        engine: The engine that trains.
+        model: The model that the engine trains.
+        optimizer: Its optimizer.
+        supervised: The settings of an engine of ``create_supervised_trainer``; None for a process function of the user.
+    """
 
     def __init__(
-        self,
-        engine: Engine,
-        model: nn.Module,
-        optimizer: Optimizer,
-        loss_fn: Callable[..., Any],
-        algorithms: Algorithm | Iterable[Algorithm],
-        *,
-        max_duration: Time | str | int | None = None,
-        seed: int = 0,
+        self, adapter: Adapter, engine: Engine, model: nn.Module, optimizer: Optimizer, supervised: _Supervised | None
     ) -> None:
-        from ignite import distributed  # noqa: PLC0415  (imported where it is used)
         from ignite.engine import Events  # noqa: PLC0415
 
-        process = engine._process_function  # noqa: SLF001  (it is what this module replaces)
-        is_attached = isinstance(getattr(process, "__self__", None), IgniteAlgorithms)
-        if is_attached:
-            raise ValueError(
-                "engine has algorithms already: call attach_algorithms once, with all of them in one list."
-            )
-        self._engine, self._model = engine, model
-        self._supervised = supervised = _Supervised.of(
-            process, {"model": model, "optimizer": optimizer, "loss_fn": loss_fn}
-        )
-        if wants_closure(optimizer) and (reason := _reason_against_closures(supervised)):
-            raise ValueError(f"{type(optimizer).__name__} needs a closure, which cannot be passed with {reason}.")
-        bare = _unwrapped(model)
-        forward: Callable[..., Any] = supervised.forward if supervised else functools.partial(call_model, model)
-        loss = _loss_of_batch(loss_fn)
-        if supervised and supervised.is_amp:
-            forward, loss = torch.autocast("cuda")(forward), torch.autocast("cuda")(loss)
-        self._adapter = adapter = Adapter(
-            _served(supervised),
-            bare,
-            algorithms,
-            forward=forward,
-            loss=loss,
-            seed=seed,
-            precision="amp_fp16" if supervised and supervised.is_amp else "fp32",
-            device=next((weight.device for weight in bare.parameters()), "cpu"),
-            log=lambda metrics, _: engine.state.metrics.update(metrics),
-            world_size=distributed.get_world_size(),
-        )
-        surgery = [entry.key for entry in adapter.explain().entries.get(Event.INIT, ()) if "model" in entry.writes]
-        if surgery and bare is not model:
-            raise ValueError(
-                f"model must not be compiled or wrapped yet, got {type(model).__name__}: {surgery[0]} replaces layers. "
-                "Call its function of composer.functional before, and remove it from the algorithms."
-            )
-        adapter.prepare(optimizer, max_duration=max_duration)
-        if adapter.state.model is not bare:
-            raise ValueError("algorithms must keep the model object, which the engine trains: replace layers instead.")
-        self._steps = Steps(adapter)
+        super().__init__(adapter)
+        self._engine, self._model, self._supervised = engine, model, supervised
         self._has_begun = self._is_in_epoch = self._is_processing = self._is_loaded = self._computes_again = False
-        self._process = self._update if supervised else process
+        self._process = self._update if supervised else engine._process_function  # noqa: SLF001
         engine._process_function = self._run_process  # noqa: SLF001
         engine.add_event_handler(Events.STARTED, self._start)
         engine.add_event_handler(Events.EPOCH_COMPLETED, self._end_epoch)
         engine.add_event_handler(Events.COMPLETED, self._complete)
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
-
-    @property
-    def state(self) -> State:
-        """The state of the training: the clock, the algorithms and, within a step, the outputs."""
-        return self._adapter.state
 
     def compute_loss(self, batch: Batch) -> Any:
         """Return the loss of a batch, in a process function of the user.
@@ -175,8 +165,8 @@ class IgniteAlgorithms:
                 optimizer.step()
                 return loss.item()
         """
-        self._steps.end_backward()
-        return self._steps.compute_loss(batch)
+        self.adapter.end_backward()
+        return self.adapter.compute_loss(self.adapter.begin_batch(batch))
 
     def attach_evaluator(self, evaluator: Engine) -> None:
         """Let an engine run with the averaged weights, if there are any, from its start to after its last handler.
@@ -198,26 +188,13 @@ class IgniteAlgorithms:
 
         evaluator.run = run_averaged
 
-    def evaluation(self) -> AbstractContextManager[None]:
-        """Return a context in which the model has its averaged weights; see :meth:`attach_evaluator` for engines."""
-        return self._adapter.evaluation()
-
-    def explain(self, *, verbose: bool = False) -> Plan:
-        """Return the plan: what runs at which event, in which order and why; ``verbose`` shows callbacks, too."""
-        return self._adapter.explain(verbose=verbose)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the algorithms and the clock, as plain data and tensors; ``Checkpoint`` calls it."""
-        return self._adapter.state_dict()
-
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> LoadReport:
         """Load what :meth:`state_dict` returned; ``Checkpoint.load_objects`` calls it.
 
         Raises:
             StateMismatchError: The state does not fit, and nothing has been changed.
         """
-        report = self._adapter.load_state_dict(state_dict)
-        self._steps.reset()
+        report = super().load_state_dict(state_dict)
         self._is_loaded = True
         return report
 
@@ -236,13 +213,13 @@ class IgniteAlgorithms:
                 "both in one Checkpoint: to_save={'trainer': engine, 'algorithms': algorithms, ...}."
             )
         length = run.epoch_length
-        self._adapter.begin_fit(
+        self.adapter.begin_fit(
             max_duration=f"{run.max_epochs}ep" if run.max_epochs else f"{math.ceil(run.max_iters / accumulated)}ba",
             train_dataloader=run.dataloader,
             dataloader_len=None if length is None else math.ceil(length / accumulated),
         )
         self._has_begun, self._is_loaded = True, False
-        self._computes_again = any(map(wants_closure, self._adapter.optimizers))
+        self._computes_again = any(map(wants_closure, self.adapter.optimizers))
 
     @property
     def _accumulated(self) -> int:
@@ -253,12 +230,12 @@ class IgniteAlgorithms:
         if not self._has_begun:
             self._begin_fit()
         if not self._is_in_epoch:
-            self._adapter.begin_epoch()
+            self.adapter.begin_epoch()
             self._is_in_epoch = True
         self._is_processing = True
         try:
             output = self._process(engine, batch)
-            self._steps.end_backward()
+            self.adapter.end_backward()
         finally:
             self._is_processing = False
         # Before the handlers of EPOCH_COMPLETED, so that a checkpoint there is one of the next epoch.
@@ -271,51 +248,51 @@ class IgniteAlgorithms:
         settings = self._supervised
         assert settings is not None
         accumulated, iteration = settings.gradient_accumulation_steps, engine.state.iteration
-        (optimizer,) = self._adapter.optimizers
+        (optimizer,) = self.adapter.optimizers
         if not (iteration - 1) % accumulated:
             optimizer.zero_grad()
         self._model.train()
         prepared = settings.prepare_batch(batch, device=settings.device, non_blocking=settings.non_blocking)
-        loss = self._steps.compute_loss(prepared)
-        state = self._adapter.state
+        loss = self.adapter.compute_loss(self.adapter.begin_batch(prepared))
+        state = self.adapter.state
         y_pred, (x, y) = state.outputs, state.batch
         settings.backward(loss)
-        self._steps.end_backward()
+        self.adapter.end_backward()
         if not iteration % accumulated:
             if self._computes_again:
-                optimizer.step(self._steps.closure(optimizer, settings.backward))
+                optimizer.step(self.adapter.closure(settings.backward))
             else:
                 settings.step(optimizer)
-            if self._steps.batches:  # the scaler has skipped the step, whose hooks have not run
-                self._steps.end_step()
+            if self.adapter.is_in_step:  # the scaler has skipped the step, whose hooks have not run
+                self.adapter.end_step()
         return settings.output_transform(x, y, y_pred, loss)
 
     def _before_step(self, *_: object) -> None:
         if not self._is_processing:
             return
-        if not self._steps.batches:
+        if not self.adapter.is_in_step:
             raise RuntimeError(
                 "optimizer.step() was called without a loss by algorithms.compute_loss(batch), so that the algorithms "
                 "had no effect. Compute the loss of each batch with it in the process function."
             )
-        self._steps.end_backward()
+        self.adapter.end_backward()
         if not self._computes_again:
-            self._adapter.end_gradients()
+            self.adapter.end_gradients()
 
     def _after_step(self, *_: object) -> None:
         if self._is_processing:
-            self._steps.end_step()
+            self.adapter.end_step()
 
     def _end_epoch(self) -> None:
         """Run the events at the end of an epoch, unless they have run."""
         if self._is_in_epoch:
             self._is_in_epoch = False
-            self._adapter.end_epoch()
+            self.adapter.end_epoch()
 
     def _complete(self) -> None:
         if self._has_begun:
             self._has_begun = False
-            self._adapter.end_fit()
+            self.adapter.end_fit()
 
 
 @attrs.define

@@ -21,10 +21,9 @@ from composer.core.model_state import wants_closure
 from composer.core.planning import check_served
 from composer.core.time import TimeUnit
 from composer.functional.signatures import unquote_annotations
+from composer.integrations._host import HostAlgorithms
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from lightning import Fabric, LightningModule, Trainer
     from torch.optim import Optimizer
 
@@ -416,7 +415,7 @@ class ComposerCallback(Callback):  # type: ignore[misc]  # Lightning is not inst
             logger.log_metrics(dict(metrics), step=step)
 
 
-class FabricAlgorithms:
+class FabricAlgorithms(HostAlgorithms):
     """Algorithms in a loop with Lightning Fabric; the construction changes the model.
 
     Args:
@@ -430,7 +429,6 @@ class FabricAlgorithms:
 
     Attributes:
         adapter: Runs the algorithms.
-        state: The state of the training.
         model: The model as ``fabric.setup`` returned it, from :meth:`begin_fit` on.
         optimizer: The optimizer that steps, from :meth:`begin_fit` on.
 
@@ -466,7 +464,7 @@ class FabricAlgorithms:
         self._fabric, self._forward, self._calls_closure = fabric, forward, False
         self.model: Any = model
         self.optimizer: Any = optimizer
-        self.adapter = Adapter(
+        adapter = Adapter(
             _SERVED_IN_FABRIC,
             model,
             algorithms,
@@ -478,8 +476,8 @@ class FabricAlgorithms:
             log=fabric.log_dict,
             world_size=fabric.world_size,
         )
-        self.state = self.adapter.state
-        self.adapter.prepare(optimizer)
+        super().__init__(adapter)
+        adapter.prepare(optimizer)
 
     def begin_fit(
         self,
@@ -550,22 +548,6 @@ class FabricAlgorithms:
     def end_fit(self) -> None:
         """End the training."""
         self.adapter.end_fit()
-
-    def evaluation(self) -> AbstractContextManager[None]:
-        """Return a context for evaluations, in which the model has its averaged weights, if there are any."""
-        return self.adapter.evaluation()
-
-    def explain(self, *, verbose: bool = False) -> Plan:
-        """Return the plan: what runs at which event, in which order and why; ``verbose`` shows callbacks, too."""
-        return self.adapter.explain(verbose=verbose)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the algorithms and the clock, for ``fabric.save``."""
-        return self.adapter.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the result of :meth:`state_dict`; ``fabric.load`` calls it."""
-        self.adapter.load_state_dict(state_dict)
 
     def _compute_outputs(self, batch: Batch) -> Any:
         return self.model(batch_get(batch, 0)) if self._forward is None else self._forward(self.model, batch)

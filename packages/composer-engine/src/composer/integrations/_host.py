@@ -1,0 +1,75 @@
+"""What the objects have in common that run algorithms in a loop of the user."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from composer.functional.signatures import unquote_annotations
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from composer.core import Adapter, Batch, LoadReport, Plan, State
+
+__all__ = ["HostAlgorithms", "call_model"]
+
+
+class HostAlgorithms:
+    """Algorithms in a loop of the user: their state, their plan, and the weights for evaluation.
+
+    Attributes:
+        adapter: Runs the algorithms.
+    """
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter = adapter
+
+    @property
+    def state(self) -> State:
+        """The state of the training: the clock, the algorithms and, within a step, the outputs."""
+        return self.adapter.state
+
+    def evaluation(self) -> AbstractContextManager[None]:
+        """Return a context for evaluations, in which the model has its averaged weights, if there are any.
+
+        The training weights are restored at the end, also after an error.
+
+        Example::
+
+            with algorithms.evaluation():
+                accuracy = evaluate(model, eval_loader)
+        """
+        return self.adapter.evaluation()
+
+    def explain(self, *, verbose: bool = False) -> Plan:
+        """Return the plan: what runs at which event, in which order and why; ``verbose`` shows callbacks, too."""
+        return self.adapter.explain(verbose=verbose)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the algorithms and the clock, as plain data and tensors, for the host's checkpoint."""
+        return self.adapter.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> LoadReport:
+        """Load what :meth:`state_dict` returned; the host calls it when it loads a checkpoint.
+
+        Raises:
+            StateMismatchError: The state does not fit, and nothing has been changed.
+        """
+        return self.adapter.load_state_dict(state_dict)
+
+
+def call_model(model: Callable[..., Any], batch: Batch) -> Any:
+    """Call a model with a batch: with keyword arguments, with the first item of a tuple or list, or with all of it.
+
+    Example:
+        >>> call_model(abs, (-1, "label"))
+        1
+    """
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(batch[0] if isinstance(batch, (tuple, list)) else batch)
+
+
+unquote_annotations(globals())
