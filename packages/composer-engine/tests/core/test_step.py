@@ -52,16 +52,16 @@ def test_events_in_the_order_of_the_drawing():
     ],
 )
 def test_weighted_microbatches(loss, expected):
-    """Losses and gradients are sums over microbatches with their weights, and the batch is whole again."""
+    """Losses and gradients are sums over microbatches with their weights, and the batch is complete again."""
     state, step, _ = make(loss, split=lambda: [(batch_of(1.0), 0.75), (batch_of(7.0), 0.25)])
-    state.batch = whole = batch_of(1.0, 1.0, 1.0, 7.0)
+    state.batch = complete = batch_of(1.0, 1.0, 1.0, 7.0)
 
     total = step.compute_gradients()
 
     assert step.losses == expected
     assert total == state.total_loss == expected["total"]
     assert state.model.weight.grad == expected["total"]
-    assert state.batch is whole
+    assert state.batch is complete
 
 
 def test_last_graph_is_freed_before_the_next_one():

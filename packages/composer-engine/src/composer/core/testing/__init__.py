@@ -1,7 +1,7 @@
-"""The contract suite: tests of what every algorithm and every adapter of a host must fulfil, for their authors.
+"""The contract suite: tests of what every algorithm must fulfil, for their authors.
 
-:func:`check_algorithm` runs all checks of an algorithm, :func:`check_adapter` those of an adapter. They need no test
-framework: a violation is an ``AssertionError`` with one sentence.
+:func:`check_algorithm` runs all checks of an algorithm. They need no test framework: a violation is an
+``AssertionError`` with one sentence. :class:`Training` is their loop, with which an adapter of a host can be compared.
 
 Example:
     >>> import attrs
@@ -23,7 +23,6 @@ Example:
     >>> check_algorithm(Case(Halve, make_state))
 """
 
-from composer.core.testing.adapters import ADAPTER_CHECKS, HostRun, check_adapter
 from composer.core.testing.contract import (
     CHECKS,
     Case,
@@ -46,15 +45,12 @@ from composer.core.testing.loop import Training, seeded
 from composer.functional.signatures import unquote_annotations
 
 __all__ = [
-    "ADAPTER_CHECKS",
     "CHECKS",
     "Case",
     "Effects",
-    "HostRun",
     "RecordingState",
     "Training",
     "Watch",
-    "check_adapter",
     "check_algorithm",
     "check_declarations",
     "check_effects",

@@ -188,7 +188,7 @@ class Training:
             state.batch = batch
             event(f"{what}_batch_start")
             event(f"{what}_before_forward")
-            state.outputs = state.model(state.batch)
+            state.outputs = state.compute_outputs(state.batch)
             event(f"{what}_after_forward")
             event(f"{what}_batch_end")
             event(f"{what}_end")
