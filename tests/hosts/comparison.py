@@ -45,7 +45,7 @@ from torch.utils.data import DataLoader
 import composer.algorithms as al
 from composer import Trainer
 from composer.core import Algorithm, Event, Stage, State
-from composer.core.evaluation_weights import evaluation_weights
+from composer.core.evaluator import evaluation_weights
 from composer.models import ComposerModel, HuggingFaceModel
 
 __all__ = [

@@ -36,7 +36,7 @@ from composer.algorithms import (
     SeqLengthWarmup,
 )
 from composer.core import Algorithm, Event, Stage
-from composer.core.evaluation_weights import evaluation_weights
+from composer.core.evaluator import evaluation_weights
 from composer.integrations import transformers
 from composer.integrations.transformers import STATE_FILE, ComposerTrainer, composer_trainer
 

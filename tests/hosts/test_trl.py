@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast  # noqa: E402
 
 from composer.algorithms import EMA, LabelSmoothing, SeqLengthWarmup  # noqa: E402
-from composer.core.evaluation_weights import evaluation_weights  # noqa: E402
+from composer.core.evaluator import evaluation_weights  # noqa: E402
 from composer.integrations.transformers import composer_trainer  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")  # TRL and datasets have warnings of their own

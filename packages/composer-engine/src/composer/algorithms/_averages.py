@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from composer.core import Algorithm, Event, ExclusiveResource, NoEffectWarning, Stage, TimeUnit
-from composer.core.evaluation_weights import reshard
+from composer.core.evaluator import reshard
 from composer.core.serialization import from_data
 from composer.functional.dtensors import local_parts, shard_like
 

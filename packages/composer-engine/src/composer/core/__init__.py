@@ -12,8 +12,7 @@ from composer.core.declarations import (
     ServedFields,
 )
 from composer.core.engine import Engine
-from composer.core.evaluation_weights import evaluation_weights
-from composer.core.evaluator import Evaluator, MetricValues, ensure_evaluator, evaluate_periodically
+from composer.core.evaluator import Evaluator, MetricValues, ensure_evaluator, evaluate_periodically, evaluation_weights
 from composer.core.event import Event, Stage
 from composer.core.interval import Interval
 from composer.core.logger import Logger, LoggerDestination, Trace

@@ -13,7 +13,7 @@ from composer.core.batch import describe_batch, usual_key
 from composer.core.data_spec import count_samples, count_tokens
 from composer.core.declarations import FIELDS, ServedFields
 from composer.core.engine import Engine
-from composer.core.evaluation_weights import evaluation_weights
+from composer.core.evaluator import evaluation_weights
 from composer.core.event import Event
 from composer.core.logger import Logger, LoggerDestination
 from composer.core.precision import Precision

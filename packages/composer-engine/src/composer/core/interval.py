@@ -51,13 +51,11 @@ _UNITS: Mapping[Event, tuple[TimeUnit, ...]] = {
 """The units in which an interval can be due at an event; other events do not recur during training."""
 
 
-def _to_every(every: Time | str | int) -> Time:
-    return Time.from_input(every, TimeUnit.EPOCH)
-
-
-def _check_not_negative(every: Time, name: str) -> None:
-    if every.value < 0:
-        raise ValueError(f"{name} must be 0 (never) or more, got {every}.")
+def _to_length(every: Time | str | int, name: str = "An interval") -> Time:
+    length = Time.from_input(every, TimeUnit.EPOCH, name=name)
+    if length.value < 0:
+        raise ValueError(f"{name} must be 0 (never) or more, got {length}.")
+    return length
 
 
 @attrs.frozen
@@ -76,10 +74,7 @@ class Interval:
         True
     """
 
-    every: Time = attrs.field(converter=_to_every)
-
-    def __attrs_post_init__(self) -> None:
-        _check_not_negative(self.every, "An interval")
+    every: Time = attrs.field(converter=_to_length)
 
     @classmethod
     def named(cls, name: str, every: Interval | Time | str | int) -> Interval:
@@ -90,11 +85,7 @@ class Interval:
             Traceback (most recent call last):
             ValueError: eval_interval must be 0 (never) or more, got -1ep.
         """
-        if isinstance(every, Interval):
-            return every
-        time = Time.from_input(every, TimeUnit.EPOCH, name=name)
-        _check_not_negative(time, name)
-        return cls(time)
+        return every if isinstance(every, Interval) else cls(_to_length(every, name))
 
     def passed(
         self,

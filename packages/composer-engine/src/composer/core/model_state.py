@@ -17,7 +17,7 @@ from composer.core.serialization import NotSerializableError, from_data, is_numb
 from composer.functional.dtensors import is_dtensor, shard_like
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from torch.optim import Optimizer
 
@@ -27,6 +27,7 @@ __all__ = [
     "check_optimizers",
     "check_settings",
     "check_weights",
+    "compare_names",
     "load_optimizers",
     "load_weights",
     "optimizer_states",
@@ -79,13 +80,31 @@ def check_weights(own: Mapping[str, Any], saved: Mapping[str, Any]) -> tuple[lis
         for name, value in saved.items()
         if name in own and _looks(value) != _looks(own[name])
     ]
-    missing = [f"model.{name} is not saved." for name in own if name not in saved]
-    candidates = [name for name in own if name not in saved]
-    unexpected = [
-        f"model.{name} is saved, and the model has no such weight{nearest(name, candidates) if place < _HINTS else '.'}"
-        for place, name in enumerate(name for name in saved if name not in own)
+    return wrong, *compare_names("model.", own, saved, "the model has no such weight")
+
+
+def compare_names(
+    path: str, own: Iterable[str], saved: Iterable[str], lack: str, end: str | None = None
+) -> tuple[list[str], list[str]]:
+    """Return sentences about the names that only the run has, and about those that only the saved state has.
+
+    Args:
+        path: The beginning of the names.
+        own: The names in the run.
+        saved: The saved names.
+        lack: The end of the second sentences: ``"the model has no such weight"``.
+        end: If given, the first sentences name a similar saved one, and end so.
+    """
+    own, saved = dict.fromkeys(own), dict.fromkeys(saved)
+    only_own, only_saved = ([name for name in one if name not in other] for one, other in ((own, saved), (saved, own)))
+    missing = [
+        f"{path}{name} is not saved{'.' if end is None else nearest(name, only_saved, end)}" for name in only_own
     ]
-    return wrong, missing, unexpected
+    unexpected = [
+        f"{path}{name} is saved, and {lack}{nearest(name, only_own) if place < _HINTS else '.'}"
+        for place, name in enumerate(only_saved)
+    ]
+    return missing, unexpected
 
 
 def changed_dtypes(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
@@ -189,12 +208,12 @@ def _named_state(model: Any, key: str, optimizer: Optimizer) -> dict[str, Any]:
     named: dict[str, Any] = plain(state, f"optimizers.{key}")
     parameters = dict(zip(itertools.chain.from_iterable(names), _parameters(optimizer), strict=True))
     for name, held in named["state"].items():
-        _refuse_local_ones(f"optimizers.{key}.state.{name}", held, parameters[name])
+        _check_sharded(f"optimizers.{key}.state.{name}", held, parameters[name])
     return named
 
 
 @torch.no_grad()  # a DTensor returns its local tensor much faster without a graph
-def _refuse_local_ones(path: str, held: Mapping[Any, Any], parameter: Any) -> None:
+def _check_sharded(path: str, held: Mapping[Any, Any], parameter: Any) -> None:
     """Raise an error if state of a sharded parameter is a plain tensor of its part: only the first process's is saved.
 
     Raises:
@@ -222,16 +241,16 @@ def check_settings(path: str, own: Mapping[str, Any], saved: Mapping[str, Any]) 
     return [
         f"{path}.{name}: must be like {shortened(value)}, got {shortened(saved[name])}."
         for name, value in own.items()
-        if _clashes(value, saved.get(name))
+        if _has_other_type(value, saved.get(name))
     ]
 
 
-def _clashes(own: Any, saved: Any) -> bool:
+def _has_other_type(own: Any, saved: Any) -> bool:
     if own is None or saved is None:
         return False
     if isinstance(own, (list, tuple)):
         return not isinstance(saved, (list, tuple)) or any(
-            all(_clashes(like, one) for like in own) for one in saved if own
+            all(_has_other_type(like, one) for like in own) for one in saved if own
         )
     if is_number(own):
         return not is_number(saved) and not isinstance(saved, Tensor)
@@ -259,11 +278,9 @@ def check_optimizers(
     """Compare saved optimizer states with optimizers; returns the same three lists as :func:`check_weights`."""
     own = by_key(map(unwrapped, optimizers))
     wrong: list[str] = []
-    missing: list[str] = []
-    unexpected: list[str] = []
+    missing, unexpected = compare_names("optimizers.", own, saved, "the run has no such optimizer", ".")
     for key, optimizer in own.items():
         if key not in saved:
-            missing.append(f"optimizers.{key} is not saved{nearest(key, set(saved) - set(own))}")
             continue
         try:
             record = from_data(saved[key], OptimizerRecord, f"optimizers.{key}")
@@ -278,23 +295,13 @@ def check_optimizers(
         differences = _compare_groups(_parameter_names(model, optimizer), groups)
         for sentences, details in zip((missing, unexpected), differences, strict=True):
             sentences += [f"optimizers.{key}.{detail}" for detail in details]
-    unexpected += [
-        f"optimizers.{key} is saved, and the run has no such optimizer{nearest(key, set(own) - set(saved))}"
-        for key in saved
-        if key not in own
-    ]
     return wrong, missing, unexpected
 
 
 def _compare_groups(own: list[list[str]], saved: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
     place_of = {name: place for place, group in enumerate(own) for name in group}
     saved_place_of = {name: place for place, group in enumerate(saved) for name in group["params"]}
-    missing = [f"{name} is not saved." for name in place_of if name not in saved_place_of]
-    candidates = [name for name in place_of if name not in saved_place_of]
-    unexpected = [
-        f"{name} is saved, and the optimizer does not hold it{nearest(name, candidates) if place < _HINTS else '.'}"
-        for place, name in enumerate(name for name in saved_place_of if name not in place_of)
-    ]
+    missing, unexpected = compare_names("", place_of, saved_place_of, "the optimizer does not hold it")
     unexpected += [
         f"{name} was saved in group {saved_place_of[name]}, and is in group {place}."
         for name, place in place_of.items()

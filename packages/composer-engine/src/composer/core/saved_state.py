@@ -241,11 +241,6 @@ class CheckedState:
     rebuilt: RebuiltAlgorithms | None
     put: Callable[[Run, Mapping[str, Any]], object]
 
-    @property
-    def made(self) -> Mapping[int, Any]:
-        """The new algorithms, by their place in the list."""
-        return {} if self.rebuilt is None else self.rebuilt.made
-
     def load(self, logger: Any = None, *, stacklevel: int = 4) -> LoadReport:
         """Load the saved state, and warn of differences; the run must not have changed since the check.
 
@@ -384,27 +379,23 @@ def _check_fields(state: Run, saved: Mapping[str, Any], findings: _Findings) -> 
             findings["problems"].append(str(error))
             continue
         own = getattr(state, field.name)
-        if not _stays(field, own):
+        if not _is_kept(field, own):
             findings["restored"].append(name)
         elif own != value:
             findings["overridden"].append(f"{name}: {own} stays, {value} was saved.")
 
 
-def _stays(field: attrs.Attribute[Any], own: Any) -> bool:
+def _is_kept(field: attrs.Attribute[Any], own: Any) -> bool:
     """Return whether a field keeps the value that the program has set."""
     return bool(field.metadata.get("kept")) and own is not None
 
 
 def _check_components(kind: str, own: Mapping[str, Any], saved: Mapping[str, Any], findings: _Findings) -> None:
-    only_own, only_saved = own.keys() - saved.keys(), saved.keys() - own.keys()
-    findings["missing"] += [
-        f"{kind}.{key} is not saved{nearest(key, only_saved, ', and starts from its initial state.')}"
-        for key in own
-        if key in only_own
-    ]
-    findings["unexpected"] += [
-        f"{kind}.{key} is saved, and this run has none{nearest(key, only_own)}" for key in saved if key in only_saved
-    ]
+    missing, unexpected = model_state.compare_names(
+        f"{kind}.", own, saved, "this run has none", ", and starts from its initial state."
+    )
+    findings["missing"] += missing
+    findings["unexpected"] += unexpected
     check = _check_scheduler if kind == "schedulers" else _check_component
     for key in own:
         if key in saved:
@@ -505,7 +496,7 @@ def _load_state(state: Run, saved: Mapping[str, Any]) -> None:
         _load_weights(state, saved)
     kinds = field_types(type(state))
     for name, field in saved_fields(type(state)).items():
-        if not _stays(field, getattr(state, field.name)):
+        if not _is_kept(field, getattr(state, field.name)):
             setattr(state, field.name, read_field(field, kinds[field.name], saved[name], name))
     state.restart_draws()
 
@@ -526,7 +517,7 @@ def _load_component(path: str, component: Any, saved: dict[str, Any], loaded: li
         if path.startswith("schedulers."):
             # A scheduler makes whatever it loads its own attribute, under any name.
             own = component.state_dict()
-            saved = {name: _like(own[name], value) for name, value in saved.items() if name in own}
+            saved = {name: _with_own_mappings(own[name], value) for name, value in saved.items() if name in own}
         component.load_state_dict(saved)
     except Exception as error:
         error.add_note(f"{path} refused the saved state, although the check before had found nothing wrong with it.")
@@ -536,12 +527,12 @@ def _load_component(path: str, component: Any, saved: dict[str, Any], loaded: li
     loaded.append(path)
 
 
-def _like(own: Any, saved: Any) -> Any:
+def _with_own_mappings(own: Any, saved: Any) -> Any:
     """Return a saved value with the types of mappings that ``own`` has at the same places: a Counter in MultiStepLR."""
     if isinstance(own, Counter) and isinstance(saved, dict):
         return Counter(saved)
     if isinstance(own, dict) and isinstance(saved, dict):
-        return {key: _like(own.get(key), item) for key, item in saved.items()}
+        return {key: _with_own_mappings(own.get(key), item) for key, item in saved.items()}
     if isinstance(own, list) and isinstance(saved, list) and len(own) == len(saved):
-        return list(map(_like, own, saved))
+        return list(map(_with_own_mappings, own, saved))
     return saved

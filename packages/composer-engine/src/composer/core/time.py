@@ -8,7 +8,7 @@ import math
 import operator
 import re
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, SupportsIndex, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, SupportsIndex, cast
 
 import attrs
 import typing_extensions
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Counts", "Time", "TimeUnit", "Timestamp", "ensure_time"]
 
-T = TypeVar("T")
 Value = typing_extensions.TypeVar("Value", default=Any)
 
 
@@ -53,6 +52,7 @@ class TimeUnit(StrEnum):
         return "batches" if self is TimeUnit.BATCH else f"{self.name.lower()}s"
 
 
+_MICROSECOND, _SECOND = dt.timedelta(microseconds=1), 1_000_000
 _FRACTIONAL = (TimeUnit.DURATION, TimeUnit.SECOND)
 _TIMESTRING = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([a-zA-Z]+)\s*")
 _TIMEDELTA = re.compile(r"\s*(?:(\d+)\s*d)?\s*(?:(\d+)\s*h)?\s*(?:(\d+)\s*m)?\s*(?:(\d+(?:\.\d+)?)\s*s)?\s*")
@@ -70,6 +70,16 @@ def _to_unit(unit: TimeUnit | str) -> TimeUnit:
 
 class MixedUnitsError(ValueError, RuntimeError):
     """Times of different units were compared or combined. It is also a RuntimeError, as in MosaicML Composer."""
+
+
+def _combining(operation: Callable[[Any, Any], int | float]) -> Callable[[Time, object], Time]:
+    """Return a method of two times, or of a time and a number in its unit."""
+
+    def combined(self: Time, other: object) -> Time:
+        number = self._number(other)
+        return NotImplemented if number is None else Time(operation(self.value, number), self.unit)
+
+    return combined
 
 
 @functools.total_ordering
@@ -153,7 +163,7 @@ class Time(Generic[Value]):
                     f"timestring must be hours, minutes and seconds such as '1h20m40s', got {timestring!r}."
                 )
             days, hours, minutes, rest = (float(part or 0) for part in match.groups())
-            seconds = ((days * 24 + hours) * 60 + minutes) * 60 + rest
+            seconds = dt.timedelta(days, rest, hours=hours, minutes=minutes).total_seconds()
         return cls(int(seconds) if seconds == int(seconds) else seconds, TimeUnit.SECOND)
 
     @classmethod
@@ -178,21 +188,13 @@ class Time(Generic[Value]):
             )
         number = match.group(1).replace("_", "")
         try:
-            value: int | float = int(number)
-        except ValueError:
-            value = float(number)
-        try:
-            return cls(value, match.group(2))
+            return cls(int(number) if number.lstrip("+-").isdigit() else float(number), match.group(2))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
 
     @classmethod
     def from_input(
-        cls,
-        i: Time | str | int,
-        default_int_unit: TimeUnit | str | None = None,
-        *,
-        name: str = "A length of time",
+        cls, i: Time | str | int, default_int_unit: TimeUnit | str | None = None, *, name: str = "A length of time"
     ) -> Time:
         """Return a time from a time, a text, or a whole number of ``default_int_unit``.
 
@@ -231,20 +233,11 @@ class Time(Generic[Value]):
             raise MixedUnitsError(f"{self} and {other} have different units and cannot be compared or combined.")
         return other.value
 
-    def _combined(self, other: object, operation: Callable[[Any, Any], int | float]) -> Time:
-        number = self._number(other)
-        return NotImplemented if number is None else Time(operation(self.value, number), self.unit)
-
     def __eq__(self, other: object) -> bool:
-        # Equality never raises: times of other units, and other objects, are not equal.
-        if isinstance(other, str):
-            try:
-                other = Time.from_timestring(other)
-            except ValueError:
-                return False
-        if isinstance(other, Time):
-            return self.unit is other.unit and self.value == other.value
-        number = self._number(other)
+        try:
+            number = self._number(other)
+        except ValueError:  # equality never raises: times of other units, and other strings, are not equal
+            return False
         return NotImplemented if number is None else self.value == number
 
     def __lt__(self, other: object) -> bool:
@@ -254,22 +247,13 @@ class Time(Generic[Value]):
     def __hash__(self) -> int:
         return hash(self.value)
 
-    def __add__(self, other: object) -> Time:
-        return self._combined(other, operator.add)
-
-    __radd__ = __add__
-
-    def __sub__(self, other: object) -> Time:
-        return self._combined(other, operator.sub)
-
-    def __rsub__(self, other: object) -> Time:
-        return self._combined(other, lambda own, before: before - own)
+    __add__ = __radd__ = _combining(operator.add)
+    __sub__ = _combining(operator.sub)
+    __rsub__ = _combining(lambda own, before: before - own)
+    __mod__ = _combining(operator.mod)
 
     def __neg__(self) -> Time:
         return Time(-self.value, self.unit)
-
-    def __mod__(self, other: object) -> Time:
-        return self._combined(other, operator.mod)
 
     def __mul__(self, factor: object) -> Time:
         if isinstance(factor, str):
@@ -317,12 +301,7 @@ def _cut_off(value: float, unit: TimeUnit) -> Time:
 
 
 def _fitting_value(value: object, unit: TimeUnit) -> int | float:
-    """Return the value, as an int if the unit requires it.
-
-    Raises:
-        TypeError: The value is not a number.
-        ValueError: It is not finite, or not a whole number although the unit requires it.
-    """
+    """Return the value, as an int if the unit requires it, or raise a TypeError or ValueError."""
     if type(value) is int:
         return value
     if isinstance(value, SupportsIndex) and not isinstance(value, bool):
@@ -348,18 +327,11 @@ def ensure_time(maybe_time: Time | str | int, int_unit: TimeUnit | str) -> Time:
     return Time.from_input(maybe_time, int_unit)
 
 
-_MICROSECOND, _SECOND = dt.timedelta(microseconds=1), 1_000_000
-
-
 class Counts(NamedTuple):
     """The counters of a :class:`Timestamp` as plain numbers, for code that runs at every step.
 
     Reading a plain number takes a tenth of the time of constructing a :class:`Time`. Wall-clock times (``…_wct``) are
     in microseconds.
-
-    Example:
-        >>> Timestamp(batch=3).counts.batch
-        3
     """
 
     iteration: int
@@ -386,8 +358,6 @@ _COUNTER_OF_UNIT: Mapping[TimeUnit, Callable[[Counts], int | float]] = {
 _COUNTER_IN_EPOCH: Mapping[TimeUnit, Callable[[Counts], int | float]] = {
     TimeUnit(name): operator.attrgetter(f"{name}_in_epoch") for name in ("batch", "sample", "token")
 }
-
-
 _NEW_EPOCH = dict.fromkeys(("batch_in_epoch", "sample_in_epoch", "token_in_epoch", "epoch_wct", "batch_wct"), 0)
 _NEW_ITERATION = dict.fromkeys(("epoch_in_iteration", "token_in_iteration", "iteration_wct"), 0)
 
@@ -407,22 +377,27 @@ def _to_microseconds(value: dt.timedelta | int | None) -> int:
     raise TypeError(f"A wall-clock time must be a datetime.timedelta or a whole number of microseconds, got {value!r}.")
 
 
-class _Counter(Generic[T]):
-    """A counter of a timestamp, converted when it is read."""
+def _counter(name: str, doc: str) -> Time:
+    """Return a property of a timestamp that makes a time of a counter when it is read."""
+    read, unit = operator.attrgetter(f"counts.{name}"), TimeUnit(name.split("_", maxsplit=1)[0])
+    return cast("Time", property(lambda timestamp: Time(read(timestamp), unit), doc=doc))
 
-    def __init__(self, convert: Callable[[int], T], text: str) -> None:
-        self._convert = convert
-        self.__doc__ = text
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._get: Callable[[Timestamp], int] = operator.attrgetter(f"counts.{name}")
+def _duration(name: str, doc: str) -> dt.timedelta:
+    """Return a property of a timestamp that makes a duration of a number of microseconds when it is read."""
+    read = operator.attrgetter(f"counts.{name}")
+    return cast("dt.timedelta", property(lambda timestamp: _MICROSECOND * read(timestamp), doc=doc))
 
-    @overload
-    def __get__(self, timestamp: None, owner: type) -> _Counter[T]: ...
-    @overload
-    def __get__(self, timestamp: Timestamp, owner: type) -> T: ...
-    def __get__(self, timestamp: Timestamp | None, owner: type) -> T | _Counter[T]:
-        return self if timestamp is None else self._convert(self._get(timestamp))
+
+def _comparing(operation: Callable[[Any, Any], bool]) -> Callable[[Timestamp, Time | str], bool]:
+    """Return a comparison of a timestamp with a time, in the unit of that."""
+
+    def compared(self: Timestamp, other: Time | str) -> bool:
+        if isinstance(other, str):
+            other = Time.from_timestring(other)
+        return operation(self.count(other.unit), other.value) if isinstance(other, Time) else NotImplemented
+
+    return compared
 
 
 @attrs.frozen(order=False, init=False, repr=False)
@@ -474,21 +449,21 @@ class Timestamp:
         counts = Counts(*map(_to_count, done, _UNITS_OF_COUNTS), *map(_to_microseconds, spent))
         object.__setattr__(self, "counts", counts)
 
-    iteration = _Counter(functools.partial(Time, unit=TimeUnit.ITERATION), "Completed iterations.")
-    epoch = _Counter(functools.partial(Time, unit=TimeUnit.EPOCH), "Completed epochs.")
-    batch = _Counter(functools.partial(Time, unit=TimeUnit.BATCH), "Completed batches.")
-    sample = _Counter(functools.partial(Time, unit=TimeUnit.SAMPLE), "Samples trained on.")
-    token = _Counter(functools.partial(Time, unit=TimeUnit.TOKEN), "Tokens trained on.")
-    epoch_in_iteration = _Counter(functools.partial(Time, unit=TimeUnit.EPOCH), "Epochs completed in this iteration.")
-    token_in_iteration = _Counter(functools.partial(Time, unit=TimeUnit.TOKEN), "Tokens trained on in this iteration.")
-    batch_in_epoch = _Counter(functools.partial(Time, unit=TimeUnit.BATCH), "Batches completed in this epoch.")
-    sample_in_epoch = _Counter(functools.partial(Time, unit=TimeUnit.SAMPLE), "Samples trained on in this epoch.")
-    token_in_epoch = _Counter(functools.partial(Time, unit=TimeUnit.TOKEN), "Tokens trained on in this epoch.")
-    total_wct = _Counter(_MICROSECOND.__mul__, "Wall-clock time in total.")
-    iteration_wct = _Counter(_MICROSECOND.__mul__, "Wall-clock time in this iteration.")
-    epoch_wct = _Counter(_MICROSECOND.__mul__, "Wall-clock time in this epoch.")
-    batch_wct = _Counter(
-        _MICROSECOND.__mul__,
+    iteration = _counter("iteration", "Completed iterations.")
+    epoch = _counter("epoch", "Completed epochs.")
+    batch = _counter("batch", "Completed batches.")
+    sample = _counter("sample", "Samples trained on.")
+    token = _counter("token", "Tokens trained on.")
+    epoch_in_iteration = _counter("epoch_in_iteration", "Epochs completed in this iteration.")
+    token_in_iteration = _counter("token_in_iteration", "Tokens trained on in this iteration.")
+    batch_in_epoch = _counter("batch_in_epoch", "Batches completed in this epoch.")
+    sample_in_epoch = _counter("sample_in_epoch", "Samples trained on in this epoch.")
+    token_in_epoch = _counter("token_in_epoch", "Tokens trained on in this epoch.")
+    total_wct = _duration("total_wct", "Wall-clock time in total.")
+    iteration_wct = _duration("iteration_wct", "Wall-clock time in this iteration.")
+    epoch_wct = _duration("epoch_wct", "Wall-clock time in this epoch.")
+    batch_wct = _duration(
+        "batch_wct",
         "Wall-clock time of the last batch; with several processes, an estimate for most batches, which may be 0.",
     )
 
@@ -532,24 +507,11 @@ class Timestamp:
         iteration, epoch, batch, sample, token, epoch_i, token_i, batch_e, sample_e, token_e, total, wct_i, wct_e, _ = (
             self.counts
         )
-        later = (
-            iteration,
-            epoch,
-            batch + 1,
-            sample + samples,
-            token + tokens,
-            epoch_i,
-            token_i + tokens,
-            batch_e + 1,
-            sample_e + samples,
-            token_e + tokens,
-            total + duration,
-            wct_i + duration,
-            wct_e + duration,
-            duration,
-        )
+        done = (iteration, epoch, batch + 1, sample + samples, token + tokens, epoch_i, token_i + tokens)
+        in_epoch = (batch_e + 1, sample_e + samples, token_e + tokens)
+        spent = (total + duration, wct_i + duration, wct_e + duration, duration)
         clock = object.__new__(Timestamp)
-        object.__setattr__(clock, "counts", tuple.__new__(Counts, later))
+        object.__setattr__(clock, "counts", tuple.__new__(Counts, done + in_epoch + spent))
         return clock
 
     def to_next_epoch(self, duration: dt.timedelta | int | None = None) -> Timestamp:
@@ -580,31 +542,14 @@ class Timestamp:
         given = {name: value for name, value in changes.items() if value is not None}
         return type(self)(**self.counts._asdict() | given)
 
-    def _compare(self, other: object, operation: Callable[[Any, Any], bool]) -> bool:
-        if isinstance(other, str):
-            other = Time.from_timestring(other)
-        return operation(self.count(other.unit), other.value) if isinstance(other, Time) else NotImplemented
-
-    def __lt__(self, other: Time | str) -> bool:
-        return self._compare(other, operator.lt)
-
-    def __le__(self, other: Time | str) -> bool:
-        return self._compare(other, operator.le)
-
-    def __gt__(self, other: Time | str) -> bool:
-        return self._compare(other, operator.gt)
-
-    def __ge__(self, other: Time | str) -> bool:
-        return self._compare(other, operator.ge)
+    __lt__ = _comparing(operator.lt)
+    __le__ = _comparing(operator.le)
+    __gt__ = _comparing(operator.gt)
+    __ge__ = _comparing(operator.ge)
 
     @classmethod
     def of(cls, counts: Counts) -> Timestamp:
-        """Return the timestamp of these counters, which are not checked.
-
-        Example:
-            >>> Timestamp.of(Timestamp(batch=3).counts) == Timestamp(batch=3)
-            True
-        """
+        """Return the timestamp of these counters, which are not checked."""
         clock = object.__new__(cls)
         object.__setattr__(clock, "counts", counts)
         return clock
@@ -632,7 +577,17 @@ class Timestamp:
                 f"A saved Timestamp must have exactly the fields {sorted(expected)}; "
                 f"missing: {sorted(expected - set(state))}, unknown: {sorted(set(state) - expected)}."
             )
-        return cls(**{name: _saved_count(name, value) for name, value in state.items()})
+        counts: dict[str, Any] = {}
+        for name, value in state.items():
+            is_clock = name.endswith("_wct")
+            if isinstance(value, bool) or not isinstance(value, (int, float) if is_clock else int):
+                wanted = "a number of seconds" if is_clock else "a whole number"
+                raise ValueError(f"{name} of a saved Timestamp must be {wanted}, got {value!r}.")  # noqa: TRY004
+            try:
+                counts[name] = dt.timedelta(seconds=value) if is_clock else value
+            except (ValueError, OverflowError):  # it is not finite, or too large
+                raise ValueError(f"{name} of a saved Timestamp must be a number of seconds, got {value!r}.") from None
+        return cls(**counts)
 
     def load_state_dict(self, state: Mapping[str, int | float]) -> NoReturn:
         """Raise an error: a timestamp is immutable; use :meth:`from_state_dict`.
@@ -642,16 +597,3 @@ class Timestamp:
         """
         del state
         raise TypeError("A Timestamp is immutable. Write state.timestamp = Timestamp.from_state_dict(...).")
-
-
-def _saved_count(name: str, value: object) -> Any:
-    is_clock = name.endswith("_wct")
-    if isinstance(value, bool) or not isinstance(value, (int, float) if is_clock else int):
-        wanted = "a number of seconds" if is_clock else "a whole number"
-        raise ValueError(f"{name} of a saved Timestamp must be {wanted}, got {value!r}.")  # noqa: TRY004
-    if not is_clock:
-        return value
-    try:
-        return dt.timedelta(seconds=value)
-    except (ValueError, OverflowError):
-        raise ValueError(f"{name} of a saved Timestamp must be a number of seconds, got {value!r}.") from None

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from composer.algorithms import GradientClipping
 from composer.core import Adapter, Batch, Event, Precision, SplitStep, batch_get, served_fields
-from composer.core.evaluation_weights import evaluation_weights
+from composer.core.evaluator import evaluation_weights
 from composer.core.model_state import wants_closure
 from composer.core.planning import check_served
 from composer.core.time import TimeUnit

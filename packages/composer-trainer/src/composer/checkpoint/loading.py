@@ -31,7 +31,7 @@ from composer.checkpoint.tensor_file import read_tensors
 from composer.checkpoint.torch_files import read_torch_file, weights_in
 from composer.core import LoadReport, State, StateMismatchError, join_tensors, saved_state
 from composer.core.checks import abridged, to_texts
-from composer.core.evaluation_weights import reshard
+from composer.core.evaluator import reshard
 from composer.core.serialization import MAX_DEPTH
 from composer.distributed.collectives import all_agree, failing_together
 from composer.distributed.sharding import is_sharded

@@ -33,7 +33,7 @@ from composer.checkpoint.tensor_file import CopyMemory, PackedTensors, pack_tens
 from composer.checkpoint.together import PARTS_TIMEOUT, ShardedSnapshot, meeting, saving_together
 from composer.core import State, TimeUnit, evaluation_weights, split_tensors
 from composer.core.checks import shortened
-from composer.core.evaluation_weights import reshard
+from composer.core.evaluator import reshard
 from composer.core.files import fill_in_run
 from composer.core.serialization import plain
 from composer.distributed.sharding import is_sharded

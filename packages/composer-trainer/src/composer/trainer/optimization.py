@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from composer.core import Precision, State, get_precision_context
-from composer.core.evaluation_weights import has_modes
+from composer.core.evaluator import has_modes
 from composer.core.model_state import unwrapped, wants_closure
 from composer.optim import DecoupledSGDW
 
