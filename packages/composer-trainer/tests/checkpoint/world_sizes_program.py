@@ -4,8 +4,6 @@ python world_sizes_program.py FOLDER
 """
 
 import itertools
-import json
-import shutil
 import sys
 import warnings
 from pathlib import Path
@@ -22,7 +20,6 @@ from torchmetrics.retrieval import RetrievalMAP
 
 from composer import Callback, Trainer, distributed
 from composer.algorithms import EMA, GradientClipping, SelectiveBackprop
-from composer.checkpoint.manifest import FileRecord, Manifest
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 from composer.trainer.evaluation.metrics import load_metrics, merge_metrics, save_metrics
@@ -130,26 +127,6 @@ def resume_numbered(world_size, folder):
         f"{size}, {drops}": numbered(world_size, folder, global_batch=size, drop_last=drops, **options)
         for size, drops in itertools.product((8, 12), (False, True))
     }
-
-
-def make_earlier(folder):
-    """Copy a checkpoint, without what the first releases did not save."""
-    path = Path(shutil.copytree(f"{folder}/ddp/ep1-ba6", f"{folder}/earlier"))
-    state = json.loads((path / "state.json").read_text())
-    del state["extra"]["own_state"], state["extra"]["tensor_parallel"]
-    for place in state["extra"]["data"]:
-        for name in ("samples", "sizes", "order_epoch", "order_batches", "own_state", "is_distributed", "done"):
-            del place[name]
-    content = json.dumps(state).encode()
-    (path / "state.json").write_bytes(content)
-    manifest = Manifest.from_bytes((path / "manifest.json").read_bytes(), path)
-    manifest.files["state.json"] = FileRecord.of([content])
-    (path / "manifest.json").write_bytes(manifest.to_bytes())
-
-
-def resume_earlier(world_size, folder):
-    """Resume from the checkpoint of an earlier release."""
-    return result_of(make_trainer(load_path=f"{folder}/earlier"))
 
 
 class Stream(IterableDataset):
@@ -270,8 +247,6 @@ def main(folder):
     in_group(2, folder, begin_numbered)
     for world_size in (4, 2, 1):
         in_group(world_size, folder, resume_numbered)
-    make_earlier(folder)
-    in_group(2, folder, resume_earlier)
     for world_size in (2, 4):
         in_group(world_size, folder, stream)
     for world_size in (1, 2, 4):

@@ -140,12 +140,9 @@ class Run:
             return False
         self._num_samples = self._count_samples(batch)
         self._num_tokens = self._count_tokens(batch)
-        counts = self._runs_alone or self.batches.counts
-        if counts:
-            self.batches.num_samples += self._num_samples
         self.state.batch = batch
         if not self._runs_alone:
-            self.state.batch_counts = counts
+            self.state.batch_counts = counts = self.batches.counts
             self._agreement.begin_batch(counts)
         return True
 

@@ -100,34 +100,36 @@ class TestOwnBatchSampler:
             Batches(DataSpec(loader), -1, torch.device("cpu"))
 
     def test_place_is_not_shared(self):
-        """A position of other processes does not apply to it."""
+        """A place of other processes does not apply to it."""
         loader = DataLoader(range(6), batch_sampler=Pairs(get_sampler(range(6))))
-        place = {"batches": 1, "sizes": {"samples": 6, "samples a batch": 2}, "is_distributed": True}
 
-        assert Batches(DataSpec(loader), -1, torch.device("cpu")).moved(place, world_size=1) is None
+        assert not Batches(DataSpec(loader), -1, torch.device("cpu")).is_of_same_order(saved_place(6, samples=6))
+
+
+def saved_place(place, samples=46):
+    """Return the place of four processes with batches of three samples each, after some samples of all of them."""
+    loader = DataLoader(range(samples), batch_size=3, sampler=get_sampler(range(samples), num_replicas=4, rank=3))
+    batches = Batches(DataSpec(loader), -1, torch.device("cpu"))
+    return {**batches.state_dict(), "place": place}
 
 
 class TestOtherNumbersOfProcesses:
-    """The position of four processes, with three samples in a batch each, in the data of the second of two."""
+    """The place of four processes, with three samples in a batch each, in the data of the second of two."""
 
     @pytest.mark.parametrize("batch_size", [6, 4, 12, 5])
-    @pytest.mark.parametrize(("batches", "done", "own"), [(2, 24, 12), (4, 48, 23)])
-    @pytest.mark.parametrize("saved", [True, False])
-    def test_position(self, batches, done, own, batch_size, saved):
-        """It is after the samples of all processes, whatever the batch size; earlier releases did not save it."""
-        data = range(46)
-        loader = DataLoader(data, batch_size=batch_size, sampler=get_sampler(data, shuffle=True))
-        place = {"batches": batches, "sizes": {"samples": 46, "samples a batch": 3}, "is_distributed": True}
+    @pytest.mark.parametrize("place", [24, 48])
+    def test_place(self, batch_size, place):
+        """It is after the samples of all processes, whatever the batch size."""
+        loader = DataLoader(range(46), batch_size=batch_size, sampler=get_sampler(range(46), shuffle=True))
+        batches = Batches(DataSpec(loader), -1, torch.device("cpu"))
 
-        moved = Batches(DataSpec(loader), -1, torch.device("cpu")).moved(
-            place | ({"done": done} if saved else {}), world_size=4
-        )
+        batches.load_state_dict(saved_place(place))
 
-        assert moved is not None
-        assert (moved["batches"], moved["done"], moved["samples"]) == (batches, done, own)
+        assert batches.state_dict()["place"] == place
+        assert batches.epoch_is_over == (place == 48)
 
-    @pytest.mark.parametrize(("done", "batches", "expected"), [(24, 2, 11 / 3), (46, 4, 0), (0, 0, 23 / 3)])
-    def test_epoch_ends_after_its_last_sample(self, monkeypatch, done, batches, expected):
+    @pytest.mark.parametrize(("place", "expected"), [(24, 11 / 3), (46, 0), (0, 23 / 3)])
+    def test_epoch_ends_after_its_last_sample(self, monkeypatch, place, expected):
         """The rest of the epoch has batches of the new size, and begins with the next sample."""
         data = range(46)
         loader = DataLoader(data, batch_size=3, sampler=get_sampler(data))
@@ -135,24 +137,37 @@ class TestOtherNumbersOfProcesses:
         monkeypatch.setattr(composer.trainer.data.batches, "check_lengths", lambda _: None)
         rest = Batches(DataSpec(loader), -1, torch.device("cpu"))
         rest.agree_on_length()
-        sizes = {"samples": 46}
-        rest.load_state_dict({"epoch": 0, "batches": batches, "done": done, "sizes": sizes, "is_distributed": True})
+        rest.load_state_dict(saved_place(place))
 
         found = []
         while not rest.epoch_is_over:
             found.append(rest.next().tolist())
             assert rest.counts
             assert rest.is_full == (len(found) <= expected // 1)
-            assert rest.state_dict()["done"] == done + 6 * len(found)
+            assert rest.state_dict()["place"] == place + 6 * len(found)
 
         assert len(found) == math.ceil(expected)
-        assert [*itertools.chain(*found)] == [*range(done + 1, 46, 2)]
+        assert [*itertools.chain(*found)] == [*range(place + 1, 46, 2)]
 
-    def test_other_samplers(self):
-        """A sampler whose order is not shared by processes has no such position."""
-        place = {"batches": 4, "sizes": {"samples": 46, "samples a batch": 3}, "is_distributed": True}
+    def test_subset(self):
+        """A subset ends the epoch after as many samples as its batches have, whatever the number of processes."""
+        loader = DataLoader(range(46), batch_size=3, sampler=get_sampler(range(46)))
+        batches = Batches(DataSpec(loader), 5, torch.device("cpu"))
+
+        batches.load_state_dict(saved_place(24))
+
+        assert batches.next().tolist() == [25, 27, 29]
+        assert batches.epoch_is_over
+
+    @pytest.mark.parametrize("batches", [1, 2])
+    def test_other_samplers(self, batches):
+        """In data without a shared order, the run continues after as many batches."""
         plain = Batches(DataSpec(DataLoader(range(46), batch_size=6)), -1, torch.device("cpu"))
-        assert plain.moved(place, world_size=4) is None
+
+        with pytest.warns(UserWarning, match="train_dataloader had 4 batches when the run stopped"):
+            plain.load_state_dict(saved_place(12 * batches))
+
+        assert plain.state_dict()["place"] == batches
 
 
 class TestDropLast:

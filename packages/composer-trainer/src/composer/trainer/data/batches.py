@@ -25,7 +25,7 @@ from composer.distributed import (
 from composer.distributed.samplers import END, in_step, is_split_by_rank, num_repeated_samples
 from composer.functional.nested import leaves
 from composer.trainer.data.order import make_order
-from composer.trainer.resume.data_state import DataState, check_data_state
+from composer.trainer.resume.contract import check_objects, has_state, load_objects, parts_of, save_objects
 from composer.trainer.settings.arguments import check_subset
 
 if TYPE_CHECKING:
@@ -38,20 +38,16 @@ __all__ = ["END", "Batches", "check_place", "none_given"]
 
 @attrs.frozen
 class _Place:
-    """The data of :meth:`Batches.state_dict`."""
+    """The data of :meth:`Batches.state_dict`; see there."""
 
     epoch: int = attrs.field(validator=ge(0))
-    batches: int = attrs.field(validator=ge(0))
-    samples: int = attrs.field(validator=ge(0))
-    done: int | None = attrs.field(validator=optional(ge(0)))
+    place: int = attrs.field(validator=ge(0))
+    global_batch_size: int | None = attrs.field(validator=optional(ge(1)))
     length: int | None
     sizes: dict[str, int]
     order: str | None
-    order_epoch: int = attrs.field(validator=ge(0))
-    order_batches: int = attrs.field(validator=ge(0))
     loader: Any
-    own_state: dict[str, Any]
-    is_distributed: bool
+    parts: dict[str, Any]
     has_ended: bool
 
 
@@ -76,7 +72,6 @@ class Batches:
         epoch: The number of the first epoch.
         spin: Whether a loader that cannot start in the middle of an epoch is fast-forwarded to the resume point; else
             it starts at the beginning of the epoch.
-        own_state: The state of the loader's components, if it is already watched.
 
     Raises:
         ValueError: The loader has no batches, or ``subset_num_batches`` is out of range.
@@ -98,29 +93,38 @@ class Batches:
         seed: int = 0,
         epoch: int = 0,
         spin: bool = True,
-        own_state: DataState | None = None,
     ) -> None:
         check_subset("train_subset_num_batches", subset_num_batches)
-        loader_length = spec.length
-        if loader_length == 0:
+        if spec.length == 0:
             raise ValueError(
                 "train_dataloader has no batches: its data set is empty, or smaller than one batch with drop_last=True."
             )
         self.spec = spec
         self.subset_num_batches = subset_num_batches
         self.spin = spin
-        self._order = make_order(spec.dataloader, seed)
-        rest = self._order.rest(0)
-        if rest is not None:
-            loader_length = rest.batches
-            if not loader_length:
-                raise ValueError(
-                    "train_dataloader has no batches: its data set is smaller than one batch of all processes with "
-                    "drop_last=True."
-                )
-        lengths = [length for length in (loader_length, subset_num_batches) if length is not None and length != -1]
-        self.length = min(lengths) if lengths else None
-        self.own_state = DataState(spec, skips=self._order.skips) if own_state is None else own_state
+        self._order = order = make_order(spec.dataloader, seed)
+        end, length = order.end(0), spec.length
+        if end == 0:
+            raise ValueError(
+                "train_dataloader has no batches: its data set is smaller than one batch of all processes with "
+                "drop_last=True."
+            )
+        self.length = length if end is None else -(-end // order.step)
+        if subset_num_batches != -1:
+            self.length = subset_num_batches if self.length is None else min(self.length, subset_num_batches)
+        parts = parts_of(spec.dataloader)
+        self.replayed = {name: one for name, one in parts.items() if not order.skips or name.endswith("sampler")}
+        """The parts of the loader that a resumed run needs as they were at the start of the epoch."""
+        self.parts = {name: one for name, one in parts.items() if name not in self.replayed}
+        """The other parts of the loader, and its transforms."""
+        for name in ("batch_transforms", "microbatch_transforms"):
+            if getattr(spec, name) is not None:
+                self.parts[name] = getattr(spec, name)
+        loader: Any = spec.dataloader
+        has_copies = getattr(loader, "num_workers", 0) and (order.skips or getattr(loader, "persistent_workers", False))
+        self.copied = {name: one for name, one in parts.items() if has_copies and not name.endswith("sampler")}
+        """The parts of which worker processes have copies that may differ from those here."""
+        self._at_begin = save_objects(self.replayed)
         self._device = device
         self._epoch = epoch
         self._may_be_at_end = False
@@ -128,45 +132,46 @@ class Batches:
         self._in_step: Iterator[tuple[Batch, bool]] | None = None
         self._has_ended = False  # this process trains on no further batch of the epoch, and others do
         self._last = END  # of the batches that were loaded again
-        self._finished: tuple[int, int] | None = None
-        self.num_samples = 0
-        """The number of samples in the batches of the epoch so far, which the caller of :meth:`next` counts."""
         self.usual_samples: int | None = None
         """The batch size of the loader, if it has one, and the same in all processes."""
-        self._is_agreed = False  # the usual number of samples
+        self._is_certain = False  # that all batches but the last have the usual number of samples
         self._exhausted = False
-        self._set_place(0, 0)
+        self._set_place(0)
         # Loaders without a length, or that are only iterated over, may end earlier in some processes.
-        self._may_end_apart = get_world_size() > 1 and (loader_length is None or not self._order.skips)
+        self._may_end_apart = get_world_size() > 1 and (length is None or not order.skips)
         self._may_be_equal = get_data_world_size() > 1 and not is_split_by_rank(spec.dataloader)
-        if get_world_size() > 1 and rest is None:
+        if get_world_size() > 1 and end is None:
             _warn_of_repeats(spec.dataloader)
         _warn_of_running_workers(spec.dataloader)
 
     @property
     def counts(self) -> bool:
         """Whether the last batch has a sample that no other process counts; else its weight is 0."""
-        return not self._has_ended and (self._last_real is None or self._given <= self._last_real)
+        if self._data_end is None:
+            return not self._has_ended
+        return self._place - self._order.step + get_data_rank() < self._data_end
 
     @property
     def is_full(self) -> bool:
         """Whether it is certain that the last batch has the usual number of samples in each process."""
-        return self._is_agreed and self._given <= self._last_full
+        return self._is_certain and self._data_end is not None and self._place <= self._data_end
 
     @property
     def epoch_is_over(self) -> bool:
         """Whether the epoch has no batch left; for loaders without a length, known only after the last batch."""
-        return self._exhausted or (self._end is not None and self._given >= self._end)
+        return self._exhausted or (self._end is not None and self._place >= self._end)
 
-    def _set_place(self, given: int, done: int) -> None:
-        """Set the position in the epoch: after some batches, with ``done`` samples of the order of all processes."""
-        self._given, self._first, self._done = given, given, done
-        self._end, self._last_real, self._last_full = self.length, None, 0
-        rest = self._order.rest(done)
-        if rest is not None:
-            self._end, self._last_real, self._last_full = given + rest.batches, given + rest.real, given + rest.full
-            if self.subset_num_batches != -1:
-                self._end = min(self._end, self.subset_num_batches)
+    def _set_place(self, place: int) -> None:
+        """Set the place in the epoch, as :class:`DataOrder` counts it, and the places where data and epoch end."""
+        self._place = place
+        self._data_end = self._order.end(place)
+        self._end = self.length if self._data_end is None else self._data_end
+        if self._end is not None and self.subset_num_batches != -1:
+            self._end = min(self._end, self.subset_num_batches * self._order.step)
+
+    @property
+    def _num_batches(self) -> int:
+        return -(-self._place // self._order.step)
 
     def next(self) -> Batch:
         """Return the epoch's next batch; ``END`` if there is none.
@@ -175,14 +180,14 @@ class Batches:
             ValueError: The loader returned no batch in the epoch, or None as a batch.
         """
         if self._iterator is None and not self._has_ended:
-            self._begin(self._given)
+            self._begin(self._place)
         if self._may_end_apart:
             batch = self._next_in_step()
         else:
             assert self._iterator is not None
             batch = next(self._iterator, END)
         if batch is END:
-            if not self._given:
+            if not self._place:
                 raise ValueError(
                     "train_dataloader gave no batch in a complete epoch. A generator can be iterated over only once: "
                     "give an iterable that can be iterated over again."
@@ -190,14 +195,14 @@ class Batches:
             self._exhausted = True
             return END
         if batch is None:
-            raise none_given("train_dataloader", self._given)
-        self._given += 1
+            raise none_given("train_dataloader", self._num_batches)
+        self._place += self._order.step
         if self._device.type != "cpu":
             batch = move_batch(batch, self._device)
         if self.spec.batch_transforms is not None:
             batch = self.spec.batch_transforms(batch)
             if batch is None:
-                raise none_given("batch_transforms of train_dataloader", self._given - 1)
+                raise none_given("batch_transforms of train_dataloader", self._num_batches - 1)
         if self._may_be_equal:
             self._may_be_equal = False
             _warn_if_equal(batch if self.counts else None)
@@ -211,14 +216,16 @@ class Batches:
         Raises:
             ValueError: The loaders have different lengths, and one of the processes cannot train without own batches.
         """
-        size, rest = self._order.batch_size, self._order.rest(0)
-        self._is_agreed = all_agree((size, None if rest is None else rest.full))
-        self.usual_samples = size if self._is_agreed else None
+        size = self._order.batch_size
+        is_equal = all_agree((size, self._order.is_collated_by_torch, self._data_end))
+        self._is_certain = is_equal and size is not None and self._order.is_collated_by_torch
+        self.usual_samples = size if is_equal else None
         if not self._may_end_apart:
             check_lengths(self.length)
             return
         lengths = [length for length in all_gather_object(self.length) if length is not None]
-        self.length = self._end = max(lengths) if len(lengths) == get_world_size() else None
+        self.length = max(lengths) if len(lengths) == get_world_size() else None
+        self._set_place(self._place)
 
     def _next_in_step(self) -> Batch:
         """Return the next batch, END once all processes have no more; one to compute with weight 0 if others have."""
@@ -229,9 +236,9 @@ class Batches:
         self._has_ended = not is_own
         return batch
 
-    def _begin(self, skip: int = 0) -> Iterator[Batch]:
-        self.own_state.begin_epoch()
-        batches = self._order.begin(self._epoch, skip, self._done)
+    def _begin(self, place: int = 0) -> Iterator[Batch]:
+        self._at_begin = save_objects(self.replayed)
+        batches = self._order.begin(self._epoch, place)
         self._iterator = batches if self.length is not None else _watched(batches)
         if self._may_be_at_end:
             self._may_be_at_end = False
@@ -243,122 +250,85 @@ class Batches:
 
     def rewind(self, epoch: int | None = None) -> None:
         """Start the next epoch, or the given one, with the next batch."""
-        self._finished = (self._epoch, self._given) if epoch is None else None
         self._epoch = self._epoch + 1 if epoch is None else epoch
         self._iterator = self._in_step = None
         self._last = END
-        self.num_samples = 0
         self._exhausted = self._has_ended = False
-        self._set_place(0, 0)
+        self._set_place(0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the data: the epoch, its number of batches so far, and the data to verify it."""
-        in_epoch = self._given > 0 and not self.epoch_is_over
-        order_epoch, order_batches = (self._epoch, self._given) if self._given else self._finished or (0, 0)
-        order = self._order.fingerprint(order_batches) if order_batches else None
+        """Return the place in the data: the epoch and the place in it, and the data to restore and to verify it."""
+        in_epoch = self._place > 0 and not self.epoch_is_over
         return {
             "epoch": self._epoch,
-            "batches": self._given,
-            "samples": self.num_samples,
-            "done": self._num_done(),
+            "place": self._place,
+            "global_batch_size": self._order.global_batch_size,
             "length": self.spec.length,
             "sizes": self._order.sizes(),
-            "order": order,
-            "order_epoch": order_epoch,
-            "order_batches": order_batches,
+            "order": self._order.fingerprint(self._place) if in_epoch else None,
             "loader": self._order.state_dict(),
-            "is_distributed": self._order.samples_together is not None,
+            "parts": self._at_begin if in_epoch else save_objects(self.replayed),
             "has_ended": self._has_ended,
-            "own_state": self.own_state.to_data(in_epoch=in_epoch, is_checked=order is not None),
         }
 
-    def _num_done(self) -> int | None:
-        """Return the number of samples so far in the order of all processes; None if there is no such order."""
-        together = self._order.samples_together
-        return None if together is None else self._done + (self._given - self._first) * together
+    def is_of_same_order(self, state: Mapping[str, Any]) -> bool:
+        """Return whether a saved place is a number of samples of this data, whatever the number of processes."""
+        samples = state["sizes"].get("samples")
+        is_shared = None not in (state["global_batch_size"], self._order.global_batch_size, samples)
+        return is_shared and samples == self._order.sizes().get("samples")
+
+    def _place_of(self, state: Mapping[str, Any]) -> int:
+        """Return a saved place as a place in this data."""
+        place: int = state["place"]
+        if self.is_of_same_order(state):
+            return place
+        return -(-place // (state["global_batch_size"] or 1)) * self._order.step
 
     def check_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Return the problems of a saved position, valid by :func:`check_place`, that does not fit this data."""
-        given = state["batches"]
-        if self.length is None or given <= self.length or self._is_of_same_order(state):
+        """Return the problems of a saved place, valid by :func:`check_place`, that does not fit this data."""
+        given = self._place_of(state) // self._order.step
+        if self.length is None or given <= self.length or self.is_of_same_order(state):
             return []
         problem = f"data: {given} batches of the epoch were done, and train_dataloader has {self.length}."
         return [f"{problem} Is it the same data, with the same batch size?"]
 
-    def _is_of_same_order(self, state: Mapping[str, Any]) -> bool:
-        """Return whether a saved position is in the order of this data, whatever the number of processes."""
-        is_shared = state.get("is_distributed", False) and self._order.samples_together is not None
-        samples = state.get("sizes", {}).get("samples")
-        return is_shared and samples is not None and samples == self._order.sizes().get("samples")
-
-    def moved(self, state: Mapping[str, Any], world_size: int) -> dict[str, Any] | None:
-        """Return this process's position for one that was saved with other global batches; None if there is none.
-
-        All processes together continue with the sample after those that all processes together have trained on. The
-        data must be split by a ``DistributedSampler`` there and here.
+    def load_state_dict(self, state: Mapping[str, Any], samples: int | None = None) -> None:
+        """Restore a saved place. Batches before it that have to be loaded are loaded with the next batch.
 
         Args:
-            state: The saved position of any process.
-            world_size: The number of processes with different samples that saved it.
+            state: What :meth:`state_dict` returned.
+            samples: The number of samples in the batches before the place, if it is known.
         """
-        if not self._is_of_same_order(state):
-            return None
-        sizes, done = state["sizes"], state.get("done")
-        if done is None:  # an earlier release
-            done = state["batches"] * sizes.get("samples a batch", 1) * world_size
-        own = len(range(get_data_rank(), min(done, sizes["samples"]), get_data_world_size()))
-        return {**state, "done": done, "samples": own, "length": None, "sizes": {"samples": sizes["samples"]}}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved position. Batches before it that have to be loaded are loaded with the next batch."""
         self.rewind(state["epoch"])
-        given, done = state["batches"], state.get("done")
-        if done is None or not self._is_of_same_order(state):
-            done = given * (self._order.samples_together or 0)
-        self._set_place(given, done)
-        self.num_samples, self._has_ended = state.get("samples", 0), state.get("has_ended", False)
+        self._set_place(self._place_of(state))
+        self._has_ended = state["has_ended"]
+        given, in_epoch, first = self._num_batches, self._place > 0 and not self.epoch_is_over, None
         # A loader may have saved the end of the finished epoch as its position.
-        self._may_be_at_end = state.get("loader") is not None and not given
-        own, own_state, order = state.get("loader"), state.get("own_state", {}), state.get("order")
-        in_epoch, first = bool(given) and not self.epoch_is_over, None
-        is_replayed = self.own_state.load_at_begin(own_state, self._device)
-        if own is not None and hasattr(self.spec.dataloader, "load_state_dict"):
-            try:
-                self.spec.dataloader.load_state_dict(own)
-            except Exception as error:
-                raise ValueError(
-                    "train_dataloader.load_state_dict refused what was saved of it: is it the same loader, of the same "
-                    f"data? {type(error).__name__}: {error}"
-                ) from error
+        self._may_be_at_end = state["loader"] is not None and not given
+        load_objects(state["parts"], self.replayed)
+        self._at_begin = state["parts"]
+        loader: Any = self.spec.dataloader
+        if state["loader"] is not None and has_state(loader):
+            load_objects({"states": {"train_dataloader": state["loader"]}}, {"train_dataloader": loader})
         elif in_epoch and not self._order.skips:
             first = self._replay(given)
-        elif isinstance(self.spec.dataloader, (list, tuple)):
-            first = self._count_samples(self.spec.dataloader[:given])
+        elif isinstance(loader, (list, tuple)):
+            first = self._count_samples(loader[:given])
         if given:
-            self._check_sizes(state, first)
-        if in_epoch:
-            if self._order.skips and (is_replayed or order is not None):
-                self._begin(given)
-            if order is not None:
-                self._compare_order(self._order.fingerprint(given), order)
-        else:
-            # The data may change between two epochs. The order of a finished epoch is verified if they did not.
-            is_same = (state.get("length"), state.get("sizes")) == (self.spec.length, self._order.sizes())
-            if order is not None and "order_epoch" in state and is_same:
-                again = self._order.choose_again(state["order_epoch"], state.get("order_batches", 0))
-                self._compare_order(again, order)
-        self.own_state.load(own_state, self._device, in_epoch=in_epoch)
+            self._check_sizes(state, samples, first)
+        if in_epoch and state["order"] is not None:
+            self._begin(self._place)
+            self._compare_order(self._order.fingerprint(given), state["order"])
 
     def _replay(self, given: int) -> int | None:
         if not self.spin:
-            self._set_place(0, 0)
-            self.num_samples = 0
+            self._set_place(0)
             self._has_ended = False
             return None
         warnings.warn(
             f"train_dataloader cannot begin in the middle of an epoch: its first {given} batches are loaded again, and "
-            "the run goes on with the next one. The result is exact only if the loader returns the same batches again: "
-            "if it draws from the global generators, and stores its position in attributes that are numbers. A "
+            "training continues with the next one. The result is exact only if the loader returns the same batches "
+            "again, as it does if it draws from the global generators or from generators that are its attributes. A "
             "DataLoader of a map-style dataset, or a loader with state_dict() and load_state_dict() such as "
             "torchdata's StatefulDataLoader, resumes without loading them.",
             UserWarning,
@@ -371,7 +341,7 @@ class Batches:
                 self._last = batch
                 yield batch
 
-        return self._count_samples(tqdm(load_again(), desc="going to where the run stopped", total=given))
+        return self._count_samples(tqdm(load_again(), desc="loading to the resume point", total=given))
 
     def _count_samples(self, batches: Iterable[Batch]) -> int | None:
         """Iterate over batches and return their number of samples; None if it is counted after transforms."""
@@ -379,10 +349,12 @@ class Batches:
         found = sum(count(batch) if count is not None and batch is not None else 0 for batch in batches)
         return None if count is None else found
 
-    def _check_sizes(self, state: Mapping[str, Any], first: int | None) -> None:
+    def _check_sizes(self, state: Mapping[str, Any], samples: int | None, first: int | None) -> None:
         """Warn if sizes, such as the number of samples in the first batches, show that the data has changed."""
-        counted = f"samples in the first {state['batches']} batches"
-        before = {"batches": state.get("length"), **state.get("sizes", {}), counted: state.get("samples")}
+        if self.is_of_same_order(state):
+            return
+        counted = f"samples in the first {self._num_batches} batches"
+        before = {"batches": state["length"], **state["sizes"], counted: samples}
         now = {"batches": self.spec.length, **self._order.sizes(), counted: first}
         changed = [name for name in now if None not in (now[name], before.get(name)) and now[name] != before[name]]
         if changed:
@@ -399,8 +371,8 @@ class Batches:
             warnings.warn(
                 "train_dataloader's sampler gives another order than before the run stopped, so some samples are "
                 "repeated and others skipped, and the run differs from an uninterrupted one. Let the sampler draw from "
-                "the global generators of torch, NumPy or Python, or store its state in attributes that are numbers or "
-                "generators.",
+                "the global generators of torch, NumPy or Python or from one that is its attribute, or give it "
+                "state_dict() and load_state_dict().",
                 UserWarning,
                 stacklevel=4,
             )
@@ -413,17 +385,7 @@ def check_place(place: Mapping[str, Any] | None, path: str) -> None:
         ValueError: It is not; the message begins with ``path``.
     """
     if place is not None:
-        added: dict[str, Any] = {
-            "samples": 0,
-            "done": None,
-            "sizes": {},
-            "order_epoch": 0,
-            "order_batches": 0,
-            "own_state": {},
-            "is_distributed": False,
-            "has_ended": False,
-        }
-        check_data_state(from_data({**added, **place}, _Place, path).own_state, f"{path}.own_state")
+        check_objects(from_data(place, _Place, path).parts, f"{path}.parts")
 
 
 def none_given(what: str, place: int) -> ValueError:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import copy
 import hashlib
 import itertools
-import marshal
 from collections.abc import Iterable, Iterator, Sized
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import torch
 from torch import Tensor
 from torch.utils.data import (
@@ -32,39 +30,25 @@ from torch.utils.data import (
 from composer.core.randomness import derive_seed, preserve_rng_state, seed_globals
 from composer.distributed.environment import get_data_rank
 from composer.distributed.samplers import is_plain_distributed, num_real_samples, real_indices
+from composer.trainer.resume.contract import has_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from composer.core import Batch
 
-__all__ = ["DataOrder", "Rest", "make_order"]
+__all__ = ["DataOrder", "make_order"]
 
 _DRAW_AT_ONCE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _FAR = 2**62
 _DIGEST = 8
-_WITHOUT_REFERENCES = 2
-"""The version of :mod:`marshal` whose output depends on the value alone."""
-
-
-@attrs.frozen
-class Rest:
-    """The remaining batches of this process in an epoch.
-
-    Args:
-        batches: Their number, the same in all processes.
-        full: The number of first ones that have as many samples as the loader's batch size in each process, if that is
-            certain; otherwise 0.
-        real: The number of first ones with a sample that no other process has. Others only keep the processes in step.
-    """
-
-    batches: int
-    full: int
-    real: int
 
 
 class DataOrder:
-    """Iterates over any epoch of a loader, from any batch on.
+    """Iterates over any epoch of a loader, from any place on.
+
+    A place is the number of samples before it in the order of all processes, if a ``DistributedSampler`` gives each
+    process its part of one order, which is the same for any number of processes; otherwise the number of batches.
 
     Args:
         loader: The loader.
@@ -73,32 +57,32 @@ class DataOrder:
     Attributes:
         skips: Whether an epoch can start in its middle without loading the batches before.
         batch_size: The number of samples in nearly all batches; None if it is not known.
-        samples_together: The number of samples in a batch of all processes together, if a ``DistributedSampler`` gives
-            each process its part of one order, which is the same for any number of processes; otherwise None.
+        is_collated_by_torch: Whether torch's function makes a batch of as many samples as there are indices.
+        global_batch_size: The number of samples in a batch of all processes, if a place is a number of samples;
+            otherwise None.
     """
 
     skips = True
     batch_size: int | None = None
-    samples_together: int | None = None
+    is_collated_by_torch = False
+    global_batch_size: int | None = None
 
     def __init__(self, loader: Iterable[Batch], seed: int) -> None:
         self.loader, self.seed = loader, seed
 
-    def begin(self, epoch: int, skip: int = 0, done: int | None = None) -> Iterator[Batch]:
-        """Return the batches of an epoch, without the first ``skip``.
+    @property
+    def step(self) -> int:
+        """The distance between the places of two batches."""
+        return self.global_batch_size or 1
 
-        Args:
-            epoch: The epoch.
-            skip: The number of batches before.
-            done: With ``samples_together`` the number of samples before, in the order of all processes; ``skip``
-                batches of as many as now if None.
-        """
-        del epoch, done
-        return iter(itertools.islice(self.loader, skip, None)) if skip else iter(self.loader)
+    def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
+        """Return the batches of an epoch from a place on."""
+        del epoch
+        return iter(itertools.islice(self.loader, place, None)) if place else iter(self.loader)
 
-    def rest(self, done: int) -> Rest | None:
-        """Return which batches follow the first ``done`` samples of the order of all processes; None if unknown."""
-        del done
+    def end(self, place: int) -> int | None:
+        """Return the place after the epoch's last sample, for an epoch that passes ``place``; None if unknown."""
+        del place
         return None
 
     def fingerprint(self, batches: int) -> str | None:
@@ -123,11 +107,6 @@ class DataOrder:
         found = {"samples a batch": size, "samples": len(dataset) if _has_length(dataset) else 0}
         return {name: number for name, number in found.items() if type(number) is int and number}
 
-    def choose_again(self, epoch: int, batches: int) -> str | None:
-        """Draw the order of an epoch again and return its :meth:`fingerprint`, without loading a batch."""
-        del epoch
-        return self.fingerprint(batches)
-
     def state_dict(self) -> dict[str, Any] | None:
         """Return the loader's ``state_dict()``, if it has one."""
         return None
@@ -149,7 +128,7 @@ def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
     """
     # Processes share the order of a dataset, of which each has a part. All other draws differ by rank.
     own = seed if get_data_rank() == 0 else derive_seed(seed, "rank", get_data_rank())
-    if callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None)):
+    if has_state(loader):
         return StatefulOrder(loader, own)
     if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
         is_stream = isinstance(loader.dataset, IterableDataset)
@@ -163,10 +142,10 @@ class StatefulOrder(DataOrder):
     loader: Any
     skips = False  # except by its own state, which is missing if another loader was saved
 
-    def begin(self, epoch: int, skip: int = 0, _done: int | None = None) -> Iterator[Batch]:
+    def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
         """Return the remaining batches; ``load_state_dict`` has restored the position."""
         _set_epoch(self.loader, epoch)
-        return _seeded_batches(lambda: iter(self.loader), self.seed, epoch, first=skip)
+        return _seeded_batches(lambda: iter(self.loader), self.seed, epoch, first=place)
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the loader's own state."""
@@ -179,10 +158,10 @@ class OpaqueOrder(DataOrder):
 
     skips = False
 
-    def begin(self, epoch: int, skip: int = 0, _done: int | None = None) -> Iterator[Batch]:
-        """Return the batches; those to skip are loaded and discarded."""
+    def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
+        """Return the batches from a place on; those before it are loaded and discarded."""
         _set_epoch(self.loader, epoch)
-        return itertools.islice(_seeded_batches(lambda: iter(self.loader), self.seed, epoch), skip, None)
+        return itertools.islice(_seeded_batches(lambda: iter(self.loader), self.seed, epoch), place, None)
 
 
 class _CopiedOrder(DataOrder):
@@ -195,8 +174,9 @@ class _CopiedOrder(DataOrder):
         super().__init__(copied, seed if generator is None else derive_seed(seed, generator.initial_seed()))
         copied.__dict__["_iterator"] = None
         copied.generator = torch.Generator()
+        self.is_collated_by_torch = loader.collate_fn is default_collate
         # A batch of one sample is often a ready-made batch, which a function takes out.
-        if loader.batch_size is not None and (loader.batch_size > 1 or loader.collate_fn is default_collate):
+        if loader.batch_size is not None and (loader.batch_size > 1 or self.is_collated_by_torch):
             self.batch_size = loader.batch_size
         self._is_plain = _draws_nothing(loader.dataset) and loader.collate_fn in (default_collate, default_convert)
 
@@ -228,44 +208,33 @@ class IndexedOrder(_CopiedOrder):
         is_own = inner is self._sampler or type(self._sampler) is BatchSampler  # other batch samplers choose themselves
         self._distributed: Any = inner if is_plain_distributed(inner) and is_own else None
         if self._distributed is not None:
-            self.samples_together = getattr(self._sampler, "batch_size", 1) * inner.num_replicas
+            self.global_batch_size = getattr(self._sampler, "batch_size", 1) * inner.num_replicas
 
-    def begin(self, epoch: int, skip: int = 0, done: int | None = None) -> Iterator[Batch]:
-        """Return the epoch's batches, without loading the first ``skip``."""
-        if self.samples_together is None:
+    def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
+        """Return the epoch's batches from a place on, without loading those before it."""
+        if self.global_batch_size is None:
             remaining = iter(self._choose(epoch))
-            _advance(remaining, skip)
+            _advance(remaining, place)
         else:
-            remaining = self._own_part(epoch, skip * self.samples_together if done is None else done)
+            remaining = self._own_part(epoch, place)
         if not self._is_plain:
-            remaining = zip(itertools.count(_first_key(self.seed, get_data_rank(), epoch) + skip), remaining)
+            first = _first_key(self.seed, get_data_rank(), epoch) + place
+            remaining = zip(itertools.count(first, self.step), remaining)
         self._keys.next = remaining
         return self._iterate(epoch)
 
-    def rest(self, done: int) -> Rest | None:
-        """Return which batches follow the first ``done`` samples of the order of all processes."""
-        if self.samples_together is None:
+    def end(self, place: int) -> int | None:
+        """Return the place after the last sample that neither sampler nor batch sampler drops."""
+        if self.global_batch_size is None:
             return None
-        left, sampler = self._num_left(done), self._distributed
-        own = num_real_samples(left, sampler.num_replicas, sampler.rank)
-        is_certain = self.batch_size is not None and self.loader.collate_fn is default_collate
-        return Rest(
-            batches=-(-left // self.samples_together),
-            full=left // self.samples_together if is_certain else 0,
-            real=-(-own // getattr(self._sampler, "batch_size", 1)),
-        )
+        sampler, end = self._distributed, len(self._distributed.dataset)
+        if sampler.drop_last:
+            end -= end % sampler.num_replicas
+        drops = sampler is not self._sampler and self._sampler.drop_last
+        return end - max(0, end - place) % self.global_batch_size if drops else end
 
-    def _num_left(self, done: int) -> int:
-        """Return how many samples of all processes follow, without those that sampler and batch sampler drop."""
-        left = len(self._distributed.dataset)
-        if self._distributed.drop_last:
-            left -= left % self._distributed.num_replicas
-        left = max(0, left - done)
-        drops = self._distributed is not self._sampler and self._sampler.drop_last
-        return left - left % self.samples_together if drops and self.samples_together else left
-
-    def _own_part(self, epoch: int, done: int) -> Iterator[Any]:
-        """Return the keys of this process: those at the positions ``done + rank :: num_replicas`` of the order.
+    def _own_part(self, epoch: int, place: int) -> Iterator[Any]:
+        """Return the keys of this process: those at the places ``place + rank :: num_replicas`` of the order.
 
         If the last ones are fewer than the processes, the others get one of the first, which only keeps them in step.
         """
@@ -277,8 +246,8 @@ class IndexedOrder(_CopiedOrder):
         drawing.num_replicas, drawing.rank, drawing.drop_last = 1, 0, False
         drawing.num_samples = drawing.total_size = len(sampler.dataset)
         order = list(drawing)
-        left = self._num_left(done)
-        part = order[done + sampler.rank : done + left : sampler.num_replicas]
+        left = max(0, (self.end(place) or 0) - place)
+        part = order[place + sampler.rank : place + left : sampler.num_replicas]
         if len(part) * sampler.num_replicas < left:
             part.append(order[(sampler.rank - left % sampler.num_replicas) % len(order)])
         if sampler is self._sampler:
@@ -301,7 +270,9 @@ class IndexedOrder(_CopiedOrder):
             return collate(dataset[index])
 
         one_batch = fetch_one if self.loader.batch_sampler is None else fetch
-        return map(one_batch, self._keys.next) if self._is_plain else _load_seeded(one_batch, self._keys.next)
+        if self._is_plain:
+            return map(one_batch, self._keys.next)
+        return _preserve_torch_rng_state(lambda: _load_seeded(one_batch, self._keys.next))
 
     def _choose(self, epoch: int) -> Iterable[Any]:
         _set_epoch(self._dataset, epoch)
@@ -314,13 +285,6 @@ class IndexedOrder(_CopiedOrder):
         if isinstance(self._chosen, _Noted):
             return self._chosen.fingerprint(batches)
         return None if self._chosen is None else hashlib.blake2b(repr(self._chosen).encode(), digest_size=8).hexdigest()
-
-    def choose_again(self, epoch: int, batches: int) -> str | None:
-        """Draw the order of an epoch again and return its :meth:`fingerprint`."""
-        keys = self._choose(epoch)
-        if isinstance(keys, _Noted):
-            _advance(keys, batches)
-        return self.fingerprint(batches)
 
 
 class StreamOrder(_CopiedOrder):
@@ -337,14 +301,14 @@ class StreamOrder(_CopiedOrder):
         """Return the known sizes, and the number of workers, over which streams are usually split."""
         return {**super().sizes(), "workers": max(1, self.loader.num_workers)}
 
-    def begin(self, epoch: int, skip: int = 0, _done: int | None = None) -> Iterator[Batch]:
-        """Return the epoch's batches; those to skip are loaded and discarded."""
+    def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
+        """Return the epoch's batches from a place on; those before it are loaded and discarded."""
         _set_epoch(self._set, epoch)
         if epoch != self._next_epoch:  # persistent workers count epochs themselves
             self.loader.__dict__["_iterator"] = None
         self._next_epoch = epoch + 1
         self._stream.begin(epoch)
-        return itertools.islice(self._iterate(epoch), skip, None)
+        return itertools.islice(self._iterate(epoch), place, None)
 
 
 def _set_epoch(target: Any, epoch: int) -> None:
@@ -378,8 +342,6 @@ def _order_of(sampler: Any, seed: int, epoch: int) -> list[Any] | Iterator[Any]:
             drawing.generator = torch.Generator().manual_seed(key)
         in_order = iter(drawing)
         return in_order
-    if callable(getattr(sampler, "set_epoch", None)):
-        return _Noted(iter(sampler))
     _set_epoch(getattr(sampler, "sampler", None), epoch)
     if not _has_length(sampler):
         return _Noted(_seeded_batches(lambda: iter(sampler), seed, epoch))
@@ -446,23 +408,10 @@ def _preserve_torch_rng_state(begin: Callable[[], Iterator[Any]]) -> Iterator[An
 
 
 def _load_seeded(load: Callable[[Any], Batch], keys: Iterator[tuple[int, Any]]) -> Iterator[Batch]:
-    """Yield the batches that ``load(indices)`` returns, each with the global generators seeded by its key.
-
-    Torch's generator is restored after each batch, as in :func:`_preserve_torch_rng_state`, with fewer calls in a step.
-    """
-    generator = torch.default_generator
-    while True:
-        state = generator.get_state()
-        try:
-            chosen = next(keys, None)
-            if chosen is None:
-                return
-            key, indices = chosen
-            seed_globals(key)
-            batch = load(indices)
-        finally:
-            generator.set_state(state)
-        yield batch
+    """Yield the batches that ``load(indices)`` returns, each with the global generators seeded by its key."""
+    for key, indices in keys:
+        seed_globals(key)
+        yield load(indices)
 
 
 class _Noted:
@@ -477,11 +426,7 @@ class _Noted:
 
     def __next__(self) -> Any:
         key = next(self.keys)
-        try:
-            content = marshal.dumps(key, _WITHOUT_REFERENCES)
-        except ValueError:  # a tensor, or an object of another library
-            content = repr(key).encode()
-        self._digest.update(content)
+        self._digest.update(repr(key).encode())
         self._digests += self._digest.digest()
         return key
 

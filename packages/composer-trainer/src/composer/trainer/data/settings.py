@@ -67,7 +67,6 @@ class TrainingData:
         if self.spec is None:
             return
         check_sampler(self.spec.dataloader)  # may change it, for a mesh
-        known = self.batches is not None and self.batches.spec.dataloader is self.spec.dataloader
         self.batches = Batches(
             self.spec,
             self.subset_num_batches,
@@ -75,7 +74,6 @@ class TrainingData:
             seed=state.rank_zero_seed,
             epoch=int(state.timestamp.epoch),
             spin=self.spin,
-            own_state=self.batches.own_state if known and self.batches is not None else None,
         )
         self.batches.agree_on_length()
         state.train_dataloader = self.spec

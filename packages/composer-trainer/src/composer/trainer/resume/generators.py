@@ -1,4 +1,4 @@
-"""States of the user's own generators of torch, Python and NumPy, as plain data."""
+"""States of generators of torch, Python and NumPy, as plain data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import MappingKey, tree_flatten, tree_flatten_with_path, tree_map
+from torch.utils._pytree import tree_map
 
 from composer.core.serialization import is_number, plain_number
 
@@ -24,38 +24,36 @@ def _numpy_types(*names: str) -> tuple[Any, ...]:
 
 
 def is_generator(value: Any) -> bool:
-    """Return whether a value is a generator of torch, Python or NumPy other than the global ones.
+    """Return whether a value is a generator of torch, Python or NumPy with a state, other than the global ones.
 
     Example:
-        >>> is_generator(random.Random(3)), is_generator(random)
-        (True, False)
+        >>> is_generator(random.Random(3)), is_generator(random.SystemRandom()), is_generator(random)
+        (True, False, False)
     """
-    types = (torch.Generator, random.Random, *_numpy_types("Generator", "RandomState", "BitGenerator"))
-    if not isinstance(value, types):
+    kinds = (torch.Generator, random.Random, *_numpy_types("Generator", "RandomState"))
+    if not isinstance(value, kinds) or isinstance(value, random.SystemRandom):
         return False
+    is_global = value is torch.default_generator or value is random._inst  # noqa: SLF001
     numpy = sys.modules.get("numpy")
-    is_numpys_global = numpy is not None and value is numpy.random.mtrand._rand  # noqa: SLF001
-    return value is not torch.default_generator and value is not random._inst and not is_numpys_global  # noqa: SLF001
+    return not (is_global or (numpy is not None and value is numpy.random.mtrand._rand))  # noqa: SLF001
 
 
-def generator_state(generator: Any) -> Any:
-    """Return a generator's state as plain data and tensors; None if it has none, such as ``random.SystemRandom``."""
+def generator_state(generator: Any) -> dict[str, Any]:
+    """Return a generator's state as plain data and tensors."""
     if isinstance(generator, torch.Generator):
         return {"torch": generator.get_state().cpu().clone()}
     if isinstance(generator, random.Random):
-        try:
-            version, words, gauss = generator.getstate()
-        except NotImplementedError:
-            return None
+        version, words, gauss = generator.getstate()
         return {"version": version, "words": torch.tensor(words, dtype=torch.int64, device="cpu"), "gauss": gauss}
-    return tree_map(_plain_word, _numpy_state(generator))
+    state: dict[str, Any] = tree_map(_plain_word, _numpy_state(generator))
+    return state
 
 
 def _numpy_state(generator: Any) -> dict[str, Any]:
     if isinstance(generator, _numpy_types("RandomState")):
         state: dict[str, Any] = generator.get_state(legacy=False)
         return state
-    return dict(getattr(generator, "bit_generator", generator).state)
+    return dict(generator.bit_generator.state)
 
 
 def _plain_word(value: Any) -> Any:
@@ -93,31 +91,20 @@ def set_generator_state(generator: Any, data: Any) -> None:
             if isinstance(generator, _numpy_types("RandomState")):
                 generator.set_state(state)
             else:
-                getattr(generator, "bit_generator", generator).state = state
+                generator.bit_generator.state = state
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"was saved with a state that {type(generator).__name__} refuses: {error}") from None
+        raise ValueError(f"was saved with a state that {type(generator).__name__} rejects: {error}") from None
 
 
-def _fits(current: Any, data: Any) -> bool:
-    """Return whether data has the structure of a generator's state, and its text, which names the algorithm."""
-    if current is None:
-        return False
-    leaves, spec = tree_flatten(current)
-    try:
-        saved = spec.flatten_up_to(data)
-    except ValueError:
-        return False
-    positions = [
-        (path[-1].key, value) for path, value in tree_flatten_with_path(data)[0] if type(path[-1]) is MappingKey
-    ]
-    return all(map(_is_alike, leaves, saved)) and all(
-        value in _POSITIONS[name] for name, value in positions if name in _POSITIONS
-    )
-
-
-def _is_alike(current: Any, saved: Any) -> bool:
+def _fits(current: Any, data: Any, name: str = "") -> bool:
+    """Return whether data has the structure of a generator's state, and its strings, which name the algorithm."""
+    if isinstance(current, dict):
+        is_alike = isinstance(data, dict) and data.keys() == current.keys()
+        return is_alike and all(_fits(value, data[key], key) for key, value in current.items())
+    if isinstance(current, list):
+        return isinstance(data, list) and len(data) == len(current) and all(map(_fits, current, data))
     if isinstance(current, Tensor):
-        return isinstance(saved, Tensor) and (saved.shape, saved.dtype) == (current.shape, current.dtype)
+        return isinstance(data, Tensor) and (data.shape, data.dtype) == (current.shape, current.dtype)
     if isinstance(current, str):
-        return bool(saved == current)
-    return saved is None or type(saved) in (int, float, bool)
+        return bool(data == current)
+    return (data is None or type(data) in (int, float, bool)) and (name not in _POSITIONS or data in _POSITIONS[name])

@@ -1,7 +1,8 @@
-"""The data of an exact resume that is not in the state: the position in the data, metrics and generators."""
+"""The data of an exact resume that is not in the state: the place in the data, metrics, generators and own objects."""
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import attrs
 import torch
 from attrs.validators import ge, optional
-from torch import Tensor
+from torch import Tensor, nn
 
 from composer.core import Timestamp
 from composer.core.components import by_key
@@ -26,8 +27,15 @@ from composer.distributed.environment import get_tensor_parallel_size
 from composer.trainer.data.batches import check_place
 from composer.trainer.evaluation.metrics import SavedMetric, check_metrics, load_metrics, merge_metrics, save_metrics
 from composer.trainer.reproducibility import seed_all
-from composer.trainer.resume.data_state import data_components
-from composer.trainer.resume.own_state import OwnState, check_own_state, warn_of_misfits, without
+from composer.trainer.resume.contract import (
+    Changes,
+    check_objects,
+    generators_of,
+    load_objects,
+    parts_of,
+    save_objects,
+    warn_of_changes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -44,37 +52,26 @@ def _check_one_number(_: object, field: attrs.Attribute[Any], value: Tensor) -> 
 
 
 @attrs.frozen
+class _OfProcess:
+    """What :meth:`ResumeState.to_data` returns of each process."""
+
+    data: dict[str, Any] | None
+    loggers: dict[str, dict[str, Any]]
+    metrics: dict[str, dict[str, SavedMetric]]
+    objects: dict[str, Any]
+    rng: dict[str, Any]
+
+
+@attrs.frozen
 class _Saved:
     """The data of :meth:`ResumeState.to_data`."""
 
     clock_before: Timestamp
-    data: list[dict[str, Any] | None]
-    loggers: list[dict[str, dict[str, Any]]]
-    metrics: list[dict[str, dict[str, SavedMetric]]]
     microbatch_size: int | None = attrs.field(validator=optional(ge(1)))
-    own_state: list[dict[str, Any]]
-    rng: list[dict[str, Any]]
+    processes: list[_OfProcess]
     skipped_steps: Tensor = attrs.field(validator=_check_one_number)
     tensor_parallel: int = attrs.field(validator=ge(1))
     world_size: int = attrs.field(validator=ge(1))
-
-
-_OF_EACH = ("data", "loggers", "metrics", "own_state", "rng")
-"""The fields that are saved for each process, by rank."""
-
-_ADDED: dict[str, Any] = {"own_state": [], "tensor_parallel": 1}
-"""The fields that checkpoints of earlier releases do not have, with their defaults."""
-
-
-def _is_as_before(saved: Mapping[str, Any]) -> bool:
-    """Return whether as many processes saved, with the same samples in each."""
-    before = saved["world_size"], saved.get("tensor_parallel", 1)
-    return before == (get_world_size(), get_tensor_parallel_size())
-
-
-def _data_world_size(saved: Mapping[str, Any]) -> int:
-    size: int = saved["world_size"] // saved.get("tensor_parallel", 1)
-    return size
 
 
 @runtime_checkable
@@ -90,6 +87,10 @@ class SavesProgress(Protocol):
 class ResumeState:
     """Saves and restores the data of an exact resume that is not in the state.
 
+    A run is resumed in three steps: :meth:`load` keeps the saved data, because the training data may be given only to
+    ``fit``; :meth:`resume` restores the place in the data; and :meth:`begin` restores the generators, immediately
+    before the first batch.
+
     Args:
         state: The run.
         data: The training data.
@@ -100,9 +101,10 @@ class ResumeState:
         self._state, self._data, self._logger = state, data, logger
         self.skipped_steps = torch.zeros((), dtype=torch.int64, device=state.device)
         self._loaded: dict[str, Any] | None = None
-        self._draws: dict[str, Any] | int | None = None
-        self._own = OwnState()
-        self._own_loaded: dict[str, Any] = {}
+        self._own: dict[str, Any] = {}  # what begin() restores of this process
+        self._seed: int | None = None  # or the seed of the global generators, for another number of processes
+        self._changes: Changes | None = None
+        self._has_reported = False
 
     def attach_to(self, callbacks: Iterable[object]) -> None:
         """Let the callbacks that save checkpoints save this data with the state."""
@@ -114,185 +116,207 @@ class ResumeState:
         """Return plain data and tensors; all processes must call it.
 
         Args:
-            reports: Whether to warn about state of the user's objects that cannot be saved.
+            reports: Whether to warn, once in a run, about changed attributes that are not saved.
         """
         state, batches = self._state, self._data.batches
         broadcast_buffers(state.model)
+        if reports and self._changes is not None:
+            self._report(self._changes)
         own = {
             "data": None if batches is None else batches.state_dict(),
             "loggers": self._logger.state_dict(),
             "metrics": save_metrics(state.train_metrics),
-            "own_state": self._own.to_data(),
+            "objects": save_objects(self._objects(), self._components()),
             "rng": rng_state(state.device),
         }
-        if reports and get_global_rank() == 0:
-            self._own.report()
-            if batches is not None:
-                batches.own_state.report()
-        of_all = all_gather_object(own)
-        now = {
-            **{name: [one[name] for one in of_all] for name in own},
+        processes = all_gather_object(own)
+        if self._loaded is not None:
+            # Until a loaded run is resumed, its data is the loaded one. Loggers have continued already.
+            runs = [one["loggers"] for one in processes]
+            loaded = zip(self._loaded["processes"], itertools.chain(runs, itertools.repeat({})), strict=False)
+            return {**self._loaded, "processes": [{**one, "loggers": of_rank} for one, of_rank in loaded]}
+        return {
             "clock_before": state.previous_timestamp.state_dict(),
             "microbatch_size": state.device_train_microbatch_size if state.auto_microbatching else None,
+            "processes": processes,
             "skipped_steps": self.skipped_steps,
             "tensor_parallel": get_tensor_parallel_size(),
             "world_size": get_world_size(),
         }
-        # Until a loaded run is resumed, its data is the loaded one.
-        return now if self._loaded is None else {**now, **self._loaded, "loggers": now["loggers"]}
 
     def check(self, saved: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:
         """Return the problems of saved data; none if a run can continue from it.
+
+        Each process checks the entries of all, so that all processes reject a checkpoint, or none.
 
         Args:
             saved: The data of :meth:`to_data`.
             ignored: The paths not to load; with ``"timestamp"`` the position in the run is not loaded.
         """
-        names = [field.name for field in attrs.fields(_Saved)]
-        missing = [name for name in names if name not in saved and name not in _ADDED]
+        missing = [field.name for field in attrs.fields(_Saved) if field.name not in saved]
         if missing:
             return [f"extra: {', '.join(missing)} missing; this checkpoint was not saved by a Trainer."]
         try:
-            from_data({name: saved.get(name, _ADDED.get(name)) for name in names}, _Saved, "extra")
+            from_data(dict(saved), _Saved, "extra")
         except ValueError as error:
             return [str(error)]
-        batches, size = self._data.batches, saved["world_size"]
-        is_divided = size % saved.get("tensor_parallel", 1) == 0
-        if not is_divided or any(len(saved[name]) != size for name in _OF_EACH if name in saved):
-            return [f"extra: {', '.join(_OF_EACH)} must have an entry for each of world_size={size} processes."]
-        # Each process checks the entries of all, so that all processes reject a checkpoint, or none.
-        problems = []
-        checks: dict[str, Callable[[Any, str], object]] = {
-            "loggers": lambda runs, _: self._logger.check_state_dict(runs),
-            "rng": lambda states, path: check_rng_state(states, self._state.device, path),
-            "data": check_place,
-            "own_state": check_own_state,
-        }
-        for path, part, check in (
-            (f"extra.{name}[{rank}]", part, check)
-            for name, check in checks.items()
-            for rank, part in enumerate(saved.get(name, ()))
-        ):
-            try:
-                check(part, path)
-            except ValueError as error:
-                problems.append(str(error) if str(error).startswith(path) else f"{path}: {error}")
+        processes, size = saved["processes"], saved["world_size"]
+        if size % saved["tensor_parallel"] or len(processes) != size:
+            return [f"extra.processes must have an entry for each of world_size={size} processes."]
+        problems = [
+            problem
+            for rank, own in enumerate(processes)
+            for problem in self._check_process(own, f"extra.processes[{rank}]")
+        ]
         if problems or "timestamp" in ignored:
             return problems
         if _is_as_before(saved):
             problems += [
-                f"extra.metrics[{rank}].{problem}"
-                for rank in range(size)
-                for problem in check_metrics(self._state.train_metrics, saved["metrics"][rank])
+                f"extra.processes[{rank}].metrics.{problem}"
+                for rank, own in enumerate(processes)
+                for problem in check_metrics(self._state.train_metrics, own["metrics"])
             ]
-        if batches is None or (place := self._place(saved)) is None:
-            return problems
-        return [*problems, *batches.check_state_dict(place)]
+        batches, place = self._data.batches, self._place(saved)
+        return problems if batches is None or place is None else [*problems, *batches.check_state_dict(place)]
+
+    def _check_process(self, own: Mapping[str, Any], path: str) -> list[str]:
+        checks: dict[str, Callable[[Any, str], object]] = {
+            "data": check_place,
+            "loggers": lambda runs, _: self._logger.check_state_dict(runs),
+            "objects": check_objects,
+            "rng": lambda states, path: check_rng_state(states, self._state.device, path),
+        }
+        problems = []
+        for name, check in checks.items():
+            at = f"{path}.{name}"
+            try:
+                check(own[name], at)
+            except ValueError as error:
+                problems.append(str(error) if str(error).startswith(at) else f"{at}: {error}")
+        return problems
 
     def _place(self, saved: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the position in the data to continue at; None if none was saved."""
-        batches, is_as_before = self._data.batches, _is_as_before(saved)
-        place: dict[str, Any] | None = saved["data"][get_global_rank() if is_as_before else 0]
-        if place is None or batches is None:
+        """Return the place in the data to continue at; None if none was saved."""
+        is_as_before, processes = _is_as_before(saved), saved["processes"]
+        place: dict[str, Any] | None = processes[get_global_rank() if is_as_before else 0]["data"]
+        if place is None or is_as_before:
             return place
-        moved = batches.moved(place, _data_world_size(saved))
-        if is_as_before:
-            return place if moved is None else {**moved, "samples": place["samples"]}
-        return {**(moved or place), "own_state": {}, "has_ended": False}
+        return {**place, "parts": save_objects({}), "has_ended": False}
 
     def load(self, saved: Mapping[str, Any], *, ignored: Sequence[str] = ()) -> None:
-        """Store saved data until training starts, because the training data may be given only then.
+        """Store saved data until training starts.
 
         Args:
             saved: The data of :meth:`to_data`.
-            ignored: The paths not to load. With ``"timestamp"``, the data starts at the beginning of an epoch.
+            ignored: The paths not to load, such as ``"callbacks/Mine"``. With ``"timestamp"``, the data starts at the
+                beginning of an epoch.
         """
-        of_each = saved.get("own_state", [{}] * saved["world_size"])
-        self._loaded = {**saved, "own_state": [without(own, ignored) for own in of_each]}
+        prefixes = tuple(f"{path.replace('/', '.')}." for path in ignored)
+        self._loaded = {**saved, "processes": [dict(own) for own in saved["processes"]]}
+        for own in self._loaded["processes"]:
+            generators = own["objects"]["generators"].items()
+            kept = {path: one for path, one in generators if not path.startswith(prefixes)}
+            own["objects"] = {**own["objects"], "generators": kept}
+            if "timestamp" in ignored:
+                own |= {"data": None, "metrics": {}}
         if "timestamp" in ignored:
-            self._loaded |= {"clock_before": self._state.timestamp.state_dict()}
-            self._loaded |= {"data": [None] * saved["world_size"], "metrics": [{}] * saved["world_size"]}
+            self._loaded["clock_before"] = self._state.timestamp.state_dict()
         rank = get_global_rank()  # each process has its own files and runs
-        self._logger.load_state_dict(saved["loggers"][rank] if rank < saved["world_size"] else {})
+        self._logger.load_state_dict(saved["processes"][rank]["loggers"] if rank < saved["world_size"] else {})
 
     def forget(self) -> None:
         """Discard loaded data."""
-        self._loaded = self._draws = None
-        self._own_loaded = {}
+        self._loaded, self._own, self._seed = None, {}, None
 
     def resume(self) -> None:
         """Restore data, metrics and clock, once."""
         saved, self._loaded = self._loaded, None
         if saved is None:
             return
-        state, batches = self._state, self._data.batches
+        state, batches, place = self._state, self._data.batches, self._place(saved)
         state.previous_timestamp = Timestamp.from_state_dict(saved["clock_before"])
         if saved["microbatch_size"] is not None and state.auto_microbatching:
             state.device_train_microbatch_size = saved["microbatch_size"]
-        is_as_before = _is_as_before(saved)
-        place = self._place(saved)
         if batches is not None and place is not None:
-            batches.load_state_dict(place)
-        if is_as_before:
-            load_metrics(state.train_metrics, saved["metrics"][get_global_rank()], state.device)
-            self._draws = saved["rng"][get_global_rank()]
-            self._own_loaded = saved["own_state"][get_global_rank()]
+            clock = state.timestamp
+            counts_all = get_world_size() == 1 and clock.batch_in_epoch == place["place"]
+            batches.load_state_dict(place, int(clock.sample_in_epoch) if counts_all else None)
+        if _is_as_before(saved):
+            self._own = saved["processes"][get_global_rank()]
+            load_metrics(state.train_metrics, self._own["metrics"], state.device)
         else:
-            different = saved["metrics"][:: saved.get("tensor_parallel", 1)]
-            merged = merge_metrics(state.train_metrics, different, is_first=get_data_rank() == 0)
-            load_metrics(state.train_metrics, merged, state.device)
-            # Not those of the beginning, whose draws the run has used.
-            words = state.rank_zero_seed, "resume", get_data_rank(), state.timestamp.batch
-            self._draws = derive_seed(*words) % 2**32
-            first = saved["data"][0]
-            goes_on = batches is None or first is None or batches.moved(first, _data_world_size(saved)) is not None
-            data = (
-                "the epoch goes on with its next sample"
-                if goes_on
-                else "the current epoch may repeat samples and skip others, as the data is not split by a "
-                "DistributedSampler"
-            )
-            warnings.warn(
-                f"The checkpoint was saved by {saved['world_size']} processes, and {get_world_size()} resume from it: "
-                f"random draws differ, plain attributes of components are not restored, and {data}. An exact resume "
-                "requires the same number of processes and the same mesh.",
-                UserWarning,
-                stacklevel=2,
-            )
+            self._resume_elsewhere(saved)
         self.skipped_steps.copy_(saved["skipped_steps"])
         for optimizer in state.optimizers:
             # torch's schedulers warn if they step before an optimizer of this process has.
             setattr(optimizer, "_opt_called", True)  # noqa: B010
 
+    def _resume_elsewhere(self, saved: Mapping[str, Any]) -> None:
+        """Restore what does not depend on the number of processes, and warn of the rest."""
+        state, batches, place = self._state, self._data.batches, saved["processes"][0]["data"]
+        metrics = [own["metrics"] for own in saved["processes"]][:: saved["tensor_parallel"]]
+        merged = merge_metrics(state.train_metrics, metrics, is_first=get_data_rank() == 0)
+        load_metrics(state.train_metrics, merged, state.device)
+        # Not the seed of the beginning, whose draws the run has used.
+        self._seed = derive_seed(state.rank_zero_seed, "resume", get_data_rank(), state.timestamp.batch) % 2**32
+        data = "the epoch continues with its next sample"
+        if batches is not None and place is not None and not batches.is_of_same_order(place):
+            data = (
+                "the current epoch may repeat samples and skip others, as the data is not split by a DistributedSampler"
+            )
+        warnings.warn(
+            f"The checkpoint was saved by {saved['world_size']} processes, and {get_world_size()} resume from it: "
+            f"random draws differ, the states of data sets, samplers and other objects are not restored, and {data}. "
+            "An exact resume requires the same number of processes and the same mesh.",
+            UserWarning,
+            stacklevel=3,
+        )
+
     def begin(self) -> None:
-        """Restore the attributes of components and the global generators, as the last step before the first batch."""
+        """Restore own objects and the global generators, as the last step before the first batch."""
+        own, seed = self._own, self._seed
+        self.forget()
+        if own:
+            load_objects(own["objects"], self._objects(), self._components())
+        if not self._has_reported:
+            batches = self._data.batches
+            replayed = {} if batches is None else _named("train_dataloader", batches.replayed)
+            self._changes = Changes({**self._components(), **self._objects(), **replayed})
+        if seed is not None:
+            seed_all(seed)
+        elif own:
+            load_rng_state(own["rng"], self._state.device)
+
+    def _report(self, changes: Changes) -> None:
+        self._changes, self._has_reported, batches = None, True, self._data.batches
+        copied = {} if batches is None else _named("train_dataloader", batches.copied)
+        if get_global_rank() == 0:
+            warn_of_changes(changes.names(), list(generators_of(copied)))
+
+    def _components(self) -> dict[str, Any]:
+        """Return the objects that are saved with the state, by name."""
+        state = self._state
+        found: dict[str, Any] = {"model": state.model}
+        for kind, held in (("algorithms", state.algorithms), ("callbacks", state.callbacks)):
+            found |= {f"{kind}.{state.component_key(one)}": one for one in held}
+        return found | _named("loggers", by_key(self._logger.destinations))
+
+    def _objects(self) -> dict[str, Any]:
+        """Return the other objects that the Trainer was given, by name, without what is replayed with the data."""
         state, batches = self._state, self._data.batches
-        data = () if batches is None else data_components(batches.spec.dataloader)
-        of_others = [state.train_dataloader, state.scaler, *state.schedulers]
-        self._own.watch(_components(state), leave_out=[*of_others, *(one for part in data for one in part.values())])
-        own, self._own_loaded = self._own_loaded, {}
-        warn_of_misfits(self._own.load(own, state.device))
-        draws, self._draws = self._draws, None
-        if isinstance(draws, int):
-            seed_all(draws)
-        elif draws is not None:
-            load_rng_state(draws, state.device)
+        loss = getattr(state.model, "loss_fn", None)
+        found: dict[str, Any] = {} if loss is None or isinstance(loss, nn.Module) else {"loss_fn": loss}
+        if batches is not None:
+            found |= _named("train_dataloader", batches.parts)
+        for evaluator in state.evaluators:
+            found |= _named(f"evaluators.{evaluator.label}", parts_of(evaluator.dataloader.dataloader))
+        return found
 
 
-def _components(state: State) -> dict[str, Any]:
-    """Return the components of a run by name, whose attributes may contain state."""
-    optimizers = []
-    for given in state.optimizers:
-        optimizer: Any = given
-        while isinstance(optimizer, torch.optim.Optimizer):
-            optimizers.append(optimizer)
-            optimizer = getattr(optimizer, "base_optimizer", None)
-    components = {"model": state.model} | {f"optimizers.{key}": one for key, one in by_key(optimizers).items()}
-    for kind, held in (("algorithms", state.algorithms), ("callbacks", state.callbacks)):
-        components |= {f"{kind}.{state.component_key(one)}": one for one in held}
-    for evaluator in state.evaluators:
-        loader = evaluator.dataloader.dataloader
-        loading, choosing = data_components(loader)
-        found = choosing if getattr(loader, "num_workers", 0) else loading | choosing
-        components |= {f"evaluators.{evaluator.label}.{name}": one for name, one in found.items()}
-    return components
+def _named(path: str, objects: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{path}.{name}": one for name, one in objects.items()}
+
+
+def _is_as_before(saved: Mapping[str, Any]) -> bool:
+    """Return whether as many processes saved, with the same samples in each."""
+    return (saved["world_size"], saved["tensor_parallel"]) == (get_world_size(), get_tensor_parallel_size())

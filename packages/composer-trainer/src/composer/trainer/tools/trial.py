@@ -12,8 +12,8 @@ from composer.core.evaluator import evaluation_mode
 from composer.core.model_state import unwrapped
 from composer.core.randomness import preserve_rng_state
 from composer.trainer.optimization import make_scaler
-from composer.trainer.resume.generators import set_generator_state
-from composer.trainer.resume.own_state import OwnState
+from composer.trainer.resume.contract import generators_of, has_state, parts_of
+from composer.trainer.resume.generators import generator_state, set_generator_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,13 +37,12 @@ def trial(state: State, loader: Any = None, *, steps: bool) -> Iterator[None]:
         steps: Whether the block calls optimizers.
     """
     model = state.model
-    own = OwnState()
-    own.watch({"model": model, "train_dataloader": loader})
-    generators = own.generator_states()
+    found = generators_of({"model": model, **parts_of(loader)}).values()
+    generators = [(generator, generator_state(generator)) for generator in found]
     tensors = [*(model.parameters() if steps else ()), *model.buffers()]
     copies = [tensor.detach().clone() for tensor in tensors]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    position = copy.deepcopy(loader.state_dict()) if _keeps_position(loader) else None
+    position = copy.deepcopy(loader.state_dict()) if has_state(loader) else None
     fields = {name: getattr(state, name) for name in ("batch", "outputs", "loss", "total_loss", "microbatch", "scaler")}
     with contextlib.ExitStack() as stack:
         stack.enter_context(preserve_rng_state(state.device))
@@ -69,10 +68,6 @@ def trial(state: State, loader: Any = None, *, steps: bool) -> Iterator[None]:
                 loader.load_state_dict(position)
             for generator, drawn in generators:
                 set_generator_state(generator, drawn)
-
-
-def _keeps_position(loader: Any) -> bool:
-    return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,279 @@
+"""What a checkpoint contains of the objects that were given to the Trainer.
+
+- What has ``state_dict()`` and ``load_state_dict()`` is saved by them.
+- Generators that are attributes of these objects are saved.
+- Nothing else is saved. Other attributes that are numbers, tensors or arrays and have changed are named in a warning.
+
+The model, algorithms, callbacks and loggers are saved with the state of the run; here only their generators.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import sys
+import warnings
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from composer.core import Serializable
+from composer.core.serializable import saved_fields
+from composer.core.serialization import at, from_data, is_number, plain
+from composer.trainer.resume.generators import generator_state, is_generator, set_generator_state
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = [
+    "Changes",
+    "check_objects",
+    "generators_of",
+    "has_state",
+    "load_objects",
+    "parts_of",
+    "save_objects",
+    "warn_of_changes",
+]
+
+_REMEDY = """An object that has both of these methods is saved by them (a module saves its buffers):
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]"""
+_HIDDEN = frozenset(vars(nn.Module()))
+_HASHED = 1 << 20
+"""The largest array whose contents are compared, in bytes."""
+
+
+def has_state(one: Any) -> bool:
+    """Return whether an object is saved by its own ``state_dict()``, without arguments, and ``load_state_dict()``.
+
+    Example:
+        >>> has_state(torch.nn.Linear(1, 1)), has_state([1, 2])
+        (True, False)
+    """
+    save = getattr(one, "state_dict", None)
+    if isinstance(one, type) or not callable(save) or not callable(getattr(one, "load_state_dict", None)):
+        return False
+    # mosaicml-streaming's StreamingDataset has a method of this name that takes the number of samples.
+    parameters = inspect.signature(save).parameters.values()
+    return all(one.default is not one.empty or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters)
+
+
+def parts_of(loader: Any) -> dict[str, Any]:
+    """Return the objects that a loader consists of, by name; none if it is a list, or saves itself.
+
+    Example:
+        >>> list(parts_of(DataLoader([1, 2, 3])))
+        ['dataset', 'collate_fn', 'batch_sampler', 'sampler']
+    """
+    if has_state(loader) or isinstance(loader, (list, tuple, torch.Tensor)):
+        return {}
+    if not isinstance(loader, DataLoader):
+        return {"loader": loader}
+    names = ["dataset", "collate_fn"]
+    if not isinstance(loader.dataset, IterableDataset):
+        names += ["batch_sampler", "sampler"]
+    return {name: getattr(loader, name) for name in names if getattr(loader, name) is not None}
+
+
+def save_objects(objects: Mapping[str, Any], components: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return what the contract saves, as plain data and tensors.
+
+    Args:
+        objects: The objects by name.
+        components: Objects whose ``state_dict()`` is saved elsewhere.
+
+    Raises:
+        NotSerializableError: A ``state_dict()`` contains something that is neither data nor a tensor.
+
+    Example:
+        >>> sampler = torch.utils.data.RandomSampler([1, 2], generator=torch.Generator())
+        >>> saved = save_objects({"sampler": sampler})
+        >>> list(saved["states"]), list(saved["generators"])
+        ([], ['sampler.generator'])
+    """
+    states = {path: plain(one.state_dict(), path, mappings=True) for path, one in objects.items() if has_state(one)}
+    found = generators_of({**objects, **(components or {})})
+    return {"states": states, "generators": {path: generator_state(one) for path, one in found.items()}}
+
+
+def load_objects(
+    data: Mapping[str, Any], objects: Mapping[str, Any], components: Mapping[str, Any] | None = None
+) -> None:
+    """Load what :func:`save_objects` returned; warn of state whose object is missing.
+
+    Raises:
+        ValueError: An object rejects its state.
+    """
+    found, missing = generators_of({**objects, **(components or {})}), []
+    for path, state in data["states"].items():
+        if not has_state(objects.get(path)):
+            missing.append(path)
+            continue
+        try:
+            objects[path].load_state_dict(state)
+        except Exception as error:
+            raise ValueError(
+                f"load_state_dict() of {path} rejected what was saved of it: is it the same object, of the same data? "
+                f"{type(error).__name__}: {error}"
+            ) from error
+    for path, state in data.get("generators", {}).items():
+        if path not in found:
+            missing.append(path)
+            continue
+        try:
+            set_generator_state(found[path], state)
+        except ValueError as error:
+            raise ValueError(f"{path} {error}.") from error
+    if missing:
+        warnings.warn(
+            f"This program has no {', no '.join(missing)}, whose saved state is not restored.",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+@attrs.frozen
+class _Saved:
+    """The data of :func:`save_objects`."""
+
+    states: dict[str, Any]
+    generators: dict[str, dict[str, Any]]
+
+
+def check_objects(data: Any, path: str) -> None:
+    """Raise a ValueError that begins with ``path`` if data is not what :func:`save_objects` returns."""
+    from_data(data, _Saved, path)
+
+
+def generators_of(objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the generators that are attributes of objects or, of a module, of all its modules, by path.
+
+    Example:
+        >>> sampler = torch.utils.data.RandomSampler([1, 2], generator=torch.Generator())
+        >>> list(generators_of({"sampler": sampler}))
+        ['sampler.generator']
+    """
+    return {
+        at(path, name): value
+        for path, one in _holders(objects)
+        for name, value in _attributes(one).items()
+        if is_generator(value)
+    }
+
+
+class Changes:
+    """The attributes that differ from their values at construction, and that no checkpoint contains.
+
+    Only the objects of classes that are not from an installed package are compared. Nothing waits for a device.
+
+    Args:
+        objects: The objects by name.
+    """
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self._objects = objects
+        self._before = _marks(objects)
+
+    def names(self) -> list[str]:
+        """Return the paths of the attributes."""
+        now = _marks(self._objects)
+        unset = (None, "")
+        pairs = {path: (self._before.get(path, unset), now.get(path, unset)) for path in {**self._before, **now}}
+        return [path for path, (one, other) in pairs.items() if one[0] is not other[0] or one[1] != other[1]]
+
+
+def warn_of_changes(changed: list[str], copied: list[str]) -> None:
+    """Warn of changed attributes that are not saved, and of generators with copies in worker processes."""
+    problems = [f"{', '.join(changed)}: changed since training began. {_REMEDY}"] if changed else []
+    if copied:
+        problems.append(
+            f"{', '.join(copied)}: copied into each worker process. Draw from the global generators there, which are "
+            "seeded for each batch."
+        )
+    if problems:
+        warnings.warn(
+            "A run that is resumed from this checkpoint may differ from one that is not interrupted, because these "
+            "attributes are not saved:\n" + "\n".join(problems),
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def _holders(objects: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for path, one in objects.items():
+        if isinstance(one, nn.Module):
+            yield from ((at(path, name) if name else path, module) for name, module in one.named_modules())
+        else:
+            yield path, one
+
+
+def _attributes(one: Any) -> dict[str, Any]:
+    """Return the attributes of an object, also those in the slots of an attrs class that are not transient."""
+    fields = attrs.fields(type(one)) if attrs.has(type(one)) else ()
+    kept = [field.name for field in fields if field.on_setattr is not attrs.setters.NO_OP]
+    return {name: getattr(one, name, None) for name in kept} | getattr(one, "__dict__", {})
+
+
+def _marks(objects: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    models = [one for one in objects.values() if isinstance(one, nn.Module)]
+    # An attribute that refers to a weight is saved with the model.
+    weights = {id(tensor) for model in models for tensor in (*model.parameters(), *model.buffers())}
+    marks: dict[str, tuple[Any, str]] = {}
+    for path, one in _holders(objects):
+        if _is_of_package(type(one).__module__) or _saves_attributes(one):
+            continue
+        found = {name: value for name, value in _attributes(one).items() if id(value) not in weights}
+        if isinstance(one, nn.Module):
+            found = {name: value for name, value in found.items() if name not in _HIDDEN}
+            found |= {name: one._buffers[name] for name in one._non_persistent_buffers_set}  # noqa: SLF001
+        if callable(getattr(one, "set_epoch", None)):  # it is called again in a resumed run
+            found = {name: value for name, value in found.items() if name not in ("epoch", "_epoch")}
+        marks |= {at(path, name): _mark(value) for name, value in found.items()}
+    return marks
+
+
+def _mark(value: Any) -> tuple[Any, str]:
+    """Return what identifies a number, tensor or array and its contents, without waiting for a device."""
+    numpy = sys.modules.get("numpy")
+    if is_number(value):
+        return None, repr(value)
+    if isinstance(value, torch.Tensor) and value.grad_fn is None:  # otherwise it is a part of a step's graph
+        # A reference rather than the id: another tensor may get the address of a deleted one.
+        return weakref.ref(value), "" if value.is_inference() else str(value._version)  # noqa: SLF001
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        if value.nbytes > _HASHED or value.dtype.hasobject:
+            return weakref.ref(value), ""
+        return None, f"{value.dtype} {value.shape} {hashlib.blake2b(value.tobytes()).hexdigest()}"
+    return None, ""
+
+
+@functools.cache
+def _is_of_package(module: str) -> bool:
+    """Return whether a module is of an installed package, so that it is up to this what its attributes mean."""
+    root = module.partition(".")[0]
+    if root in {"composer", "torch"} or root in sys.stdlib_module_names:
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is not None and bool({"site-packages", "dist-packages"}.intersection(Path(file).parts))
+
+
+def _saves_attributes(one: Any) -> bool:
+    """Return whether the class of an object defines what is saved of it; those of torch and of this library do not."""
+    kind = type(one)
+    if isinstance(one, nn.Module):
+        is_metric = hasattr(one, "_update_count")  # torchmetrics; the trainer saves its states
+        return is_metric or (kind.state_dict, kind.get_extra_state) != (nn.Module.state_dict, nn.Module.get_extra_state)
+    if isinstance(one, Serializable):
+        return kind.state_dict is not Serializable.state_dict or bool(saved_fields(kind))
+    return has_state(one)
