@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 import torch
@@ -179,7 +179,7 @@ class Batches:
         Raises:
             ValueError: The loader returned no batch in the epoch, or None as a batch.
         """
-        if self._iterator is None and not self._has_ended:
+        if self._iterator is None:
             self._begin(self._place)
         if self._may_end_apart:
             batch = self._next_in_step()
@@ -230,7 +230,8 @@ class Batches:
     def _next_in_step(self) -> Batch:
         """Return the next batch, END once all processes have no more; one to compute with weight 0 if others have."""
         if self._in_step is None:
-            self._in_step = in_step(iter(()) if self._iterator is None else self._iterator, self._last)
+            assert self._iterator is not None
+            self._in_step = in_step(self._iterator, self._last)
             self._last = END
         batch, is_own = next(self._in_step, (END, True))
         self._has_ended = not is_own
@@ -252,13 +253,13 @@ class Batches:
         """Start the next epoch, or the given one, with the next batch."""
         self._epoch = self._epoch + 1 if epoch is None else epoch
         self._iterator = self._in_step = None
-        self._last = END
         self._exhausted = self._has_ended = False
+        self._last = END
         self._set_place(0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place in the data: the epoch and the place in it, and the data to restore and to verify it."""
-        in_epoch = self._place > 0 and not self.epoch_is_over
+        in_epoch, loader = self._place > 0 and not self.epoch_is_over, cast("Any", self.spec.dataloader)
         return {
             "epoch": self._epoch,
             "place": self._place,
@@ -266,7 +267,7 @@ class Batches:
             "length": self.spec.length,
             "sizes": self._order.sizes(),
             "order": self._order.fingerprint(self._place) if in_epoch else None,
-            "loader": self._order.state_dict(),
+            "loader": loader.state_dict() if has_state(loader) else None,
             "parts": self._at_begin if in_epoch else save_objects(self.replayed),
             "has_ended": self._has_ended,
         }
@@ -301,7 +302,6 @@ class Batches:
         """
         self.rewind(state["epoch"])
         self._set_place(self._place_of(state))
-        self._has_ended = state["has_ended"]
         given, in_epoch, first = self._num_batches, self._place > 0 and not self.epoch_is_over, None
         # A loader may have saved the end of the finished epoch as its position.
         self._may_be_at_end = state["loader"] is not None and not given
@@ -310,6 +310,8 @@ class Batches:
         loader: Any = self.spec.dataloader
         if state["loader"] is not None and has_state(loader):
             load_objects({"states": {"train_dataloader": state["loader"]}}, {"train_dataloader": loader})
+            # Iterated over, a loader at the end of its data may begin again.
+            self._iterator = iter(()) if state["has_ended"] else None
         elif in_epoch and not self._order.skips:
             first = self._replay(given)
         elif isinstance(loader, (list, tuple)):
@@ -323,7 +325,6 @@ class Batches:
     def _replay(self, given: int) -> int | None:
         if not self.spin:
             self._set_place(0)
-            self._has_ended = False
             return None
         warnings.warn(
             f"train_dataloader cannot begin in the middle of an epoch: its first {given} batches are loaded again, and "
@@ -337,9 +338,8 @@ class Batches:
         from tqdm.auto import tqdm  # noqa: PLC0415  (only here)
 
         def load_again() -> Iterator[Batch]:
-            for batch in itertools.islice(self._begin(), given):
-                self._last = batch
-                yield batch
+            for self._last in itertools.islice(self._begin(), given):
+                yield self._last
 
         return self._count_samples(tqdm(load_again(), desc="loading to the resume point", total=given))
 

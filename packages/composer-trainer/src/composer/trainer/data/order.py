@@ -107,10 +107,6 @@ class DataOrder:
         found = {"samples a batch": size, "samples": len(dataset) if _has_length(dataset) else 0}
         return {name: number for name, number in found.items() if type(number) is int and number}
 
-    def state_dict(self) -> dict[str, Any] | None:
-        """Return the loader's ``state_dict()``, if it has one."""
-        return None
-
 
 def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
     """Return the order of a loader, depending on its type.
@@ -129,39 +125,24 @@ def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
     # Processes share the order of a dataset, of which each has a part. All other draws differ by rank.
     own = seed if get_data_rank() == 0 else derive_seed(seed, "rank", get_data_rank())
     if has_state(loader):
-        return StatefulOrder(loader, own)
+        return OpaqueOrder(loader, own)
     if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
         is_stream = isinstance(loader.dataset, IterableDataset)
         return StreamOrder(loader, own) if is_stream else IndexedOrder(loader, seed)
     return DataOrder(loader, own) if isinstance(loader, (list, tuple, Tensor)) else OpaqueOrder(loader, own)
 
 
-class StatefulOrder(DataOrder):
-    """A loader that stores its position itself."""
-
-    loader: Any
-    skips = False  # except by its own state, which is missing if another loader was saved
-
-    def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
-        """Return the remaining batches; ``load_state_dict`` has restored the position."""
-        _set_epoch(self.loader, epoch)
-        return _seeded_batches(lambda: iter(self.loader), self.seed, epoch, first=place)
-
-    def state_dict(self) -> dict[str, Any] | None:
-        """Return the loader's own state."""
-        state: dict[str, Any] = self.loader.state_dict()
-        return state
-
-
 class OpaqueOrder(DataOrder):
-    """An iterable of unknown type."""
+    """A loader that stores its position itself, or an iterable of unknown type."""
 
-    skips = False
+    skips = False  # a stateful loader only by its own state, which is missing if another loader was saved
 
     def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
-        """Return the batches from a place on; those before it are loaded and discarded."""
+        """Return the batches from a place on; those before it are loaded unless the loader restored its position."""
         _set_epoch(self.loader, epoch)
-        return itertools.islice(_seeded_batches(lambda: iter(self.loader), self.seed, epoch), place, None)
+        is_there = has_state(self.loader)
+        batches = _seeded_batches(lambda: iter(self.loader), self.seed, epoch, first=place if is_there else 0)
+        return batches if is_there else itertools.islice(batches, place, None)
 
 
 class _CopiedOrder(DataOrder):
