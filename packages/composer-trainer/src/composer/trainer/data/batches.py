@@ -338,8 +338,9 @@ class Batches:
         from tqdm.auto import tqdm  # noqa: PLC0415  (only here)
 
         def load_again() -> Iterator[Batch]:
-            for self._last in itertools.islice(self._begin(), given):
-                yield self._last
+            for batch in itertools.islice(self._begin(), given):
+                self._last = batch
+                yield batch
 
         return self._count_samples(tqdm(load_again(), desc="loading to the resume point", total=given))
 
