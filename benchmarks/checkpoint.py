@@ -13,7 +13,7 @@ Saving, until the bytes are with the operating system (``--sync``: until they ar
     torch + SHA-256  the same, and the file's SHA-256 afterwards
     safetensors      two files by safetensors.torch.save_file, no checksum
     plain write      the bytes, one after the other
-    ours             a checkpoint: two files, state.json, XXH3 and SHA-256 of each, manifest; on the disk at the end
+    ours             a checkpoint: two files, state.json, layout.json, XXH3 of each, manifest; on the disk
     ours, no sync    the same without waiting for the disk, to be compared with the others without --sync
 
 Loading, into memory that the file does not back:
@@ -211,7 +211,7 @@ class _WithoutSync:
     """The module os, whose functions that make the disk write do nothing."""
 
     def __getattr__(self, name: str) -> Any:
-        return nothing if name in {"fsync", "posix_fadvise"} else getattr(os, name)
+        return nothing if name == "fsync" else getattr(os, name)
 
 
 def loading(
@@ -286,13 +286,12 @@ def standing(
 ) -> tuple[Callable[[], object], Callable[[], object]]:
     """Return nothing to prepare, and the copy that training waits for."""
     from composer.checkpoint.saving import take_snapshot
-    from composer.checkpoint.tensor_file import CopyMemory
 
     weights, moments = tensors_of(state)
-    memory = CopyMemory()
+    memory: dict[tuple[str, str], Any] = {}
 
     def ours() -> None:
-        memory.give(take_snapshot(state, memory=memory).tensors.values())
+        take_snapshot(state, memory=memory)
 
     def copy() -> list[Any]:
         return [tensor.clone() for tensor in (*weights.values(), *moments.values())]

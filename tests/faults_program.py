@@ -329,7 +329,7 @@ def damaged(folder):
     """Return the number of folders with a manifest that are not valid checkpoints."""
     count = 0
     for result in find_checkpoints(folder):
-        if result.is_whole:
+        if result.is_complete:
             try:
                 verify_checkpoint(result.path)
             except ValueError:

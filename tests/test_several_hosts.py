@@ -116,7 +116,7 @@ class TestSlurm:
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGTERM)
 
         assert job.wait(60) != 0
-        assert newest_checkpoint(folder).is_whole
+        assert newest_checkpoint(folder).is_complete
         assert slurm.arguments("scontrol") == ["requeue", "7"]
 
 

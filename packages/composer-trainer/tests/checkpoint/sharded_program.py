@@ -38,16 +38,17 @@ from composer.callbacks import CheckpointSaver
 from composer.checkpoint import (
     CheckpointError,
     CheckpointSaveError,
+    base,
     find_checkpoints,
     finding,
+    layout,
     load_checkpoint,
     loading,
-    manifest,
     merge_weights,
     save_checkpoint,
-    saving,
-    sharded,
+    tensors,
     verify_checkpoint,
+    writing,
 )
 from composer.checkpoint.finding import open_checkpoint
 from composer.checkpoint.local import LocalFolder
@@ -273,8 +274,7 @@ def load(world_size, folder):
 def read_complete(path, state):
     """Return which sharded tensors a process holds completely after reading a checkpoint that was not sharded."""
     own = state.get_model_state_dict()
-    with open_checkpoint(path) as opened:
-        saved = loading._read_state(opened, state, weights_only=False)
+    saved = loading._read_state(open_checkpoint(path), state, weights_only=False)
     read = [*saved["model"].items()]
     for name, held in saved["optimizers"]["AdamW"]["state"].items():
         read += [(name, one) for one in held.values() if one.ndim]
@@ -334,13 +334,13 @@ def newest(folder):
             shutil.copytree(f"{folder}/checkpoints/{name}", f"{folder}/newest/{name.replace(' ', '-')}")
     distributed.barrier()
     run_name = json.loads(Path(folder, "newest/4/manifest.json").read_text())["run_name"]
-    checked, check = [], finding.LocalFolder.check
+    checked, check = [], LocalFolder.check
 
     def note(place, name, manifest, files):
         checked.extend(f"{name}/{file}" for file in files if "-of-" in file)
         check(place, name, manifest, files)
 
-    with warnings.catch_warnings(record=True) as caught, mock.patch.object(finding.LocalFolder, "check", note):
+    with warnings.catch_warnings(record=True) as caught, mock.patch.object(LocalFolder, "check", note):
         warnings.simplefilter("always")
         path = finding.agreed_newest(f"{folder}/newest", run_name)
     return {"path": path, "warnings": [str(one.message) for one in caught], "checked": checked}
@@ -392,14 +392,15 @@ def background(world_size, folder):
     LocalFolder.put = put
     saver.save(state)
     saver._wait()
-    give = saver._memory.give
+    write = saver._write
 
-    def give_nothing(_):
-        saver._memory.give = give
+    def fail_after_writing(*arguments):
+        saver._write = write
+        write(*arguments)
         raise MemoryError("too little")
 
     if rank == 1:
-        saver._memory.give = give_nothing
+        saver._write = fail_after_writing
     state.timestamp = Timestamp(batch=4)
     saver.save(state)
     try:
@@ -444,7 +445,7 @@ def late(world_size, folder):
     """Save, and let the second process write its part only after the first has given up; return what happened."""
     state, _ = make_state("2", factor=3)
     given_up, found = Path(folder, "given up"), {}
-    saving.PARTS_TIMEOUT, put, abandon = 0.5, LocalFolder.put, LocalFolder.abandon
+    writing.PARTS_TIMEOUT, put, abandon = 0.5, LocalFolder.put, LocalFolder.abandon
 
     def put_late(*arguments):
         until = time.monotonic() + 60
@@ -465,7 +466,7 @@ def late(world_size, folder):
     except CheckpointSaveError as error:
         found["error"] = str(error)
     found["left"] = [entry.name for entry in Path(folder, "late").iterdir() if entry.name != ".lock"]
-    saving.PARTS_TIMEOUT, LocalFolder.put, LocalFolder.abandon = 60.0, put, abandon
+    writing.PARTS_TIMEOUT, LocalFolder.put, LocalFolder.abandon = 60.0, put, abandon
     distributed.barrier()
     verify_checkpoint(save_checkpoint(state, f"{folder}/late/two"))
     return found
@@ -496,8 +497,7 @@ def remote(world_size, folder):
 
     fsspec.register_implementation("sharedfile", SharedFiles, clobber=True)
     # So that these small files have many blocks, and are read directly to the memory of tensors.
-    manifest.BLOCK_BYTES = sharded.BLOCK_BYTES = 256
-    sharded._DIRECT_BYTES = 64
+    base.BLOCK_BYTES = tensors.BLOCK_BYTES = 256
     state, ema = make_state("2", factor=3)
     path = save_checkpoint(state, f"{url}/one")
     later, ema = make_state("2", factor=5)
@@ -519,7 +519,7 @@ def remote(world_size, folder):
         save_checkpoint(state, "memory://folder/three")
     except CheckpointSaveError as error:
         found["not shared"] = str(error)
-    return found | {"names": [one.name for one in find_checkpoints(url) if one.is_whole]}
+    return found | {"names": [one.name for one in find_checkpoints(url) if one.is_complete]}
 
 
 ALGORITHMS = {
@@ -733,7 +733,7 @@ def refused_ones(path):
     placements = (weight.placements[0], Replicate())
     rows = DTensor.from_local(torch.zeros(6, 8), weight.device_mesh, placements, run_check=False)
     try:
-        sharded.own_parts({"model.safetensors": {"rows": rows}}, is_first=True)
+        layout.describe_parts({"model.safetensors": {"rows": rows}}, is_first=True)
     except RuntimeError as error:
         found.append(str(error))
     return found

@@ -65,7 +65,7 @@ class TestVerify:
     def test_complete(self, saved, capsys):
         """A complete checkpoint is reported as valid."""
         assert main(["verify", str(saved)]) == 0
-        assert "is complete: 3 files" in capsys.readouterr().out
+        assert "is complete: 4 files" in capsys.readouterr().out
 
     @pytest.mark.filterwarnings("ignore:Skipped a checkpoint that is incomplete or damaged")
     def test_folder_of_checkpoints(self, runs, saved, capsys):

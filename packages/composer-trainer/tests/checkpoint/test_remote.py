@@ -19,9 +19,8 @@ from composer.checkpoint import (
     show_checkpoint,
     verify_checkpoint,
 )
-from composer.checkpoint.finding import is_remote
-from composer.checkpoint.manifest import PartContent
-from composer.checkpoint.remote import RemoteFolder
+from composer.checkpoint.base import Content
+from composer.checkpoint.remote import RemoteFolder, is_remote
 from composer.checkpoint.retention import delete_old
 from composer.checkpoint.saving import take_snapshot
 
@@ -177,7 +176,7 @@ class TestRemoteFolder:
         RemoteFolder("memory://runs").delete("one")
 
         assert removed[0] == "manifest.json"
-        assert len(removed) == 4
+        assert len(removed) == 5
         assert find_checkpoints(path) == []
 
     def test_deleted_while_reading(self, runs, url):
@@ -187,7 +186,7 @@ class TestRemoteFolder:
         manifest = folder.manifest("one")
         folder.delete("one")
 
-        with pytest.raises(CheckpointError, match=r"one/\S+ is missing, and the manifest lists it"):
+        with pytest.raises(CheckpointError, match=r"one/\S+ is missing"):
             folder.check("one", manifest)
         folder.delete("one")
 
@@ -243,7 +242,7 @@ class TestFailures:
             put_once(folder, path, pieces)
 
         monkeypatch.setattr(RemoteFolder, "_put", fail_twice)
-        RemoteFolder(url, wait=0.001).write("one", take_snapshot(runs.make()))
+        take_snapshot(runs.make()).write(RemoteFolder(url, wait=0.001), "one")
         monkeypatch.undo()
 
         assert verify_checkpoint(f"{url}/one")
@@ -269,7 +268,7 @@ class TestFailures:
             return Files(files), root
 
         monkeypatch.setattr(RemoteFolder, "_files", fail_once)
-        content = PartContent([memoryview(b"header"), memoryview(b"parts")])
+        content = Content([memoryview(b"header"), memoryview(b"parts")])
         RemoteFolder(url, wait=0.001).put("one", "one", "model.safetensors", content)
         monkeypatch.undo()
 
@@ -317,9 +316,9 @@ class TestFailures:
 
         monkeypatch.setattr(RemoteFolder, "_put", broken)
         with pytest.raises(CheckpointSaveError, match="one was not saved: ConnectionError: reset by peer"):
-            RemoteFolder(url, tries=2, wait=0.001).write("one", take_snapshot(runs.make()))
+            take_snapshot(runs.make()).write(RemoteFolder(url, tries=2, wait=0.001), "one")
 
-        assert not any(one.is_whole for one in find_checkpoints(url))
+        assert not any(one.is_complete for one in find_checkpoints(url))
         assert _thread._count() < 50
 
     def test_missing_bucket(self, runs, s3):

@@ -14,7 +14,7 @@ from composer.checkpoint.retention import delete_old, expired
 from composer.core import Timestamp
 
 METRIC = "metrics/eval/Accuracy"
-BASE = Manifest(files={"state.json": FileRecord(2, "0" * 64)}, timestamp=Timestamp())
+BASE = Manifest(files={"state.json": FileRecord(2, "0" * 32)}, timestamp=Timestamp())
 
 
 def names_in(folder):

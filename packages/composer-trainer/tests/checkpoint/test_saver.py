@@ -22,6 +22,7 @@ from composer.checkpoint import (
     find_checkpoints,
     load_checkpoint,
     local,
+    lock,
     newest_checkpoint,
     verify_checkpoint,
 )
@@ -365,7 +366,7 @@ class TestFolders:
         def taken(folder):
             raise FolderInUseError(folder, "process 17 on host")
 
-        monkeypatch.setattr(local, "_locked", taken)
+        monkeypatch.setattr(lock, "_locked", taken)
         trainer = make_trainer(CheckpointSaver(tmp_path))
 
         with pytest.raises(FolderInUseError, match="process 17 on host"):
@@ -377,12 +378,12 @@ class TestFolders:
         """A closed trainer does not lock its folder."""
         trainer = make_trainer(CheckpointSaver(tmp_path), max_duration="1ep")
         trainer.fit()
-        locks = dict(local._held)
+        locks = dict(lock._held)
 
         trainer.close()
 
         assert str(tmp_path.resolve()) in locks
-        assert str(tmp_path.resolve()) not in local._held
+        assert str(tmp_path.resolve()) not in lock._held
 
     def test_remote(self, make_trainer):
         """A URL works like a folder, with a file that names the latest checkpoint."""
@@ -421,19 +422,19 @@ class TestFailures:
 
         assert int(trainer.state.timestamp.batch) == 5
         assert [one.name for one in find_checkpoints(tmp_path)] == ["ep0-ba2"]
-        assert find_checkpoints(tmp_path)[0].is_whole
+        assert find_checkpoints(tmp_path)[0].is_complete
 
     @pytest.mark.parametrize("when", ["fit", "close"])
     def test_failure_is_raised_at_the_end(self, make_trainer, tmp_path, monkeypatch, when):
         """The last save's failure is raised at the end of the training, or by close."""
         saver = CheckpointSaver(tmp_path, save_interval="1ep")
         trainer = make_trainer(saver, max_duration="1ep")
-        write = local.LocalFolder.write
+        begin = local.LocalFolder.begin
 
         def fail(*args):
             raise CheckpointSaveError("ep1-ba5", "the disk is full.")
 
-        monkeypatch.setattr(local.LocalFolder, "write", fail)
+        monkeypatch.setattr(local.LocalFolder, "begin", fail)
         if when == "fit":
             with pytest.raises(CheckpointSaveError, match="the disk is full"):
                 trainer.fit()
@@ -441,9 +442,9 @@ class TestFailures:
             saver.save(trainer.state)
             with pytest.raises(CheckpointSaveError, match="the disk is full"):
                 trainer.close()
-        monkeypatch.setattr(local.LocalFolder, "write", write)
+        monkeypatch.setattr(local.LocalFolder, "begin", begin)
 
-        assert not any(one.is_whole for one in find_checkpoints(tmp_path))
+        assert not any(one.is_complete for one in find_checkpoints(tmp_path))
 
     def test_failed_save_can_be_repeated(self, make_trainer, tmp_path, monkeypatch):
         """A failed save can be repeated at the same time once there is space."""

@@ -22,14 +22,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     for command, text in (
         ("show", "print the clock, algorithms, metrics, sizes and largest modules"),
-        ("verify", "compare every file with its checksums"),
+        ("verify", "compare every file with its checksum"),
     ):
-        commands.add_parser(command, help=text).add_argument("path", help="a folder, address or link")
+        commands.add_parser(command, help=text).add_argument("path", help="a folder, URL or link")
     compare = commands.add_parser("diff", help="print how two differ")
-    compare.add_argument("first", help="a folder, address or link")
+    compare.add_argument("first", help="a folder, URL or link")
     compare.add_argument("second", help="another")
     merge = commands.add_parser("merge", help="write the weights, which may be in parts, to one safetensors file")
-    merge.add_argument("path", help="a folder, address or link")
+    merge.add_argument("path", help="a folder, URL or link")
     merge.add_argument("file", help="the file to write")
     chosen = parser.parse_args(arguments)
     try:

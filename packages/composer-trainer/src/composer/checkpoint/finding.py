@@ -1,126 +1,48 @@
-"""From a path or address to a checkpoint: which folder it is in, which checkpoint is the newest, and its files."""
+"""From a path or URL to a checkpoint: which folder it is in, which checkpoint is the newest, and its files."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import os
-import re
 import socket
-import tempfile
 import warnings
-from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from composer.checkpoint.base import LAYOUT, MANIFEST, PART, STATE, Folder, read_json
 from composer.checkpoint.errors import CheckpointError
-from composer.checkpoint.local import LocalFolder, check_files
-from composer.checkpoint.manifest import LAYOUT, PART, STATE, read_json
-from composer.checkpoint.remote import RemoteFolder
-from composer.checkpoint.sharded import Layout, read_parts
-from composer.checkpoint.tensor_file import read_shapes, read_tensors
+from composer.checkpoint.layout import Layout
+from composer.checkpoint.local import open_folder
+from composer.checkpoint.remote import is_remote
+from composer.checkpoint.tensors import read_parts
 from composer.core import TimeUnit
 from composer.distributed import all_gather_object, from_rank_zero, get_global_rank, get_world_size
 from composer.distributed.collectives import failing_together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
-    from composer.checkpoint.manifest import Manifest
-    from composer.checkpoint.saving import Snapshot
-    from composer.checkpoint.sharded import ReadInto
+    from composer.checkpoint.base import Manifest
 
 __all__ = [
-    "Folder",
     "FoundCheckpoint",
     "OpenCheckpoint",
     "agreed_newest",
     "agreed_path",
     "find_checkpoints",
-    "is_remote",
     "is_weights_file",
     "locate",
     "newest_checkpoint",
     "open_checkpoint",
-    "open_folder",
 ]
 
-_PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
-
-
-class Folder(Protocol):
-    """A local or remote folder of checkpoints; :class:`LocalFolder` documents the methods."""
-
-    def at(self, name: str) -> str:
-        """Return the path or address of a checkpoint."""
-
-    def make(self) -> None:
-        """Make the folder."""
-
-    def names(self) -> list[str]:
-        """Return the names of possible checkpoints."""
-
-    def manifest(self, name: str) -> Manifest:
-        """Return a checkpoint's manifest."""
-
-    def check(
-        self, name: str, manifest: Manifest, files: Iterable[str] | None = None, *, thoroughly: bool = False
-    ) -> None:
-        """Compare a checkpoint's contents, or those of some files, with its manifest."""
-
-    def exists(self, name: str) -> bool:
-        """Return whether anything has a name."""
-
-    def write(self, name: str, snapshot: Snapshot) -> Manifest:
-        """Write a checkpoint."""
-
-    def reader(self, name: str, file: str) -> AbstractContextManager[ReadInto]:
-        """Open a file, and yield what fills memory with the bytes at a position."""
-
-    def begin(self, name: str) -> str:
-        """Return the place for the files of a new checkpoint."""
-
-    def put(self, name: str, place: str, file: str, pieces: Iterable[memoryview]) -> None:
-        """Write a file to a place, in any process; the pieces may be iterated over again after a failed attempt."""
-
-    def commit(self, name: str, place: str, manifest: Manifest) -> None:
-        """Write the manifest, which makes the files a checkpoint."""
-
-    def abandon(self, place: str) -> None:
-        """Delete the remains at a place."""
-
-    def foreign(self, name: str) -> list[str]:
-        """Return which files in a checkpoint are not ours."""
-
-    def set_aside(self, name: str, *, for_link: bool = False) -> str | None:
-        """Rename what a checkpoint cannot replace, and return its new path."""
-
-    def delete(self, name: str) -> None:
-        """Delete a checkpoint."""
-
-    def set_latest(self, latest: str, name: str) -> None:
-        """Point ``latest`` to a checkpoint."""
-
-    def get_latest(self, latest: str) -> str | None:
-        """Return the name of the checkpoint that ``latest`` points to."""
-
-
-def is_remote(path: object) -> bool:
-    """Return whether a path is an address that fsspec opens; ``file://`` is local.
-
-    Example:
-        >>> is_remote("s3://bucket/run"), is_remote("runs/blur"), is_remote("file:///tmp")
-        (True, False, False)
-    """
-    text = str(path)
-    return bool(_PROTOCOL.match(text)) and not text.startswith("file://")
 
 
 def is_weights_file(path: str | os.PathLike[str]) -> bool:
@@ -134,30 +56,18 @@ def is_weights_file(path: str | os.PathLike[str]) -> bool:
     return text.endswith(_WEIGHTS) and (is_remote(text) or not Path(text.removeprefix("file://")).is_dir())
 
 
-def open_folder(path: str | os.PathLike[str]) -> Folder:
-    """Return the folder of a path or address; nothing is created or read.
-
-    Example:
-        >>> open_folder("s3://bucket/runs/").at("ep1-ba5")
-        's3://bucket/runs/ep1-ba5'
-    """
-    if is_remote(path):
-        return RemoteFolder(str(path))
-    return LocalFolder(Path(str(path).removeprefix("file://")).absolute())
-
-
 @attrs.frozen
 class FoundCheckpoint:
     """A checkpoint in a folder, or a folder that looks like one.
 
     Args:
-        path: Its path or address.
+        path: Its path or URL.
         name: Its name in the folder.
         manifest: Its manifest; None if it is incomplete or damaged.
         problem: What is wrong with it, as a sentence; None if nothing is.
 
     Example:
-        >>> FoundCheckpoint("runs/ep1-ba5", "ep1-ba5", None, "runs/ep1-ba5/manifest.json is missing.").is_whole
+        >>> FoundCheckpoint("runs/ep1-ba5", "ep1-ba5", None, "runs/ep1-ba5/manifest.json is missing.").is_complete
         False
     """
 
@@ -167,7 +77,7 @@ class FoundCheckpoint:
     problem: str | None
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether its manifest and the sizes of its files are right."""
         return self.manifest is not None
 
@@ -179,7 +89,7 @@ def find_checkpoints(folder: str | os.PathLike[str] | Folder) -> list[FoundCheck
     left out.
 
     Args:
-        folder: A path or address. A folder that does not exist has no checkpoints.
+        folder: A path or URL. A folder that does not exist has no checkpoints.
 
     Raises:
         CheckpointError: The folder cannot be read.
@@ -195,10 +105,10 @@ def find_checkpoints(folder: str | os.PathLike[str] | Folder) -> list[FoundCheck
             found.append(FoundCheckpoint(opened.at(name), name, opened.manifest(name), None))
         except CheckpointError as error:
             found.append(FoundCheckpoint(opened.at(name), name, None, str(error)))
-    return sorted(found, key=_age)
+    return sorted(found, key=_order)
 
 
-def _age(found: FoundCheckpoint) -> tuple[bool, int | float, int | float, str]:
+def _order(found: FoundCheckpoint) -> tuple[bool, int | float, int | float, str]:
     if found.manifest is None:
         return (False, 0, 0, found.name)
     clock = found.manifest.timestamp
@@ -214,7 +124,7 @@ def newest_checkpoint(
     Contents are compared with their checksums. A warning names each checkpoint that is skipped as damaged.
 
     Args:
-        folder: A path or address.
+        folder: A path or URL.
         run_name: The run that has saved it; any if None.
         weights_only: Whether to return a checkpoint of weights only, or one from which training resumes; None accepts
             both.
@@ -245,7 +155,7 @@ def agreed_newest(folder: str | os.PathLike[str], run_name: str) -> str | None:
     each process gets its own.
 
     Args:
-        folder: A path or address.
+        folder: A path or URL.
         run_name: The run that has saved it.
 
     Raises:
@@ -267,7 +177,7 @@ def agreed_newest(folder: str | os.PathLike[str], run_name: str) -> str | None:
             return opened.at(name)
         _warn_of_skipped(problems[0])
     names = {name for name, _ in listed}
-    return next((one.path for one in own if one.is_whole and one.name not in names), None)
+    return next((one.path for one in own if one.is_complete and one.name not in names), None)
 
 
 def _candidates(opened: Folder, run_name: str | None, *, weights_only: bool | None) -> list[FoundCheckpoint]:
@@ -332,7 +242,7 @@ def locate(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None =
     elif not opened.exists(name):
         raise CheckpointError(path, "does not exist.")
     inside = open_folder(opened.at(name))
-    if not inside.exists("manifest.json") and any(found.is_whole for found in find_checkpoints(inside)):
+    if not inside.exists(MANIFEST) and any(found.is_complete for found in find_checkpoints(inside)):
         return _newest(opened.at(name))
     return opened, name
 
@@ -346,23 +256,21 @@ def _newest(folder: str | os.PathLike[str]) -> tuple[Folder, str]:
 
 @attrs.frozen(slots=False)  # for cached_property
 class OpenCheckpoint:
-    """A checkpoint whose files are on this machine; only parts of sharded tensors are read from where they are.
+    """A checkpoint whose files are read where they are, each in full or in part, when they are needed.
 
     Args:
         folder: The folder that it is in.
         name: Its name there.
-        files: The local folder of its files.
-        manifest: Its manifest; sizes have been compared with it, contents only of files that were downloaded.
+        manifest: Its manifest; sizes have been compared with it, contents have not.
     """
 
     folder: Folder
     name: str
-    files: Path
     manifest: Manifest
 
     @property
     def path(self) -> str:
-        """The path or address that it comes from."""
+        """The path or URL that it comes from."""
         return self.folder.at(self.name)
 
     def data(self) -> dict[str, Any]:
@@ -371,102 +279,41 @@ class OpenCheckpoint:
         Raises:
             CheckpointError: The file is missing, or its content is not the one that was written.
         """
-        return read_json(self._content(STATE), f"{self.path}/{STATE}")
+        return read_json(self.folder.content(self.name, STATE, self.manifest), f"{self.path}/{STATE}")
 
     @cached_property
-    def layout(self) -> Layout | None:
-        """Where the parts of the tensors are; None if they are not sharded."""
-        if LAYOUT not in self.manifest.files:
-            return None
-        return Layout.from_bytes(self._content(LAYOUT), f"{self.path}/{LAYOUT}")
+    def layout(self) -> Layout:
+        """Where the tensors are."""
+        return Layout.from_bytes(self.folder.content(self.name, LAYOUT, self.manifest), f"{self.path}/{LAYOUT}")
 
-    def _content(self, name: str) -> bytes:
-        path, record = f"{self.path}/{name}", self.manifest.files.get(name)
-        if record is None:
-            raise CheckpointError(path, "is missing.")
-        hashes = record.hashes()
-        try:
-            content = (self.files / name).read_bytes()
-        except OSError as error:
-            raise CheckpointError(path, f"cannot be read: {error.strerror}.") from None
-        for digest in hashes.values():
-            digest.update(content)
-        record.compare(path, hashes)
-        return content
-
-    def has(self, name: str) -> bool:
-        """Return whether there are tensors of a kind, ``"model.safetensors"``, in one file or in parts."""
-        return name in self.manifest.files or (self.layout is not None and name in self.layout.tensors)
-
-    def tensors(self, name: str, likes: Mapping[str, Tensor] | None = None) -> dict[str, Tensor] | None:
-        """Return the tensors of a file, after comparing what is read with its checksum; None if there is no such file.
+    def tensors(self, kind: str, likes: Mapping[str, Tensor] | None = None) -> dict[str, Tensor] | None:
+        """Return the tensors of a kind, after comparing what is read with its checksums; None if there are none.
 
         Args:
-            name: The file.
-            likes: DTensors by the names of tensors, of which only the own part is kept. If the tensors are in parts,
-                no more than that is read.
+            kind: The kind of file, ``"model.safetensors"``.
+            likes: DTensors by the names of tensors, of which only the own part is read.
 
         Raises:
-            CheckpointError: The content of the file is not the one that was written.
+            CheckpointError: The content of a file is not the one that was written.
         """
-        if self.layout is not None and name in self.layout.tensors:
-            open_file = partial(self.folder.reader, self.name)
-            return read_parts(self.layout, name, self.manifest, open_file, self.path, likes)
-        return self._read(name, likes) if name in self.manifest.files else None
-
-    def shapes(self, name: str) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the tensors in a file; none if there is no such file.
-
-        Raises:
-            CheckpointError: It is not a complete safetensors file.
-        """
-        if name not in self.manifest.files:
-            return {}
-        return {tensor: shape for tensor, (_, shape) in read_shapes(self.files / name).items()}
-
-    def _read(self, name: str, likes: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-        record = self.manifest.files[name]
-        hashes = record.hashes()
-        [digest] = hashes.values()
-        try:
-            tensors = read_tensors(self.files / name, digest, likes)
-        except CheckpointError:
-            check_files(self.files, self.manifest, [name])  # a file that was changed is reported as such first
-            raise
-        record.compare(self.files / name, hashes)
-        return tensors
+        if kind not in self.layout.tensors:
+            return None
+        open_file = partial(self.folder.reader, self.name)
+        return read_parts(self.layout, kind, self.manifest, open_file, self.path, likes)
 
 
-@contextmanager
-def open_checkpoint(
-    path: str | os.PathLike[str],
-    folder: str | os.PathLike[str] | None = None,
-    names: Sequence[str] | None = None,
-) -> Iterator[OpenCheckpoint]:
-    """Open a checkpoint in a context; files of a remote one are downloaded for its duration.
+def open_checkpoint(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None) -> OpenCheckpoint:
+    """Return a checkpoint to be read.
 
     Args:
         path: The checkpoint; see :func:`locate`.
         folder: Where to look for ``"latest"``.
-        names: The files to download; all if None.
 
     Raises:
         CheckpointError: There is none, or it is incomplete or damaged.
     """
     opened, name = locate(path, folder)
-    manifest = opened.manifest(name)
-    if not isinstance(opened, RemoteFolder):
-        yield OpenCheckpoint(opened, name, Path(opened.at(name)), manifest)
-        return
-    # On Windows, files that an error still refers to cannot be deleted.
-    with tempfile.TemporaryDirectory(prefix="composer-", ignore_cleanup_errors=True) as files:
-        wanted = [
-            file
-            for file in manifest.files
-            if file == LAYOUT or (not PART.fullmatch(file) and (names is None or file in names))
-        ]
-        opened.download(name, manifest, Path(files), wanted)
-        yield OpenCheckpoint(opened, name, Path(files), manifest)
+    return OpenCheckpoint(opened, name, opened.manifest(name))
 
 
 def agreed_path(

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
+from composer.checkpoint.base import EXTRA, MODEL, OPTIMIZERS, STATE
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.finding import locate, open_checkpoint
-from composer.checkpoint.local import check_files
-from composer.checkpoint.manifest import EXTRA, MODEL, OPTIMIZERS, STATE
-from composer.checkpoint.tensor_file import pack_tensors, read_shapes
 from composer.core import TimeUnit
 from composer.core.checks import abridged
 from composer.core.files import write_atomically
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
 
+    from composer.checkpoint.base import Manifest
     from composer.checkpoint.finding import OpenCheckpoint
-    from composer.checkpoint.manifest import Manifest
 
 __all__ = ["diff_checkpoints", "merge_weights", "show_checkpoint", "verify_checkpoint"]
 
@@ -33,7 +32,7 @@ _TOP_MODULES = 12
 
 
 def verify_checkpoint(path: str | os.PathLike[str]) -> Manifest:
-    """Compare every file of a checkpoint with all of its checksums, and return the manifest.
+    """Compare every file of a checkpoint with its checksum, and return the manifest.
 
     Raises:
         CheckpointError: It is incomplete or damaged; the error names the file.
@@ -45,7 +44,7 @@ def verify_checkpoint(path: str | os.PathLike[str]) -> Manifest:
     """
     folder, name = locate(path)
     manifest = folder.manifest(name)
-    folder.check(name, manifest, thoroughly=True)
+    folder.check(name, manifest)
     return manifest
 
 
@@ -68,10 +67,10 @@ def show_checkpoint(path: str | os.PathLike[str]) -> str:
         run         run
         ...
     """
-    with open_checkpoint(path, names=(STATE, MODEL)) as opened:
-        with _not_too_deep(opened.path):
-            lines = [opened.path, *_about(opened.manifest), *_components(opened.data())]
-        return "\n".join([*lines, *_files(opened.manifest), *_modules(opened)])
+    opened = open_checkpoint(path)
+    with _not_too_deep(opened.path):
+        lines = [opened.path, *_about(opened.manifest), *_components(opened.data())]
+    return "\n".join([*lines, *_files(opened.manifest), *_modules(opened)])
 
 
 def merge_weights(path: str | os.PathLike[str], file: str | os.PathLike[str]) -> None:
@@ -97,17 +96,11 @@ def merge_weights(path: str | os.PathLike[str], file: str | os.PathLike[str]) ->
         >>> sorted(load_file(f"{folder}/all.safetensors"))
         ['bias', 'weight']
     """
-    with open_checkpoint(path, names=(MODEL,)) as opened:
-        weights = opened.tensors(MODEL)
+    weights = open_checkpoint(path).tensors(MODEL)
     if weights is None:
         raise CheckpointError(path, "holds no weights: they were left out when it was saved.")
-    packed = pack_tensors(weights, copy=False, metadata={"format": "pt"})
-
-    def write(unfinished: Path) -> None:
-        with unfinished.open("wb") as target:
-            target.writelines(packed.pieces)
-
-    write_atomically(write, Path(file))
+    contiguous = {name: weight.contiguous() for name, weight in weights.items()}
+    write_atomically(lambda unfinished: save_file(contiguous, unfinished, {"format": "pt"}), Path(file))
 
 
 @contextmanager
@@ -181,17 +174,13 @@ def _files(manifest: Manifest) -> list[str]:
 
 
 def _modules(opened: OpenCheckpoint) -> list[str]:
-    if not opened.has(MODEL):
+    tensors = opened.layout.tensors.get(MODEL)
+    if tensors is None:
         return []
     counts: dict[str, int] = {}
-    if opened.layout is None:
-        check_files(opened.files, opened.manifest, [MODEL])
-        shapes = {name: shape for name, (_, shape) in read_shapes(opened.files / MODEL).items()}
-    else:
-        shapes = {name: tuple(one.shape) for name, one in opened.layout.tensors[MODEL].items()}
-    for name, shape in shapes.items():
+    for name, one in tensors.items():
         top = _top(name)
-        counts[top] = counts.get(top, 0) + math.prod(shape)
+        counts[top] = counts.get(top, 0) + math.prod(one.shape)
     largest = sorted(counts.items(), key=lambda item: -item[1])
     lines = [_row("", _printable(f"{name} {count:,}")) for name, count in largest[:_TOP_MODULES]]
     rest = largest[_TOP_MODULES:]
@@ -228,12 +217,12 @@ def diff_checkpoints(first: str | os.PathLike[str], second: str | os.PathLike[st
         >>> diff_checkpoints(first, save_checkpoint(State(model), folder + "/second"))
         ['model.safetensors weight: differs by at most 0.5']
     """
-    with open_checkpoint(first) as one, open_checkpoint(second) as other:
-        with _not_too_deep(one.path):
-            lines = _diff_data(_compared(one), _compared(other), "")
-        for name in (MODEL, OPTIMIZERS, EXTRA):
-            lines += _diff_tensors(name, one.tensors(name) or {}, other.tensors(name) or {})
-        return [*map(abridged, lines)]
+    one, other = open_checkpoint(first), open_checkpoint(second)
+    with _not_too_deep(one.path):
+        lines = _diff_data(_compared(one), _compared(other), "")
+    for kind in (MODEL, OPTIMIZERS, EXTRA):
+        lines += _diff_tensors(kind, one.tensors(kind) or {}, other.tensors(kind) or {})
+    return [*map(abridged, lines)]
 
 
 def _compared(opened: OpenCheckpoint) -> dict[str, Any]:

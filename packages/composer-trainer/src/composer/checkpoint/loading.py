@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 from torch.utils._pytree import tree_leaves
 
+from composer.checkpoint.base import EXTRA, MODEL, OPTIMIZERS, STATE
 from composer.checkpoint.composer_files import ComposerFile, own_names
 from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError
-from composer.checkpoint.finding import OpenCheckpoint, agreed_path, is_remote, is_weights_file, open_checkpoint
-from composer.checkpoint.manifest import EXTRA, MODEL, OPTIMIZERS, STATE
-from composer.checkpoint.saving import (
-    IgnoreKeys,
-    environment,
-    ignored_keys,
-    module_classes,
-    refuse_fsdp1,
-    without_collector,
-)
-from composer.checkpoint.sharded import like_weight
-from composer.checkpoint.tensor_file import read_tensors
-from composer.checkpoint.torch_files import read_torch_file, weights_in
+from composer.checkpoint.finding import OpenCheckpoint, agreed_path, is_weights_file, open_checkpoint
+from composer.checkpoint.saving import IgnoreKeys, environment, ignored_keys, module_classes, reject_fsdp1
+from composer.checkpoint.tensors import like_weight
+from composer.checkpoint.torch_files import read_weights_file
 from composer.core import LoadReport, State, StateMismatchError, join_tensors, saved_state
 from composer.core.checks import abridged, to_texts
 from composer.core.evaluator import reshard
@@ -40,7 +29,8 @@ from composer.functional.dtensors import is_dtensor
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from composer.checkpoint.manifest import Manifest
+    from composer.checkpoint.base import Manifest
+    from composer.checkpoint.layout import TensorLayout
     from composer.core import Logger
     from composer.core.passes import Passes
 
@@ -110,7 +100,7 @@ def load_checkpoint(
     run changes only if everything fits.
 
     Args:
-        path: A checkpoint's folder or address, or a link to one; a folder of checkpoints, for its newest undamaged
+        path: A checkpoint's folder or URL, or a link to one; a folder of checkpoints, for its newest undamaged
             one; ``"latest"``, for the newest undamaged one in ``folder``; or, with ``weights_only``, a file of weights:
             safetensors, a ``state_dict``. A ``.pt`` checkpoint of MosaicML Composer is also loaded without
             ``weights_only``: the model, optimizers and clock; a warning names what is not restored.
@@ -197,11 +187,12 @@ def check_checkpoint(
     check_extra: CheckExtra | None = None,
 ) -> CheckedCheckpoint:
     """Read and check a checkpoint, change nothing, and return what loads it; see :func:`load_checkpoint`."""
-    refuse_fsdp1(state.model)
+    reject_fsdp1(state.model)
     excluded = tuple(to_texts("exclude_algorithms", exclude_algorithms))
     load = _Load(state, strict_model_weights, ignore_keys, excluded, algorithm_passes, logger, check_extra)
     if is_weights_file(path):
-        weights, composer = _read_weights_file(str(path))
+        weights, content = read_weights_file(str(path))
+        composer = ComposerFile.of(content)
         if composer is None and not weights_only:
             raise CheckpointError(
                 path, "is a file of weights, not a checkpoint; set weights_only (load_weights_only of a Trainer)."
@@ -214,18 +205,16 @@ def check_checkpoint(
         if composer is not None:
             saved = {"model": composer.masks(own) | saved["model"], "algorithms": composer.surgery()}
         return load.weights(str(path), saved, None)
-    with without_collector():
-        with open_checkpoint(path, folder, (MODEL, EXTRA, STATE) if weights_only else None) as opened:
-            if opened.manifest.weights_only and not weights_only:
-                raise CheckpointError(
-                    opened.path,
-                    "holds only weights, from which training cannot resume; set weights_only (load_weights_only of a "
-                    "Trainer).",
-                )
-            saved = _read_state(opened, state, weights_only=weights_only)
-        if weights_only:
-            return load.weights(opened.path, saved, opened.manifest)
-        return load.all(opened.path, saved, opened.manifest)
+    opened = open_checkpoint(path, folder)
+    if opened.manifest.weights_only and not weights_only:
+        raise CheckpointError(
+            opened.path,
+            "holds only weights, from which training cannot resume; set weights_only (load_weights_only of a Trainer).",
+        )
+    saved = _read_state(opened, state, weights_only=weights_only)
+    if weights_only:
+        return load.weights(opened.path, saved, opened.manifest)
+    return load.all(opened.path, saved, opened.manifest)
 
 
 @contextmanager
@@ -263,7 +252,7 @@ class _Load:
             problems += error.problems
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
-            raise CheckpointError(Path(path) / STATE, f"cannot be read as the state of a run: {what}") from error
+            raise CheckpointError(f"{path}/{STATE}", f"cannot be read as the state of a run: {what}") from error
         else:
             differences = (*checked.report.missing, *checked.report.unexpected) if self.strict else ()
             problems += [line for line in differences if line.startswith("model.")]
@@ -280,7 +269,7 @@ class _Load:
                 warnings.warn(
                     f"Training that resumes from {path} may not be bit-identical: {changes}.", UserWarning, stacklevel=3
                 )
-            with _loading(path), without_collector():
+            with _loading(path):
                 fits.load(self.logger)
             return LoadedCheckpoint(path, fits.report, ignored, extra, manifest)
 
@@ -343,7 +332,7 @@ class _Load:
                 UserWarning,
                 stacklevel=3,
             )
-            with _loading(path), without_collector():
+            with _loading(path):
                 checked.load(self.logger)
             self.state.previous_timestamp = self.state.timestamp
             return LoadedCheckpoint(path, report, ignored)
@@ -386,7 +375,7 @@ def _read_state(opened: OpenCheckpoint, state: State, *, weights_only: bool) -> 
     """
     data = opened.data()
     names = (MODEL, EXTRA) if weights_only else (MODEL, EXTRA, OPTIMIZERS)
-    likes = _sharded_ones(opened, state, data)
+    likes = _likes(opened, state, data)
     model, *parts = [opened.tensors(name, likes.get(name)) for name in names]
     others = {name: tensor for tensors in parts for name, tensor in (tensors or {}).items()}
     try:
@@ -411,13 +400,13 @@ def _read_state(opened: OpenCheckpoint, state: State, *, weights_only: bool) -> 
     return saved
 
 
-def _sharded_ones(opened: OpenCheckpoint, state: State, data: dict[str, Any]) -> dict[str, dict[str, Tensor]]:
-    """Return, for each kind of file and by the names of its tensors, the sharded weights that they belong to.
+def _likes(opened: OpenCheckpoint, state: State, data: dict[str, Any]) -> dict[str, dict[str, Tensor]]:
+    """Return, for each kind of file and by the names of its tensors, the DTensors like which they are read.
 
     A tensor belongs to a weight if it has its name, or is anywhere under its name in the saved data (as the state of an
     optimizer, and averages), and was sharded. It is sharded like the weight if it has its shape, and else as it was.
-    In a checkpoint of complete tensors, weights and the state of optimizers are taken for sharded if they have the
-    weight's shape.
+    In a checkpoint of a model that was not sharded, weights and the state of optimizers are taken for sharded if they
+    have the weight's shape.
 
     Raises:
         CheckpointError: A tensor of another shape was sharded over a mesh of other dimensions.
@@ -438,36 +427,34 @@ def _sharded_ones(opened: OpenCheckpoint, state: State, data: dict[str, Any]) ->
                 find(item, key if key in own else weight, depth + 1)
 
     find({name: part for name, part in data.items() if name != "model"}, None, 0)
-    shapes = {name: [*weight.shape] for name, weight in own.items()}
-    if opened.layout is None:
-        return {
-            kind: {
-                name: own[weight_of[name]]
-                for name, shape in opened.shapes(kind).items()
-                if name in weight_of and [*shape] == shapes[weight_of[name]]
-            }
-            for kind in (MODEL, OPTIMIZERS)
-        }
-    likes: dict[str, dict[str, Tensor]] = {}
-    for kind, tensors in opened.layout.tensors.items():
-        likes[kind] = {}
+    kinds = opened.layout.tensors
+    was_sharded = any(one.placements is not None for of_kind in kinds.values() for one in of_kind.values())
+    likes: dict[str, dict[str, Tensor]] = {kind: {} for kind in kinds}
+    for kind, tensors in kinds.items():
         for name, one in tensors.items():
-            if name not in weight_of or one.is_plain:
+            weight: Any = own.get(weight_of.get(name, ""))
+            may_be_sharded = one.placements is not None if was_sharded else kind != EXTRA
+            if weight is None or not may_be_sharded:
                 continue
-            weight: Any = own[weight_of[name]]
-            if one.shape == shapes[weight_of[name]]:
+            if one.shape == [*weight.shape]:
                 likes[kind][name] = weight
             elif one.placements is not None:
-                dimensions = weight.device_mesh.ndim
-                placements = [-1] * dimensions if set(one.placements) == {-1} else one.placements
-                if len(placements) != dimensions:
-                    raise CheckpointError(
-                        opened.path,
-                        f"cannot be loaded with this mesh: {name!r} has another shape than its weight, and was sharded "
-                        f"over a mesh of {len(placements)} dimensions instead of {dimensions}.",
-                    )
-                likes[kind][name] = like_weight(weight, one.shape, placements)
+                likes[kind][name] = _placed_like(weight, name, one, opened.path)
     return likes
+
+
+def _placed_like(weight: Any, name: str, one: TensorLayout, path: str) -> Tensor:
+    """Return a DTensor on the mesh of a weight, sharded as a tensor of another shape was."""
+    dimensions, placements = weight.device_mesh.ndim, one.placements or []
+    if {*placements} == {-1}:
+        placements = [-1] * dimensions
+    if len(placements) != dimensions:
+        raise CheckpointError(
+            path,
+            f"cannot be loaded with this mesh: {name!r} has another shape than its weight, and was sharded over a mesh "
+            f"of {len(placements)} dimensions instead of {dimensions}.",
+        )
+    return like_weight(weight, one.shape, placements)
 
 
 def _is_reference(value: Any) -> bool:
@@ -515,30 +502,6 @@ def _changed_environment(saved: Mapping[str, Any], now: Mapping[str, Any]) -> st
         for name in names
         if saved.get(name, now[name]) != now[name]
     )
-
-
-def _read_weights_file(path: str) -> tuple[dict[str, Tensor], ComposerFile | None]:
-    """Return the weights in a file, and all of its content if it is a checkpoint of MosaicML Composer."""
-    with tempfile.TemporaryDirectory(prefix="composer-") as folder:
-        file = _download(path, Path(folder)) if is_remote(path) else Path(path.removeprefix("file://"))
-        if not file.is_file():
-            raise CheckpointError(path, "does not exist.")
-        if path.endswith(".safetensors"):
-            return read_tensors(file), None
-        content = read_torch_file(file)
-        return weights_in(content, file), ComposerFile.of(content)
-
-
-def _download(url: str, folder: Path) -> Path:
-    import fsspec  # noqa: PLC0415
-
-    file = folder / "weights"
-    try:
-        with fsspec.open(url, "rb") as source, file.open("wb") as target:
-            shutil.copyfileobj(source, target, 8 << 20)
-    except Exception as error:
-        raise CheckpointError(url, f"cannot be read: {type(error).__name__}: {error}") from error
-    return file
 
 
 def _names_here(names: Iterable[str], own: Mapping[str, Any]) -> dict[str, str]:

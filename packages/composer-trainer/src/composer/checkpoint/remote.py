@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import re
 import time
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
+from composer.checkpoint.base import MANIFEST, Folder, Manifest, foreign_files
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
-from composer.checkpoint.local import records_while
-from composer.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, foreign_files, warn_of_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from composer.checkpoint.saving import Snapshot
-    from composer.checkpoint.sharded import ReadInto
+    from composer.checkpoint.base import ReadInto
 
-__all__ = ["RemoteFolder"]
+__all__ = ["RemoteFolder", "is_remote"]
 
+_PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _CHUNK = 8 << 20
 T = TypeVar("T")
+
+
+def is_remote(path: object) -> bool:
+    """Return whether a path is a URL that fsspec opens; ``file://`` is local.
+
+    Example:
+        >>> is_remote("s3://bucket/run"), is_remote("runs/blur"), is_remote("file:///tmp")
+        (True, False, False)
+    """
+    text = str(path)
+    return bool(_PROTOCOL.match(text)) and not text.startswith("file://")
 
 
 def _without_slash(url: str) -> str:
@@ -36,14 +45,14 @@ def _file_name(entry: dict[str, Any]) -> str:
 
 
 @attrs.frozen
-class RemoteFolder:
+class RemoteFolder(Folder):
     """A remote folder of checkpoints.
 
     Remote folders have no atomic rename: a checkpoint is complete as soon as its manifest, the last file, is written.
     Failed operations are retried with growing delays. There is no lock: two runs can save to one remote folder.
 
     Args:
-        url: The address.
+        url: The URL.
         tries: How often an operation is tried in total.
         wait: Seconds before the second try; doubled before each further one.
     """
@@ -56,11 +65,11 @@ class RemoteFolder:
         return self.url
 
     def at(self, name: str) -> str:
-        """Return the address of a checkpoint."""
+        """Return the URL of a checkpoint."""
         return f"{self.url}/{name}"
 
     def make(self) -> None:
-        """Do nothing: remote folders exist as soon as they have a file."""
+        """Do nothing: a remote folder exists as soon as it has a file."""
 
     def names(self) -> list[str]:
         """Return the names of possible checkpoints."""
@@ -80,86 +89,21 @@ class RemoteFolder:
             return []
         return entries
 
-    def manifest(self, name: str) -> Manifest:
-        """Return the manifest of a checkpoint, after checking the names and sizes of its files.
+    def exists(self, name: str) -> bool:
+        """Return whether a file or folder has a name."""
+        return bool(self._read(self.at(name), partial(self._list, name)))
 
-        Raises:
-            CheckpointError: There is no complete checkpoint of the name.
-        """
-        path = f"{self.at(name)}/{MANIFEST}"
-        try:
-            content, sizes = self._read(path, lambda: self._manifest_and_sizes(name))
-        except FileNotFoundError:
-            raise CheckpointError(path, "is missing, so this is no checkpoint, or one that was not finished.") from None
-        manifest = Manifest.from_bytes(content, path)
-        for file in sorted(manifest.files.keys() - sizes.keys()):
-            raise CheckpointError(f"{self.at(name)}/{file}", "is missing, and the manifest lists it.")
-        for file, record in manifest.files.items():
-            if sizes[file] != record.size:
-                raise CheckpointError(
-                    f"{self.at(name)}/{file}", f"has {sizes[file]} bytes, and the manifest lists {record.size}."
-                )
-        warn_of_unknown(self.at(name), sizes.keys() - manifest.files.keys())
-        return manifest
+    def sizes(self, name: str) -> dict[str, int | None]:
+        """Return the size of each file of a checkpoint."""
+        return self._sizes(self._read(self.at(name), partial(self._list, name)))
 
-    def _manifest_and_sizes(self, name: str) -> tuple[bytes, dict[str, int]]:
-        entries = [entry for entry in self._list(name) if entry["type"] == "file"]
-        sizes = {_file_name(entry): int(entry["size"] or 0) for entry in entries}
-        if MANIFEST not in sizes:
-            raise FileNotFoundError(MANIFEST)
-        if sizes.pop(MANIFEST) > MAX_MANIFEST_BYTES:
-            raise CheckpointError(f"{self.at(name)}/{MANIFEST}", "is larger than any manifest.")
-        files, root = self._files()
-        return files.cat_file(f"{root}/{name}/{MANIFEST}"), {file: size for file, size in sizes.items() if file}
-
-    def check(
-        self, name: str, manifest: Manifest, files: Iterable[str] | None = None, *, thoroughly: bool = False
-    ) -> None:
-        """Download the contents of a checkpoint, or of some files, and compare them with its manifest.
-
-        Raises:
-            CheckpointError: The content of a file is not the one that was written.
-        """
-        for file in manifest.files if files is None else files:
-            self._fetch(name, file, manifest, None, thoroughly=thoroughly)
-
-    def download(self, name: str, manifest: Manifest, to: Path, names: list[str]) -> None:
-        """Download files of a checkpoint to a local folder, and compare them with its manifest.
-
-        Raises:
-            CheckpointError: A file cannot be read, or its content is not the one that was written.
-        """
-        for file in names:
-            self._fetch(name, file, manifest, to / file)
-
-    def _fetch(self, name: str, file: str, manifest: Manifest, to: Path | None, *, thoroughly: bool = False) -> None:
-        path, record = f"{self.at(name)}/{file}", manifest.files[file]
-
-        def copy() -> dict[str, Any]:
-            files, root = self._files()
-            hashes, left = record.hashes(thoroughly=thoroughly), record.size
-            with files.open(f"{root}/{name}/{file}", "rb") as source, (to or Path(os.devnull)).open("wb") as target:
-                while left and (chunk := source.read(min(_CHUNK, left))):
-                    for digest in hashes.values():
-                        digest.update(chunk)
-                    if to is not None:
-                        target.write(chunk)
-                    left -= len(chunk)
-            return hashes
-
-        try:
-            hashes = self._read(path, copy)
-        except FileNotFoundError:
-            raise CheckpointError(path, "is missing, and the manifest lists it.") from None
-        record.compare(path, hashes)
+    def _sizes(self, entries: list[dict[str, Any]]) -> dict[str, int | None]:
+        files = {_file_name(entry): int(entry["size"] or 0) for entry in entries if entry["type"] == "file"}
+        return {file: size for file, size in files.items() if file}
 
     @contextlib.contextmanager
     def reader(self, name: str, file: str) -> Iterator[ReadInto]:
-        """Open a file of a checkpoint, and yield a function that fills memory with the bytes at a position.
-
-        Raises:
-            CheckpointError: It cannot be read, or ends before that.
-        """
+        """Open a file of a checkpoint, and yield a function that fills memory with the bytes at a position."""
         path = f"{self.at(name)}/{file}"
         sources: list[Any] = []
 
@@ -174,66 +118,28 @@ class RemoteFolder:
                 sources.clear()  # opened again by the next try
                 raise
             if len(content) != len(memory):
-                raise CheckpointError(path, "has been changed while it was read: it ends within a tensor.")
+                raise CheckpointError(path, "has been changed while it was read: it ends before that.")
             memory[:] = content
 
-        def read(position: int, memory: memoryview) -> None:
-            try:
-                self._read(path, partial(fill, position, memory))
-            except FileNotFoundError:
-                raise CheckpointError(path, "is missing, and the manifest lists it.") from None
-
         try:
-            yield read
+            yield lambda position, memory: self._read(path, partial(fill, position, memory))
         finally:
             for source in sources:
                 source.close()
 
-    def exists(self, name: str) -> bool:
-        """Return whether a file or folder has a name."""
-        return bool(self._read(self.at(name), lambda: self._list(name)))
-
-    def write(self, name: str, snapshot: Snapshot) -> Manifest:
-        """Write a checkpoint, and replace one that has the name.
-
-        Raises:
-            CheckpointSaveError: It could not be written; the files that were are not a checkpoint.
-        """
-        contents = snapshot.files()
-        with records_while(contents) as records:
-            place = self.begin(name)
-            for file, pieces in contents.items():
-                self.put(name, place, file, pieces)
-            manifest = attrs.evolve(snapshot.manifest, files=records())
-        self.commit(name, place, manifest)
-        return manifest
-
     def begin(self, name: str) -> str:
-        """Return the place for the files of a new checkpoint, after deleting one that has the name.
-
-        Raises:
-            CheckpointSaveError: It cannot be deleted.
-        """
-        if self._write(name, lambda: self._list(name)):
+        """Return the name of the new checkpoint, after deleting one that has the name."""
+        if self._write(name, partial(self._list, name)):
             self.delete(name)
         return name
 
-    def put(self, name: str, place: str, file: str, pieces: Iterable[memoryview]) -> None:
-        """Upload a file of a checkpoint, in any process.
-
-        Raises:
-            CheckpointSaveError: It could not be uploaded.
-        """
-        self._write(name, partial(self._put, f"{place}/{file}", pieces))
+    def put(self, name: str, place: str, file: str, content: Iterable[memoryview]) -> None:
+        """Upload a file of a checkpoint, in any process."""
+        self._write(name, partial(self._put, f"{place}/{file}", content))
 
     def commit(self, name: str, place: str, manifest: Manifest) -> None:
-        """Upload the manifest, which makes the files a checkpoint, after checking that they are in the folder.
-
-        Raises:
-            CheckpointSaveError: It could not be uploaded, or a file is missing or of another size.
-        """
-        entries = self._write(name, lambda: self._list(place))
-        sizes = {_file_name(entry): int(entry["size"] or 0) for entry in entries if entry["type"] == "file"}
+        """Upload the manifest, which makes the files a checkpoint, after checking that they are in the folder."""
+        sizes = self._sizes(self._write(name, partial(self._list, place)))
         for file, record in sorted(manifest.files.items()):
             if sizes.get(file) != record.size:
                 found = f"has {sizes[file]} bytes instead of {record.size}" if file in sizes else "is missing"
@@ -243,9 +149,6 @@ class RemoteFolder:
                     "be the same for all processes, which memory:// and folders of each host are not.",
                 )
         self.put(name, place, MANIFEST, [memoryview(manifest.to_bytes())])
-
-    def abandon(self, place: str) -> None:
-        """Do nothing: files without a manifest are no checkpoint, and the next one of the name deletes them."""
 
     def _put(self, path: str, pieces: Iterable[memoryview]) -> None:
         files, root = self._files()
@@ -259,40 +162,21 @@ class RemoteFolder:
                         pending.clear()
             file.write(bytes(pending))
 
-    def foreign(self, name: str) -> list[str]:
-        """Return which files in a checkpoint are not ours."""
-        return foreign_files(map(_file_name, self._read(self.at(name), lambda: self._list(name))))
-
-    def set_aside(self, name: str, *, for_link: bool = False) -> str | None:
-        """Do nothing: there is no rename, and incomplete checkpoints are replaced."""
-        del name, for_link
-        return None
-
     def delete(self, name: str) -> None:
-        """Delete a checkpoint, its manifest first.
-
-        Raises:
-            CheckpointSaveError: It cannot be deleted.
-        """
-        self._write(name, lambda: self._delete(name))
+        """Delete a checkpoint, its manifest first."""
+        self._write(name, partial(self._delete, name))
 
     def _delete(self, name: str) -> None:
         files, _ = self._files()
         entries = self._list(name)  # none if this is tried again after the last file was deleted
-        foreign = foreign_files(map(_file_name, entries))
-        if foreign:
-            raise CheckpointSaveError(
-                self.at(name), f"{foreign[0]!r} in it is not a file of a checkpoint; move it elsewhere."
-            )
+        if foreign := foreign_files(map(_file_name, entries)):
+            reason = f"{foreign[0]!r} in it is not a file of a checkpoint; move it elsewhere."
+            raise CheckpointSaveError(self.at(name), reason)
         for entry in sorted(entries, key=lambda entry: _file_name(entry) != MANIFEST):
             files.rm_file(entry["name"])
 
     def set_latest(self, latest: str, name: str) -> None:
-        """Write the name of a checkpoint to the file ``latest``.
-
-        Raises:
-            CheckpointSaveError: It cannot be written.
-        """
+        """Write the name of a checkpoint to the file ``latest``."""
         self._write(latest, lambda: self._put(latest, (memoryview(f"{name}\n".encode()),)))
 
     def get_latest(self, latest: str) -> str | None:
@@ -323,8 +207,10 @@ class RemoteFolder:
     def _read(self, path: str, call: Callable[[], T]) -> T:
         try:
             return self._tried(call)
-        except (CheckpointError, ImportError, FileNotFoundError):
+        except (CheckpointError, ImportError):
             raise
+        except FileNotFoundError:
+            raise CheckpointError(path, "is missing.") from None
         except Exception as error:
             raise CheckpointError(path, f"cannot be read: {type(error).__name__}: {error}") from error
 

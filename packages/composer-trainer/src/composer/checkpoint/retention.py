@@ -13,7 +13,8 @@ from composer.core.checks import nearest, one_of, whole_number_from
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from composer.checkpoint.finding import Folder, FoundCheckpoint
+    from composer.checkpoint.base import Folder
+    from composer.checkpoint.finding import FoundCheckpoint
 
 __all__ = ["KeepBest", "delete_old", "expired", "own_checkpoints"]
 
@@ -72,7 +73,7 @@ def expired(
     """
     if keep_last < 0:
         return []
-    complete = [checkpoint for checkpoint in checkpoints if checkpoint.is_whole]
+    complete = [checkpoint for checkpoint in checkpoints if checkpoint.is_complete]
     to_keep = complete[-max(keep_last, 1) :] + (keep_best.best(complete) if keep_best else [])
     return [checkpoint for checkpoint in complete if checkpoint not in to_keep]
 

@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from composer.checkpoint.errors import CheckpointSaveError
-from composer.checkpoint.finding import Folder, find_checkpoints, is_remote, open_folder
-from composer.checkpoint.local import FolderLock, LocalFolder
+from composer.checkpoint.finding import find_checkpoints
+from composer.checkpoint.local import LocalFolder, open_folder
+from composer.checkpoint.lock import FolderLock
+from composer.checkpoint.remote import is_remote
 from composer.checkpoint.retention import KeepBest, delete_old, own_checkpoints
-from composer.checkpoint.saving import (
-    IgnoreKeys,
-    Snapshot,
-    check_ignore_keys,
-    checkpoint_name,
-    refuse_fsdp1,
-    take_sharded_snapshot,
-    take_snapshot,
-    write_sharded,
-    write_snapshot,
-)
-from composer.checkpoint.tensor_file import CopyMemory
-from composer.checkpoint.together import ShardedSnapshot, saving_together
+from composer.checkpoint.saving import IgnoreKeys, check_ignore_keys, checkpoint_name, reject_fsdp1, take_snapshot
+from composer.checkpoint.writing import Snapshot, failing_in_all
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 from composer.core.background import Background, ThreadError
 from composer.core.files import fill_in_run
 from composer.distributed.sharding import is_sharded
 from composer.functional.checks import check_flags
 
+if TYPE_CHECKING:
+    from composer.checkpoint.base import Folder
+    from composer.checkpoint.tensors import KeptMemory
+
 __all__ = ["CheckpointSaver", "SaveInterval", "savers"]
 
 _log = logging.getLogger(__name__)
-_PATIENCE = 5.0
+_LAST_WAIT = 5.0
 """Seconds that an ending process waits for the others to write their parts."""
 
 SaveInterval: TypeAlias = Time | str | int | Callable[[State, Event], bool]
@@ -60,7 +56,7 @@ class CheckpointSaver(Callback):
     saves.
 
     Args:
-        folder: A path or an address (``"s3://bucket/{run_name}"``). The run's name is filled in.
+        folder: A path or a URL (``"s3://bucket/{run_name}"``). The run's name is filled in.
         filename: The checkpoint's name in it; ``{epoch}``, ``{batch}``, ``{run_name}`` and so on are filled in. The
             ending ``.pt`` of MosaicML Composer's files is removed, with a warning, as a checkpoint is a folder.
         latest_filename: The name of a link to the newest checkpoint; none if None. It is a file with the checkpoint's
@@ -69,7 +65,7 @@ class CheckpointSaver(Callback):
             which is called after each batch, epoch and iteration, and at the end.
         overwrite: Whether to replace checkpoints of other runs with the same names.
         num_checkpoints_to_keep: The number of the last checkpoints to keep; -1 keeps all. 0 gives a warning: no local
-            copies are kept of checkpoints at an address, and the last one in a local folder is.
+            copies are kept of checkpoints at a URL, and the last one in a local folder is.
         keep_best: The best checkpoints to keep in addition to the last ones.
         best_filename: The name of a link to the best checkpoint by ``keep_best``; none if None.
         weights_only: Whether to save only the weights that the model is evaluated with; training cannot resume from
@@ -79,7 +75,7 @@ class CheckpointSaver(Callback):
 
     The attribute ``extra``, if set, is a function that returns plain data and tensors to save beside the state,
     such as the position in the data. A run that has resumed from the newest undamaged checkpoint of the folder sets
-    ``goes_on``: later checkpoints, which are damaged, are replaced, and anything else with the name of the next
+    ``continues``: later checkpoints, which are damaged, are replaced, and anything else with the name of the next
     checkpoint, such as an incomplete folder, is renamed to a hidden name, which is logged.
 
     Raises:
@@ -123,16 +119,16 @@ class CheckpointSaver(Callback):
         self.num_checkpoints_to_keep, self.keep_best = num_checkpoints_to_keep, keep_best
         self.background = background
         self.extra: Callable[[], Mapping[str, Any]] | None = None
-        self.goes_on = False
+        self.continues = False
         self._saved: list[str] = []
         self._best: str | None = None
         self._opened: Folder | None = None
         self._lock: FolderLock | None = None
         self._saving = Background()
-        self._memory = CopyMemory()
+        self._memory: KeptMemory = {}
         self._last: tuple[str, int] | None = None
-        # Of a sharded model: what is being written, and the checkpoint's path.
-        self._together: tuple[ShardedSnapshot, str] | None = None
+        # Of several processes that write together: what is being written, and the checkpoint's path.
+        self._shared: tuple[Snapshot, str] | None = None
 
     @property
     def saved_checkpoints(self) -> list[str]:
@@ -152,7 +148,7 @@ class CheckpointSaver(Callback):
     def fit_start(self, state: State, logger: Logger) -> None:
         """Create the folder, and check that no other process saves to it."""
         del logger
-        refuse_fsdp1(state.model)
+        reject_fsdp1(state.model)
         self._check_names(state)
         self._last = None  # a clock that was set back reaches the same times again
         if self._opened is None and state.rank == 0:
@@ -185,15 +181,15 @@ class CheckpointSaver(Callback):
     def close(self, state: State, logger: Logger) -> None:
         """Wait until the last checkpoint is written, and release the folder."""
         del state, logger
-        if self._together is not None:
-            self._together[0].hurry(_PATIENCE)  # after an error, other processes may have ended
+        if self._shared is not None:
+            self._shared[0].limit_waiting(_LAST_WAIT)  # after an error, other processes may have ended
         try:
             self._settle(self._saving.wait)
         finally:
             if self._lock is not None:
                 self._lock.release()
             self._opened = self._lock = None
-            self._memory.give([])
+            self._memory.clear()
 
     def save(self, state: State) -> None:
         """Save now, in the background unless that is disabled; a second save at the same time does nothing.
@@ -203,7 +199,7 @@ class CheckpointSaver(Callback):
             NotSerializableError: A value is neither data nor a tensor; the error names its place.
             CheckpointSaveError: The checkpoint or the previous one could not be written.
         """
-        refuse_fsdp1(state.model)  # in all processes, though only rank 0 may save
+        reject_fsdp1(state.model)  # in all processes, though only rank 0 may save
         name = checkpoint_name(self.filename, state)
         moment = (name, int(state.timestamp.batch))
         if moment == self._last:
@@ -211,39 +207,36 @@ class CheckpointSaver(Callback):
         # Before the copy, so that there is only one in memory.
         self._wait()
         extra = None if self.extra is None else self.extra()
-        if not is_sharded(state.model) and state.rank != 0:
+        is_shared = is_sharded(state.model)
+        if not is_shared and state.rank != 0:
             self._last = moment
             return
-        how: dict[str, Any] = {
-            "weights_only": self.weights_only,
-            "ignore_keys": self.ignore_keys,
-            "memory": self._memory,
-        }
-        links = self._links(state)
-        if is_sharded(state.model):
-            folder = open_folder(fill_in_run(self.folder, state))
-            with saving_together(folder.at(name)):
-                if state.rank == 0:
-                    folder = self._opened or self._open(state)
-            sharded = take_sharded_snapshot(state, folder.at(name), extra, **how)
-            self._together = (sharded, folder.at(name))
-            job = partial(self._write_sharded, folder, name, links, sharded)
-        else:
-            folder = self._opened or self._open(state)
-            job = partial(self._write, folder, name, links, take_snapshot(state, extra, **how))
+        folder = open_folder(fill_in_run(self.folder, state))
+        with failing_in_all(folder.at(name)) if is_shared else contextlib.nullcontext():
+            if state.rank == 0:
+                folder = self._opened or self._open(state)
+        snapshot = take_snapshot(
+            state,
+            extra,
+            path=folder.at(name),
+            weights_only=self.weights_only,
+            ignore_keys=self.ignore_keys,
+            memory=self._memory,
+        )
+        self._shared = (snapshot, folder.at(name)) if is_shared else None
         self._last = moment
-        self._settle(partial(self._saving.start, job))
+        self._settle(partial(self._saving.start, partial(self._write, folder, name, self._links(state), snapshot)))
         if not self.background:
             self._wait()
 
     def _wait(self) -> None:
         """Wait for the previous save; if it was one of all processes and failed, raise an error in all of them."""
-        if self._together is None:
+        if self._shared is None:
             self._settle(self._saving.wait)
             return
-        (_, path), self._together = self._together, None
+        (_, path), self._shared = self._shared, None
         try:
-            with saving_together(path):
+            with failing_in_all(path):
                 self._settle(self._saving.wait)
         except BaseException:
             self._last = None  # in all processes, or only some would take part in a repeated save
@@ -273,7 +266,7 @@ class CheckpointSaver(Callback):
             checkpoint_name(self.best_filename, state, "best_filename")
 
     def _save_if_due(self, state: State, event: Event) -> None:
-        if self._together is None:  # otherwise the processes would raise it in different batches
+        if self._shared is None:  # otherwise the processes would raise it in different batches
             self._settle(self._saving.check)
         interval, elapsed = self.save_interval, state.get_elapsed_duration()
         if not isinstance(interval, Interval):
@@ -284,27 +277,13 @@ class CheckpointSaver(Callback):
             self.save(state)
 
     def _write(self, folder: Folder, name: str, links: _Links, snapshot: Snapshot) -> None:
-        try:
-            self._make_way(folder, name)
-            write_snapshot(folder, name, snapshot, overwrite=self.overwrite)
-        finally:
-            self._memory.give(snapshot.tensors.values())
-        self._finish(folder, name, links, snapshot.manifest.run_name)
-
-    def _write_sharded(self, folder: Folder, name: str, links: _Links, snapshot: ShardedSnapshot) -> None:
-        try:
-            write_sharded(
-                folder,
-                name,
-                snapshot,
-                overwrite=self.overwrite,
-                make_way=lambda: self._make_way(folder, name),
-                finish=lambda manifest: self._finish(folder, name, links, manifest.run_name),
-            )
-            snapshot.clean_up(folder)
-        finally:
-            if not isinstance(snapshot.tensors, Exception):
-                self._memory.give(snapshot.tensors.values())
+        snapshot.write(
+            folder,
+            name,
+            overwrite=self.overwrite,
+            prepare=lambda: self._set_aside(folder, name),
+            finish=lambda manifest: self._finish(folder, name, links, manifest.run_name),
+        )
 
     def _finish(self, folder: Folder, name: str, links: _Links, run_name: str) -> None:
         """List a checkpoint that has been written, update the links, and delete old ones."""
@@ -312,7 +291,7 @@ class CheckpointSaver(Callback):
         if folder.at(name) not in self._saved:
             self._saved.append(folder.at(name))
         if latest is not None:
-            self._make_way(folder, latest, for_link=True)
+            self._set_aside(folder, latest, for_link=True)
             folder.set_latest(latest, name)
         deleted = delete_old(
             folder,
@@ -328,11 +307,11 @@ class CheckpointSaver(Callback):
             if best:
                 self._best = folder.at(best[0].name)
             if best and best_link is not None:
-                self._make_way(folder, best_link, for_link=True)
+                self._set_aside(folder, best_link, for_link=True)
                 folder.set_latest(best_link, best[0].name)
 
-    def _make_way(self, folder: Folder, name: str, *, for_link: bool = False) -> None:
-        aside = folder.set_aside(name, for_link=for_link) if self.goes_on else None
+    def _set_aside(self, folder: Folder, name: str, *, for_link: bool = False) -> None:
+        aside = folder.set_aside(name, for_link=for_link) if self.continues else None
         if aside is not None:
             _log.warning(
                 "autoresume: %s has the name of the next checkpoint and is not one that can be replaced: it is now %s.",
@@ -346,7 +325,7 @@ class CheckpointSaver(Callback):
         if isinstance(folder, LocalFolder):
             self._lock = self._lock or FolderLock(folder.path)
             folder.tidy()
-        if not self.overwrite and not self.goes_on:
+        if not self.overwrite and not self.continues:
             _check_no_later_ones(folder, state)
         self._opened = folder
         return folder
@@ -363,18 +342,18 @@ def savers(
     keep_best: KeepBest | None,
     weights_only: bool,
     ignore_keys: IgnoreKeys,
-    goes_on: bool,
+    continues: bool,
 ) -> list[CheckpointSaver]:
     """Return the callback that saves checkpoints to a folder, in a list; an empty list without a folder.
 
-    The arguments are those of :class:`~composer.callbacks.CheckpointSaver`, and ``goes_on``: whether the run resumes
+    The arguments are those of :class:`~composer.callbacks.CheckpointSaver`, and ``continues``: whether the run resumes
     from the newest undamaged checkpoint of the folder.
 
     Example:
         >>> savers(
         ...     None, "ep{epoch}", None, "1ep",
         ...     overwrite=False, num_checkpoints_to_keep=-1, keep_best=None, weights_only=False, ignore_keys=None,
-        ...     goes_on=False,
+        ...     continues=False,
         ... )
         []
     """
@@ -398,14 +377,14 @@ def savers(
         weights_only=weights_only,
         ignore_keys=ignore_keys,
     )
-    saver.goes_on = goes_on
+    saver.continues = continues
     return [saver]
 
 
 def _check_folder(folder: object, name: str = "folder") -> None:
-    """Raise a TypeError if ``folder`` is neither a path nor an address; the error calls it by ``name``."""
+    """Raise a TypeError if ``folder`` is neither a path nor a URL; the error calls it by ``name``."""
     if not isinstance(folder, (str, os.PathLike)):
-        raise TypeError(f"{name} must be a path or an address, got {folder!r}.")
+        raise TypeError(f"{name} must be a path or a URL, got {folder!r}.")
 
 
 def _without_suffix(name: str) -> str:
@@ -422,7 +401,7 @@ def _without_suffix(name: str) -> str:
 
 
 def _without_zero(keep_last: int, folder: str | os.PathLike[str]) -> int:
-    """Return the number of checkpoints to keep; instead of 0 all at an address, and the last one in a local folder."""
+    """Return the number of checkpoints to keep; instead of 0 all at a URL, and the last one in a local folder."""
     if keep_last != 0 or isinstance(keep_last, bool):
         return keep_last
     all_or_last, number = ("all checkpoints", -1) if is_remote(folder) else ("the last checkpoint", 1)

@@ -1,59 +1,49 @@
-"""Saving a run: a snapshot of its state as the contents of files, and one checkpoint written from it."""
+"""Saving a run: a snapshot of its state as the contents of files, and one checkpoint written from it.
+
+Each process that has parts of the model writes them, and the first one everything else, the manifest last. One process
+alone is the first of one.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
 import fnmatch
-import gc
 import math
 import os
 import platform
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import attrs
 import torch
 from torch import Tensor
 
-from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
-from composer.checkpoint.finding import Folder, open_folder
-from composer.checkpoint.manifest import (
-    EXTRA,
-    MODEL,
-    OPTIMIZERS,
-    STATE,
-    Manifest,
-    write_json,
-)
-from composer.checkpoint.sharded import own_parts, pack_parts
-from composer.checkpoint.tensor_file import CopyMemory, PackedTensors, pack_tensors
-from composer.checkpoint.together import PARTS_TIMEOUT, ShardedSnapshot, meeting, saving_together
-from composer.core import State, TimeUnit, evaluation_weights, split_tensors
+from composer.checkpoint.base import EXTRA, MODEL, OPTIMIZERS, Manifest
+from composer.checkpoint.layout import describe_parts
+from composer.checkpoint.local import open_folder
+from composer.checkpoint.tensors import pack_parts
+from composer.checkpoint.writing import Snapshot, writers_of
+from composer.core import State, evaluation_weights, split_tensors
 from composer.core.checks import shortened
 from composer.core.evaluator import reshard
 from composer.core.files import fill_in_run
 from composer.core.serialization import plain
-from composer.distributed.sharding import is_sharded
+
+if TYPE_CHECKING:
+    from composer.checkpoint.tensors import KeptMemory
 
 __all__ = [
     "IgnoreKeys",
-    "Snapshot",
     "check_ignore_keys",
     "checkpoint_name",
     "environment",
     "ignored_keys",
     "module_classes",
-    "refuse_fsdp1",
+    "reject_fsdp1",
     "save_checkpoint",
-    "save_sharded",
-    "take_sharded_snapshot",
     "take_snapshot",
-    "without_collector",
-    "write_sharded",
-    "write_snapshot",
 ]
 
 IgnoreKeys: TypeAlias = str | Sequence[str] | Callable[[dict[str, Any]], object] | None
@@ -79,7 +69,7 @@ def save_checkpoint(
 
     Args:
         state: The run.
-        path: The checkpoint's folder or address, such as ``"runs/{run_name}/ep{epoch}-ba{batch}"``.
+        path: The checkpoint's folder or URL, such as ``"runs/{run_name}/ep{epoch}-ba{batch}"``.
         extra: More to save, by name: plain data and tensors. :func:`load_checkpoint` returns it.
         weights_only: Whether to save only the weights that the model is evaluated with; training cannot resume from
             them. See :func:`composer.core.evaluation_weights`.
@@ -92,32 +82,23 @@ def save_checkpoint(
         NotImplementedError: The model is wrapped by FSDP 1.
         NotSerializableError: A value is neither data nor a tensor; the error names its place.
         CheckpointSaveError: It could not be written. Existing checkpoints are unchanged, except that one of the name at
-            an address is deleted first.
+            a URL is deleted first.
 
     Example:
         >>> import tempfile, torch
         >>> state = State(torch.nn.Linear(2, 2))
         >>> path = save_checkpoint(state, tempfile.mkdtemp() + "/ep{epoch}-ba{batch}")
         >>> path[-7:], sorted(os.listdir(path))
-        ('ep0-ba0', ['manifest.json', 'model.safetensors', 'state.json'])
+        ('ep0-ba0', ['layout.json', 'manifest.json', 'model.safetensors', 'state.json'])
     """
     text = fill_in_run(os.fspath(path), state, "A checkpoint's path").rstrip("/")
     parent, _, name = text.rpartition("/")
     folder = open_folder(parent or ("/" if text.startswith("/") else "."))
-    if is_sharded(state.model):
-        save_sharded(
-            folder,
-            checkpoint_name(name, state),
-            state,
-            extra,
-            weights_only=weights_only,
-            ignore_keys=ignore_keys,
-            overwrite=overwrite,
-        )
-        return folder.at(name)
-    snapshot = take_snapshot(state, extra, weights_only=weights_only, ignore_keys=ignore_keys, copy=False)
-    folder.make()
-    write_snapshot(folder, checkpoint_name(name, state), snapshot, overwrite=overwrite)
+    name = checkpoint_name(name, state)
+    snapshot = take_snapshot(
+        state, extra, path=folder.at(name), weights_only=weights_only, ignore_keys=ignore_keys, copy=False
+    )
+    snapshot.write(folder, name, overwrite=overwrite, prepare=folder.make)
     return folder.at(name)
 
 
@@ -145,178 +126,63 @@ def checkpoint_name(pattern: str, state: State, parameter: str = "A checkpoint's
     return name
 
 
-@attrs.frozen(eq=False)
-class Snapshot:
-    """The contents of a checkpoint in memory; later changes of the run do not affect it.
-
-    Args:
-        data: The content of :data:`STATE`.
-        tensors: The contents of the other files by name.
-        manifest: The manifest without ``files``, which are added when they are written.
-    """
-
-    data: Any
-    tensors: dict[str, PackedTensors]
-    manifest: Manifest
-
-    def files(self) -> dict[str, tuple[memoryview, ...]]:
-        """Return the contents of all files by name, each in pieces."""
-        pieces = {name: packed.pieces for name, packed in self.tensors.items()}
-        return pieces | {STATE: (memoryview(write_json(self.data, sort=False)),)}
-
-
-def write_snapshot(folder: Folder, name: str, snapshot: Snapshot, *, overwrite: bool) -> Manifest:
-    """Write a checkpoint, unless an undamaged one of the same run and moment exists.
-
-    Raises:
-        CheckpointSaveError: It could not be written, or another checkpoint has the name.
-    """
-    existing = None if overwrite else _same_moment(folder, name, snapshot.manifest)
-    return folder.write(name, snapshot) if existing is None else existing
-
-
-def _same_moment(folder: Folder, name: str, manifest: Manifest) -> Manifest | None:
-    """Return the manifest of an undamaged checkpoint of the same run and moment; None if nothing has to be kept.
-
-    Raises:
-        CheckpointSaveError: Another checkpoint has the name.
-    """
-    if folder.exists(name):
-        with contextlib.suppress(CheckpointError):
-            existing = folder.manifest(name)
-            folder.check(name, existing)
-            if _moment(existing) == _moment(manifest):
-                return existing
-            raise CheckpointSaveError(
-                folder.at(name),
-                f"there is one already, of run {existing.run_name!r} at batch "
-                f"{existing.timestamp.count(TimeUnit.BATCH)}. Set overwrite (save_overwrite=True of a Trainer) to "
-                "replace it, or choose another folder or run_name.",
-            )
-    return None
-
-
-def save_sharded(
-    folder: Folder,
-    name: str,
+def take_snapshot(
     state: State,
     extra: Mapping[str, Any] | None = None,
     *,
-    weights_only: bool = False,
-    ignore_keys: IgnoreKeys = None,
-    overwrite: bool = False,
-) -> None:
-    """Save a run whose model is sharded; all processes have to call it, and it fails in all or in none.
-
-    Each process writes the parts of the tensors that it has; of processes with equal parts one writes. The first
-    process writes everything else, and last the manifest. The arguments are those of :func:`save_checkpoint`.
-
-    Raises:
-        NotImplementedError: The model is wrapped by FSDP 1.
-        NotSerializableError: A value is neither data nor a tensor.
-        CheckpointSaveError: It could not be written. Existing checkpoints are unchanged, except that one of the name at
-            an address is deleted first.
-    """
-    snapshot = take_sharded_snapshot(
-        state, folder.at(name), extra, weights_only=weights_only, ignore_keys=ignore_keys, copy=False
-    )
-    try:
-        with saving_together(folder.at(name)):  # none returns, and changes its tensors, before all have finished
-            write_sharded(folder, name, snapshot, overwrite=overwrite)
-    finally:
-        snapshot.clean_up(folder)
-
-
-def take_sharded_snapshot(
-    state: State,
-    path: str,
-    extra: Mapping[str, Any] | None = None,
-    *,
+    path: str = "",
     weights_only: bool = False,
     ignore_keys: IgnoreKeys = None,
     copy: bool = True,
-    memory: CopyMemory | None = None,
-) -> ShardedSnapshot:
-    """Return what this process writes of a checkpoint of a sharded model; all processes have to call it.
+    memory: KeptMemory | None = None,
+) -> Snapshot:
+    """Return what this process writes of a checkpoint; if the model is sharded, all processes have to call it.
 
-    The arguments are those of :func:`take_snapshot`, and ``path``: the checkpoint, for errors.
+    Args:
+        state: The run.
+        extra: More to save, by name: plain data and tensors, such as the position in the data.
+        path: The checkpoint, for errors.
+        weights_only: Whether to save only the weights that the model is evaluated with, and what describes them.
+        ignore_keys: What not to save.
+        copy: Whether the run may change before the snapshot is written.
+        memory: The copies of an earlier snapshot that has been written, to be filled again.
 
     Raises:
         NotImplementedError: The model is wrapped by FSDP 1.
-        NotSerializableError: A value is neither data nor a tensor.
+        NotSerializableError: A value is neither data nor a tensor; the error names its place.
         CheckpointSaveError: In the other processes, if it fails in one.
     """
-    refuse_fsdp1(state.model)
-    meets = meeting()
-    reshard(state.model)  # it may have its complete weights since an evaluation
+    reject_fsdp1(state.model)
+    writers = writers_of(state.model)
+    if not writers.is_alone:
+        reshard(state.model)  # it may have its complete weights since an evaluation
     block = evaluation_weights(state) if weights_only else contextlib.nullcontext(enter_result=False)
-    with block as may_differ, without_collector():
-        with saving_together(path):
-            data, tensors = _split_files(_saved_state(state, extra, ignore_keys, weights_only=weights_only))
-            described = own_parts(tensors, is_first=meets.exchange.rank == 0)
-        layout, writes = meets.plan(described)
-        packed: dict[str, PackedTensors] | Exception
+    with block as may_differ:
+        with writers.failing_together(path):
+            saved = _saved_state(state, extra, ignore_keys, weights_only=weights_only)
+            data, tensors = _split_files(saved)
+            described = describe_parts(tensors, is_first=writers.rank == 0)
+        layout, writes = writers.plan(described)
+        contents: dict[str, list[memoryview]] | Exception
         try:
-            packed = pack_parts(tensors, described, writes, copy=copy or may_differ, memory=memory)
-        except Exception as error:  # noqa: BLE001  (raised in all processes when the checkpoint is written)
-            packed = error
-    meets.saves += 1
-    manifest = _new_manifest(state, data, weights_only=weights_only)
-    return ShardedSnapshot(data, packed, manifest, layout, meets.exchange, meets.saves, PARTS_TIMEOUT)
+            contents = pack_parts(tensors, described, writes, copy=copy or may_differ, memory=memory)
+        except Exception as error:
+            if writers.is_alone:
+                raise
+            contents = error  # raised in all processes when the checkpoint is written
+    manifest = Manifest(
+        files={},
+        timestamp=state.timestamp,
+        run_name=state.run_name,
+        created=datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds"),
+        weights_only=weights_only,
+        versions={name: data["environment"][name] for name in ("python", "torch", "composer-trainer")},
+        metrics=_metric_values(state),
+    )
+    return Snapshot(data, contents, manifest, layout, writers)
 
 
-def write_sharded(
-    folder: Folder,
-    name: str,
-    snapshot: ShardedSnapshot,
-    *,
-    overwrite: bool,
-    make_way: Callable[[], object] | None = None,
-    finish: Callable[[Manifest], object] | None = None,
-) -> None:
-    """Write a checkpoint from all processes, unless an undamaged one of the same run and moment exists.
-
-    Call :meth:`ShardedSnapshot.clean_up` after it.
-
-    Args:
-        folder: The folder.
-        name: The checkpoint's name.
-        snapshot: What this process writes.
-        overwrite: Whether to replace another checkpoint of the name.
-        make_way: Called in the first process before.
-        finish: Called in the first process when the checkpoint is complete.
-
-    Raises:
-        CheckpointSaveError: It could not be written, or another checkpoint has the name.
-    """
-
-    def prepare() -> Manifest | None:
-        if make_way is not None:
-            make_way()
-        folder.make()
-        return None if overwrite else _same_moment(folder, name, snapshot.manifest)
-
-    snapshot.write(folder, name, prepare, finish)
-
-
-@contextlib.contextmanager
-def without_collector() -> Iterator[None]:
-    """Save or load without the garbage collector, which the many new objects would start, often for longer."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def _moment(manifest: Manifest) -> tuple[Any, ...]:
-    counts = {name: value for name, value in manifest.timestamp.state_dict().items() if not name.endswith("_wct")}
-    return (manifest.run_name, manifest.weights_only, counts)
-
-
-def refuse_fsdp1(model: object) -> None:
+def reject_fsdp1(model: object) -> None:
     """Raise an error if a model is wrapped by FSDP 1; all processes have to call it.
 
     Raises:
@@ -335,50 +201,6 @@ def refuse_fsdp1(model: object) -> None:
             "Checkpoints of models that are wrapped by FSDP 1 (FullyShardedDataParallel) are not supported. Shard the "
             "model with torch.distributed.fsdp.fully_shard, or by parallelism_config={'fsdp': {}} of the Trainer."
         )
-
-
-def take_snapshot(
-    state: State,
-    extra: Mapping[str, Any] | None = None,
-    *,
-    weights_only: bool = False,
-    ignore_keys: IgnoreKeys = None,
-    copy: bool = True,
-    memory: CopyMemory | None = None,
-) -> Snapshot:
-    """Return the state of a run as the contents of a checkpoint, with one copy of its tensors on the CPU.
-
-    Args:
-        state: The run.
-        extra: More to save, by name: plain data and tensors, such as the position in the data.
-        weights_only: Whether to save only the weights that the model is evaluated with, and what describes them.
-        ignore_keys: What not to save.
-        copy: Whether the run may change before the snapshot is written.
-        memory: Where the copy is allocated; call its ``give`` when the snapshot is written.
-
-    Raises:
-        NotImplementedError: The model is wrapped by FSDP 1.
-        NotSerializableError: A value is neither data nor a tensor; the error names its place.
-    """
-    refuse_fsdp1(state.model)
-    block = evaluation_weights(state) if weights_only else contextlib.nullcontext(enter_result=False)
-    with block as may_differ, without_collector():
-        saved = _saved_state(state, extra, ignore_keys, weights_only=weights_only)
-        data, tensors = _split_files(saved)
-        packed = {name: pack_tensors(group, copy=copy or may_differ, memory=memory) for name, group in tensors.items()}
-    return Snapshot(data, packed, _new_manifest(state, data, weights_only=weights_only))
-
-
-def _new_manifest(state: State, data: Mapping[str, Any], *, weights_only: bool) -> Manifest:
-    return Manifest(
-        files={},
-        timestamp=state.timestamp,
-        run_name=state.run_name,
-        created=datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds"),
-        weights_only=weights_only,
-        versions={name: data["environment"][name] for name in ("python", "torch", "composer-trainer")},
-        metrics=_metric_values(state),
-    )
 
 
 def _saved_state(

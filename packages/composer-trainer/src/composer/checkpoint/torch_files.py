@@ -1,22 +1,24 @@
-"""Weights from files that torch.save has written, of Composer and others; nothing in them is run."""
+"""Weights from files of torch.save, of Composer and others, and of safetensors; nothing in them is run."""
 
 from __future__ import annotations
 
 import datetime
 import re
+import shutil
+import tempfile
 import zipfile
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import safetensors.torch
 import torch
 from torch import Tensor
 
 from composer.checkpoint.errors import CheckpointError
+from composer.checkpoint.remote import is_remote
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["load_torch_weights", "read_torch_file", "weights_in"]
+__all__ = ["load_torch_weights", "read_weights_file"]
 
 _NESTS = (("state", "model"), ("state_dict",), ("model",))
 """Where weights lie in files that hold more: of Composer, of Lightning and many others."""
@@ -44,29 +46,53 @@ def load_torch_weights(path: Path) -> dict[str, Tensor]:
         >>> list(load_torch_weights(path))
         ['weight', 'bias']
     """
-    return weights_in(read_torch_file(path), path)
+    return _weights_in(_read_torch_file(path), path)
 
 
-def read_torch_file(path: Path) -> Any:
-    """Return the content of a file of ``torch.save``, read as by :func:`load_torch_weights`.
+def read_weights_file(path: str) -> tuple[dict[str, Tensor], Any]:
+    """Return the weights in a file, and all of the content of a file of ``torch.save``.
+
+    Args:
+        path: The path or URL of a file of safetensors or of ``torch.save``.
 
     Raises:
-        CheckpointError: It holds anything that is not data, which is named.
+        CheckpointError: It cannot be read, holds anything that is not data, or no weights.
     """
+    with tempfile.TemporaryDirectory(prefix="composer-") as folder:
+        file = _download(path, Path(folder)) if is_remote(path) else Path(path.removeprefix("file://"))
+        if not file.is_file():
+            raise CheckpointError(path, "does not exist.")
+        if not path.endswith(".safetensors"):
+            content = _read_torch_file(file)
+            return _weights_in(content, file), content
+        try:  # not mapped into memory: a file that is cut off later would end the process
+            return safetensors.torch.load(file.read_bytes()), None
+        except Exception as error:  # noqa: BLE001  (what is wrong in a file shows in any error)
+            raise CheckpointError(path, f"is not a complete safetensors file: {error}") from None
+
+
+def _download(url: str, folder: Path) -> Path:
+    import fsspec  # noqa: PLC0415
+
+    file = folder / "weights"
+    try:
+        with fsspec.open(url, "rb") as source, file.open("wb") as target:
+            shutil.copyfileobj(source, target, 8 << 20)
+    except Exception as error:
+        raise CheckpointError(url, f"cannot be read: {type(error).__name__}: {error}") from error
+    return file
+
+
+def _read_torch_file(path: Path) -> Any:
     _check_not_compressed(path)
     try:
         with torch.serialization.safe_globals(_allowed()):
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001  (what is wrong in a file shows in any error)
-        raise CheckpointError(path, _why_refused(error)) from None
+        raise CheckpointError(path, _why_rejected(error)) from None
 
 
-def weights_in(content: Any, path: Path) -> dict[str, Tensor]:
-    """Return the weights in the content of a file.
-
-    Raises:
-        CheckpointError: There are none.
-    """
+def _weights_in(content: Any, path: Path) -> dict[str, Tensor]:
     for nest in ((), *_NESTS):
         weights = _inside(content, nest)
         if weights:
@@ -75,7 +101,7 @@ def weights_in(content: Any, path: Path) -> dict[str, Tensor]:
 
 
 def _check_not_compressed(path: Path) -> None:
-    """Refuse what torch never writes: a small file that becomes a large one, by compression or by parts that overlap.
+    """Reject what torch never writes: a small file that becomes a large one, by compression or by parts that overlap.
 
     torch reads archives by another library than Python's; where the two could see different contents, none is read.
     """
@@ -125,7 +151,7 @@ def _allowed() -> list[Any]:
     return [*allowed, np.dtype, np.ndarray, *((rebuild, name) for name in names), *dtypes]
 
 
-def _why_refused(error: Exception) -> str:
+def _why_rejected(error: Exception) -> str:
     named = re.search(r"GLOBAL ([\w.]+)", str(error)) or re.search(r"(?:class|function) ([\w.]+)", str(error))
     if named:
         return (

@@ -16,7 +16,7 @@ from composer.checkpoint import (
 )
 from composer.checkpoint.finding import agreed_newest, agreed_path
 from composer.checkpoint.loading import check_together
-from composer.checkpoint.saving import check_ignore_keys, refuse_fsdp1
+from composer.checkpoint.saving import check_ignore_keys, reject_fsdp1
 from composer.core.checks import nearest, to_path, to_texts
 from composer.core.files import fill_in_run
 from composer.distributed import all_agree, any_rank, from_rank_zero, get_global_rank
@@ -167,7 +167,7 @@ def save_together(state: State, path: str, *, extra: Mapping[str, Any], weights_
         NotImplementedError: The model is wrapped by FSDP 1; in every process.
         CheckpointSaveError: The checkpoint could not be written; in every process.
     """
-    refuse_fsdp1(state.model)
+    reject_fsdp1(state.model)
     if is_sharded(state.model):
         return save_checkpoint(state, path, extra=extra, weights_only=weights_only)
     saved = path

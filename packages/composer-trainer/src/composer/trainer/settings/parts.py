@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from composer.checkpoint.saver import savers
-from composer.checkpoint.saving import refuse_fsdp1
+from composer.checkpoint.saving import reject_fsdp1
 from composer.core import Callback, Interval, State
 from composer.core.checks import check_run_name
 from composer.distributed import (
@@ -186,7 +186,7 @@ def _savers(given: Any, keep_best: KeepBest | None) -> Sequence[Callback]:
         keep_best=keep_best,
         weights_only=given.save_weights_only,
         ignore_keys=given.save_ignore_keys,
-        goes_on=given.autoresume,
+        continues=given.autoresume,
     )
 
 
@@ -194,7 +194,7 @@ def _parallelism(given: Any, computing: ComputeConfig | None) -> Parallelism:
     """Return how several processes train the model, if its wrapper, its data and the device allow it."""
     saves = given.save_folder is not None or any(isinstance(one, SavesProgress) for one in as_list(given.callbacks))
     if saves or given.load_path is not None or given.autoresume:
-        refuse_fsdp1(given.model)
+        reject_fsdp1(given.model)
     parallel = Parallelism(given.parallelism_config, given.ddp_sync_strategy)
     parallel.check_microbatch_size(given.device_train_microbatch_size)
     parallel.check_has_data(given.model)

@@ -5,15 +5,13 @@ import time
 import pytest
 import torch
 
-from composer.checkpoint import CheckpointSaveError, together, verify_checkpoint
+from composer.checkpoint import CheckpointSaveError, verify_checkpoint, writing
+from composer.checkpoint.base import Manifest
+from composer.checkpoint.layout import describe_parts, plan_parts
 from composer.checkpoint.local import LocalFolder
-from composer.checkpoint.manifest import Manifest
-from composer.checkpoint.sharded import own_parts, plan_parts
-from composer.checkpoint.tensor_file import pack_tensors
-from composer.checkpoint.together import ShardedSnapshot
+from composer.checkpoint.writing import Snapshot, Writers
 from composer.core import Timestamp
 from composer.core.background import Task
-from composer.distributed.exchange import Exchange
 
 WEIGHT = torch.arange(8.0)
 
@@ -34,15 +32,15 @@ class Group:
         manifest = Manifest(files={}, timestamp=Timestamp(batch=batch))
         snapshots = []
         for rank, files in enumerate(writes):
-            exchange = Exchange()
-            exchange.rank, exchange.world_size, exchange._store = rank, 2, self.store
-            tensors = {file: pack_tensors({"w": WEIGHT[4 * rank : 4 * rank + 4]}) for file in files}
-            snapshots.append(ShardedSnapshot({}, tensors, manifest, layout, exchange, self.saves, self.timeout))
+            writers = Writers(is_alone=False)
+            writers.rank, writers.world_size, writers.saves, writers._exchange._store = rank, 2, self.saves, self.store
+            contents = {file: [memoryview(WEIGHT[4 * rank : 4 * rank + 4].numpy()).cast("B")] for file in files}
+            snapshots.append(Snapshot({}, contents, manifest, layout, writers, self.timeout))
         return snapshots
 
-    def start(self, snapshot, name="one", prepare=lambda: None):
+    def start(self, snapshot, name="one"):
         """Start to write in a process."""
-        return Task(lambda: snapshot.write(self.folder, name, prepare, self.finished.append))
+        return Task(lambda: snapshot.write(self.folder, name, finish=self.finished.append))
 
     def errors(self, *tasks):
         """Return the reasons of errors, None where a process has succeeded."""
@@ -84,7 +82,7 @@ class TestWrite:
     def test_one_fails(self, group, tmp_path, failing):
         """If one process cannot write, none succeeds, all name it, and nothing is left; the next save succeeds."""
         snapshots = group.snapshots()
-        snapshots[failing].tensors = CheckpointSaveError("x", "the disk is full.")
+        snapshots[failing].contents = CheckpointSaveError("x", "the disk is full.")
 
         reasons = group.errors(*[group.start(one) for one in snapshots])
 
@@ -106,8 +104,8 @@ class TestWrite:
     def test_the_first_process_ends(self, group, error):
         """Without the exchange's store, a process raises its own error, or that the first one cannot be reached."""
         _, second = group.snapshots()
-        second.exchange.put("1: place for 1", '{"place": ".one"}')
-        second.tensors = error or second.tensors
+        second.writers._exchange.put("1: place for 1", '{"place": ".one"}')
+        second.contents = error or second.contents
 
         class Ending:
             """The store of a first process that ends while the others write."""
@@ -119,20 +117,20 @@ class TestWrite:
                 self.check = self.set
                 raise torch.distributed.DistNetworkError("Broken pipe")
 
-        second.exchange._store = Ending()
+        second.writers._exchange._store = Ending()
         (group.folder.path / ".one").mkdir()
 
         [reason] = group.errors(group.start(second))
 
         assert reason == ("the disk is full." if error else "process 0 cannot be reached: Broken pipe")
 
-    def test_hurry(self, group):
+    def test_limited_waiting(self, group):
         """A process that ends waits no longer than a moment for the others."""
         began = time.monotonic()
         first, second = group.snapshots()
         tasks = [group.start(first)]
-        first.hurry(0.1)
-        second.hurry(0.0)
+        first.limit_waiting(0.1)
+        second.limit_waiting(0.0)
         tasks.append(group.start(second))
 
         assert all("has not answered" in reason for reason in group.errors(*tasks))
@@ -145,9 +143,9 @@ class TestWrite:
         tasks = [group.start(first), group.start(second)]
         assert group.errors(*tasks) == [None, None]
 
-        first, _ = group.snapshots()
-        tasks = [group.start(first)]
-        monkeypatch.setattr(together, "lost_processes", lambda: "process 1 is gone")
+        first, _ = group.snapshots(batch=2)
+        tasks = [group.start(first, "two")]
+        monkeypatch.setattr(writing, "lost_processes", lambda: "process 1 is gone")
 
         assert group.errors(*tasks) == ["process 1 is gone."]
         assert (names_in(tmp_path), time.monotonic() - began < group.timeout / 2) == (["one"], True)
@@ -165,12 +163,11 @@ class TestWrite:
 
     def test_existing(self, group, tmp_path):
         """If the first process keeps an existing checkpoint, no process writes."""
-        existing = Manifest(files={}, timestamp=Timestamp(batch=7))
+        for _ in range(2):
+            assert group.errors(*[group.start(one) for one in group.snapshots()]) == [None, None]
 
-        tasks = [group.start(one, prepare=lambda: existing) for one in group.snapshots()]
-
-        assert group.errors(*tasks) == [None, None]
-        assert (names_in(tmp_path), group.finished) == ([], [existing])
+        existing = verify_checkpoint(tmp_path / "one")
+        assert (names_in(tmp_path), group.finished) == (["one"], [existing, existing])
 
     def test_cannot_be_finished(self, group, tmp_path):
         """An error after the checkpoint is complete, such as a link that cannot be written, is one of all processes."""
@@ -206,4 +203,4 @@ class TestWrite:
 def test_tensors_of_one_process():
     """A tensor that is not sharded belongs to the first process."""
     tensors = {"model.safetensors": {"w": WEIGHT}}
-    assert own_parts(tensors, is_first=False) == {"model.safetensors": {}}
+    assert describe_parts(tensors, is_first=False) == {"model.safetensors": {}}

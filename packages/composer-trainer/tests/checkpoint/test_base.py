@@ -9,12 +9,12 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 
-from composer.checkpoint import CheckpointError, FileRecord, Manifest, manifest
-from composer.checkpoint.manifest import PartContent
+from composer.checkpoint import CheckpointError, FileRecord, Manifest, base
+from composer.checkpoint.base import Content
 from composer.core import Timestamp
 
 MANIFEST = Manifest(
-    files={"state.json": FileRecord(2, "0" * 64, "0" * 32), "model.safetensors": FileRecord(10, "a" * 64)},
+    files={"state.json": FileRecord(2, "0" * 32), "model.safetensors": FileRecord(10, "a" * 32)},
     timestamp=Timestamp(epoch=1, batch=5),
     run_name="blur é",
     created="2026-01-01T00:00:00+00:00",
@@ -34,42 +34,29 @@ def signed(**changes):
 
 class TestFileRecord:
     def test_checksums_match_other_implementations(self):
-        """Both checksums match other implementations, for any chunks."""
+        """The checksum matches another implementation, for any chunks."""
         content = b"a checkpoint " * 1000
         record = FileRecord.of([content[:7], memoryview(content)[7:]])
 
         assert record.size == len(content)
-        assert record.sha256 == hashlib.sha256(content).hexdigest()
         assert record.xxh3_128 == xxhash.xxh3_128_hexdigest(content)
 
     def test_empty(self):
         """XXH3 of empty content matches its specification."""
         assert FileRecord.of([]).xxh3_128 == "99aa06d3014798d86001c324468d497f"
 
-    def test_compared_checksums(self):
-        """XXH3 is compared if present, all checksums on request."""
-        records = [FileRecord(1, "0" * 64, "1" * 32), FileRecord(1, "0" * 64), FileRecord(1, None, "1" * 32)]
-
-        assert [list(record.hashes()) for record in records] == [["xxh3_128"], ["sha256"], ["xxh3_128"]]
-        assert [len(record.hashes(thoroughly=True)) for record in records] == [2, 1, 1]
-
     def test_parts(self, monkeypatch):
-        """A file of parts has the XXH3 of the file and of its blocks, and no SHA-256; also if it is read again."""
-        monkeypatch.setattr(manifest, "BLOCK_BYTES", 4)
-        content = PartContent([memoryview(b"par"), memoryview(b"ts of tensors")])
+        """A file has the XXH3 of all of it and of its blocks; also if it is read again."""
+        monkeypatch.setattr(base, "BLOCK_BYTES", 4)
+        content = Content([memoryview(b"par"), memoryview(b"ts of tensors")])
         next(iter(content))  # an attempt to write that has failed
         for _ in range(2):
             written = b"".join(content)
 
         assert written == b"parts of tensors"
-        assert content.record == FileRecord(16, None, xxhash.xxh3_128_hexdigest(written))
+        assert content.record == FileRecord(16, xxhash.xxh3_128_hexdigest(written))
         blocks = (b"part", b"s of", b" ten", b"sors")
         assert content.blocks == "".join(map(xxhash.xxh3_128_hexdigest, blocks))
-
-    def test_no_checksum_raises(self):
-        """A record without any checksum is refused."""
-        with pytest.raises(ValueError, match="'sha256' or 'xxh3_128' is required"):
-            FileRecord(1, None)
 
 
 class TestManifest:
@@ -114,33 +101,32 @@ class TestManifest:
     def test_invalid_file_names_raise(self, name):
         """A name outside the folder, or of an unknown file, raises."""
         with pytest.raises(CheckpointError, match="is no name of a file in a checkpoint"):
-            Manifest.from_bytes(signed(files={name: {"size": 2, "sha256": "0" * 64}}), "manifest.json")
+            Manifest.from_bytes(signed(files={name: {"size": 2, "xxh3_128": "0" * 32}}), "manifest.json")
 
     @pytest.mark.parametrize(
         ("changes", "named"),
         [
-            ({"files": {}}, "is not valid: files"),
-            ({"files": {"state.json": {"size": -1, "sha256": "0" * 64}}}, "is not valid: files"),
-            ({"files": {"state.json": {"size": 1 << 70, "sha256": "0" * 64}}}, "is not valid: files"),
-            ({"files": {"state.json": {"size": 1, "sha256": "0"}}}, "is not valid: files"),
-            ({"files": {"state.json": {"size": 1, "xxh3_128": "0" * 32}}}, "is not valid: files"),
-            ({"files": {"model-00001-of-00002.safetensors": {"size": 1}}}, "'sha256' or 'xxh3_128' is required"),
-            ({"files": {"state.json": {"size": 1, "sha256": "0" * 64, "xxh3_128": "x" * 32}}}, "is not valid: files"),
-            ({"files": {"state.json": {"size": 1, "sha256": "0" * 64, "md5": "0" * 32}}}, "is not valid: files"),
-            ({"files": {"state.json": {"size": 1, "sha256": "0" * 64, "xxh3_128": None}}}, "files.* has a null"),
-            ({"files": []}, "is not valid: files"),
-            ({"run_name": 3}, "is not valid: run_name"),
-            ({"weights_only": 1}, "is not valid: weights_only"),
-            ({"metrics": {"loss": "low"}}, "is not valid: metrics"),
-            ({"metrics": {"loss": 3}}, "is not valid: metrics: 'loss' must be a finite float or None, got 3"),
-            ({"metrics": {"loss": 1 << 2000}}, "is not valid: metrics"),
-            ({"versions": {"torch": 2}}, "is not valid: versions"),
-            ({"timestamp": {"batch": 1}}, "is not valid: timestamp"),
-            ({"timestamp": []}, "is not valid: timestamp"),
-            ({"format_version": 99}, "update composer-trainer"),
-            ({"format_version": True}, "'format_version'"),
+            ({"files": {}}, "is not valid: .*files"),
+            ({"files": {"state.json": {"size": -1, "xxh3_128": "0" * 32}}}, "is not valid: .*files"),
+            ({"files": {"state.json": {"size": 1 << 70, "xxh3_128": "0" * 32}}}, "is not valid: .*files"),
+            ({"files": {"state.json": {"size": 1, "xxh3_128": "0"}}}, "is not valid: .*files"),
+            ({"files": {"state.json": {"size": 1}}}, "is not valid: .*files"),
+            ({"files": {"state.json": {"size": 1, "xxh3_128": "x" * 32}}}, "is not valid: .*files"),
+            ({"files": {"state.json": {"size": 1, "xxh3_128": "0" * 32, "md5": "0" * 32}}}, "is not valid: .*files"),
+            ({"files": {"state.json": {"size": 1, "xxh3_128": None}}}, "is not valid: .*files"),
+            ({"files": []}, "is not valid: .*files"),
+            ({"run_name": 3}, "is not valid: .*run_name"),
+            ({"weights_only": 1}, "is not valid: .*weights_only"),
+            ({"metrics": {"loss": "low"}}, "is not valid: .*metrics"),
+            ({"metrics": {"loss": 3}}, "is not valid: .*metrics: 'loss' must be a finite float or None, got 3"),
+            ({"metrics": {"loss": 1 << 2000}}, "is not valid: .*metrics"),
+            ({"versions": {"torch": 2}}, "is not valid: .*versions"),
+            ({"timestamp": {"batch": 1}}, "is not valid: .*timestamp"),
+            ({"timestamp": []}, "is not valid: .*timestamp"),
+            ({"format_version": 99}, "reads format 1"),
+            ({"format_version": True}, "is of format True"),
             ({"format": "other"}, "'format'"),
-            ({"more": 1}, "'more' is unknown"),
+            ({"more": 1}, "unknown field 'more'"),
         ],
     )
     def test_invalid_fields_raise(self, changes, named):
@@ -151,25 +137,17 @@ class TestManifest:
     def test_message(self):
         """A wrong checksum is reported in one sentence, without the objects of the validator."""
         with pytest.raises(CheckpointError) as caught:
-            Manifest.from_bytes(signed(files={"state.json": {"size": 1, "sha256": "0"}}), "manifest.json")
+            Manifest.from_bytes(signed(files={"state.json": {"size": 1, "xxh3_128": "0"}}), "manifest.json")
 
-        assert str(caught.value) == (
-            "manifest.json is not valid: files['state.json']: 'sha256' must match regex '[0-9a-f]{64}' ('0' doesn't)."
+        assert str(caught.value).endswith(
+            "files['state.json']: 'xxh3_128' must match regex '[0-9a-f]{32}' ('0' doesn't)."
         )
-
-    def test_format_1(self):
-        """A manifest of format 1, whose files have one checksum, is read."""
-        record = {"size": 1, "sha256": "0" * 64}
-
-        read = Manifest.from_bytes(signed(files={"state.json": record}, format_version=1), "manifest.json")
-
-        assert read.files == {"state.json": FileRecord(**record)}
 
     def test_clock_overflow_raises(self):
         """A duration that is too large raises."""
         clock = MANIFEST.timestamp.state_dict() | {"total_wct": 1e300}
 
-        with pytest.raises(CheckpointError, match="is not valid: timestamp"):
+        with pytest.raises(CheckpointError, match=r"is not valid: .*timestamp"):
             Manifest.from_bytes(signed(timestamp=clock), "manifest.json")
 
     @pytest.mark.parametrize(

@@ -1,0 +1,426 @@
+"""What makes a folder a checkpoint: the manifest, JSON and checksums of its files; and what holds checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import warnings
+from abc import ABC, abstractmethod
+from collections import Counter
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import attrs
+import xxhash
+from attrs.validators import ge, lt, matches_re
+
+from composer.checkpoint.errors import CheckpointError
+from composer.core import Timestamp  # noqa: TC001  (the converter reads the annotation)
+from composer.core.checks import abridged, shortened
+from composer.core.serialization import from_data
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+__all__ = [
+    "BLOCK_BYTES",
+    "EXTRA",
+    "FORMAT",
+    "LAYOUT",
+    "MANIFEST",
+    "MODEL",
+    "OPTIMIZERS",
+    "PART",
+    "STATE",
+    "Content",
+    "FileRecord",
+    "Folder",
+    "Manifest",
+    "ReadInto",
+    "foreign_files",
+    "read_json",
+    "write_json",
+]
+
+MANIFEST = "manifest.json"
+MODEL, OPTIMIZERS, EXTRA = "model.safetensors", "optimizers.safetensors", "extra.safetensors"
+"""The kinds of files with tensors, and the names of those that one process writes alone."""
+STATE, LAYOUT = "state.json", "layout.json"
+FORMAT = "composer-checkpoint"
+FORMAT_VERSION = 1
+MAX_MANIFEST_BYTES = 16 << 20
+BLOCK_BYTES = 4 << 20
+"""Files with tensors have a checksum for each block of that many bytes, so that a part of a file can be checked."""
+PART = re.compile(r"(model|optimizers|extra)(-\d{5}-of-\d{5})?\.safetensors")
+"""The names of files with tensors, or with parts of them."""
+_FILE_NAME = re.compile(r"(?!manifest\.json$)[a-z][a-z0-9_-]{0,99}\.(json|safetensors)")
+_CHUNK = 1 << 20
+
+ReadInto: TypeAlias = "Callable[[int, memoryview], None]"
+"""Fills memory with the bytes at a position of a file."""
+
+
+def write_json(data: Any, *, sort: bool = True) -> bytes:
+    r"""Return data as JSON; if sorted, equal data gives equal bytes.
+
+    Example:
+        >>> write_json({"b": 1, "a": [0.5, None]})
+        b'{\n "a": [\n  0.5,\n  null\n ],\n "b": 1\n}\n'
+    """
+    return (json.dumps(data, sort_keys=sort, indent=1, allow_nan=False) + "\n").encode()
+
+
+def read_json(content: bytes, path: object) -> dict[str, Any]:
+    """Return the dictionary in a JSON file of a checkpoint.
+
+    Args:
+        content: The file's content.
+        path: The file, for the error.
+
+    Raises:
+        CheckpointError: It is not JSON, has a repeated name, or is not a dictionary.
+
+    Example:
+        >>> read_json(b'{"a": 1, "a": 2}', "state.json")
+        Traceback (most recent call last):
+        composer.checkpoint.errors.CheckpointError: state.json is not the JSON of a checkpoint: 'a' is there twice.
+    """
+    try:
+        data = json.loads(content.decode(), object_pairs_hook=_without_repeats, parse_constant=_reject_constant)
+    except RecursionError:
+        raise CheckpointError(path, "is not the JSON of a checkpoint: it is nested too deep.") from None
+    except ValueError as error:
+        text = str(error).rstrip(".")
+        raise CheckpointError(path, f"is not the JSON of a checkpoint: {text:.200}.") from None
+    if not isinstance(data, dict):
+        raise CheckpointError(path, f"must hold a dictionary, got {type(data).__name__}.")
+    return data
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        [(repeated, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{repeated[:80]!r} is there twice")
+    return data
+
+
+def _reject_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+@attrs.frozen
+class FileRecord:
+    """Size and checksum of a file of a checkpoint.
+
+    Args:
+        size: In bytes.
+        xxh3_128: XXH3 of 128 bits in hexadecimal digits, as ``xxh128sum`` prints it. It detects damage and not
+            forgery, which no checksum beside a file does.
+
+    Raises:
+        ValueError: A value is out of range.
+
+    Example:
+        >>> FileRecord.of([b"content"])
+        FileRecord(size=7, xxh3_128='d28ded82ba3eb4f3f49e5d62cb1dee01')
+    """
+
+    size: int = attrs.field(validator=[ge(0), lt(1 << 62)])
+    xxh3_128: str = attrs.field(validator=matches_re("[0-9a-f]{32}"))
+
+    @classmethod
+    def of(cls, pieces: Iterable[bytes | memoryview]) -> FileRecord:
+        """Return the record of a content that comes in pieces."""
+        content = Content([memoryview(piece) for piece in pieces])
+        for _ in content:
+            pass
+        return content.record
+
+
+@attrs.define(eq=False)
+class Content:
+    """The content of a file in pieces, which is hashed while it is iterated over, as by what writes it.
+
+    A further iteration, as after a failed attempt to write, hashes all of it again.
+
+    Args:
+        pieces: The content.
+
+    Attributes:
+        record: The file's record; available after an iteration over all pieces.
+        blocks: The XXH3 of each block of ``BLOCK_BYTES`` bytes in hexadecimal digits, one after the other.
+
+    Example:
+        >>> content = Content([memoryview(b"header"), memoryview(b"tensors")])
+        >>> b"".join(content)
+        b'headertensors'
+        >>> content.record.size, content.blocks == content.record.xxh3_128
+        (13, True)
+    """
+
+    pieces: Sequence[memoryview]
+    record: FileRecord = attrs.field(init=False)
+    blocks: str = attrs.field(init=False)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        file, block, size, blocks = xxhash.xxh3_128(), xxhash.xxh3_128(), 0, []
+        for piece in self.pieces:
+            begin = 0
+            while begin < len(piece):
+                # So small that the processor's cache still has it when it is written.
+                chunk = piece[begin : begin + min(_CHUNK, BLOCK_BYTES - size % BLOCK_BYTES)]
+                begin, size = begin + len(chunk), size + len(chunk)
+                file.update(chunk)
+                block.update(chunk)
+                if not size % BLOCK_BYTES:
+                    blocks.append(block.hexdigest())
+                    block.reset()
+                yield chunk
+        if size % BLOCK_BYTES:
+            blocks.append(block.hexdigest())
+        self.record, self.blocks = FileRecord(size, file.hexdigest()), "".join(blocks)
+
+
+def _check_file_names(_: object, __: object, names: Iterable[str]) -> None:
+    for name in names:
+        if not _FILE_NAME.fullmatch(name):
+            raise ValueError(f"{name[:80]!r} is no name of a file in a checkpoint.")
+
+
+def _check_metrics(_: object, __: object, metrics: Mapping[str, Any]) -> None:
+    for name, value in metrics.items():
+        if value is not None and not (isinstance(value, float) and math.isfinite(value)):
+            raise ValueError(f"metrics: {name[:80]!r} must be a finite float or None, got {shortened(value)}.")
+
+
+@attrs.frozen(kw_only=True)
+class Manifest:
+    """What a checkpoint contains. The file is written last, with a checksum of its own.
+
+    Args:
+        files: The other files by name.
+        timestamp: The run's clock.
+        run_name: The run's name.
+        created: When it was written, in UTC, in the format of ISO 8601.
+        weights_only: Whether it has the model's weights only, from which training cannot resume.
+        versions: Of Python and of the packages that wrote it.
+        metrics: The values of the last evaluation and epoch, ``{"metrics/eval/MulticlassAccuracy": 0.75}``; None
+            where one is not a finite number.
+
+    Raises:
+        ValueError: A file's name is not one that a checkpoint has, or a metric is neither a finite float nor None.
+
+    Example:
+        >>> manifest = Manifest(files={"state.json": FileRecord(2, "0" * 32)}, timestamp=Timestamp(batch=5))
+        >>> Manifest.from_bytes(manifest.to_bytes(), "manifest.json") == manifest
+        True
+    """
+
+    files: dict[str, FileRecord] = attrs.field(validator=_check_file_names)
+    timestamp: Timestamp
+    run_name: str = "run"
+    created: str = ""
+    weights_only: bool = False
+    versions: dict[str, str] = attrs.field(factory=dict)
+    metrics: dict[str, float | None] = attrs.field(factory=dict, validator=_check_metrics)
+
+    @property
+    def size(self) -> int:
+        """The checkpoint's size in bytes, without the manifest."""
+        return sum(record.size for record in self.files.values())
+
+    def to_bytes(self) -> bytes:
+        """Return the file's content."""
+        own = attrs.asdict(self, filter=lambda field, _: field.name != "timestamp")
+        timestamp = self.timestamp.state_dict()
+        return _signed({"format": FORMAT, "format_version": FORMAT_VERSION, **own, "timestamp": timestamp})
+
+    @classmethod
+    def from_bytes(cls, content: bytes, path: object) -> Manifest:
+        """Return the manifest in a file's content.
+
+        Args:
+            content: The file's content.
+            path: The file, for the error.
+
+        Raises:
+            CheckpointError: It is not the manifest of a checkpoint, or has been changed since it was written.
+        """
+        data = read_json(content, path)
+        if data.pop("format", None) != FORMAT:
+            raise CheckpointError(path, "is not the manifest of a composer checkpoint: its 'format' is missing.")
+        data.pop("sha256", None)
+        try:
+            # Byte for byte: the JSON of another program may mean the same and is rejected.
+            is_unchanged = content == _signed({"format": FORMAT, **data})
+        except (ValueError, RecursionError):
+            is_unchanged = False
+        if not is_unchanged:
+            raise CheckpointError(path, "has been changed since it was written: its checksum is not that of its text.")
+        version = data.pop("format_version", None)
+        if type(version) is not int or version != FORMAT_VERSION:
+            raise CheckpointError(
+                path, f"is of format {version!r}, and this release of composer-trainer reads format {FORMAT_VERSION}."
+            )
+        try:
+            manifest: Manifest = from_data(data, cls, "it")
+        except ValueError as error:
+            raise CheckpointError(path, f"is not valid: {error}") from None
+        if not manifest.files:
+            raise CheckpointError(path, "is not valid: files is empty.")
+        return manifest
+
+
+def _signed(data: dict[str, Any]) -> bytes:
+    return write_json(data | {"sha256": hashlib.sha256(write_json(data)).hexdigest()})
+
+
+def foreign_files(names: Iterable[str]) -> list[str]:
+    """Return which files in a checkpoint are not ours and not hidden, so that nothing deletes them.
+
+    Example:
+        >>> foreign_files(["manifest.json", "state.json", ".DS_Store", "notes.txt"])
+        ['notes.txt']
+    """
+    others = {*names} - {MANIFEST, LAYOUT, STATE}
+    return sorted(name for name in others if not name.startswith(".") and not PART.fullmatch(name))
+
+
+class Folder(ABC):
+    """A local or remote folder of checkpoints.
+
+    What reads raises a :class:`CheckpointError`, and what writes a :class:`CheckpointSaveError`.
+    """
+
+    @abstractmethod
+    def at(self, name: str) -> str:
+        """Return the path or URL of a checkpoint."""
+
+    @abstractmethod
+    def make(self) -> None:
+        """Create the folder."""
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Return the names of possible checkpoints."""
+
+    @abstractmethod
+    def exists(self, name: str) -> bool:
+        """Return whether a file or folder has a name."""
+
+    @abstractmethod
+    def sizes(self, name: str) -> dict[str, int | None]:
+        """Return the size of each file of a checkpoint; None for what is no file."""
+
+    @abstractmethod
+    def reader(self, name: str, file: str) -> AbstractContextManager[ReadInto]:
+        """Open a file of a checkpoint, and yield a function that fills memory with the bytes at a position."""
+
+    @abstractmethod
+    def begin(self, name: str) -> str:
+        """Return the place for the files of a new checkpoint, which is not one until it is committed."""
+
+    @abstractmethod
+    def put(self, name: str, place: str, file: str, content: Iterable[memoryview]) -> None:
+        """Write a file to a place, in any process; after a failed attempt the content may be iterated over again."""
+
+    @abstractmethod
+    def commit(self, name: str, place: str, manifest: Manifest) -> None:
+        """Write the manifest, and replace a checkpoint that has the name."""
+
+    @abstractmethod
+    def delete(self, name: str) -> None:
+        """Delete a checkpoint, which is never found incomplete meanwhile."""
+
+    @abstractmethod
+    def set_latest(self, latest: str, name: str) -> None:
+        """Point the link ``latest`` to a checkpoint."""
+
+    @abstractmethod
+    def get_latest(self, latest: str) -> str | None:
+        """Return the name of the checkpoint that ``latest`` points to; None if there is none."""
+
+    def abandon(self, place: str) -> None:
+        """Delete what is at a place: an unfinished or a replaced checkpoint; call it after :meth:`begin`.
+
+        In a remote folder the next checkpoint of the name deletes files without a manifest.
+        """
+        del place
+
+    def set_aside(self, name: str, *, for_link: bool = False) -> str | None:
+        """Rename what a checkpoint, or a link, cannot replace, and return its new path; None if there is nothing.
+
+        A remote folder has no rename, and incomplete checkpoints are replaced.
+        """
+        del name, for_link
+        return None
+
+    def manifest(self, name: str) -> Manifest:
+        """Return a checkpoint's manifest, after checking the names and sizes of its files.
+
+        Files that the manifest does not list are ignored with a warning.
+        """
+        sizes = self.sizes(name)
+        size, path = sizes.pop(MANIFEST, None), f"{self.at(name)}/{MANIFEST}"
+        if size is None:
+            raise CheckpointError(path, "is missing, so this is no checkpoint, or one that was not finished.")
+        if size > MAX_MANIFEST_BYTES:
+            raise CheckpointError(path, f"is larger than any manifest ({MAX_MANIFEST_BYTES} bytes).")
+        manifest = Manifest.from_bytes(self._read_file(name, MANIFEST, size), path)
+        for file, record in manifest.files.items():
+            path = f"{self.at(name)}/{file}"
+            if file not in sizes:
+                raise CheckpointError(path, "is missing, and the manifest lists it.")
+            if sizes[file] is None:
+                raise CheckpointError(path, "must be a file, and is a link or a folder.")
+            if sizes[file] != record.size:
+                raise CheckpointError(
+                    path, f"has {sizes[file]} bytes, and the manifest lists {record.size}: it was cut off or replaced."
+                )
+        if unknown := sorted(sizes.keys() - manifest.files.keys()):
+            shown = abridged(", ".join(map(repr, unknown)))
+            warnings.warn(
+                f"{self.at(name)} contains files that its manifest does not list, and they are ignored: {shown}.",
+                UserWarning,
+                stacklevel=3,
+            )
+        return manifest
+
+    def foreign(self, name: str) -> list[str]:
+        """Return which files in a checkpoint are not ours; see :func:`foreign_files`."""
+        return foreign_files(self.sizes(name))
+
+    def content(self, name: str, file: str, manifest: Manifest) -> bytes:
+        """Return the content of a file, after comparing it with its checksum."""
+        if file not in manifest.files:
+            raise CheckpointError(f"{self.at(name)}/{file}", "is missing.")
+        content = self._read_file(name, file, manifest.files[file].size)
+        self._compare(name, file, manifest, xxhash.xxh3_128_hexdigest(content))
+        return content
+
+    def check(self, name: str, manifest: Manifest, files: Iterable[str] | None = None) -> None:
+        """Compare the contents of a checkpoint's files, or of some of them, with their checksums."""
+        memory = memoryview(bytearray(_CHUNK))
+        for file in manifest.files if files is None else files:
+            digest, size = xxhash.xxh3_128(), manifest.files[file].size
+            with self.reader(name, file) as read:
+                for begin in range(0, size, _CHUNK):
+                    chunk = memory[: min(_CHUNK, size - begin)]
+                    read(begin, chunk)
+                    digest.update(chunk)
+            self._compare(name, file, manifest, digest.hexdigest())
+
+    def _read_file(self, name: str, file: str, size: int) -> bytes:
+        content = bytearray(size)
+        with self.reader(name, file) as read:
+            read(0, memoryview(content))
+        return bytes(content)
+
+    def _compare(self, name: str, file: str, manifest: Manifest, digest: str) -> None:
+        if digest != manifest.files[file].xxh3_128:
+            raise CheckpointError(
+                f"{self.at(name)}/{file}", "has been changed since it was written: its xxh3_128 is not the manifest's."
+            )

@@ -1,0 +1,104 @@
+"""Where the parts of tensors are: plans of all processes, and the file that lists them."""
+
+import json
+
+import pytest
+
+from composer.checkpoint import CheckpointError
+from composer.checkpoint.layout import Layout, PartFile, TensorLayout, plan_parts
+
+
+def described_as(parts, shape, dtype="int64"):
+    """Return what each process with one of these parts describes."""
+    return [{"model.safetensors": {"weight": ((dtype, shape, None, (0,)), part)}} for part in parts]
+
+
+class TestPlans:
+    def test_replicas_are_balanced(self):
+        """Of eight equal tensors in four replicas, each process writes two."""
+        info = ("float32", (4,), None, None)
+        one = {"model.safetensors": {f"w{place}": (info, ((0,), (4,))) for place in range(8)}}
+        _, writes = plan_parts([one] * 4)
+        assert [len(names) for files in writes for names in files.values()] == [2, 2, 2, 2]
+
+    def test_other_models(self):
+        """A tensor of another shape in one process is refused by its name."""
+        described = [described_as([((0,), (size,))], (size,), "float32")[0] for size in (4, 5)]
+        with pytest.raises(ValueError, match=r"'weight' is float32\[5\] in process 1"):
+            plan_parts(described)
+
+    @pytest.mark.parametrize(
+        "parts",
+        [[((0,), (2,))], [((0,), (3,)), ((2,), (2,))], [((0,), (2,)), ((3,), (1,))], [((2,), (2,))]],
+    )
+    def test_parts_that_do_not_fill_a_tensor(self, parts):
+        """Gaps and overlaps are refused by the name of the tensor."""
+        with pytest.raises(ValueError, match="'weight' in the processes do not fill its shape"):
+            plan_parts(described_as(parts, (4,)))
+
+    def test_large_models(self):
+        """The layout of 10,000 tensors in 64 processes has less than 20 MB, and each process finds its parts."""
+        layout = large_layout(tensors=10_000, processes=64)
+
+        content = layout.to_bytes()
+        read = Layout.from_bytes(content, "layout.json")
+        own = [[*one.cells(((64, 0), (64, 4096)))] for one in read.tensors["model.safetensors"].values()]
+
+        assert len(content) < 20_000_000
+        assert all(len(cells) == 1 and cells[0][0] == 1 for cells in own)
+
+
+def large_layout(tensors, processes):
+    """Return the layout of matrices of 64 rows in each process, with all of their checksums."""
+    size = 64 * 4096 * 4
+    cuts = [[64 * rank for rank in range(processes)], [0]]
+    of_kind = {
+        f"model.layers.{place // 10}.block.linear{place % 10}.weight": TensorLayout(
+            "float32", [64 * processes, 4096], cuts, [*range(processes)], [place * size] * processes
+        )
+        for place in range(tensors)
+    }
+    blocks = "0123456789abcdef" * 2 * (tensors * size // (4 << 20))
+    files = {
+        f"model-{place:05}-of-{processes:05}.safetensors": PartFile(1000, blocks) for place in range(1, processes + 1)
+    }
+    return Layout(files, {"model.safetensors": of_kind})
+
+
+GOOD = {"dtype": "float32", "shape": [4], "cuts": [[0, 2]], "files": [0, 0], "positions": [0, 8]}
+
+
+class TestLayout:
+    @pytest.mark.parametrize(
+        ("change", "problem"),
+        [
+            ({"cuts": [[0, 4]]}, "do not fill"),
+            ({"cuts": [[1, 2]]}, "do not fill"),
+            ({"cuts": [[2, 0]]}, "do not fill"),
+            ({"cuts": [[0, 2], [0]]}, "do not fill"),
+            ({"cuts": 5}, "lists of numbers"),
+            ({"files": [0]}, "do not fill"),
+            ({"files": [0, True]}, "lists of numbers"),
+            ({"files": [0, 1]}, "in a file that does not exist"),
+            ({"positions": [0, -8]}, "lists of numbers"),
+            ({"shape": [4.0]}, "lists of numbers"),
+            ({"dtype": "float33"}, "no dtype 'float33'"),
+            ({"dtype": ["float32"]}, "no dtype"),
+            ({"strides": [1]}, "strides"),
+            ({"placements": [1]}, "placements"),
+            ({"placements": "0"}, "placements"),
+            ({"other": 1}, "other"),
+        ],
+    )
+    def test_a_tensor_that_is_not_whole(self, change, problem):
+        """A tensor whose parts do not fill it, or with other values, is refused."""
+        tensors = {"model.safetensors": {"w": GOOD | change}}
+        files = {"model-00001-of-00001.safetensors": {"begin": 8, "blocks": ""}}
+        with pytest.raises(CheckpointError, match=rf"layout.json is not the layout of a checkpoint: .*{problem}"):
+            Layout.from_bytes(json.dumps({"files": files, "tensors": tensors}).encode(), "layout.json")
+
+    @pytest.mark.parametrize("content", [{}, {"files": [], "tensors": {}}, {"files": {"a": 1}, "tensors": {}}])
+    def test_other_content(self, content):
+        """JSON of another form is refused."""
+        with pytest.raises(CheckpointError, match="is not the layout of a checkpoint"):
+            Layout.from_bytes(json.dumps(content).encode(), "layout.json")

@@ -1,0 +1,331 @@
+"""Files of tensors: what is written is read again, complete and in parts, and by the safetensors package."""
+
+import contextlib
+import itertools
+import json
+import math
+
+import attrs
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from safetensors.torch import load
+from torch import nn
+
+import composer.checkpoint.tensors as tensors_module
+from composer.checkpoint import CheckpointError, Manifest, base
+from composer.checkpoint.base import MODEL, Content
+from composer.checkpoint.layout import Layout, PartFile, describe_parts, plan_parts
+from composer.checkpoint.tensors import pack_parts, read_parts
+from composer.core import NotSerializableError, Timestamp
+
+NAMES = [
+    "float64",
+    "float32",
+    "float16",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "complex128",
+    "complex64",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "uint64",
+    "uint32",
+    "uint16",
+    "uint8",
+    "bool",
+]
+
+
+def pack(tensors, *, copy=True, memory=None):
+    """Return the layout, and the pieces of the file of a process that writes alone."""
+    described = describe_parts({MODEL: tensors}, is_first=True)
+    layout, [writes] = plan_parts([described])
+    [pieces] = pack_parts({MODEL: tensors}, described, writes, copy=copy, memory=memory).values()
+    return layout, pieces
+
+
+def write(tensors, **options):
+    """Return the content of the file."""
+    return b"".join(pack(tensors, **options)[1])
+
+
+def round_trip(tensors, **options):
+    """Return tensors that were written and read."""
+    layout, pieces = pack(tensors, **options)
+    content = Content(pieces)
+    contents = {MODEL: b"".join(content)}
+    layout = attrs.evolve(layout, files={MODEL: PartFile(len(pieces[0]), content.blocks)})
+    manifest = Manifest(files={MODEL: content.record}, timestamp=Timestamp())
+    return read_parts(Layout.from_bytes(layout.to_bytes(), "layout.json"), MODEL, manifest, opener(contents), "path")
+
+
+def as_bytes(tensor):
+    return tensor.contiguous().flatten().view(torch.uint8).tolist()
+
+
+def random_tensor(dtype, shape):
+    count = torch.Size(shape).numel()
+    if dtype is torch.bool:
+        return torch.arange(count).remainder(2).bool().reshape(shape)
+    data = torch.arange(count * torch.empty(0, dtype=dtype).element_size()).to(torch.uint8)
+    return data.view(dtype).reshape(shape)
+
+
+class TestPackParts:
+    @pytest.mark.parametrize("dtype", [getattr(torch, name) for name in NAMES])
+    @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3)])
+    def test_dtype_round_trip(self, dtype, shape):
+        """Tensors of any dtype, also scalars and empty ones, are restored byte for byte."""
+        tensor = random_tensor(dtype, shape)
+
+        read = round_trip({"one": tensor, "two": torch.ones(3, dtype=torch.bool)})
+
+        assert (read["one"].dtype, read["one"].shape) == (tensor.dtype, tensor.shape)
+        assert as_bytes(read["one"]) == as_bytes(tensor)
+        assert read["two"].all()
+
+    @settings(max_examples=40, deadline=None)
+    @given(
+        st.dictionaries(
+            st.text(st.characters(exclude_categories=["Cs"]), max_size=8).filter(lambda name: name != "__metadata__"),
+            st.tuples(
+                st.sampled_from([torch.float64, torch.bfloat16, torch.uint8, torch.complex128]), st.integers(0, 9)
+            ),
+            max_size=6,
+        )
+    )
+    def test_format_is_safetensors(self, wanted):
+        """The package reads files with any names of tensors and small sizes; other dtypes are bytes there."""
+        tensors = {name: random_tensor(dtype, (count,)) for name, (dtype, count) in wanted.items()}
+
+        expected, actual = load(write(tensors)), round_trip(tensors)
+
+        assert expected.keys() == actual.keys() == tensors.keys()
+        assert all(as_bytes(expected[name]) == as_bytes(tensor) for name, tensor in tensors.items())
+        assert all(actual[name].dtype == tensor.dtype for name, tensor in tensors.items())
+
+    def test_strides_round_trip(self):
+        """Channels-last strides are restored, gaps are removed."""
+        last = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
+        gaps = torch.rand(4, 6)[:, ::2]
+
+        read = round_trip({"last": last, "gaps": gaps, "turned": torch.rand(2, 3).t()})
+
+        assert torch.equal(read["last"], last)
+        assert read["last"].stride() == last.stride()
+        assert torch.equal(read["gaps"], gaps)
+        assert read["gaps"].is_contiguous()
+        assert read["turned"].stride() == (1, 3)
+
+    @pytest.mark.parametrize("copy", [True, False])
+    def test_copy(self, copy):
+        """Later changes of the run do not change a copy; without one, the tensor's own memory is written."""
+        weight = torch.zeros(2)
+
+        _, pieces = pack({"weight": weight}, copy=copy)
+        weight += 1
+
+        assert bytes(pieces[1]) == bytes(8) if copy else bytes(weight.numpy())
+
+    def test_memory_is_reused(self):
+        """The copies of a save are filled again by the next one, and those of other shapes are replaced."""
+        memory = {}
+        pack({"weight": torch.zeros(3), "other": torch.zeros(1)}, memory=memory)
+        before = {name: tensor.data_ptr() for (_, name), tensor in memory.items()}
+
+        content = write({"weight": torch.ones(3), "other": torch.ones(2)}, memory=memory)
+
+        assert memory[MODEL, "weight"].data_ptr() == before["weight"]
+        assert load(content)["other"].tolist() == [1, 1]
+        assert load(content)["weight"].tolist() == [1, 1, 1]
+
+    def test_conjugate_and_negative_views(self):
+        """Views that torch negates or conjugates lazily are saved with their values."""
+        numbers = torch.complex(torch.arange(3.0), torch.ones(3))
+        views = {"conjugate": numbers.conj(), "negative": numbers.conj().imag}
+
+        for copy in (True, False):
+            read = round_trip(views, copy=copy)
+            assert all(torch.equal(read[name], view.resolve_conj().resolve_neg()) for name, view in views.items())
+
+    def test_tied_weights_have_both_names(self):
+        """Two names of one memory are both written."""
+        layer = nn.Linear(2, 2)
+
+        read = load(write({"one": layer.weight, "two": layer.weight}))
+
+        assert torch.equal(read["one"], layer.weight)
+        assert torch.equal(read["two"], layer.weight)
+
+    @pytest.mark.parametrize("name", ["__metadata__", "\ud800"])
+    def test_invalid_names_raise(self, name):
+        """A name that the format reserves or cannot represent raises."""
+        with pytest.raises(NotSerializableError):
+            pack({name: torch.ones(1)})
+
+    def test_unsupported_dtypes_raise(self):
+        """A dtype that torch cannot copy raises with the name."""
+        with pytest.raises(NotSerializableError, match=r"weight: a tensor of torch\.int4 cannot be saved"):
+            pack({"weight": torch.empty(2, dtype=torch.uint8).view(torch.int4)})
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    def test_copies_of_cuda_tensors_are_pinned(self):
+        """Tensors on a CUDA device are copied to pinned memory."""
+        memory = {}
+        content = write({"weight": torch.arange(5.0, device="cuda")}, memory=memory)
+
+        assert memory[MODEL, "weight"].is_pinned()
+        assert load(content)["weight"].tolist() == [0, 1, 2, 3, 4]
+
+
+def grid(shape, cuts):
+    """Return the parts of a tensor that is cut at places of each dimension."""
+    parts = [((), ())]
+    for whole, places in zip(shape, cuts, strict=True):
+        edges = [0, *sorted({place % whole for place in places} - {0}), whole]
+        parts = [
+            ((*offset, start), (*size, end - start))
+            for offset, size in parts
+            for start, end in itertools.pairwise(edges)
+        ]
+    return parts
+
+
+SHAPES = st.lists(st.integers(1, 6), min_size=1, max_size=3)
+GRIDS = SHAPES.flatmap(
+    lambda shape: st.tuples(
+        st.just(tuple(shape)), st.tuples(*(st.lists(st.integers(0, 9), max_size=2) for _ in shape)).map(list)
+    )
+)
+
+
+def written(layout, writes, described, tensors):
+    """Return the layout with checksums, the manifest, and the bytes of each file, after a header of seven bytes."""
+    contents = {}
+    for parts, files in zip(described, writes, strict=True):
+        for file, names in files.items():
+            body = b"".join(tensors[name][place_of(parts[MODEL][name][1])].numpy().tobytes() for name in names)
+            contents[file] = b"_header" + body
+    parts = {file: Content([memoryview(content)]) for file, content in contents.items()}
+    contents = {file: b"".join(part) for file, part in parts.items()}
+    records = {file: part.record for file, part in parts.items()}
+    files = {file: PartFile(7, parts[file].blocks) for file in layout.files}
+    return attrs.evolve(layout, files=files), Manifest(files=records, timestamp=Timestamp()), contents
+
+
+def place_of(part):
+    return tuple(slice(start, start + length) for start, length in zip(*part, strict=True))
+
+
+def opener(contents):
+    """Return what opens a file of these contents for reading."""
+
+    @contextlib.contextmanager
+    def open_file(name):
+        def read(position, memory):
+            memory[:] = contents[name][position : position + len(memory)]
+
+        yield read
+
+    return open_file
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Give the checksums of files to blocks of 32 bytes, so that small tensors have many."""
+    for module in (base, tensors_module):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 32)
+
+
+def read_part(part, layout, manifest, contents):
+    """Return a part of the weight, read from the files that have elements of it."""
+    target = torch.full(part[1], -1)
+    for number, position, cell in layout.tensors[MODEL]["weight"].cells(part) if target.numel() else ():
+        name = [*layout.files][number]
+        with opener(contents)(name) as read:
+            blocks = tensors_module._Blocks(read, layout.files[name], manifest.files[name].size, name)
+            tensors_module._read_cell(blocks, target, part, position, cell)
+    return target
+
+
+def described_as(parts, shape, dtype="int64"):
+    """Return what each process with one of these parts describes."""
+    return [{MODEL: {"weight": ((dtype, shape, None, (0,)), part)}} for part in parts]
+
+
+@pytest.mark.usefixtures("small_blocks")
+class TestReadParts:
+    @given(GRIDS, st.integers(1, 3))
+    @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def test_law(self, case, replicas):
+        """Each part of any grid is written once, and the parts make the tensor again."""
+        shape, cuts = case
+        tensor = torch.arange(math.prod(shape)).view(shape)
+        parts = grid(shape, cuts) * replicas
+        described = described_as(parts, shape)
+        layout, writes = plan_parts(described)
+        layout, records, contents = written(layout, writes, described, {"weight": tensor})
+
+        found = read_parts(layout, MODEL, records, opener(contents), "path")["weight"]
+
+        assert len(layout.files) == len(parts) // replicas
+        assert layout == Layout.from_bytes(layout.to_bytes(), "layout.json")
+        assert torch.equal(found, tensor)
+
+    @given(GRIDS, st.data())
+    @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def test_any_part_of_any_grid(self, case, data):
+        """A process that has any box of a tensor reads exactly its elements, from exactly the blocks that have them."""
+        shape, cuts = case
+        tensor = torch.arange(math.prod(shape)).view(shape)
+        described = described_as(grid(shape, cuts), shape)
+        layout, records, contents = written(*plan_parts(described), described, {"weight": tensor})
+        bounds = [sorted(data.draw(st.tuples(*[st.integers(0, length)] * 2))) for length in shape]
+        part = tuple(low for low, _ in bounds), tuple(high - low for low, high in bounds)
+
+        target = read_part(part, layout, records, contents)
+
+        assert torch.equal(target, tensor[place_of(part)])
+
+    def test_part_of_the_size_of_a_cell(self):
+        """A part that begins within a cell and has its size is read from this cell and the next."""
+        described = described_as([((0,), (4,)), ((4,), (4,))], (8,))
+        layout, records, contents = written(*plan_parts(described), described, {"weight": torch.arange(8)})
+
+        target = read_part(((2,), (4,)), layout, records, contents)
+
+        assert target.tolist() == [2, 3, 4, 5]
+
+    def test_only_own_blocks_are_read(self):
+        """Damage in a block without an element of this process is not noticed, in one with elements it is named."""
+        described = described_as([((0,), (64,))], (64,))
+        layout, records, contents = written(*plan_parts(described), described, {"weight": torch.arange(64)})
+        [(name, content)] = contents.items()
+        damaged = bytearray(content)
+        damaged[10 * 32] ^= 1
+
+        for part, is_damaged in (((0,), (30,)), False), (((30,), (20,)), True):
+            expected = pytest.raises(CheckpointError, match="xxh3_128 of its block 10 is not")
+            with expected if is_damaged else contextlib.nullcontext():
+                read_part(part, layout, records, {name: damaged})
+
+    def test_places_are_those_of_the_files(self):
+        """The planned bytes of each part are those of the file that is written."""
+        tensors = {"a": torch.ones(3), "b": torch.ones(2, dtype=torch.float64), "c": torch.ones(5, dtype=torch.int8)}
+        of_kind = {MODEL: tensors}
+        described = describe_parts(of_kind, is_first=True)
+        layout, [writes] = plan_parts([described])
+
+        [pieces] = pack_parts(of_kind, described, writes, copy=True).values()
+
+        header = json.loads(bytes(pieces[0][8:]))
+        places = {name: one.positions[0] for name, one in layout.tensors[MODEL].items()}
+        assert places == {name: header[name]["data_offsets"][0] for name in tensors} == {"a": 16, "b": 0, "c": 28}
