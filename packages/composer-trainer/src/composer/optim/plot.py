@@ -87,15 +87,9 @@ def plot_schedule(
     ax = _new_axes() if ax is None else ax
     for label, schedule in labelled.items():
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=base_lr)
-        if "optimizer" in inspect.signature(schedule).parameters:
-            every_batch = step_schedulers_every_batch
-            rates = _rates_of_torch(
-                schedule, optimizer, steps, _steps_between(length, unit, batches_in_epoch, every_batch)
-            )
-        else:
-            state = State(model=None, max_duration=length, optimizers=(optimizer,))
-            state.set_dataloader(None, "train", batches_in_epoch)
-            rates = _rates_by_clock(schedule, state, unit, steps, scale_schedule_ratio)
+        state = State(model=None, max_duration=length, optimizers=(optimizer,))
+        state.set_dataloader(None, "train", batches_in_epoch)
+        rates = _rates(schedule, state, unit, steps, scale_schedule_ratio, step_schedulers_every_batch)
         # A rate is constant until the next batch; the steps are drawn where they are visible.
         style = "steps-post" if len(rates) <= _VISIBLE_STEPS else "default"
         positions = [step / per_unit for step in steps]
@@ -118,13 +112,50 @@ def _new_axes() -> Axes:
     return axes
 
 
-def _rates_by_clock(schedule: Any, state: State, unit: TimeUnit, steps: Sequence[float], ratio: float) -> list[float]:
-    """Return the learning rates that a function of the state sets after ``steps``, which are counted in ``unit``."""
-    length, batches = cast("Time", state.max_duration), state.dataloader_len
+def _rates(
+    schedule: Any, state: State, unit: TimeUnit, steps: Sequence[float], ratio: float, every_batch: bool
+) -> list[float]:
+    """Return the learning rates that a schedule sets after ``steps``, which are counted in ``unit``."""
+    length, batches, (optimizer,) = cast("Time", state.max_duration), state.dataloader_len, state.optimizers
     # A time in a unit that this clock does not count would never be reached.
     counted = {length.unit, unit, TimeUnit.DURATION}
     if batches is not None and unit is TimeUnit.BATCH:
         counted.add(TimeUnit.EPOCH)
+    stepped: TimeUnit | None = None
+    if "optimizer" in inspect.signature(schedule).parameters:
+        stepped = TimeUnit.BATCH if every_batch else TimeUnit.EPOCH
+        if stepped not in counted:
+            raise ValueError(
+                "schedulers contains a torch scheduler, which counts epochs or batches, and in a run of "
+                f"{length} it is not known when it steps. Give max_duration in epochs or batches, and batches_in_epoch."
+            )
+        scheduler = schedule(optimizer)
+    else:
+        _check_units(schedule, counted, length)
+        scheduler = compile_composer_scheduler(schedule, state, ratio)
+    rates, done = [], 0
+    for step in steps:
+        state.timestamp = _clock(step, unit, batches)
+        # torch's schedulers count their own steps; the others read the clock.
+        due = done + 1 if stepped is None else int(state.timestamp.count(stepped))
+        for _ in range(due - done):
+            optimizer.step()
+            scheduler.step()
+        done = due
+        rates.append(float(optimizer.param_groups[0]["lr"]))
+    return rates
+
+
+def _clock(step: float, unit: TimeUnit, batches: int | None) -> Timestamp:
+    if unit is TimeUnit.SECOND:
+        return Timestamp(total_wct=datetime.timedelta(seconds=step))
+    if unit is TimeUnit.BATCH and batches is not None:
+        epoch, batch = divmod(int(step), batches)
+        return Timestamp(epoch=epoch, batch=int(step), batch_in_epoch=batch)
+    return Timestamp().copy(**{unit.name.lower(): int(step)})
+
+
+def _check_units(schedule: Any, counted: set[TimeUnit], length: Time) -> None:
     for name, value in _settings(schedule).items():
         for time in value if isinstance(value, tuple) else (value,):
             if isinstance(time, Time) and time.unit not in counted:
@@ -132,43 +163,6 @@ def _rates_by_clock(schedule: Any, state: State, unit: TimeUnit, steps: Sequence
                     f"{name}={time} cannot be drawn over {length}. Give both in one unit, or in epochs and batches, "
                     "with batches_in_epoch."
                 )
-    scheduler = compile_composer_scheduler(schedule, state, ratio)
-    rates = []
-    for step in steps:
-        if unit is TimeUnit.SECOND:
-            state.timestamp = Timestamp(total_wct=datetime.timedelta(seconds=step))
-        elif unit is TimeUnit.BATCH and batches is not None:
-            epoch, batch = divmod(int(step), batches)
-            state.timestamp = Timestamp(epoch=epoch, batch=int(step), batch_in_epoch=batch)
-        else:
-            state.timestamp = Timestamp().copy(**{unit.name.lower(): int(step)})
-        scheduler.step()
-        rates.append(float(state.optimizers[0].param_groups[0]["lr"]))
-    return rates
-
-
-def _rates_of_torch(make: Any, optimizer: Optimizer, steps: Sequence[float], every: int) -> list[float]:
-    """Return the learning rates of a torch scheduler that steps after every ``every`` steps."""
-    scheduler, rates, done = make(optimizer), [], 0
-    for step in steps:
-        while done < step // every:
-            optimizer.step()
-            scheduler.step()
-            done += 1
-        rates.append(float(optimizer.param_groups[0]["lr"]))
-    return rates
-
-
-def _steps_between(length: Time, unit: TimeUnit, batches_in_epoch: int | None, every_batch: bool) -> int:
-    """Return after how many steps a torch scheduler steps."""
-    if unit is (TimeUnit.BATCH if every_batch else TimeUnit.EPOCH):
-        return 1
-    if unit is TimeUnit.BATCH and batches_in_epoch is not None:
-        return batches_in_epoch
-    raise ValueError(
-        f"schedulers contains a torch scheduler, which counts epochs or batches, and in a run of {length} it is not "
-        "known when it steps. Give max_duration in epochs or batches, and batches_in_epoch."
-    )
 
 
 def _labelled(schedulers: Any) -> dict[str, Schedule]:
