@@ -55,7 +55,7 @@ class TestResults:
         assert result.rows[0].runs == 1
 
     def test_settings_that_are_not_data(self, study):
-        """A setting with its own description, such as a pipeline of kornia, has the same text as in a checkpoint."""
+        """A setting with its own description, such as kornia's, has the same description as in a checkpoint."""
         algorithm = Augment(ka.RandomAffine(30.0))
 
         result = study({"augment": lambda: algorithm}, arms=["baseline"], seeds=1)
@@ -159,7 +159,7 @@ class TestContinuing:
         ],
     )
     def test_another_training(self, study, problem, tmp_path, change, message):
-        """A training with another setting is refused before it runs, with what differs; also if no run is missing."""
+        """A training with another setting is rejected before it runs, with what differs; also if no run is missing."""
 
         def make_changed_trainer(algorithms, seed):
             trainer = problem.make_trainer(algorithms, seed, **{"max_duration": "2ep"} if change == "duration" else {})

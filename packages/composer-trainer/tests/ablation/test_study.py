@@ -112,7 +112,7 @@ class TestData:
         "line", ["[1]", '{"result": {"arm": "../up", "seed": 0}}', '{"result": 1}', "{}", "not JSON"]
     )
     def test_damaged_results(self, folder, line):
-        """A line that is no result is refused with its number."""
+        """A line that is no result is rejected with its number."""
         with (folder / "results.jsonl").open("a") as file:
             file.write(line + "\n")
 

@@ -113,7 +113,7 @@ def test_discarded_batches():
 
 
 def test_arguments_in_the_table_are_not_accepted():
-    """The listed arguments are those that the classes here refuse."""
+    """The listed arguments are those that the classes here reject."""
     import inspect
 
     from composer import functional as cf

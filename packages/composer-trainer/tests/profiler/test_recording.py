@@ -40,10 +40,12 @@ def test_phases_nest(steps):
 def test_nesting_check_detects_overlaps():
     """Two overlapping spans are detected."""
     recording = Recording()
-    first, second = recording.begin("first", ()), recording.begin("second", ())
+    first, second = recording.span("first", ()), recording.span("second", ())
+    first.__enter__()
+    second.__enter__()
     time.sleep(0.001)
-    recording.end(first)
-    recording.end(second)
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
 
     assert not nests(recording.finished())
 

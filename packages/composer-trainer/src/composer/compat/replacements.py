@@ -31,7 +31,7 @@ JSON: TypeAlias = str | float | int | list[Any] | dict[str, Any] | None
 
 
 def ensure_tuple(x: Any) -> tuple[Any, ...]:
-    """Return a tuple of the items of a sequence or of the values of a mapping; other values, and text, are one item.
+    """Return a tuple of the items of a sequence or of the values of a mapping; other values, and strings, are one item.
 
     Example:
         >>> ensure_tuple(None), ensure_tuple("ab"), ensure_tuple([1, 2]), ensure_tuple({"a": 3})

@@ -23,10 +23,10 @@ _FIELDS = ("run_name", "rank", "epoch", "batch")
 
 
 def check_optional_template(template: str | None, parameter: str) -> str | None:
-    """Return the template of a file name as a text; None stays None.
+    """Return the template of a file name as a string; None stays None.
 
     Raises:
-        TypeError: The template is neither a text nor a path.
+        TypeError: The template is neither a string nor a path.
         ValueError: The template contains another field than ``run_name``, ``rank``, ``epoch`` and ``batch``.
 
     Example:
@@ -70,7 +70,7 @@ class TraceFiles:
         self.paths: list[Path] = []
 
     def check_folder(self, state: State) -> None:
-        """Refuse to start a training in a folder that contains traces of another.
+        """Raise an error at the start of a training in a folder that contains traces of another.
 
         Raises:
             FileExistsError: The folder contains traces with this name.

@@ -68,7 +68,7 @@ class JSONTraceHandler(TraceHandler):
         )
 
     def open(self, state: State, logger: Logger) -> None:
-        """Reset the state of an earlier run, and refuse a folder that contains traces."""
+        """Reset the state of an earlier run, and reject a folder that contains traces."""
         self.files.paths = []
         self.files.check_folder(state)
 

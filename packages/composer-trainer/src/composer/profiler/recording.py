@@ -6,6 +6,7 @@ import functools
 import threading
 import time
 from abc import ABC, abstractmethod
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, Self, TypeVar
 
 import torch
@@ -13,12 +14,13 @@ import torch
 from composer.core import Event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from composer.core import Logger, State
 
-__all__ = ["PHASES", "Marker", "OpenSpan", "Recording", "TraceEvent", "TraceHandler"]
+__all__ = ["PHASES", "Marker", "Recording", "TraceEvent", "TraceHandler"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -93,23 +95,6 @@ class TraceHandler(ABC):
         del state, logger
 
 
-class OpenSpan(NamedTuple):
-    """A span that has started.
-
-    Args:
-        name, categories: Name and categories of the span.
-        began: Start time, from :func:`time.perf_counter_ns`.
-        args: The position of the training.
-        shown: The same span in torch's profiler, if it is recorded there.
-    """
-
-    name: str
-    categories: tuple[str, ...]
-    began: int
-    args: Mapping[str, Any]
-    shown: torch.profiler.record_function | None
-
-
 class Recording:
     """Collect spans, instants and counters; spans of one thread are nested or disjoint.
 
@@ -128,30 +113,22 @@ class Recording:
         self._in_torch = in_torch
         self._since_1970 = time.time_ns() - time.perf_counter_ns()
         self._events: list[TraceEvent] = []
-        self._phases: list[OpenSpan] = []
+        self._phases: dict[str, AbstractContextManager[None]] = {}
 
     def run(self, name: str, categories: tuple[str, ...], call: Callable[[], object]) -> None:
         """Record a call as a span, also if it raises."""
-        span = self.begin(name, categories)
-        try:
+        with self.span(name, categories):
             call()
+
+    @contextmanager
+    def span(self, name: str, categories: tuple[str, ...]) -> Iterator[None]:
+        """Record what runs in this context as a span, also if it raises."""
+        began, args = time.perf_counter_ns(), self.args
+        try:
+            with torch.profiler.record_function(name) if self._in_torch else nullcontext():
+                yield
         finally:
-            self.end(span)
-
-    def begin(self, name: str, categories: tuple[str, ...]) -> OpenSpan:
-        """Return a span that starts now, for :meth:`end`."""
-        shown = None
-        if self._in_torch:
-            shown = torch.profiler.record_function(name)
-            shown.__enter__()  # type: ignore[no-untyped-call]
-        return OpenSpan(name, categories, time.perf_counter_ns(), self.args, shown)
-
-    def end(self, span: OpenSpan) -> None:
-        """Record a span that ends now."""
-        duration = time.perf_counter_ns() - span.began
-        self._add("span", span.name, span.categories, span.began, duration, span.args)
-        if span.shown is not None:
-            span.shown.__exit__(None, None, None)
+            self._add("span", name, categories, began, time.perf_counter_ns() - began, args)
 
     def add_instant(self, name: str, categories: tuple[str, ...]) -> None:
         """Record an instant."""
@@ -164,24 +141,19 @@ class Recording:
     def begin_phase(self, name: str) -> None:
         """Start a phase; an open phase of this name, and the phases inside it, end here."""
         self.end_phase(name)
-        self._phases.append(self.begin(name, ("phase",)))
+        phase = self.span(name, ("phase",))
+        phase.__enter__()
+        self._phases[name] = phase
 
-    def end_phase(self, name: str) -> None:
-        """End a phase and those inside it, if it started while recording."""
-        if any(phase.name == name for phase in self._phases):
-            while self._end_last() != name:
-                pass
+    def end_phase(self, name: str | None = None) -> None:
+        """End a phase and those inside it, if it started while recording; all phases if None."""
+        while self._phases if name is None else name in self._phases:
+            self._phases.popitem()[1].__exit__(None, None, None)
 
     def finished(self) -> list[TraceEvent]:
         """End open phases, and return all events sorted by their start, outer spans before inner ones."""
-        while self._phases:
-            self._end_last()
+        self.end_phase()
         return sorted(self._events, key=lambda event: (event.begin, -event.duration))
-
-    def _end_last(self) -> str:
-        phase = self._phases.pop()
-        self.end(phase)
-        return phase.name
 
     def _add(
         self, kind: Any, name: str, categories: tuple[str, ...], began: int, duration: int, args: Mapping[str, Any]
@@ -216,20 +188,19 @@ class Marker:
     def __init__(self, name: str, categories: tuple[str, ...], recording: Callable[[], Recording | None]) -> None:
         self.name, self.categories = name, categories
         self._recording = recording
-        self._open: list[tuple[Recording, OpenSpan] | None] = []
+        self._open: list[AbstractContextManager[None]] = []
 
     def __enter__(self) -> Self:
         recording = self._recording()
-        self._open.append(None if recording is None else (recording, recording.begin(self.name, self.categories)))
+        span = nullcontext() if recording is None else recording.span(self.name, self.categories)
+        span.__enter__()
+        self._open.append(span)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        opened = self._open.pop()
-        if opened is not None:
-            recording, span = opened
-            recording.end(span)
+        self._open.pop().__exit__(None, None, None)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return a function whose calls are recorded."""

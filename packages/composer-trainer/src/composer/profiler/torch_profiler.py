@@ -68,13 +68,13 @@ class TorchProfiler:
         with_flops: bool = True,
         num_traces_to_keep: int = -1,
     ) -> None:
-        check_flags(
-            use_gzip=use_gzip,
-            record_shapes=record_shapes,
-            profile_memory=profile_memory,
-            with_stack=with_stack,
-            with_flops=with_flops,
-        )
+        self.options: dict[str, Any] = {
+            "record_shapes": record_shapes,
+            "profile_memory": profile_memory,
+            "with_stack": with_stack,
+            "with_flops": with_flops,
+        }
+        check_flags(use_gzip=use_gzip, **self.options)
         options: dict[str, Any] = {"overwrite": overwrite, "num_traces_to_keep": num_traces_to_keep}
         self.files = TraceFiles(
             folder,
@@ -90,17 +90,11 @@ class TorchProfiler:
                     f"record_shapes={record_shapes}, profile_memory={profile_memory}, with_stack={with_stack}."
                 )
             self.memory_files = TraceFiles(folder, memory_filename, memory_remote_file_name, **options)
-        self.options: dict[str, Any] = {
-            "record_shapes": record_shapes,
-            "profile_memory": profile_memory,
-            "with_stack": with_stack,
-            "with_flops": with_flops,
-        }
         self._action = ProfilerAction.SKIP
         self._profile: torch.profiler.profile | None = None
 
     def open(self, state: State) -> None:
-        """Reset the state of an earlier run, and refuse a folder that contains traces."""
+        """Reset the state of an earlier run, and reject a folder that contains traces."""
         self.files.paths = []
         if self.memory_files is not None:
             self.memory_files.paths = []
