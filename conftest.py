@@ -12,6 +12,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).with_name("tests")), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
+pytest.register_assert_rewrite("fixtures")
+
 with contextlib.suppress(ImportError):  # the environment for MMDetection has no hypothesis
     from hypothesis import settings
 

@@ -163,3 +163,21 @@ def get_weights():
 def same_bits():
     """Return a function that compares two dictionaries of tensors bitwise."""
     return lambda one, other: one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture
+def sizes_over_a_training():
+    """Return a function that returns the batch's size in each batch, by default of ten."""
+
+    def run(algorithm, batch, size_of, epochs=10):
+        state = State(model=None, max_duration=f"{epochs}ba")
+        engine = Engine(state, algorithms=algorithm)
+        sizes = []
+        for _ in range(epochs):
+            state.batch = batch()
+            engine.run_event("after_dataloader")
+            sizes.append(size_of(state.batch))
+            state.timestamp = state.timestamp.to_next_batch(samples=2)
+        return sizes
+
+    return run

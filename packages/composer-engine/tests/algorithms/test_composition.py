@@ -6,8 +6,22 @@ import pytest
 import torch
 
 from composer import functional as cf
-from composer.algorithms import EMA, BlurPool, ChannelsLast, ColOut, CutMix, CutOut, LabelSmoothing, MixUp
+from composer.algorithms import (
+    EMA,
+    BlurPool,
+    ChannelsLast,
+    ColOut,
+    CutMix,
+    CutOut,
+    Factorize,
+    GhostBatchNorm,
+    LabelSmoothing,
+    MixUp,
+    SqueezeExcite,
+    WeightStandardization,
+)
 from composer.core import AlgorithmConflictError, Engine, Event, State, explain
+from fixtures.surgery import bottlenecks, start
 
 SMOOTHING = 0.2
 RECIPES = {
@@ -194,3 +208,23 @@ class TestConflicts:
     def test_two_instances_are_allowed(self, kind):
         """Two instances are allowed where the second can act on the first one's result."""
         assert [one.name for one in explain([kind(), kind()]).algorithms] == [kind.__name__, f"{kind.__name__}.1"]
+
+
+@pytest.mark.parametrize("first_blur", [True, False])
+def test_five_surgeries_together(first_blur):
+    """Blur, squeeze-and-excite, factorization, ghost norms and standardized weights train together in one model."""
+    blur = [BlurPool(min_channels=1)]
+    rest = [
+        SqueezeExcite(latent_channels=4, min_channels=16),
+        Factorize(min_channels=16, factorize_linears=False),
+        GhostBatchNorm(2),
+        WeightStandardization(),
+    ]
+    model = bottlenecks()
+
+    engine = start(model, *(blur + rest if first_blur else rest + blur))
+    engine.state.model.loss(engine.state.model(engine.state.batch), engine.state.batch).backward()
+    in_optimizer = {id(each) for group in engine.state.optimizers[0].param_groups for each in group["params"]}
+
+    assert in_optimizer == {id(parameter) for parameter in model.parameters()}
+    assert all(parameter.grad is not None for parameter in model.parameters())

@@ -12,7 +12,6 @@ import kornia.augmentation as ka
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
 import composer.algorithms
@@ -35,6 +34,7 @@ from composer.algorithms import (
 from composer.core import Algorithm, Callback, Event, NoEffectWarning, Stage, State, Time
 from composer.core.declarations import find_conflicts
 from composer.core.testing import CHECKS, Case, Effects, effects_of
+from fixtures.models import WithLoss, WrittenOutNorm, make_transformer
 
 NAMES = [
     name
@@ -51,15 +51,13 @@ def new(name, *arguments, **settings):
     return lambda: getattr(composer.algorithms, name)(*arguments, **settings)
 
 
-class ImageNet(nn.Module):
-    """Strided convolutions with batch norms, residual blocks, dropout and linear layers, for images (N, 3, 8, 8)."""
-
-    def __init__(self, *, group_norm=False):
-        super().__init__()
-        norm = nn.GroupNorm(4, 16) if group_norm else nn.BatchNorm2d(16)
-        self.layers = nn.Sequential(
+def convolutions(norm=None):
+    """Return strided convolutions with a norm, by default of batches, dropout and linear layers."""
+    return WithLoss(
+        nn.Sequential(
+            nn.AdaptiveAvgPool2d(8),
             nn.Conv2d(3, 16, 3, padding=1),
-            norm,
+            norm or nn.BatchNorm2d(16),
             nn.ReLU(),
             nn.Conv2d(16, 16, 3, stride=2, padding=1),
             nn.MaxPool2d(2),
@@ -69,94 +67,20 @@ class ImageNet(nn.Module):
             nn.LayerNorm(16),
             nn.Linear(16, 3),
         )
-
-    def forward(self, batch):
-        return self.layers(nn.functional.adaptive_avg_pool2d(batch[0], 8))
-
-    def loss(self, outputs, batch, reduction="mean"):
-        return cross_entropy(outputs, batch[1], reduction=reduction)
+    )
 
 
-class ResNet(nn.Module):
-    """Two residual blocks of torchvision's, which can be skipped."""
+def blocks():
+    """Return two residual blocks of torchvision's, which can be skipped."""
+    from torchvision.models.resnet import Bottleneck
 
-    def __init__(self):
-        super().__init__()
-        from torchvision.models.resnet import Bottleneck
-
-        self.stem = nn.Conv2d(3, 16, 3, padding=1)
-        self.blocks = nn.Sequential(Bottleneck(16, 4), Bottleneck(16, 4))
-        self.head = nn.Linear(16, 3)
-
-    def forward(self, batch):
-        return self.head(self.blocks(self.stem(batch[0])).mean((2, 3)))
-
-    def loss(self, outputs, batch):
-        return cross_entropy(outputs, batch[1])
+    stem, head = nn.Conv2d(3, 16, 3, padding=1), [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3)]
+    return WithLoss(nn.Sequential(stem, Bottleneck(16, 4), Bottleneck(16, 4), *head))
 
 
-class Segmenting(nn.Module):
-    """A convolution with a class score for each pixel."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Conv2d(3, 1, 1)
-
-    def forward(self, batch):
-        return self.layer(batch[0])
-
-    def loss(self, outputs, batch):
-        return nn.functional.mse_loss(outputs, batch[1])
-
-
-class WrittenOutNorm(nn.Module):
-    """A norm written as single operations."""
-
-    def __init__(self, features):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(features))
-
-    def forward(self, x):
-        return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
-
-
-class Linear(nn.Module):
-    """A linear layer, which no surgery replaces."""
-
-    def __init__(self, norm=nn.Identity):
-        super().__init__()
-        self.layer = nn.Sequential(nn.Linear(192, 3), norm(3))
-
-    def forward(self, batch):
-        return self.layer(batch[0].flatten(1))
-
-    def loss(self, outputs, batch):
-        return cross_entropy(outputs, batch[1])
-
-
-class Text(nn.Module):
-    """A small Transformers model with its own loss, for dictionaries from tokenizers."""
-
-    def __init__(self, kind):
-        super().__init__()
-        import transformers
-
-        sizes = {"vocab_size": 32}
-        if kind == "gpt2":
-            config = transformers.GPT2Config(**sizes, n_positions=16, n_embd=16, n_layer=1, n_head=2)
-            self.model = transformers.GPT2LMHeadModel(config)
-        else:
-            layers = {"num_hidden_layers": 1, "num_attention_heads": 2}
-            config = transformers.BertConfig(
-                **sizes, **layers, max_position_embeddings=16, hidden_size=16, intermediate_size=32
-            )
-            self.model = transformers.BertForMaskedLM(config)
-
-    def forward(self, batch):
-        return self.model(**batch)
-
-    def loss(self, outputs, batch):
-        return outputs.loss
+def linear(norm=nn.Identity):
+    """Return a linear layer, which no surgery replaces."""
+    return WithLoss(nn.Sequential(nn.Flatten(), nn.Linear(192, 3), norm(3)))
 
 
 def images(size=8):
@@ -208,15 +132,15 @@ def state(make_model, make_batches, make_optimizer=None):
     return make
 
 
-on_images = state(ImageNet, images)
-on_pictures = state(ImageNet, pictures)
-on_groups = state(lambda: ImageNet(group_norm=True), images)
-on_blocks = state(ResNet, images)
-on_masks = state(Segmenting, masks)
-on_text = state(lambda: Text("gpt2"), tokens)
-on_masked_text = state(lambda: Text("bert"), tokens)
-on_norms = state(lambda: Linear(WrittenOutNorm), images)
-on_nothing = state(Linear, images)
+on_images = state(convolutions, images)
+on_pictures = state(convolutions, pictures)
+on_groups = state(lambda: convolutions(nn.GroupNorm(4, 16)), images)
+on_blocks = state(blocks, images)
+on_masks = state(lambda: WithLoss(nn.Conv2d(3, 1, 1), nn.functional.mse_loss), masks)
+on_text = state(lambda: WithLoss(make_transformer("gpt2")), tokens)
+on_masked_text = state(lambda: WithLoss(make_transformer("bert")), tokens)
+on_norms = state(lambda: linear(WrittenOutNorm), images)
+on_nothing = state(linear, images)
 
 
 def in_bf16(make):

@@ -1,0 +1,20 @@
+"""GhostBatchNorm: statistics of parts of a batch."""
+
+import pytest
+
+from composer import functional as cf
+from composer.algorithms import GhostBatchNorm
+from fixtures.surgery import Surgery
+
+
+class TestGhostBatchNorm(Surgery):
+    inserted = cf.GhostBatchNorm2d
+    former_names = {"GhostBatchNorm/num_new_modules": cf.GhostBatchNorm2d}
+
+    def make(self):
+        return GhostBatchNorm(2)
+
+    def test_bad_settings(self):
+        """A size below one raises at construction."""
+        with pytest.raises(ValueError, match="ghost_batch_size"):
+            GhostBatchNorm(0)

@@ -1,0 +1,70 @@
+"""GyroDropout: masks that are drawn once and used in turn."""
+
+import pytest
+from torch.utils.data import DataLoader
+
+from composer import functional as cf
+from composer.algorithms import GyroDropout
+from composer.core import Engine, State
+from fixtures.surgery import Surgery, convolutions, start
+
+
+class TestGyroDropout(Surgery):
+    inserted = cf.GyroDropout
+
+    def make(self):
+        return GyroDropout(sigma=4, tau=2)
+
+    def test_period_is_derived_from_max_duration(self):
+        """The masks evenly divide two epochs of two batches of two microbatches."""
+        engine = start(convolutions(), GyroDropout(sigma=4, tau=1), device_train_microbatch_size=1)
+        layer = next(each for each in engine.state.model.modules() if isinstance(each, cf.GyroDropout))
+
+        assert layer.period == 2 * 2 * 2 * 1 / 4
+
+    def test_longer_training_has_longer_periods(self):
+        """A longer fit, or one with a subset of batches, is divided evenly among the masks."""
+        engine = start(convolutions(), GyroDropout(sigma=4, tau=1))
+        layer = next(each for each in engine.state.model.modules() if isinstance(each, cf.GyroDropout))
+        periods = [layer.period]
+        engine.state.max_duration = "8ep"
+        engine.run_event("fit_start")
+        periods.append(layer.period)
+        engine.state.set_dataloader(engine.state.train_dataloader, "train", 1)
+        engine.run_event("fit_start")
+        periods.append(layer.period)
+
+        assert periods == [1, 4, 2]
+
+    def test_replaced_at_init_if_the_length_is_known(self):
+        """Layers are replaced at INIT, before masks are loaded; without a known length, at FIT_START."""
+        model = convolutions()
+        state = State(model=model, train_dataloader=DataLoader([0, 1], batch_size=1))
+        engine = Engine(state, algorithms=GyroDropout(sigma=4, tau=2))
+
+        engine.run_event("init")
+        early = cf.count_module_instances(model, cf.GyroDropout)
+        state.max_duration = "2ep"
+        engine.run_event("fit_start")
+
+        assert early == 0
+        assert cf.count_module_instances(model, cf.GyroDropout) == 1
+
+    def test_missing_max_duration_raises(self):
+        """A training of unknown length raises."""
+        engine = Engine(State(model=convolutions()), algorithms=GyroDropout())
+
+        with pytest.raises(ValueError, match="max_duration"):
+            engine.run_event("fit_start")
+
+    @pytest.mark.parametrize(
+        ("settings", "name"),
+        [
+            ({"p": 1.0}, "p must"),
+            ({"sigma": 2, "tau": 4}, "sigma"),
+        ],
+    )
+    def test_bad_settings(self, settings, name):
+        """Settings out of range raise at construction, with their names."""
+        with pytest.raises((TypeError, ValueError), match=name):
+            GyroDropout(**settings)
