@@ -52,7 +52,6 @@ class Entry(NamedTuple):
         return f"from {package} import {last}" + ("" if last == former else f" as {former}")
 
 
-@functools.cache
 def entries() -> Mapping[str, Entry]:
     """Return the table by former dotted name.
 
@@ -60,6 +59,11 @@ def entries() -> Mapping[str, Entry]:
         >>> entries()["composer.utils.dist"].module
         'composer.distributed'
     """
+    return _entries()
+
+
+@functools.cache
+def _entries() -> dict[str, Entry]:
     return {entry.former: entry for entry in _expand()}
 
 
