@@ -156,7 +156,7 @@ class TestSingleProcess:
         parallel.begin_batch(3, 7, microbatches=2, seconds=0.5, stop=True)
 
         assert parallel.forward is state.model
-        assert parallel.totals() == cd.BatchTotals(3, 7, 0.5, 2, 1.0, True, counted=3)
+        assert parallel.totals() == cd.GlobalBatch(3, 7, 3, 2, 0.5, stop=True)
         assert parallel.padded([("part", 1.0)]) == [("part", 1.0)]
 
     def test_new_model_is_used(self):

@@ -27,9 +27,9 @@ from composer.distributed.environment import (
     is_available,
     is_initialized,
 )
+from composer.distributed.global_batch import GlobalBatch
 from composer.distributed.mesh import MeshSettings, TensorParallelSettings
 from composer.distributed.parallelism import (
-    BatchTotals,
     DDPSettings,
     DDPSyncStrategy,
     Parallelism,
@@ -50,10 +50,10 @@ from composer.distributed.sharding import FSDPSettings
 from composer.functional.signatures import unquote_annotations
 
 __all__ = [
-    "BatchTotals",
     "DDPSettings",
     "DDPSyncStrategy",
     "FSDPSettings",
+    "GlobalBatch",
     "MeshSettings",
     "Parallelism",
     "TensorParallelSettings",

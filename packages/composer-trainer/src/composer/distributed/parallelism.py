@@ -20,6 +20,7 @@ from composer.distributed.environment import (
     is_initialized,
     set_tensor_parallel_size,
 )
+from composer.distributed.global_batch import CountExchange, GlobalBatch
 from composer.distributed.mesh import MeshSettings, TensorParallelSettings, layer_styles
 from composer.distributed.meta import initialize, is_on_meta
 from composer.distributed.process_group import initialize_alone
@@ -31,7 +32,7 @@ from composer.functional.dtensors import local_parts
 if TYPE_CHECKING:
     from composer.core import Batch, State
 
-__all__ = ["BatchTotals", "DDPSettings", "DDPSyncStrategy", "Parallelism", "broadcast_buffers", "broadcast_model"]
+__all__ = ["DDPSettings", "DDPSyncStrategy", "Parallelism", "broadcast_buffers", "broadcast_model"]
 
 _BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -79,37 +80,6 @@ class DDPSettings(Settings):
     find_unused_parameters: bool = attrs.field(default=False, validator=instance_of(bool))
     bucket_cap_mb: int | None = attrs.field(default=None, validator=attrs.validators.optional(instance_of(int)))
     gradient_as_bucket_view: bool = attrs.field(default=False, validator=instance_of(bool))
-
-
-@attrs.frozen
-class BatchTotals:
-    """Totals of a batch over all processes.
-
-    Attributes:
-        samples: Number of samples.
-        tokens: Number of tokens.
-        seconds: Mean of the processes' seconds.
-        microbatches: Maximum number of microbatches of a process.
-        weight: Weight of this process's loss: its fraction of what is counted times the number of processes.
-        stop: Whether any process requests to stop after this batch.
-        logs: Whether any process logs losses.
-        counted: Number of elements that the loss is the mean of.
-        is_certain: Whether every process was certain of its counts.
-
-    Example:
-        >>> BatchTotals(samples=5, weight=1.2).weight
-        1.2
-    """
-
-    samples: int
-    tokens: int = 0
-    seconds: float = 0.0
-    microbatches: int = 1
-    weight: float = 1.0
-    stop: bool = False
-    logs: bool = False
-    counted: float = 0.0
-    is_certain: bool = False
 
 
 class Parallelism:
@@ -189,13 +159,11 @@ class Parallelism:
         self._runs_together = False
         self._synced: Any = None
         self._syncs = True
-        self._totals: BatchTotals | None = None
-        self._counted = 0.0
+        self._own = self._totals = GlobalBatch(0)
+        self._exchange = CountExchange(1, 1)
+        self._is_exchanged = True
         self._usual: int | None = None
         self._data_world_size = 1
-        self._expected: dict[tuple[int, int, bool], BatchTotals] = {}
-        self._numbers = torch.empty(0)
-        self._exchange: Any = None
 
     @property
     def splits_model(self) -> bool:
@@ -247,7 +215,9 @@ class Parallelism:
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if model is self._model and [*map(id, trainable)] == [*map(id, self._trainable)]:
             return
-        self.is_connected, self._data_world_size = is_connected(), get_data_world_size()
+        if not self.is_connected and is_connected():
+            self.is_connected, self._data_world_size = True, get_data_world_size()
+            self._exchange = CountExchange(get_world_size(), self._layer_size)
         if self._syncs_batchnorm and self.is_connected:
             self.check_device(state.device)
             state.model = model = _with_sync_batchnorm(model)
@@ -336,7 +306,7 @@ class Parallelism:
         seconds: float = 0.0,
         stop: bool = False,
         logs: bool = False,
-        is_certain: bool = False,
+        is_regular: bool = False,
     ) -> None:
         """Start exchanging the counts of this process's part of the batch; :meth:`totals` waits for the result.
 
@@ -346,66 +316,32 @@ class Parallelism:
             counted: Number of elements that the loss is the mean of, if not samples: tokens with a target, for example.
             usual: What ``counted`` is in nearly all batches of each process, the same number in all of them. The
                 weight of a loss is then known without waiting for other processes, and :meth:`end_batch` corrects all
-                gradients of other batches; use :meth:`weight`, not ``BatchTotals.weight``.
+                gradients of other batches; use :meth:`weight`, not ``GlobalBatch.weight``.
             microbatches: Number of microbatches.
-            seconds: Time to count, if the processes' clocks must agree.
+            seconds: Time since the last call, if the processes' clocks must agree.
             stop: Whether to stop after this batch.
             logs: Whether this process logs losses.
-            is_certain: Whether this process is certain of its counts in later batches.
+            is_regular: Whether, as far as all processes know, each has ``usual`` samples and no tokens: after a first
+                one, most regular batches are not exchanged.
+
+        Raises:
+            RuntimeError: The counts are not those that the other processes rely on.
         """
-        self._counted, self._usual = samples if counted is None else counted, usual
-        if not self.is_connected:
-            self._totals = BatchTotals(
-                samples, tokens, seconds, microbatches, 1.0, stop, logs, self._counted, is_certain
-            )
-            return
-        counts = [samples, tokens, seconds, microbatches, stop, logs, is_certain, self._counted]
-        own = torch.tensor(counts, dtype=torch.float64, device="cpu")
-        self._totals, self._numbers = None, own.new_empty(get_world_size() * len(own))
-        self._exchange = torch.distributed.all_gather_into_tensor(self._numbers, own, group=host_group(), async_op=True)
+        self._usual = usual
+        counted = samples if counted is None else counted
+        self._own = self._totals = GlobalBatch(samples, tokens, counted, microbatches, seconds, stop, logs)
+        self._is_exchanged = not self.is_connected
+        if self.is_connected:
+            self._exchange.begin(self._own, usual, is_regular=is_regular)
 
-    def expect_batch(self, samples: int, *, microbatches: int = 1, logs: bool = False) -> None:
-        """Begin a batch without an exchange, where it is certain that each process has as many samples as this one.
-
-        Args:
-            samples: Number of samples of each process, which has no tokens.
-            microbatches: Maximum number of microbatches of a process.
-            logs: Whether any process logs losses.
-        """
-        self._counted, self._usual = samples, None  # there is nothing to correct
-        key = (samples, microbatches, logs)
-        if key not in self._expected:
-            total = samples * self._data_world_size
-            self._expected[key] = BatchTotals(total, 0, 0.0, microbatches, 1.0, False, logs, total, True)
-        self._totals = self._expected[key]
-
-    def totals(self) -> BatchTotals:
-        """Return the totals of the batch; waits for hosts, never for a device.
+    def totals(self) -> GlobalBatch:
+        """Return the batch of all processes; waits for hosts, never for a device.
 
         Raises:
             ValueError: No process has a sample to train on in this batch.
         """
-        if self._totals is None:
-            self._exchange.wait()
-            # By kind of number, a list of the processes' numbers. Lists, as tensors take longer for a few numbers.
-            by_rank = self._numbers.view(get_world_size(), -1).tolist()
-            samples, tokens, seconds, microbatches, stop, logs, certain, counted = zip(*by_rank, strict=True)
-            # A group of tensor parallelism has the same samples.
-            others = slice(None, None, self._layer_size)
-            total = sum(counted[others])
-            if total <= 0:
-                raise ValueError("No process has a sample (or token, if those are weighed) to train on in this batch.")
-            self._totals = BatchTotals(
-                samples=int(sum(samples[others])),
-                tokens=int(sum(tokens[others])),
-                seconds=sum(seconds) / len(seconds),
-                microbatches=int(max(microbatches)),
-                weight=self._counted * self._data_world_size / total,
-                stop=any(stop),
-                logs=any(logs),
-                counted=total,
-                is_certain=all(certain),
-            )
+        if not self._is_exchanged:
+            self._totals, self._is_exchanged = self._exchange.finish(), True
         return self._totals
 
     def weight(self) -> float:
@@ -418,9 +354,7 @@ class Parallelism:
         """
         if self._data_world_size == 1:
             return 1.0
-        if self._usual is None:
-            return self.totals().weight
-        return self._counted / self._usual
+        return self.totals().weight if self._usual is None else self._own.counted / self._usual
 
     def padded(self, parts: Sequence[tuple[Batch, float]]) -> Sequence[tuple[Batch, float]]:
         """Pad the microbatches and their weights to the maximum number of all processes, with weight 0.

@@ -23,7 +23,7 @@ class Clock:
     Example:
         >>> from composer.core import State
         >>> clock = Clock(State(model=None))
-        >>> clock.count_batch(samples=4, tokens=0)
+        >>> clock.count_batch(samples=4, tokens=0, microseconds=100)
         >>> clock.state.timestamp.sample
         Time(4, TimeUnit.SAMPLE)
     """
@@ -44,21 +44,18 @@ class Clock:
         yield
         self._since += time.perf_counter() - before
 
-    def count_batch(self, samples: int, tokens: int, microseconds: int | None = None) -> None:
-        """Advance by a batch, which took the time since :meth:`elapsed` was called unless ``microseconds`` is given."""
+    def count_batch(self, samples: int, tokens: int, microseconds: int) -> None:
+        """Advance by a batch."""
         state = self.state
-        if microseconds is None:  # as elapsed(), without a further call in each step
-            before, self._since = self._since, time.perf_counter()
-            microseconds = int((self._since - before) * 1e6 + 0.5)
         state.previous_timestamp = state.timestamp
         state.timestamp = state.timestamp.to_next_batch(samples, tokens, microseconds)
 
-    def count_epoch(self, microseconds: int) -> None:
-        """Advance by an epoch."""
+    def count_epoch(self) -> None:
+        """Advance by an epoch; the time since its last batch is counted with the next batch."""
         self.state.previous_timestamp = self.state.timestamp
-        self.state.timestamp = self.state.timestamp.to_next_epoch(microseconds)
+        self.state.timestamp = self.state.timestamp.to_next_epoch()
 
-    def count_iteration(self, microseconds: int) -> None:
-        """Advance by an iteration."""
+    def count_iteration(self) -> None:
+        """Advance by an iteration; as by an epoch."""
         self.state.previous_timestamp = self.state.timestamp
-        self.state.timestamp = self.state.timestamp.to_next_iteration(microseconds)
+        self.state.timestamp = self.state.timestamp.to_next_iteration()

@@ -8,9 +8,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from composer.core import Batch, Engine, Event, TimeUnit
+from composer.core.data_spec import has_own_functions
 from composer.core.step import Step
 from composer.distributed import any_rank
-from composer.trainer.agreement import Agreement
 from composer.trainer.clock import Clock
 from composer.trainer.data.batches import END
 from composer.trainer.evaluation.metrics import log_train_metrics, update_train_metrics
@@ -67,20 +67,23 @@ class Run:
         schedules.follow_clock()
         self.clock = Clock(self.state)
         loss = optimization.in_precision(self.state.compute_loss)
-        self.step = Step(self.state, engine.run_event, parallel.forward, loss, split=self._split)
+        self.step = Step(
+            self.state, engine.run_event, parallel.forward, loss, split=self._split, complete=self._complete_gradients
+        )
         self.compute_gradients = self.step.compute_gradients
         self._is_in_batch = False
         self.signals = StopSignals(lambda: int(self.state.timestamp.batch) if self._is_in_batch else None)
         self._evaluate, self._resume = evaluate, resume
         self._length = self.state.max_duration
-        self._runs_alone, self._is_stopped_by_agreement, self._is_loss_local = True, False, False
+        self._is_stop_agreed = self._is_loss_local = self._is_regular = False
         if self.state.auto_microbatching:
             search = MicrobatchSearch(self.state, parallel, self.step)
             self.compute_gradients = lambda: search.compute_gradients(self._num_samples)
         self._count_samples = batches.spec.get_num_samples_in_batch
         self._count_tokens = batches.spec.get_num_tokens_in_batch
-        self._agreement = Agreement(self.state, batches, parallel, self.clock.elapsed, weigh_by_tokens)
         self._weigh = batches.spec.get_num_loss_tokens_in_batch if weigh_by_tokens else self._count_samples
+        self._usual = None if weigh_by_tokens else batches.usual_samples
+        self._seconds, self._is_counted = 0.0, True
         self._num_samples = self._num_tokens = 0
         self._is_first_split = not self.state.auto_microbatching
 
@@ -89,18 +92,16 @@ class Run:
         # A step reads the stored fields of the state, because each property would be a further call.
         duration = self.state._max_duration  # noqa: SLF001
         assert duration is not None
-        if self.state.timestamp.count(duration.unit) >= duration.value:
-            return True
-        return self.signals.received is not None if self._runs_alone else self._is_stopped_by_agreement
+        return self.state.timestamp.count(duration.unit) >= duration.value or self.is_stopped
 
     @property
     def is_stopped(self) -> bool:
-        """Whether this process received a signal; with several, whether any had at their last exchange."""
-        return self.signals.received is not None if self._runs_alone else self._is_stopped_by_agreement
+        """Whether any process had received a signal when the last batch began; one process stops at once."""
+        return self._is_stop_agreed or (self.signals.received is not None and not self.parallel.is_connected)
 
     def begin(self) -> None:
         """Prepare the model and the optimizers for training, and restore a saved run."""
-        self._prepare()
+        self.begin_epoch()
         self.state.model.train()
         self.optimization.train_mode()
         if self._resume is not None:
@@ -109,15 +110,13 @@ class Run:
 
     def begin_epoch(self) -> None:
         """Wrap the model for several processes again, as algorithms may have changed which parameters are trained."""
-        if not self._runs_alone:
-            self._prepare()
-
-    def _prepare(self) -> None:
         self.parallel.prepare(self.state)
         self.step.forward = self.optimization.in_precision(self.parallel.forward)
-        self._runs_alone = not self.parallel.is_connected
-        is_complete = self._runs_alone and self.state.scaler is None
-        self.step.complete = None if is_complete else self._complete_gradients
+        self._is_regular = self._usual is not None and not (
+            has_own_functions(self.batches.spec)
+            or self.state.auto_microbatching
+            or any(algorithm.selects_samples for algorithm in self.state.algorithms)
+        )
 
     def begins_epoch(self) -> bool:
         """Return whether the epoch has no finished batch."""
@@ -140,10 +139,10 @@ class Run:
             return False
         self._num_samples = self._count_samples(batch)
         self._num_tokens = self._count_tokens(batch)
-        self.state.batch = batch
-        if not self._runs_alone:
-            self.state.batch_counts = counts = self.batches.counts
-            self._agreement.begin_batch(counts)
+        self._is_counted = self.batches.counts
+        self.state.batch, self.state.batch_counts = batch, self._is_counted
+        if self.parallel.is_connected:
+            self._seconds = self.clock.elapsed() / 1e6
         return True
 
     def _split(self) -> Iterable[tuple[Batch, float]]:
@@ -157,36 +156,38 @@ class Run:
             parts = split_microbatches(self.state.batch, spec, size, self._weigh)
         if spec.microbatch_transforms is not None:
             parts = [(spec.microbatch_transforms(part), weight) for part, weight in parts]
-        announced = parts if self._runs_alone else self._agreed_on(parts)
+        self._begin_global_batch(len(parts))
+        weight = self.parallel.weight()
+        if weight != 1:
+            parts = [(part, share * weight) for part, share in parts]
+        if size is not None:
+            parts = self.parallel.padded(parts)
         # Of several computations in a step, the metrics use the first outputs.
         is_measured = self.state.train_metrics and self.step.times_computed == 1
+        if len(parts) == 1:  # without a generator in each step
+            self.parallel.begin_microbatch(True)
+            return _measured(parts, self.state) if is_measured else parts
+        announced = _announced(parts, self.parallel.begin_microbatch)
         return _measured(announced, self.state) if is_measured else announced
 
-    def _agreed_on(self, parts: Sequence[tuple[Batch, float]]) -> Iterable[tuple[Batch, float]]:
-        parallel = self.parallel
-        rank_weight = self._agreement.begin_gradients(
-            self._num_samples,
-            self._num_tokens,
-            self._weigh(self.state.batch) if self.state.batch_counts else 0,
-            microbatches=len(parts),
+    def _begin_global_batch(self, microbatches: int) -> None:
+        self.parallel.begin_batch(
+            self._num_samples if self._is_counted else 0,
+            self._num_tokens if self._is_counted else 0,
+            counted=self._weigh(self.state.batch) if self.state.batch_counts else 0,
+            usual=self._usual,
+            microbatches=microbatches,
+            seconds=self._seconds,
             stop=self.signals.received is not None,
             logs=self.engine.logger.is_heard,
+            is_regular=self._is_regular and self.batches.is_full,
         )
-        if rank_weight != 1:
-            parts = [(part, weight * rank_weight) for part, weight in parts]
-        if self.state.device_train_microbatch_size is not None:
-            parts = parallel.padded(parts)
-        if len(parts) == 1:  # without a generator in each step
-            parallel.begin_microbatch(True)
-            return parts
-        return _announced(parts, parallel.begin_microbatch)
 
     def _complete_gradients(self) -> None:
         """Sum the gradients of all processes, if that is not done yet, and unscale them."""
-        if not self._runs_alone:
-            factor = self.parallel.end_batch()
-            if factor != 1:
-                self.step.scale_losses(factor)
+        factor = self.parallel.end_batch()
+        if factor != 1:
+            self.step.scale_losses(factor)
         if self.state.scaler is not None:
             self.optimization.unscale()
 
@@ -199,13 +200,12 @@ class Run:
 
     def log_batch(self) -> None:
         """Log the batch's losses, once in a batch and before it is counted, as this completes the counts of all."""
-        self._is_loss_local = not self._runs_alone
-        if self._is_loss_local:
-            totals = self._agreement.finish_batch()
-            if totals.logs:
-                self.final_losses()
-        if not self.engine.logger.is_heard or self._is_loss_local:
-            return  # a logger that was added since the last exchange begins with the next one
+        self._is_loss_local = True
+        if not self.parallel.totals().logs:
+            return
+        self.final_losses()  # all processes, also those without a logger
+        if not self.engine.logger.is_heard:
+            return
         now, state = self.state.timestamp.counts, self.state
         metrics: dict[str, Any] = {
             "time/batch": now.batch,
@@ -228,23 +228,20 @@ class Run:
 
     def count_batch(self) -> None:
         """Advance the clock and the learning rates by a batch."""
-        samples, tokens = self._num_samples, self._num_tokens
-        elapsed = None
-        if not self._runs_alone:
-            totals, seconds = self._agreement.totals, self._agreement.seconds
-            samples, tokens, elapsed = totals.samples, totals.tokens, round(seconds * 1e6)
-            self._is_stopped_by_agreement = totals.stop
+        batch = self.parallel.totals()
         self.state.microbatch = -2
         self._is_in_batch = False
-        self.clock.count_batch(samples, tokens, elapsed)
+        self._is_stop_agreed = batch.stop
+        # Clocks of several processes must agree: the time of a batch is counted with the next one.
+        microseconds = round(batch.seconds * 1e6) if self.parallel.is_connected else self.clock.elapsed()
+        self.clock.count_batch(batch.samples, batch.tokens, microseconds)
         if self.schedules.every_batch:
             self._step_schedulers(self.schedules.every_batch)
 
     def count_epoch(self) -> None:
         """Advance the clock and the learning rates by an epoch, and log its training metrics."""
         self.log_train_metrics()
-        # The clocks of several processes must agree: this time is counted with the next batch.
-        self.clock.count_epoch(self.clock.elapsed() if self._runs_alone else 0)
+        self.clock.count_epoch()
         self.batches.rewind()
         self._step_schedulers(self.schedules.every_epoch)
         self._step_schedulers(self.schedules.by_clock)
@@ -258,7 +255,7 @@ class Run:
 
     def count_iteration(self) -> None:
         """Advance the clock by an iteration."""
-        self.clock.count_iteration(self.clock.elapsed() if self._runs_alone else 0)
+        self.clock.count_iteration()
         self._step_schedulers(self.schedules.by_clock)
 
     def _step_schedulers(self, schedulers: Sequence[LRScheduler]) -> None:
@@ -276,9 +273,8 @@ class Run:
 
     def _is_signalled(self) -> bool:
         """Return whether any process has received a signal, also since the last exchange; all must call it."""
-        if not self._runs_alone:
-            self._is_stopped_by_agreement |= any_rank(self.signals.received is not None)
-        return self.is_stopped
+        self._is_stop_agreed |= any_rank(self.signals.received is not None)
+        return self._is_stop_agreed
 
     def log_train_metrics(self) -> None:
         """Log and reset the training metrics of the epoch, if any."""

@@ -27,7 +27,6 @@ from composer.distributed.failures import explain_loss, explaining_loss
 from composer.distributed.meta import is_on_meta
 from composer.distributed.sharding import is_sharded
 from composer.export.inference import Transform, export_for_inference
-from composer.trainer.agreement import check_same_run, check_same_values
 from composer.trainer.data.settings import check_trainable
 from composer.trainer.evaluation.evaluate import (
     EvalData,
@@ -49,6 +48,7 @@ from composer.trainer.run import Run
 from composer.trainer.schedules import SchedulerLike, check_schedulers
 from composer.trainer.settings.arguments import Problems, as_list, check_flags, check_ratio, check_subset
 from composer.trainer.settings.compute import check_microbatch_size, choose_precision
+from composer.trainer.settings.consistency import check_same_run, check_same_values
 from composer.trainer.settings.loading import save_together
 from composer.trainer.settings.parts import Parts
 from composer.trainer.tools.config import trainer_arguments

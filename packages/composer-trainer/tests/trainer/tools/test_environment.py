@@ -79,4 +79,4 @@ def test_mosaicml_warns_once(make_trainer, recwarn):
     (warning,) = recwarn
     assert "mosaicml 0.32.1" in str(warning.message)
     assert "pip uninstall -y mosaicml && pip install --force-reinstall --no-deps" in str(warning.message)
-    assert warning.filename.endswith("conftest.py")  # the line that calls Trainer()
+    assert warning.filename.endswith("runs.py")  # the line that calls Trainer()
