@@ -45,7 +45,7 @@ SETTINGS["SWA"] = {"swa_start": "1ep", "swa_end": "1dur", "update_interval": "1b
 
 
 class Samples(Dataset):
-    """Images or texts, without draws."""
+    """Images or token ids, without random draws."""
 
     def __init__(self, name):
         generator = torch.Generator().manual_seed(0)
@@ -105,7 +105,7 @@ def train(name, way, workers, **options):
     """Train with an algorithm, and return the trainer and what was logged."""
     model, data = make_model(name), Samples(name)
     count, config = WAYS[way]
-    SETTINGS["StochasticDepth"]["stochastic_method"] = "block" if way == "DDP" else "sample"  # FSDP2 refuses "block"
+    SETTINGS["StochasticDepth"]["stochastic_method"] = "block" if way == "DDP" else "sample"  # FSDP2 raises for "block"
     sampler = distributed.get_sampler(data, shuffle=True)
     log = InMemoryLogger()
     trainer = Trainer(

@@ -269,7 +269,7 @@ SAMPLE = PAIRS if os.environ.get("RESUME_MATRIX") == "all" else random.Random(11
 
 @pytest.mark.parametrize("pair", SAMPLE, ids="+".join)
 def test_pairs(tmp_path, pair):
-    """Two algorithms that may run together resume exactly; others are refused at construction."""
+    """Two algorithms that may run together resume exactly; others raise at construction."""
     if conflicts(made(pair)):
         with pytest.raises(AlgorithmConflictError):
             check(tmp_path, pair)
@@ -278,7 +278,7 @@ def test_pairs(tmp_path, pair):
 
 
 def conflicts(algorithms):
-    """Return whether the engine refuses them, or an algorithm reads the outputs, which NoOpModel does not produce."""
+    """Return whether the engine rejects them, or an algorithm reads the outputs, which NoOpModel does not produce."""
     if any(isinstance(one, al.NoOpModel) for one in algorithms) and any("outputs" in one.reads for one in algorithms):
         return True
     try:

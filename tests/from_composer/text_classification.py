@@ -25,7 +25,7 @@ from composer.utils.string_enum import StringEnum
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--model", default="bert-base-uncased")
-parser.add_argument("--texts", help="A file of lines with a label, a tab and a text.")
+parser.add_argument("--texts", help="A file of lines with a label, a tab and the text.")
 parser.add_argument("--folder", type=Path, default=Path("finetuned"))
 parser.add_argument("--max_length", type=int, default=32)
 parser.add_argument("--epochs", type=int, default=1)

@@ -1,4 +1,4 @@
-"""Algorithms in an engine of Ignite train as in our own Trainer, resume exactly, and are refused where they must."""
+"""Algorithms in an engine of Ignite train as in our own Trainer, resume exactly, and raise where they cannot work."""
 
 import contextlib
 import copy
@@ -41,7 +41,7 @@ SERVED = {
     for name, case in CASES.items()
     if not name.startswith("NoOpModel")
     and case.precision == "fp32"  # Ignite's only mixed precision needs a GPU
-    and not (name.startswith("SAM") and case.is_transformer)  # refused in a process function of the user
+    and not (name.startswith("SAM") and case.is_transformer)  # raises in a process function of the user
 }
 
 
@@ -368,7 +368,7 @@ class TestResume:
 
     @pytest.mark.parametrize("missing", ["trainer", "algorithms"])
     def test_incomplete_checkpoint(self, missing):
-        """An engine that continues without the state of its algorithms is refused, and the reverse, too."""
+        """An engine that continues without the state of its algorithms raises, and so does the reverse."""
         run = Run(EMA("2ba"))
         run.train(epochs=1)
         states = {name: one.state_dict() for name, one in run.to_save.items()}
@@ -475,7 +475,7 @@ class TestFeatures:
 
 
 class TestRefusals:
-    """Bad use is refused in one sentence, where possible before the training."""
+    """Bad use raises an error of one sentence, where possible before the training."""
 
     def test_own_process_function_without_the_algorithms(self):
         """A process function that computes the loss itself is detected at its first step."""
@@ -537,7 +537,7 @@ class TestRefusals:
             Run(NoOpModel())
 
     def test_replaced_model(self):
-        """An algorithm that returns another model object is refused."""
+        """An algorithm that returns another model object raises."""
         with pytest.raises(ValueError, match="must keep the model object"):
             Run(Replaces())
 

@@ -1,4 +1,4 @@
-"""Algorithms in Lightning train as in our Trainer, resume as Lightning does, and refuse what it does not serve."""
+"""Algorithms in Lightning train as in our Trainer, resume as Lightning does, and raise for what it does not serve."""
 
 import copy
 import csv
@@ -177,7 +177,7 @@ class OfCase(lightning.LightningModule):
 SERVED = {
     name: case
     for name, case in CASES.items()
-    if not name.startswith("SelectiveBackprop")  # refused, see TestRefusals
+    if not name.startswith("SelectiveBackprop")  # raises, see TestRefusals
 }
 
 
@@ -275,7 +275,7 @@ class TestResume:
         assert equal(callback.state_dict()["algorithms"], expected.state_dict()["algorithms"])
 
     def test_checkpoint_without_callback(self, tmp_path):
-        """The checkpoint of a training without algorithms is refused, before weights are loaded."""
+        """The checkpoint of a training without algorithms raises before weights are loaded."""
         make_trainer(StopAt(2, tmp_path / "last.ckpt")).fit(Classifier(), make_loader())
         module = Classifier()
         module.network[5].bias.data.zero_()
@@ -429,7 +429,7 @@ class TestModule:
         assert module.trainer.global_step == 12
 
     def test_a_module_after_another(self):
-        """A chosen module that is called after another one is refused, as the first would run twice."""
+        """A chosen module that is called after another one raises, as the first would run twice."""
 
         def step(self, batch):
             return cross_entropy(self.head(self.network(batch[0])), batch[1])
@@ -451,7 +451,7 @@ class TestModule:
 
 
 class TestRefusals:
-    """What cannot work is refused by one sentence, before training."""
+    """What cannot work raises an error of one sentence before training."""
 
     @pytest.mark.parametrize(
         ("algorithms", "settings", "sentence"),
@@ -467,14 +467,14 @@ class TestRefusals:
             fit(algorithms, **settings)
 
     def test_two_callbacks(self):
-        """A second callback is refused, also if Lightning has not seen it at construction."""
+        """A second callback raises, also if Lightning has not seen it at construction."""
         trainer = make_trainer(ComposerCallback(EMA()))
         trainer.callbacks.append(ComposerCallback(MixUp()))
         with pytest.raises(ValueError, match="must have one ComposerCallback"):
             trainer.fit(Classifier(), make_loader())
 
     def test_added_in_the_fit(self):
-        """A callback that was not there when the fit began is refused."""
+        """A callback that was not there when the fit began raises."""
 
         class Adds(lightning.Callback):
             def on_train_start(self, trainer, pl_module):
@@ -484,12 +484,12 @@ class TestRefusals:
             make_trainer(Adds()).fit(Classifier(), make_loader())
 
     def test_compiled_module(self):
-        """A compiled LightningModule is refused, with the remedy."""
+        """A compiled LightningModule raises with the remedy."""
         with pytest.raises(ValueError, match=r"Compile a module inside it"):
             fit(EMA(), torch.compile(Classifier(), backend="eager"))
 
     def test_iterator_of_batches(self):
-        """A training_step that takes the loader's iterator is refused, as algorithms get no batch."""
+        """A training_step that takes the loader's iterator raises, as algorithms get no batch."""
 
         class OfIterator(Classifier):
             def training_step(self, dataloader_iter):
@@ -513,12 +513,12 @@ class TestRefusals:
         ],
     )
     def test_what_is_not_served(self, make, sentence):
-        """An algorithm that needs more than Lightning has is refused at construction."""
+        """An algorithm that needs more than Lightning has raises at construction."""
         with pytest.raises(ValueError, match=sentence):
             ComposerCallback(make())
 
     def test_conflict(self):
-        """Algorithms that exclude each other are refused at construction."""
+        """Algorithms that exclude each other raise at construction."""
         with pytest.raises(AlgorithmConflictError):
             ComposerCallback([EMA(), EMA()])
 

@@ -125,7 +125,7 @@ class TestEquality:
 
     @each_case
     def test_weights_after_12_steps(self, case, tmp_path):
-        """Each algorithm trains as in our Trainer; NoOpModel, which replaces the model, is refused."""
+        """Each algorithm trains as in our Trainer; NoOpModel, which replaces the model, raises."""
         if isinstance(case.algorithm(), NoOpModel):
             with pytest.raises(ValueError, match=r"NoOpModel cannot run in Transformers' Trainer"):
                 make_trainer(case, tmp_path)
@@ -291,7 +291,7 @@ class TestResume:
         assert resumed.algorithm_adapter.state.timestamp == uninterrupted.algorithm_adapter.state.timestamp
 
     def test_checkpoint_without_state(self, tmp_path):
-        """The checkpoint of a training without algorithms is refused before anything is loaded."""
+        """The checkpoint of a training without algorithms raises before anything is loaded."""
         case = Case(lambda: EMA("2ba"), "bert")
         make_trainer(case, tmp_path, "none", max_steps=1, **STEP).train()
         with pytest.raises(ValueError, match=f"checkpoint-1 has no {STATE_FILE}"):
@@ -455,7 +455,7 @@ torch.save(final_weights(trainer), folder / f"{{state.rank}}.pt")
 
 
 class TestRefusals:
-    """What cannot work is refused at construction, in a sentence with the remedy."""
+    """What cannot work raises at construction, in a sentence with the remedy."""
 
     @pytest.mark.parametrize(
         ("algorithm", "changes", "sentence"),

@@ -39,7 +39,7 @@ def fail():
     raise OSError("full")
 
 
-def refuse(*_):
+def fail_to_start(*_):
     raise RuntimeError("can't start new thread")
 
 
@@ -52,7 +52,7 @@ def run(program, *arguments, timeout=120):
 @pytest.fixture
 def no_threads(monkeypatch):
     """Prevent threads from starting."""
-    monkeypatch.setattr(_thread, "start_new_thread", refuse)
+    monkeypatch.setattr(_thread, "start_new_thread", fail_to_start)
 
 
 @pytest.fixture

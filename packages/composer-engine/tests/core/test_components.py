@@ -7,7 +7,7 @@ from composer.core.components import ObservableList
 
 def check(item):
     if not isinstance(item, str):
-        raise TypeError(f"not a text: {item!r}")
+        raise TypeError(f"not a string: {item!r}")
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_iteration_during_mutation_matches_list(names):
 )
 def test_invalid_items_change_nothing(change, names, changes):
     """If one item is invalid, none is added and no notification is sent."""
-    with pytest.raises(TypeError, match="not a text: 1"):
+    with pytest.raises(TypeError, match="not a string: 1"):
         change(names)
 
     assert names == ["a", "b", "c"]
@@ -92,7 +92,7 @@ def test_invalid_items_change_nothing(change, names, changes):
 
 def test_initial_items_are_checked():
     """Initial items are validated too."""
-    with pytest.raises(TypeError, match="not a text"):
+    with pytest.raises(TypeError, match="not a string"):
         ObservableList([1], check)
 
 

@@ -67,7 +67,7 @@ class LoadWiden(Algorithm):
         logger.log_hyperparameters({"LoadWiden/start": self.start})
 
 
-class LoadRefuse(Callback):
+class LoadFail(Callback):
     def load_state_dict(self, state):
         if state:
             raise RuntimeError("not today")
@@ -137,7 +137,7 @@ class TestContinueTraining:
 
     def test_components_are_matched_by_key(self):
         """Two instances of a class each load their own state, also if others precede them."""
-        first = State(model=None, algorithms=[LoadCount(), LoadCount()], callbacks=LoadRefuse())
+        first = State(model=None, algorithms=[LoadCount(), LoadCount()], callbacks=LoadFail())
         first.algorithms[0]._count, first.algorithms[1]._count = 1, 2
         first.callbacks.clear()
         second = State(model=None, algorithms=[LoadCount(), LoadWiden(), LoadCount()])
@@ -177,7 +177,7 @@ class TestContinueTraining:
 
     def test_differences_give_one_warning(self):
         """One warning has a line for each difference."""
-        first = State(model=None, algorithms=[LoadCount()], callbacks=[LoadRefuse()])
+        first = State(model=None, algorithms=[LoadCount()], callbacks=[LoadFail()])
         second = State(model=None, algorithms=[LoadWiden()])
 
         with pytest.warns(UserWarning, match="this run differs from it:\n- .*\n- .*\n- ") as caught:
@@ -189,18 +189,18 @@ class TestContinueTraining:
 
     def test_component_that_fails_while_loading(self):
         """The error names the component and lists what was loaded before it."""
-        state = State(model=None, algorithms=LoadCount(), callbacks=LoadRefuse())
+        state = State(model=None, algorithms=LoadCount(), callbacks=LoadFail())
 
         with pytest.raises(RuntimeError, match="not today") as caught:
             state.load_state_dict(state.state_dict())
 
-        assert "callbacks.LoadRefuse refused" in caught.value.__notes__[0]
+        assert "callbacks.LoadFail raised an error on" in caught.value.__notes__[0]
         assert "Already loaded: algorithms.LoadCount" in caught.value.__notes__[1]
 
     def test_optimizers_are_put_back(self):
         """If a component fails, the optimizers, which are loaded before it, have their former states."""
-        saved_state = state_and_weights(train(make(callbacks=LoadRefuse()), 2))
-        state = make(callbacks=LoadRefuse())
+        saved_state = state_and_weights(train(make(callbacks=LoadFail()), 2))
+        state = make(callbacks=LoadFail())
         before = state_and_weights(state)
 
         with pytest.raises(RuntimeError, match="not today"):
@@ -250,13 +250,13 @@ class TestMissingAlgorithms:
         assert "algorithms.LoadWiden" in report.restored
         assert state.made_on_load == [state.algorithms[0]]
 
-    def test_nothing_changes_if_an_optimizer_refuses(self, taken, monkeypatch):
+    def test_nothing_changes_if_an_optimizer_raises(self, taken, monkeypatch):
         """The algorithm is not added to the run then, and its surgery is not performed."""
 
-        def refuse(*_):
+        def fail(*_):
             raise KeyError("momentum")
 
-        monkeypatch.setattr(torch.optim.SGD, "load_state_dict", refuse)
+        monkeypatch.setattr(torch.optim.SGD, "load_state_dict", fail)
         state = make(LoadCount())
         before = state_and_weights(state)
 

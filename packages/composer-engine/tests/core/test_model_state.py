@@ -227,7 +227,7 @@ class TestOptimizers:
             "SGD.1": ["2.weight", "2.bias"],
         }
 
-    def test_nothing_changes_if_one_refuses(self, trained):
+    def test_nothing_changes_if_one_raises(self, trained):
         """A state with which ``load_state_dict`` of the second of two optimizers fails changes neither."""
         model = make_net()
         state = State(
@@ -461,7 +461,7 @@ def test_missing_parameters_raise(state, make):
         state.model.append(nn.Linear(2, 1))
 
     with pytest.raises(
-        RuntimeError, match=r"Surgery gave the model new parameters that no optimizer holds, '2\.weight'"
+        RuntimeError, match=r"Surgery added parameters to the model that no optimizer holds, '2\.weight'"
     ):
         run(state, make, add)
 

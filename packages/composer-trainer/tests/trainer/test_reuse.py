@@ -150,16 +150,16 @@ class Recorder(LoggerDestination):
         if self.names_only:
             self.entries += metrics
         else:
-            self.entries += [(step, name, _plain(value)) for name, value in metrics.items()]
+            self.entries += [(step, name, _to_data(value)) for name, value in metrics.items()]
 
     def log_table(self, columns, rows, name="Table", step=None):
         self.entries.append((step, name, [list(row) for row in rows]))
 
     def log_images(self, images, name="Images", channels_last=False, step=None, **details):
-        self.entries.append((step, name, _plain(images.sum())))
+        self.entries.append((step, name, _to_data(images.sum())))
 
 
-def _plain(value):
+def _to_data(value):
     return value.item() if isinstance(value, torch.Tensor) else value
 
 

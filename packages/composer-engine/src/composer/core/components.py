@@ -85,7 +85,7 @@ class ObservableList(MutableSequence[T]):
         self._changed()
 
     def extend(self, values: Iterable[T]) -> None:
-        """Append all items, or none of them if the check refuses one."""
+        """Append all items, or none of them if the check raises for one."""
         self[len(self) :] = values
 
     def sort(self, *, key: Callable[[T], Any], reverse: bool = False) -> None:

@@ -269,8 +269,8 @@ def split_batch(batch: Batch, microbatch_size: int) -> list[Batch]:
 
     Tensors and NumPy arrays with as many rows are split along their first dimension, lists of other objects by their
     items. A list in the batch with as many items as there are samples has one for each sample, unless each of them has
-    values of all samples, as lists of tensors do. Values of the batch (numbers, text, tensors without dimensions) are
-    part of every part. The type of the batch is preserved.
+    values of all samples, as lists of tensors do. Values of the batch (numbers, strings, tensors without dimensions)
+    are part of every part. The type of the batch is preserved.
 
     Raises:
         ValueError: ``microbatch_size`` is less than 1.

@@ -134,7 +134,7 @@ def _check_known(served: object, attribute: attrs.Attribute[Any], by_event: Mapp
 class ServedFields:
     """The events that a host of algorithms runs, and the fields of the state that it serves there.
 
-    A host is a training loop with an :class:`Engine`. Pass its declaration to the engine, which refuses algorithms that
+    A host is a training loop with an :class:`Engine`. Pass its declaration to the engine, which rejects algorithms that
     need more. Events without any field are events that the host does not run. Events of evaluations, predictions and
     iterations may be missing, as they need not happen in a training.
 
@@ -248,7 +248,7 @@ def find_conflicts(algorithms: Sequence[Any]) -> tuple[Conflict, ...]:
 
 
 def check_conflicts(algorithms: Sequence[Any]) -> None:
-    """Refuse algorithms that own the same resource.
+    """Raise an error if algorithms own the same resource.
 
     Raises:
         AlgorithmConflictError: For all pairs, with both names, the resource and the remedy.

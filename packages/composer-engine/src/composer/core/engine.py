@@ -125,7 +125,7 @@ class Engine:
         Args:
             event: The event or its value, ``"batch_end"``.
             function: ``f(state, logger)``.
-            every: How often: a time, a text (``"10ba"``) or a number of epochs; each time if None, never if 0. It
+            every: How often: a time, a string (``"10ba"``) or a number of epochs; each time if None, never if 0. It
                 depends on the clock alone; see :meth:`Callback.intervals`.
 
         Returns:

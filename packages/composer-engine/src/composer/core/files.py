@@ -28,7 +28,7 @@ def fill_in_run(template: str, state: State, parameter: str = "A name", fields: 
             the clock.
 
     Raises:
-        TypeError: The template is neither a text nor a path.
+        TypeError: The template is neither a string nor a path.
         ValueError: The template contains another field, or is not a valid name.
 
     Example:
@@ -46,10 +46,10 @@ def fill_in_run(template: str, state: State, parameter: str = "A name", fields: 
 
 
 def check_template(template: str, parameter: str, fields: Sequence[str] | None = None) -> str:
-    """Return a template for :func:`fill_in_run` as a text, and refuse one that cannot be filled in.
+    """Return a template for :func:`fill_in_run` as a string, and raise if it cannot be filled in.
 
     Raises:
-        TypeError: The template is neither a text nor a path.
+        TypeError: The template is neither a string nor a path.
         ValueError: The template contains another field than ``fields``, or is not a valid name.
 
     Example:

@@ -63,7 +63,7 @@ class Interval:
     """A length of time after which something is due again, such as ``Interval("10ba")`` or ``Interval("0.1dur")``.
 
     Args:
-        every: A time or a text; a whole number counts epochs; 0 is never.
+        every: A time or a string; a whole number counts epochs; 0 is never.
 
     Raises:
         ValueError: ``every`` is negative.
@@ -120,7 +120,7 @@ def to_interval(every: Interval | Time | str | int | None) -> Interval | None:
 
     Raises:
         ValueError: It is no length of time.
-        TypeError: It is no time, text or whole number.
+        TypeError: It is no time, string or whole number.
 
     Example:
         >>> to_interval("10ba"), to_interval(None)
@@ -139,7 +139,7 @@ def checked_interval(every: Time | str | int, event: Event, who: str) -> Time:
 
     Raises:
         ValueError: It is no length of time, is negative, or could never be due at the event.
-        TypeError: It is no time, text or whole number.
+        TypeError: It is no time, string or whole number.
 
     Example:
         >>> checked_interval("10ba", Event.BATCH_END, "it")

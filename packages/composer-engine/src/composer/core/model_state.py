@@ -451,7 +451,7 @@ class Ownership:
             ]
             if missing:
                 raise RuntimeError(
-                    f"{component} gave the model new parameters that no optimizer holds, {_names(missing)}, "
+                    f"{component} added parameters to the model that no optimizer holds, {_names(missing)}, "
                     f"so they would never learn. {_REMEDY}"
                 )
         self.begin()

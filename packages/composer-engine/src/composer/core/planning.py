@@ -230,7 +230,7 @@ def _reason(entry: Entry, previous: Entry | None, event: Event, listed: Mapping[
 
 
 def check_served(serves: ServedFields, entries: Mapping[Event, Sequence[Entry]]) -> None:
-    """Refuse the algorithms of a plan that need an event or a field which the host does not serve.
+    """Raise an error if algorithms of a plan need an event or a field which the host does not serve.
 
     An algorithm without declared events runs where its ``match`` returns True: each of its fields must be served at
     any event.

@@ -245,7 +245,7 @@ class CheckedState:
         """Load the saved state, and warn of differences; the run must not have changed since the check.
 
         Raises:
-            StateMismatchError: The own method of an optimizer refuses its state.
+            StateMismatchError: ``load_state_dict`` of an optimizer rejects its state.
         """
         if self.rebuilt is not None:
             self.rebuilt.add(logger)
@@ -284,7 +284,7 @@ def check_state(
         if part in saved:
             _check_part(trial, part, saved[part], findings)
     if trial is not state and "optimizers" in saved and not findings["problems"]:
-        # Before the run gets the algorithms. Without them, an optimizer that refuses its state changes nothing.
+        # Before the run gets the algorithms. Without them, an optimizer that rejects its state changes nothing.
         _load_optimizers(trial, saved)
     return CheckedState(state, saved, _to_report(findings, strict=strict), rebuilt, _load_state)
 
@@ -439,7 +439,7 @@ def _reported(value: Any) -> str:
 
 
 def _from_first_difference(one: str, other: str) -> tuple[str, str]:
-    """Return two texts, or, of long ones, their parts around the first difference."""
+    """Return two strings, or, of long ones, their parts around the first difference."""
     if max(len(one), len(other)) <= 2 * _SHOWN:
         return one, other
     common = next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
@@ -479,7 +479,7 @@ def _check_part(state: Run, part: str, saved: Any, findings: _Findings) -> None:
 
 
 def _load_state(state: Run, saved: Mapping[str, Any]) -> None:
-    """Load what has been checked: first what may still refuse it, optimizers and components."""
+    """Load what has been checked: first what may still reject it, optimizers and components."""
     loaded: list[str] = []
     with contextlib.ExitStack() as on_error:
         if "optimizers" in saved:
@@ -520,7 +520,9 @@ def _load_component(path: str, component: Any, saved: dict[str, Any], loaded: li
             saved = {name: _with_own_mappings(own[name], value) for name, value in saved.items() if name in own}
         component.load_state_dict(saved)
     except Exception as error:
-        error.add_note(f"{path} refused the saved state, although the check before had found nothing wrong with it.")
+        error.add_note(
+            f"{path} raised an error on the saved state, although the check before had found no problem in it."
+        )
         if loaded:
             error.add_note(f"Already loaded: {', '.join(loaded)}. Construct these objects again before you continue.")
         raise

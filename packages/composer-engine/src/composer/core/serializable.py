@@ -72,7 +72,7 @@ def read_field(field: attrs.Attribute[Any], kind: Any, data: Any, path: str) -> 
     """Return the value of an attrs field, decoded from saved data.
 
     Raises:
-        ValueError: The data is not of the field's type, or the field's own converter or validator refuses it.
+        ValueError: The data is not of the field's type, or the field's own converter or validator rejects it.
     """
     value, converter = from_data(data, kind, path), typing.cast("Any", field.converter)
     try:
@@ -109,7 +109,7 @@ def reset_fields(component: Any) -> None:
 
 
 class Serializable:
-    """An object whose progress is saved with a run, as plain data (numbers, text, lists, dictionaries) and tensors.
+    """An object whose progress is saved with a run, as plain data (numbers, strings, lists, dictionaries) and tensors.
 
     Of an attrs class, the fields defined by :func:`saved` are saved and loaded. Other classes override
     :meth:`state_dict` and :meth:`load_state_dict`; and :meth:`check_state_dict`, so that a run remains unchanged if

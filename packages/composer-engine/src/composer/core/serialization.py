@@ -68,8 +68,8 @@ class NotSerializableError(TypeError):
 def to_data(value: Any, kind: Any = Any, path: str = "") -> Any:
     """Encode a value of a declared type as plain data and tensors.
 
-    A :class:`Time` becomes its text, an enumeration's member its value, a duration its seconds, a dtype, device or file
-    path its name, a tuple or set a list, an attrs object a dictionary. A value of type ``Any`` must be plain data.
+    A :class:`Time` becomes its string, an enumeration's member its value, a duration its seconds, a dtype, device or
+    file path its name, a tuple or set a list, an attrs object a dictionary. A value of type ``Any`` must be plain data.
 
     Args:
         value: The value to encode.
@@ -91,7 +91,7 @@ def plain(value: Any, path: str = "", *, mappings: bool = False) -> Any:
     """Return a copy of plain data: new containers, the same tensors, and Python's numbers in place of NumPy's.
 
     Args:
-        value: Numbers, text, None, tensors, and lists, tuples and dictionaries of them.
+        value: Numbers, strings, None, tensors, and lists, tuples and dictionaries of them.
         path: The place of the value, for the error.
         mappings: Whether other mappings, such as the Counter in torch's MultiStepLR, are saved as dictionaries.
 
@@ -112,10 +112,10 @@ def split_tensors(state: Any) -> tuple[Any, dict[str, Tensor]]:
 
     ``join_tensors(json.loads(json.dumps(data)), tensors)`` returns an equal ``state``. Values that JSON cannot
     represent become a dictionary of one key that begins with ``$``: ``{"$tensor": name}``, ``{"$tuple": [...]}``,
-    ``{"$float": "nan"}``, and ``{"$dict": [[key, value], ...]}`` if a key is no text or begins with ``$``.
+    ``{"$float": "nan"}``, and ``{"$dict": [[key, value], ...]}`` if a key is no string or begins with ``$``.
 
     Args:
-        state: Numbers, text, None, tensors, and lists, tuples and dictionaries of them.
+        state: Numbers, strings, None, tensors, and lists, tuples and dictionaries of them.
 
     Returns:
         The data and the tensors. Tensors are detached and not copied; tensors of the same memory are returned once.
@@ -166,7 +166,7 @@ def _encode_plain(
     if mappings and isinstance(value, collections.abc.Mapping):
         kind = dict
     if kind not in {list, tuple, dict}:
-        expected = "A checkpoint holds numbers, text, lists, tuples, dictionaries, None and tensors"
+        expected = "A checkpoint holds numbers, strings, lists, tuples, dictionaries, None and tensors"
         raise NotSerializableError(path, f"{describe(value)} cannot be saved. {expected}{_remedy(value)}.")
     _check_depth(path, depth)
     encode = functools.partial(_encode_plain, depth=depth + 1, mappings=mappings, name_of=name_of)
@@ -305,7 +305,7 @@ def _remedy(value: Any) -> str:
     if isinstance(value, collections.abc.Set):
         return "; convert it to a list by sorted(...)"
     if isinstance(value, tuple(_WRITERS)):
-        return "; annotate the field with its type, or save its text"
+        return "; annotate the field with its type, or save it as a string"
     return "; save the values that it is constructed from"
 
 
@@ -528,7 +528,7 @@ _CONVERTER = _make_converter()
 _MAX_JSON_DEPTH = 2 * MAX_DEPTH
 
 _Path: TypeAlias = "tuple[_Path, object] | None"
-"""A place in the data: that of the container, and the key in it. Only an error formats it as text."""
+"""A place in the data: that of the container, and the key in it. Only an error formats it as a string."""
 
 
 def join_tensors(data: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -591,7 +591,7 @@ def _join(  # noqa: PLR0911, PLR0912  (one for each tag)
     try:
         return {key: join(item, (path, key)) for key, (_, item) in zip(keys, content, strict=True)}
     except TypeError:
-        raise ValueError(f"{_as_text(path)}: a key of '$dict' must be a number, a text or a tuple of them.") from None
+        raise ValueError(f"{_as_text(path)}: a key of '$dict' must be a number, a string or a tuple of them.") from None
 
 
 def _as_text(path: _Path) -> str:

@@ -149,7 +149,7 @@ class State:
         rank_zero_seed: The seed of the run.
         run_name: The name of the run, which is filled into the names of folders; it cannot lead out of them.
         device: The device of the model.
-        max_duration: The duration of the training: a time, a text (``"10ep"``) or a number of epochs.
+        max_duration: The duration of the training: a time, a string (``"10ep"``) or a number of epochs.
         device_train_microbatch_size: Samples in a microbatch; None does not split batches.
         auto_microbatching: Whether that size is determined automatically.
         train_dataloader: The training data: a loader or a :class:`DataSpec`.

@@ -60,10 +60,10 @@ def scan(path: str | Path) -> Iterator[tuple[Path, Finding]]:
 
 
 def scan_source(source: str, filename: str = "<source>") -> list[Finding]:
-    r"""Return the findings in the text of a program, sorted by line.
+    r"""Return the findings in the source of a program, sorted by line.
 
     Args:
-        source: The text.
+        source: The program.
         filename: Its name in errors.
 
     Raises:

@@ -253,7 +253,7 @@ def _make_call(
             "sample_input must be a batch as the model's forward takes it: a tensor, or a sequence or mapping of "
             f"tensors, got {type(batch).__name__}."
         )
-    items = _plain(dict(items if isinstance(items, Mapping) else enumerate(items)))
+    items = _to_builtin(dict(items if isinstance(items, Mapping) else enumerate(items)))
     items = tree_map_only(Tensor, Tensor.detach, items)  # a tensor at two places becomes two objects
     template = None
     if not isinstance(batch, Tensor):
@@ -307,13 +307,13 @@ def _tensors_in(value: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
-def _plain(value: Any, *, only_tensors: bool = False) -> Any:
+def _to_builtin(value: Any, *, only_tensors: bool = False) -> Any:
     """Return nested mappings and sequences as dictionaries, lists and tuples; ``only_tensors`` drops other items."""
     if isinstance(value, Mapping):
-        plain = {key: _plain(item, only_tensors=only_tensors) for key, item in value.items()}
+        plain = {key: _to_builtin(item, only_tensors=only_tensors) for key, item in value.items()}
         return {key: item for key, item in plain.items() if not only_tensors or _tensors_in(item)}
     if isinstance(value, (list, tuple)):
-        items = [_plain(item, only_tensors=only_tensors) for item in value]
+        items = [_to_builtin(item, only_tensors=only_tensors) for item in value]
         items = [item for item in items if not only_tensors or _tensors_in(item)]
         return items if isinstance(value, list) else tuple(items)
     return value
@@ -326,7 +326,7 @@ def _outputs_of(outputs: Any) -> Any:
             "forward must return a tensor, or a sequence or mapping of tensors, to be exported, "
             f"got {type(outputs).__name__}."
         )
-    return _plain(outputs, only_tensors=True)
+    return _to_builtin(outputs, only_tensors=True)
 
 
 def _exported(call: _Call, *, dynamic_batch: bool) -> torch.export.ExportedProgram:

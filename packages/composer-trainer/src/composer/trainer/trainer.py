@@ -96,7 +96,7 @@ class Trainer:
         train_subset_num_batches: Batches in an epoch, if not all of them (-1).
         spin_dataloaders: Whether a loader that cannot start in the middle of an epoch is fast-forwarded to the resume
             point; else it starts at the beginning of the epoch.
-        max_duration: How long to train: a time, a text (``"10ep"``, ``"500ba"``, ``"30sec"``) or a number of epochs.
+        max_duration: How long to train: a time, a string (``"10ep"``, ``"500ba"``, ``"30sec"``) or a number of epochs.
             With an endless loader, use batches, samples, tokens or seconds, or set ``train_subset_num_batches``.
         algorithms: One or several; the engine puts them in order.
         algorithm_passes: Functions that change this order; see :data:`composer.core.AlgorithmPass`.
@@ -130,7 +130,7 @@ class Trainer:
         save_filename: A checkpoint's name there.
         save_latest_filename: The name of a link to the newest one.
         save_overwrite: Whether to replace checkpoints of other runs.
-        save_interval: How often: a time, a text, a number of epochs, or a function ``f(state, event) -> bool``.
+        save_interval: How often: a time, a string, a number of epochs, or a function ``f(state, event) -> bool``.
         save_weights_only: Whether only the model's evaluation weights are saved.
         save_ignore_keys: The parts not to save.
         save_num_checkpoints_to_keep: The number of newest checkpoints to keep; -1 keeps all.

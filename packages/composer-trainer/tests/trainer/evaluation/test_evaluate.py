@@ -205,7 +205,7 @@ class TestWhatIsEvaluated:
         with pytest.raises(TypeError, match="Evaluator"):
             make_trainer(eval_dataloader=[make_trainer.loader(), make_trainer.loader()])
 
-    @pytest.mark.parametrize(("loader", "message"), [([], "has no batches"), (iter([]), "gave no batch")])
+    @pytest.mark.parametrize(("loader", "message"), [([], "has no batches"), (iter([]), "returned no batch")])
     def test_empty_loader(self, make_trainer, loader, message):
         """An evaluation without batches raises, with a known length before it begins."""
         with pytest.raises(ValueError, match=message):

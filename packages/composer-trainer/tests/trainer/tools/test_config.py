@@ -151,7 +151,7 @@ class TestErrors:
             ),
             ({"max_durration": "1ep"}, r"Trainer has no argument 'max_durration'"),
             ({"eval_dataloader": [1]}, r"eval_dataloader cannot be in a configuration"),
-            ({"seed": print}, r"seed must be a number, a text, a list or a dictionary"),
+            ({"seed": print}, r"seed must be a number, a string, a list or a dictionary"),
             ({"compile_config": {"options": [print]}}, r"compile_config\.options\[0\] must be a number"),
             ([1], r"config must be a dictionary or the path of a YAML file, got \[1\]"),
         ],

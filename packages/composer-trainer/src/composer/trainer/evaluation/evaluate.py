@@ -256,7 +256,7 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int) -> dict[str
         num_samples = _evaluate_batch(engine, evaluator, batch, num_real if counts else 0)
         num_real = None if num_real is None else max(0, num_real - num_samples)
     if not int(state.eval_timestamp.batch):
-        raise ValueError(f"There is nothing to evaluate on: the loader of {evaluator.label!r} gave no batch.")
+        raise ValueError(f"There is nothing to evaluate on: the loader of {evaluator.label!r} returned no batch.")
     values = compute_metrics(metrics)
     state.eval_metric_values.record(evaluator.label, values)
     engine.logger.log_metrics({f"metrics/{evaluator.label}/{name}": value for name, value in values.items()})

@@ -250,7 +250,7 @@ def _share_of_list(reduce: Any, values: list[list[Any]], rank: int, world_size: 
 
 
 def _share_of_tensor(reduce: Any, values: list[Tensor], default: Tensor, rank: int, world_size: int) -> Tensor | None:
-    """Return a tensor in one process, such that ``reduce`` gives for all what it gave before; None if there is none."""
+    """Return a tensor for one process, such that ``reduce`` over all returns the same result; None if there is none."""
     try:
         # A single number may have got another shape with the first update.
         *values, default = torch.broadcast_tensors(*values, default.to(values[0].device))  # type: ignore[no-untyped-call]

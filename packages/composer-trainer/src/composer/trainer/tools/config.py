@@ -41,7 +41,7 @@ _NOT_BUILT = {"Callback", "LoggerDestination", "ComposerScheduler"}
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _OBJECTS = ("train_dataloader", "eval_dataloader", "algorithm_passes", "profiler")
 _FLOAT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
-"""Floats that YAML 1.1 reads as text."""
+"""Floats that YAML 1.1 reads as strings."""
 
 
 def registered(argument: str) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _check_plain(value: Any, place: str) -> None:
             _check_plain(item, f"{place}[{index}]")
     elif value is not None and not isinstance(value, (bool, int, float, str)):
         raise TypeError(
-            f"{place} must be a number, a text, a list or a dictionary, got {shortened(value)}. "
+            f"{place} must be a number, a string, a list or a dictionary, got {shortened(value)}. "
             "Give objects as arguments of from_config."
         )
 

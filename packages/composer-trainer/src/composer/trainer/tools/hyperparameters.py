@@ -58,7 +58,7 @@ def hyperparameters(
     schedulers: Iterable[Any] | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the hyperparameters of a run as nested plain data: numbers, text, None, lists and dictionaries.
+    """Return the hyperparameters of a run as nested plain data: numbers, strings, None, lists and dictionaries.
 
     Secrets (``api_key``, ``token``, ``password``, … and users in URLs) are hidden.
 
@@ -127,13 +127,13 @@ def given_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) 
 
 
 def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as plain data, with secrets hidden. Other objects become a text that describes them.
+    """Return settings as plain data, with secrets hidden. Other objects become a string that describes them.
 
     Example:
         >>> plain_settings({"sizes": (1, 2), "device": torch.device("cpu"), "api_key": "abc", "act": torch.nn.GELU()})
         {'sizes': [1, 2], 'device': 'cpu', 'api_key': '(hidden)', 'act': 'object of torch.nn.modules.activation.GELU'}
     """
-    return {str(name): _plain(value, str(name), 0) for name, value in settings.items()}
+    return {str(name): _to_data(value, str(name), 0) for name, value in settings.items()}
 
 
 def versions() -> dict[str, str | None]:
@@ -209,7 +209,7 @@ def _named(components: Iterable[Any]) -> dict[str, Any]:
 
 
 def settings_of(component: Any) -> dict[str, Any]:
-    """Return the settings of a component; those with their own description as the text in checkpoints.
+    """Return the settings of a component; those with their own description as a string, as in checkpoints.
 
     Example:
         >>> from composer.algorithms import Augment
@@ -264,7 +264,7 @@ def _loader(loader: Any) -> dict[str, Any] | None:
     return {"class": type(loader).__name__} | {key: value for key, value in settings.items() if isinstance(value, int)}
 
 
-def _plain(value: Any, name: str, depth: int) -> Any:  # noqa: PLR0911  (one for each type)
+def _to_data(value: Any, name: str, depth: int) -> Any:  # noqa: PLR0911  (one for each type)
     if isinstance(value, enum.Enum):
         value = value.value
     if isinstance(value, (str, bytes)) and value and _SECRET.search(name) and not _TOKEN_OF_TEXT.search(name):
@@ -277,9 +277,9 @@ def _plain(value: Any, name: str, depth: int) -> Any:  # noqa: PLR0911  (one for
         if depth >= _DEEPEST or len(value) > _LONGEST:
             return f"{type(value).__name__} of {len(value)}"
         if isinstance(value, Mapping):
-            return {str(key): _plain(item, str(key), depth + 1) for key, item in value.items()}
+            return {str(key): _to_data(item, str(key), depth + 1) for key, item in value.items()}
         items = sorted(value, key=str) if isinstance(value, (set, frozenset)) else value
-        return [_plain(item, name, depth + 1) for item in items]
+        return [_to_data(item, name, depth + 1) for item in items]
     if isinstance(value, Tensor):  # a learning rate may be a tensor on the device, which is read once before training
         return value.item() if value.numel() == 1 else f"tensor {tuple(value.shape)}"
     if isinstance(value, Number):
@@ -288,7 +288,7 @@ def _plain(value: Any, name: str, depth: int) -> Any:  # noqa: PLR0911  (one for
     if isinstance(value, (Time, Path, torch.device, torch.dtype, torch.memory_format)):
         return str(value)
     if attrs.has(type(value)) and depth < _DEEPEST:
-        plain = {name: _plain(item, name, depth + 1) for name, item in settings_of(value).items()}
+        plain = {name: _to_data(item, name, depth + 1) for name, item in settings_of(value).items()}
         return (
             str(plain["every"]) if list(plain) == ["every"] else {"class": type(value).__name__} | plain
         )  # of an Interval

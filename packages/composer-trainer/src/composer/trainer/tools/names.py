@@ -65,7 +65,7 @@ _THEIRS = {
     "save_num_checkpoints_to_keep": "save_total_limit",
     "save_overwrite": "overwrite_output_dir",
     "load_path of the Trainer, or autoresume=True with run_name and save_folder": "ckpt_path resume_from_checkpoint",
-    "load_path with an address, such as 's3://bucket/run/latest'": "load_object_store load_logger_destination",
+    "load_path with a URL, such as 's3://bucket/run/latest'": "load_object_store load_logger_destination",
     # Machines and number formats
     "device, which is 'cpu', 'gpu' or 'mps'": "accelerator cpu no_cuda",
     "torchrun --nproc_per_node, which starts the processes": "devices num_nodes gpus n_gpus",
@@ -101,13 +101,13 @@ def suggests_names(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if not kwargs.keys() <= parameters.keys() or len(args) > most:
-            _refuse(function.__name__, args, kwargs, list(parameters)[1:], most)
+            _raise_call_error(function.__name__, args, kwargs, list(parameters)[1:], most)
         return function(*args, **kwargs)
 
     return call
 
 
-def _refuse(name: str, args: tuple[Any, ...], kwargs: Iterable[str], own: list[str], most: int) -> None:
+def _raise_call_error(name: str, args: tuple[Any, ...], kwargs: Iterable[str], own: list[str], most: int) -> None:
     trainer = type(args[0])
     called = trainer.__name__ if name == "__init__" else f"{name}()"
     if len(args) > most:

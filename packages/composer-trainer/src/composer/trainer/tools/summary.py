@@ -37,7 +37,7 @@ class Layer:
     Args:
         path: Its path; empty for the model itself.
         kind: Its class.
-        input, output: The shapes of its first call, as text; empty if it was not called.
+        input, output: The shapes of its first call, as strings; empty if it was not called.
         num_parameters: The number of its parameters, with those of its children; shared ones are counted once.
         replaced: The algorithm that put it there, and the former class; empty if it is the user's own.
     """
@@ -56,7 +56,7 @@ class ModelSummary:
 
     Args:
         layers: The modules, parents before children.
-        batch: The shapes of the batch, as text.
+        batch: The shapes of the batch, as a string.
         num_parameters, num_trainable: The number of parameters, and of those that are trained.
         memory: The bytes of ``parameters``, ``gradients``, ``optimizer state`` (0 before the first step), ``buffers``,
             ``batch``, and ``activations``: what is stored for the backward pass of the batch, or of a microbatch.
