@@ -323,7 +323,7 @@ def test_intervals_of_a_callback(make, calls):
         ({"batch_ends": "2ba"}, ValueError, r"Watch.intervals\(\) names 'batch_ends', which is no event"),
         ([("batch_end", "2ba")], TypeError, r"Watch.intervals\(\) must map events to times"),
         ({"fit_end": "2ba"}, ValueError, "Watch: every='2ba' cannot be used at 'fit_end'"),
-        ({"batch_end": None}, TypeError, "Watch: every must be a Time or a text"),
+        ({"batch_end": None}, TypeError, "Watch: every must be a Time or a string"),
     ],
 )
 def test_invalid_intervals_of_a_callback_raise(intervals, error, message):

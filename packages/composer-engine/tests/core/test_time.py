@@ -140,12 +140,12 @@ class TestConstruction:
     @pytest.mark.parametrize("value", [5, None, b"5ep"])
     def test_from_timestring_with_non_string_raises(self, value):
         """A value that is not a string raises with its type."""
-        with pytest.raises(TypeError, match="must be a text such as '10ep', got"):
+        with pytest.raises(TypeError, match="must be a string such as '10ep', got"):
             Time.from_timestring(value)
 
     def test_number_without_unit_raises(self):
         """A number without a unit raises."""
-        with pytest.raises(TypeError, match=r"a Time or a text such as '10ep', got 3\."):
+        with pytest.raises(TypeError, match=r"a Time or a string such as '10ep', got 3\."):
             Time.from_input(3)
 
     @pytest.mark.parametrize("value", [1.5, float("nan"), float("inf")])

@@ -2,8 +2,7 @@
 
 from composer.core.adapter import Adapter, SplitStep, served_fields
 from composer.core.base import Algorithm, Callback, NoEffectWarning, algorithm_classes, rebuild_algorithm
-from composer.core.batch import Batch, BatchKey, batch_get, batch_set
-from composer.core.data_spec import DataSpec, ensure_data_spec
+from composer.core.data_spec import Batch, BatchKey, DataSpec, batch_get, batch_set, ensure_data_spec
 from composer.core.declarations import (
     AlgorithmConflictError,
     Conflict,

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from composer.core.batch import describe_batch, usual_key
-from composer.core.data_spec import count_samples, count_tokens
+from composer.core.data_spec import count_samples, count_tokens, describe_batch, usual_key
 from composer.core.declarations import FIELDS, ServedFields
 from composer.core.engine import Engine
 from composer.core.evaluator import evaluation_weights
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from composer.core.base import Algorithm
-    from composer.core.batch import Batch
+    from composer.core.data_spec import Batch
     from composer.core.plan import Plan
     from composer.core.saved_state import LoadReport
     from composer.core.time import Time

@@ -92,7 +92,7 @@ class Evaluator:
         dataloader: A data loader or a :class:`DataSpec`.
         metric_names: The names of the model's metrics to compute; all if None.
         subset_num_batches: The number of batches to evaluate, -1 for all; None uses the trainer's setting.
-        eval_interval: The interval: a time, a text, a number of epochs, or a function ``f(state, event) -> bool``
+        eval_interval: The interval: a time, a string, a number of epochs, or a function ``f(state, event) -> bool``
             which is called at ``BATCH_END``, ``EPOCH_END``, ``ITERATION_END`` and ``FIT_END``; None uses the trainer's
             setting.
         device_eval_microbatch_size: Samples in a microbatch; None does not split batches.

@@ -198,7 +198,7 @@ class Declaration:
         reads, writes: The fields of the state that it reads and writes.
         owns: What no other algorithm may own.
         settings: The settings without which it cannot be recognized, such as the pipeline of ``Augment``. They are the
-            fields with their own text: ``attrs.field(metadata={"explain": f})``.
+            fields with their own string: ``attrs.field(metadata={"explain": f})``.
     """
 
     name: str

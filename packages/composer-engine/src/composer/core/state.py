@@ -11,10 +11,9 @@ from torch.optim import Optimizer
 
 from composer.core import model_state, saved_state
 from composer.core.base import Algorithm, Callback, rebuild_algorithm, run_surgery
-from composer.core.batch import Batch, BatchKey, batch_get, batch_set
 from composer.core.checks import check_run_name
 from composer.core.components import ObservableList, by_key
-from composer.core.data_spec import DataSpec, ensure_data_spec, length_of
+from composer.core.data_spec import Batch, BatchKey, DataSpec, batch_get, batch_set, ensure_data_spec, length_of
 from composer.core.evaluator import Evaluator, MetricValues, ensure_evaluator
 from composer.core.logger import Logger
 from composer.core.precision import Precision

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from composer.core.batch import note_batch
+from composer.core.data_spec import note_batch
 from composer.core.model_state import wants_closure
 from composer.core.randomness import global_rng_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from composer.core.batch import Batch
+    from composer.core.data_spec import Batch
     from composer.core.state import State
 
 __all__ = ["Step", "total_of"]

@@ -85,7 +85,7 @@ def _combining(operation: Callable[[Any, Any], int | float]) -> Callable[[Time, 
 @functools.total_ordering
 @attrs.frozen(eq=False, order=False, repr=False)
 class Time(Generic[Value]):
-    """A time in one unit, such as ten epochs: ``Time(10, "ep")``, or as text, ``"10ep"``.
+    """A time in one unit, such as ten epochs: ``Time(10, "ep")``, or as a string, ``"10ep"``.
 
     Two times of the same unit can be added, subtracted, compared and divided (the quotient is a ``"dur"``, the fraction
     of one in the other). A number operand is in the time's unit; a string operand is parsed as a time. A product is
@@ -148,7 +148,7 @@ class Time(Generic[Value]):
 
     @classmethod
     def from_timedelta(cls, timestring: str | dt.timedelta) -> Time:
-        """Return seconds from a :class:`datetime.timedelta` or text such as ``"1h20m40s"``.
+        """Return seconds from a :class:`datetime.timedelta` or a string such as ``"1h20m40s"``.
 
         Example:
             >>> Time.from_timedelta("1h20m")
@@ -168,18 +168,18 @@ class Time(Generic[Value]):
 
     @classmethod
     def from_timestring(cls, timestring: str, *, name: str = "A time") -> Time:
-        """Parse a text such as ``"10ep"``, ``"1_000ba"``, ``"1e6tok"`` or ``"0.7dur"``.
+        """Parse a string such as ``"10ep"``, ``"1_000ba"``, ``"1e6tok"`` or ``"0.7dur"``.
 
         Args:
-            timestring: The text.
+            timestring: The string.
             name: The name of the parameter, with which errors begin.
 
         Raises:
-            TypeError: ``timestring`` is not a text.
-            ValueError: The text is not a number followed by a unit.
+            TypeError: ``timestring`` is not a string.
+            ValueError: The string is not a number followed by a unit.
         """
         if not isinstance(timestring, str):
-            raise TypeError(f"{name} must be a text such as '10ep', got {timestring!r}.")
+            raise TypeError(f"{name} must be a string such as '10ep', got {timestring!r}.")
         match = _TIMESTRING.fullmatch(timestring)
         if match is None:
             raise ValueError(
@@ -196,16 +196,16 @@ class Time(Generic[Value]):
     def from_input(
         cls, i: Time | str | int, default_int_unit: TimeUnit | str | None = None, *, name: str = "A length of time"
     ) -> Time:
-        """Return a time from a time, a text, or a whole number of ``default_int_unit``.
+        """Return a time from a time, a string, or a whole number of ``default_int_unit``.
 
         Args:
             i: The time.
-            default_int_unit: The unit of a whole number; None refuses numbers.
+            default_int_unit: The unit of a whole number; None rejects numbers.
             name: The name of the parameter, with which errors begin.
 
         Raises:
             TypeError: ``i`` is none of these, or a number without a default unit.
-            ValueError: The text is not a number followed by a unit.
+            ValueError: The string is not a number followed by a unit.
         """
         if isinstance(i, Time):
             return i
@@ -214,11 +214,11 @@ class Time(Generic[Value]):
         unit = None if default_int_unit is None else _to_unit(default_int_unit)
         if unit is not None and isinstance(i, SupportsIndex) and not isinstance(i, bool):
             return cls(i, unit)
-        wanted = "a Time or a text such as '10ep'" + ("" if unit is None else f", or a whole number of {unit.plural}")
+        wanted = "a Time or a string such as '10ep'" + ("" if unit is None else f", or a whole number of {unit.plural}")
         raise TypeError(f"{name} must be {wanted}, got {i!r}.")
 
     def to_timestring(self) -> str:
-        """Return the time as text for :meth:`from_timestring`."""
+        """Return the time as a string for :meth:`from_timestring`."""
         return f"{self.value}{self.unit.value}"
 
     def _number(self, other: object) -> int | float | None:
@@ -318,7 +318,7 @@ def _fitting_value(value: object, unit: TimeUnit) -> int | float:
 
 
 def ensure_time(maybe_time: Time | str | int, int_unit: TimeUnit | str) -> Time:
-    """Return a :class:`Time` from a time, a text (``"10ep"``), or a whole number of ``int_unit``.
+    """Return a :class:`Time` from a time, a string (``"10ep"``), or a whole number of ``int_unit``.
 
     Example:
         >>> ensure_time(3, "ep"), ensure_time("5ba", "ep")
@@ -404,7 +404,7 @@ def _comparing(operation: Callable[[Any, Any], bool]) -> Callable[[Timestamp, Ti
 class Timestamp:
     """The progress of a run in every unit. A timestamp is immutable; each step creates a new one.
 
-    A time or text is compared with the counter of its unit: ``timestamp >= "10ep"``.
+    A time or string is compared with the counter of its unit: ``timestamp >= "10ep"``.
 
     Args:
         iteration, epoch, batch, sample, token: Completed since the start.

@@ -12,8 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from composer.core import Event
 from composer.core.adapter import Adapter, served_fields
-from composer.core.batch import describe_batch
-from composer.core.data_spec import length_of
+from composer.core.data_spec import describe_batch, length_of
 from composer.core.model_state import wants_closure
 from composer.functional.signatures import unquote_annotations
 from composer.functional.transformers_loss import predicts_next_token, task_loss

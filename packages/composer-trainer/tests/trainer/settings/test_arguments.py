@@ -93,7 +93,7 @@ class TestNames:
             ({"max_duration": "ten epochs"}, "max_duration must be a number followed by a unit"),
             ({"max_duration": "1.5ep"}, "max_duration: value must be a whole number of epochs"),
             ({"max_duration": "10lightyears"}, "max_duration: unit must be one of"),
-            ({"max_duration": 1.5}, "max_duration must be a Time or a text"),
+            ({"max_duration": 1.5}, "max_duration must be a Time or a string"),
             ({"eval_interval": "often"}, "eval_interval must be a number followed by a unit"),
             ({"eval_interval": "-1ep"}, r"eval_interval must be 0 \(never\) or more"),
             ({"save_interval": "often"}, "save_interval must be a number followed by a unit"),

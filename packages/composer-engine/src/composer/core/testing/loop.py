@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from composer.core.base import Algorithm
-    from composer.core.batch import Batch
+    from composer.core.data_spec import Batch
     from composer.core.state import State
 
 __all__ = ["Training", "seeded", "through_json"]

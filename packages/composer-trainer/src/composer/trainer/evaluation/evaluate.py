@@ -28,8 +28,7 @@ from composer.core import (
     evaluation_weights,
     get_precision_context,
 )
-from composer.core.batch import note_batch
-from composer.core.data_spec import move_batch
+from composer.core.data_spec import move_batch, note_batch
 from composer.core.evaluator import evaluation_mode
 from composer.core.randomness import preserve_rng_state
 from composer.distributed import (

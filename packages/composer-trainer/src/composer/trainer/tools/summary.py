@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from composer.core import Event, get_precision_context
-from composer.core.batch import describe_batch, note_batch
-from composer.core.data_spec import move_batch
+from composer.core.data_spec import describe_batch, move_batch, note_batch
 from composer.distributed.sharding import is_sharded
 from composer.functional.nested import leaves
 from composer.trainer.evaluation.evaluate import first_batch
