@@ -4,8 +4,7 @@ import random
 import subprocess
 import sys
 import warnings
-from collections import OrderedDict, namedtuple
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 import pytest
@@ -17,9 +16,6 @@ from composer.core.testing import (
     CHECKS,
     Case,
     Effects,
-    RecordingState,
-    Training,
-    Watch,
     check_algorithm,
     check_declarations,
     check_effects,
@@ -33,63 +29,9 @@ from composer.core.testing import (
     check_reuse,
     check_settings,
     effects_of,
-    observe,
-    seeded,
 )
-
-
-class Net(nn.Module):
-    """A layer, a norm and dropout, for pairs of features and class ids."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Linear(6, 3))
-
-    def forward(self, batch):
-        return self.layers(batch[0])
-
-    def loss(self, outputs, batch):
-        return nn.functional.cross_entropy(outputs, batch[1])
-
-
-def make_state():
-    model, batches = Net(), [(torch.rand(6, 4), torch.randint(3, (6,))) for _ in range(3)]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return State(model, optimizers=optimizer, max_duration="2ep", train_dataloader=batches)
-
-
-@attrs.define(eq=False)
-class AddNoise(Algorithm):
-    """Add decreasing noise: an algorithm that fulfils the contract."""
-
-    size: float = attrs.field(default=0.1, validator=attrs.validators.ge(0))
-    _fades: float = attrs.field(default=1.0, init=False, repr=False)
-
-    runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.AUGMENT, Event.BATCH_END: Stage.WEIGHTS}
-    reads: ClassVar = {"batch.input", "timestamp"}
-    writes: ClassVar = {"batch.input"}
-
-    def apply(self, event, state, logger):
-        if event is Event.BATCH_END:
-            self._fades *= 0.9
-            return
-        if state.timestamp.batch == 0:
-            self._fades = 1.0
-        input = state.batch_get_item(0)
-        noise = torch.randn(input.shape, generator=state.generator(self))
-        state.batch_set_item(0, input + self.size * self._fades * noise)
-
-    def state_dict(self):
-        return {"fades": self._fades}
-
-    def load_state_dict(self, state):
-        self._fades = state["fades"]
-
-
-def changed(base=AddNoise, **attributes):
-    """Return a case of the same algorithm with other attributes."""
-    return Case(type("AddNoise", (base,), attributes), make_state)
-
+from fixtures.models import WithLoss
+from fixtures.noise import AddNoise, Keyed, changed, make_state
 
 GOOD = Case(AddNoise, make_state, refused=(("size", -1),))
 
@@ -207,11 +149,11 @@ def add_hook(state):
 
 
 def freeze(state):
-    state.model.layers[0].requires_grad_(False)
+    state.model.network[0].requires_grad_(False)
 
 
 def put_layer(state):
-    state.model.layers[3] = nn.Linear(6, 3)
+    state.model.network[3] = nn.Linear(6, 3)
 
 
 READS = {
@@ -293,153 +235,6 @@ class TestEffects:
         assert effects_of(GOOD) == Effects({"batch.input", "timestamp"}, {"batch.input"})
 
 
-@pytest.fixture
-def batch_state():
-    """Return a function that creates a state with a batch."""
-
-    def make(batch):
-        state = State(model=None)
-        state.batch = batch
-        return state
-
-    return make
-
-
-@attrs.define(eq=False)
-class Keyed(AddNoise):
-    input_key: Any = 0
-    target_key: Any = 1
-
-
-Pair = namedtuple("Pair", ["image", "label"])
-
-
-class TestRecordingState:
-    def test_unpacking_is_not_a_read(self, batch_state):
-        """Passing the target on unchanged is not a read, and preserves the object."""
-        target = torch.ones(2)
-        state = batch_state((torch.ones(2), target))
-
-        def act(view):
-            input, kept = view.batch
-            view.batch = (input + 1, kept)
-
-        assert observe(state, None, act) == Effects({"batch.input"}, {"batch.input"})
-        assert state.batch[1] is target
-        assert type(state.batch[0]) is torch.Tensor
-
-    @pytest.mark.parametrize(
-        "look",
-        [
-            lambda target: target.shape,
-            lambda target: torch.cat([target, target]),
-            lambda target: target.tolist(),
-            lambda target: target + 1,
-            lambda target: nn.functional.relu(input=target),
-        ],
-    )
-    def test_any_use_is_a_read(self, batch_state, look):
-        """Shapes, functions, methods, operators and keyword arguments are reads; results are ordinary tensors."""
-        view = RecordingState(batch_state((torch.ones(2), torch.ones(2))))
-
-        result = look(view.batch[1])
-
-        assert view.effects == Effects({"batch.target"})
-        assert not isinstance(result, torch.Tensor) or type(result) is torch.Tensor
-
-    def test_gradients_flow_through(self, batch_state):
-        """Gradients flow through a batch of the view."""
-        input = torch.ones(2, requires_grad=True)
-
-        RecordingState(batch_state([input])).batch[0].sum().backward()
-
-        assert torch.equal(input.grad, torch.ones(2))
-
-    def test_writing_in_place(self, batch_state):
-        """Writes in place are detected even with equal values, and change the batch."""
-        state = batch_state((torch.ones(2), torch.zeros(2)))
-
-        effects = observe(state, None, lambda view: view.batch[0].mul_(1))
-
-        assert effects.writes == {"batch.input"}
-
-    def test_equal_values(self, batch_state):
-        """Replacing an item by an equal one is not a write."""
-        effects = observe(batch_state((torch.ones(2),)), None, lambda view: view.batch_set_item(0, torch.ones(2)))
-
-        assert effects == Effects()
-
-    def test_unchanged_nan(self, batch_state):
-        """NaN that is still NaN has not changed."""
-        assert observe(batch_state((torch.tensor([float("nan")]),)), None, lambda view: None) == Effects()
-
-    @pytest.mark.parametrize(
-        ("batch", "keys", "words"),
-        [
-            (("x", "y", "w"), (), ["batch.input", "batch.target", "batch.2"]),
-            (["x", "y"], (1, 0), ["batch.target", "batch.input"]),
-            (("x", "y"), (-1, -2), ["batch.target", "batch.input"]),
-            (Pair("x", "y"), ("label", "image"), ["batch.target", "batch.input"]),
-            (Pair("x", "y"), (), ["batch.input", "batch.target"]),
-            ({"a": "x", "b": "y", "c": "w"}, ("b", "a"), ["batch.target", "batch.input", "batch.c"]),
-            ({"input_ids": "x", "labels": "y", "mask": "w"}, (), ["batch.input", "batch.target", "batch.input"]),
-            (OrderedDict(image="x"), (), ["batch.input"]),
-        ],
-    )
-    def test_names_of_items(self, batch_state, batch, keys, words):
-        """The input and the target are found by the algorithm's keys or by convention."""
-        values = {letter: torch.full((1,), float(place)) for place, letter in enumerate("xyw")}
-        items = batch.items() if isinstance(batch, dict) else enumerate(batch)
-        filled = {key: values[value] for key, value in items}
-        if not isinstance(batch, dict):
-            filled = type(batch)(*filled.values()) if isinstance(batch, Pair) else type(batch)(filled.values())
-        algorithm = Keyed(input_key=keys[0], target_key=keys[1]) if keys else None
-
-        for key, word in zip(range(len(words)) if not isinstance(batch, dict) else batch, words, strict=True):
-            view = RecordingState(batch_state(filled), algorithm)
-            view.batch[key].sum()
-            assert view.effects.reads == {word}
-
-    def test_item_by_key(self, batch_state):
-        """Getting an item is a read."""
-        view = RecordingState(
-            batch_state({"x": torch.ones(1), "y": torch.ones(1)}), Keyed(input_key="x", target_key="y")
-        )
-
-        view.batch_get_item("y")
-
-        assert view.effects.reads == {"batch.target"}
-
-    def test_functions_as_keys(self, batch_state):
-        """With functions as keys, getting the batch is a read of all items."""
-        keys = [(lambda batch, name=name: getattr(batch, name), print) for name in ("image", "label")]
-        state = batch_state(Pair(torch.ones(1), torch.zeros(1)))
-        algorithm = Keyed(input_key=keys[0], target_key=keys[1])
-        view = RecordingState(state, algorithm)
-
-        assert view.batch is state.batch
-        assert view.effects.reads == {"batch.input", "batch.target"}
-        effects = observe(state, algorithm, lambda view: setattr(view, "batch", Pair(torch.ones(1), torch.ones(1))))
-        assert effects.writes == {"batch.target"}
-
-    def test_single_tensor(self, batch_state):
-        """A single tensor is the input."""
-        assert observe(batch_state(torch.ones(1)), None, lambda view: view.batch.add_(1)) == Effects(
-            {"batch.input"}, {"batch.input"}
-        )
-
-    def test_undeclared_constants(self):
-        """Constants of a run may be read without a declaration; a draw is not a read."""
-        state = State(model=None, algorithms=[algorithm := AddNoise()])
-        view = RecordingState(state)
-
-        view.generator(algorithm).manual_seed(1)
-        view.component_key(algorithm)
-
-        assert view.effects.reads == {"component_key"}
-        assert [owner for owner, _ in view.generators] == [algorithm]
-
-
 class TestOrder:
     @pytest.mark.parametrize("event", [Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.AFTER_DATALOADER, Event.INIT])
     def test_stages(self, event):
@@ -483,7 +278,7 @@ class TestNoEffect:
         """An error is accepted instead of a warning."""
 
         def refuse(self, event, state, logger):
-            if not isinstance(state.model, Net):
+            if not isinstance(state.model, WithLoss):
                 raise error("No net")
 
         case = changed(runs_at={Event.INIT: Stage.MIX}, apply=refuse)
@@ -731,7 +526,7 @@ class TestResume:
             (Event.AFTER_LOSS, lambda state, count: setattr(state, "loss", state.loss + count), "losses"),
             (
                 Event.BATCH_END,
-                lambda state, count: state.model.layers[3].weight.data.add_(count),
+                lambda state, count: state.model.network[3].weight.data.add_(count),
                 "model and optimizers and losses",
             ),
             (Event.FIT_START, lambda state, count: None, "algorithms"),
@@ -766,135 +561,3 @@ class TestResume:
 
         with pytest.raises(AssertionError, match="resumed after"):
             check_resume(changed(state_dict=save))
-
-
-class TestTraining:
-    def test_events_in_the_order_of_the_diagram(self):
-        """A training runs every event, in the order of Event's docstring."""
-
-        class Everything(Algorithm):
-            ran: ClassVar = []
-
-            def match(self, event, state):
-                return True
-
-            def apply(self, event, state, logger):
-                self.ran.append(event)
-
-        training = Training(make_state(), [Everything()])
-        training.run(3)
-        training.finish()
-
-        first = [*dict.fromkeys(Everything.ran)]
-        evaluated = [event for event in first if not event.startswith(("eval", "predict"))]
-        assert evaluated == [event for event in Event if not event.startswith(("eval", "predict"))]
-        assert Everything.ran.count(Event.BATCH_END) == 3
-        assert Everything.ran.count(Event.EPOCH_END) == 1
-
-    def test_trains(self):
-        """It takes the same steps as a plain loop."""
-        state, expected = (Case(AddNoise, make_state).new_state() for _ in range(2))
-        for module in (state.model, expected.model):
-            module.layers[2].p = 0.0
-        optimizer = expected.optimizers[0]
-        for batch in expected.train_dataloader:
-            optimizer.zero_grad()
-            expected.model.loss(expected.model(batch), batch).backward()
-            optimizer.step()
-
-        Training(state, []).run(3)
-
-        pairs = zip(state.model.parameters(), expected.model.parameters(), strict=True)
-        assert all(torch.equal(one, other) for one, other in pairs)
-
-    @pytest.mark.parametrize("parts", [1, 4])
-    def test_stopping_does_not_change_results(self, parts):
-        """Results do not depend on where the training is stopped."""
-        training = Case(AddNoise, make_state).train(AddNoise())
-        complete = Case(AddNoise, make_state).train(AddNoise())
-        complete.run(4)
-
-        for until in [4] if parts == 1 else range(1, 5):
-            training.run(until)
-
-        assert {**training.losses} == {**complete.losses}
-        assert training.state.timestamp == complete.state.timestamp
-
-    def test_several_optimizers(self):
-        """Several optimizers step without a closure."""
-        state = make_state()
-        parameters = [*state.model.parameters()]
-        state.optimizers = [torch.optim.SGD(part, lr=0.1) for part in (parameters[:2], parameters[2:])]
-        before = [parameter.detach().clone() for parameter in parameters]
-
-        Training(state, []).run(1)
-
-        assert not any(torch.equal(one, other) for one, other in zip(before, parameters, strict=True))
-
-    def test_optimizer_with_closure(self):
-        """Each call of the closure has the same draws and batch."""
-        recorded = []
-
-        class Twice(torch.optim.SGD):
-            def step(self, closure):
-                with torch.enable_grad():
-                    closure()
-                return super().step(closure)
-
-        def look(self, event, state, logger):
-            if event is Event.BEFORE_FORWARD:
-                state.batch_set_item(0, torch.rand(6, 4, generator=state.generator(self)))
-                recorded.append(state.batch[0])
-
-        state = make_state()
-        state.optimizers = Twice(state.model.parameters(), lr=0.1)
-        algorithm = changed(runs_at={Event.BEFORE_FORWARD: Stage.MIX}, apply=look).make()
-
-        Training(state, [algorithm]).run(2)
-
-        assert [torch.equal(recorded[0], one) for one in recorded] == [True, True, False, False]
-
-    def test_several_losses(self):
-        """A dictionary of losses is summed."""
-
-        class Double(Net):
-            def loss(self, outputs, batch):
-                loss = super().loss(outputs, batch)
-                return {"one": loss, "two": loss}
-
-        state, single = (Case(AddNoise, make_state).new_state() for _ in range(2))
-        state.model.__class__ = Double
-
-        trainings = [Training(one, []) for one in (state, single)]
-        for training in trainings:
-            training.run(1)
-
-        assert trainings[0].losses[0] == 2 * trainings[1].losses[0]
-
-
-class TestSeeded:
-    def test_seeded_by_arguments(self):
-        """The arguments determine the draws of torch and Python."""
-
-        def draw(*words):
-            with seeded(*words):
-                return torch.rand(1).item(), random.random()
-
-        assert draw("a", 1) == draw("a", 1)
-        assert len({draw("a", 1), draw("a", 2), draw("b", 1)}) == 3
-
-
-class TestWatch:
-    def test_other_algorithms_are_not_wrapped(self):
-        """Only the watched algorithm receives a view of the state."""
-        states = []
-
-        def look(self, event, state, logger):
-            states.append(type(state))
-
-        other, watched = (changed(apply=look).make() for _ in range(2))
-        state = make_state()
-
-        Watch(watched).make_engine(state, algorithms=[watched, other]).run_event(Event.BATCH_END)
-
-        assert states == [RecordingState, State]

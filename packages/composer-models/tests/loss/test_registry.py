@@ -1,20 +1,10 @@
-"""The public losses and the registry of their names."""
+"""The registry of losses by name."""
 
 import pytest
 import torch
 
 import composer.loss
-import composer.loss.utils
-from composer import functional as cf
 from composer.loss import DiceLoss, loss_registry
-
-
-@pytest.mark.parametrize(
-    ("module", "names"), [(composer.loss, ["soft_cross_entropy"]), (composer.loss.utils, composer.loss.utils.__all__)]
-)
-def test_functions_are_reexported(module, names):
-    """The functions of composer.functional are the same objects."""
-    assert all(getattr(module, name) is getattr(cf, name) for name in names)
 
 
 @pytest.mark.parametrize("name", ["soft_cross_entropy", "binary_cross_entropy_with_logits"])
