@@ -13,13 +13,13 @@ from composer.core import State
 from composer.core.checks import (
     describe,
     fill_in,
+    is_flag,
     nearest,
     number_between,
     one_of,
     to_options,
     to_path,
     to_texts,
-    true_or_false,
     whole_number_from,
 )
 
@@ -30,7 +30,7 @@ class Settings:
     factor: float = attrs.field(default=1.0, validator=number_between(0, above=True, meaning="It is a factor."))
     count: int = attrs.field(default=1, validator=whole_number_from(1, meaning="It counts batches."))
     mode: str = attrs.field(default="min", validator=one_of("min", "max"))
-    overwrite: bool = attrs.field(default=False, validator=true_or_false)
+    overwrite: bool = attrs.field(default=False, validator=is_flag)
 
 
 class TestValidators:
@@ -50,11 +50,11 @@ class TestValidators:
         [
             ({"share": "0.5"}, TypeError, "share must be a number, got '0.5'. It is a share."),
             ({"share": True}, TypeError, "share must be a number, got True. It is a share."),
-            ({"share": 1}, ValueError, "share must be in [0, 1), got 1. It is a share."),
+            ({"share": 1}, ValueError, "share must lie in [0, 1), got 1. It is a share."),
             ({"factor": 0}, ValueError, "factor must be more than 0, got 0. It is a factor."),
             ({"factor": float("nan")}, ValueError, "factor must be more than 0, got nan. It is a factor."),
-            ({"count": "10"}, TypeError, "count must be a whole number, got '10'. It counts batches."),
-            ({"count": 1.0}, TypeError, "count must be a whole number, got 1.0. It counts batches."),
+            ({"count": "10"}, TypeError, "count must be an int, got '10'. It counts batches."),
+            ({"count": 1.0}, TypeError, "count must be an int, got 1.0. It counts batches."),
             ({"count": 0}, ValueError, "count must be at least 1, got 0. It counts batches."),
             ({"mode": "least"}, ValueError, "mode must be one of 'min', 'max', got 'least'."),
             ({"overwrite": "yes"}, TypeError, "overwrite must be True or False, got 'yes'."),

@@ -156,8 +156,8 @@ class TestMetricValues:
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"label": ""}, ValueError, "label must be a text"),
-        ({"label": 5}, TypeError, "label must be a text of one letter or more, got 5"),
+        ({"label": ""}, ValueError, "label must not be empty"),
+        ({"label": 5}, TypeError, "label must be a string, got 5"),
         ({"metric_names": 5}, TypeError, "metric_names must be a text or a list of texts, got 5"),
         ({"metric_names": [5]}, TypeError, r"metric_names must be a text or a list of texts, got \[5\]"),
         ({"subset_num_batches": "2"}, TypeError, "subset_num_batches must be a number of batches.*got '2'"),

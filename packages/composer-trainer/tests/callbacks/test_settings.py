@@ -92,7 +92,7 @@ def test_flags_reject_strings(callback, field):
         (lambda: CheckpointSaver(filename=5), r"filename \(save_filename\) must be a text or a path, got 5"),
         (lambda: CheckpointSaver(overwrite="no"), "overwrite must be True or False, got 'no'"),
         (lambda: KeepBest(5), "metric must be the name of a metric"),
-        (lambda: KeepBest("loss", count="3"), "count must be a whole number, got '3'"),
+        (lambda: KeepBest("loss", count="3"), "count must be an int, got '3'"),
     ],
 )
 def test_wrong_types_raise(make, message):

@@ -391,7 +391,7 @@ class TestArguments:
             ({"run_name": ""}, ValueError, "run_name must not be empty"),
             ({"run_name": 5}, TypeError, "run_name must be a text, got 5"),
             ({"train_dataloader_label": ""}, ValueError, "train_dataloader_label must not be empty"),
-            ({"train_dataloader_label": 5}, TypeError, "train_dataloader_label must be a text, got 5"),
+            ({"train_dataloader_label": 5}, TypeError, "train_dataloader_label must be a string, got 5"),
         ],
     )
     def test_strings_and_paths(self, make_trainer, options, kind, message):

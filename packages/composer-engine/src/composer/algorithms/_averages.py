@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from composer.core import Algorithm, Event, ExclusiveResource, NoEffectWarning, Stage, TimeUnit
+from composer.core import Algorithm, Event, ExclusiveResource, NoEffectWarning, Stage, Time, TimeUnit
 from composer.core.evaluator import reshard
 from composer.core.serialization import from_data
 from composer.functional.dtensors import local_parts, shard_like
@@ -20,15 +20,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from contextlib import AbstractContextManager
 
-    from composer.core import State, Time
+    from composer.core import State
 
-__all__ = ["SWAPS", "AveragedWeights", "WeightAveraging"]
+__all__ = ["SWAPS", "AveragedWeights", "WeightAveraging", "to_time"]
 
 _SWAP_IN = frozenset({Event.EVAL_START, Event.PREDICT_START})
 _SWAP_OUT = {Event.EVAL_END: Event.EVAL_START, Event.PREDICT_END: Event.PREDICT_START}
 
 SWAPS = frozenset({*_SWAP_IN, *_SWAP_OUT})
 """The events at which averaged and training weights are exchanged."""
+
+
+def to_time(value: Time | str | int, name: str) -> Time:
+    """Return a time; an int is a number of batches. Errors contain the name of the setting."""
+    return Time.from_input(value, TimeUnit.BATCH, name=name)
 
 
 class WeightAveraging(Algorithm):

@@ -11,7 +11,7 @@ from torch import nn  # noqa: TC002
 from composer import functional as cf
 from composer.algorithms._surgery import report_surgery
 from composer.core import Algorithm, Event, ExclusiveResource, FieldsByEvent, Logger, Stage, State
-from composer.core.checks import number_between, true_or_false, whole_number_from
+from composer.core.checks import is_flag, number_between, whole_number_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,7 +61,7 @@ class Alibi(Algorithm):
     attr_to_replace: str | None = attrs.field(default=None, repr=False, kw_only=True)
     alibi_attention: Callable[..., Any] | None = attrs.field(default=None, repr=False, kw_only=True)
     mask_replacement_function: Callable[[Any, int], Any] | None = attrs.field(default=None, repr=False, kw_only=True)
-    causal: bool = attrs.field(default=False, validator=true_or_false, repr=False, kw_only=True)
+    causal: bool = attrs.field(default=False, validator=is_flag, repr=False, kw_only=True)
 
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE, Event.AFTER_DATALOADER: Stage.RESHAPE}
     reads: ClassVar = FieldsByEvent({Event.INIT: {"model", "optimizers"}, Event.AFTER_DATALOADER: {"batch"}})

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import warn_if_idle
 from composer.algorithms._dataset import ImageAugmentation
+from composer.algorithms._idle import warn_if_idle
 from composer.core import BatchKey, Event, FieldsByEvent, Stage, State
-from composer.core.checks import number_between, one_of, true_or_false, whole_number_from
+from composer.core.checks import is_flag, number_between, one_of, whole_number_from
 from composer.core.serializable import transient
 
 __all__ = ["AugMix"]
@@ -53,7 +53,7 @@ class AugMix(ImageAugmentation):
         validator=number_between(0, above=True, meaning="It is the parameter of the weights' distributions."),
     )
     augmentation_set: str = attrs.field(default="all", validator=one_of("all", "safe", "original"))
-    batch: bool = attrs.field(default=False, validator=true_or_false)
+    batch: bool = attrs.field(default=False, validator=is_flag)
     input_key: BatchKey = 0
     _transform: Any = transient(default=None)
 

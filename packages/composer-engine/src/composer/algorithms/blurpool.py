@@ -9,7 +9,7 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._surgery import ModelSurgery
 from composer.core import Event, ExclusiveResource, Stage, State
-from composer.core.checks import true_or_false, whole_number_from
+from composer.core.checks import is_flag, whole_number_from
 
 __all__ = ["BlurPool"]
 
@@ -35,9 +35,9 @@ class BlurPool(ModelSurgery):
         BlurPool(replace_convs=True, replace_maxpools=True, blur_first=True, min_channels=32)
     """
 
-    replace_convs: bool = attrs.field(default=True, validator=true_or_false)
-    replace_maxpools: bool = attrs.field(default=True, validator=true_or_false)
-    blur_first: bool = attrs.field(default=True, validator=true_or_false)
+    replace_convs: bool = attrs.field(default=True, validator=is_flag)
+    replace_maxpools: bool = attrs.field(default=True, validator=is_flag)
+    blur_first: bool = attrs.field(default=True, validator=is_flag)
     min_channels: int = attrs.field(
         default=16, validator=whole_number_from(0, meaning="Convolutions with fewer input channels are not blurred.")
     )

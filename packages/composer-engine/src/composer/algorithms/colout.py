@@ -8,10 +8,10 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._annotations import annotated_images, check_keys, set_annotated_images
-from composer.algorithms._checks import warn_if_idle
 from composer.algorithms._dataset import ImageAugmentation
+from composer.algorithms._idle import warn_if_idle
 from composer.core import BatchKey, Event, FieldsByEvent, Stage, State
-from composer.core.checks import number_between, one_of, true_or_false
+from composer.core.checks import is_flag, number_between, one_of
 from composer.core.serializable import transient
 
 __all__ = ["ColOut"]
@@ -56,7 +56,7 @@ class ColOut(ImageAugmentation):
 
     p_row: float = attrs.field(default=0.15, validator=number_between(0, 1, below=True, meaning=_PART))
     p_col: float = attrs.field(default=0.15, validator=number_between(0, 1, below=True, meaning=_PART))
-    batch: bool = attrs.field(default=True, validator=true_or_false)
+    batch: bool = attrs.field(default=True, validator=is_flag)
     resize_target: bool | str = attrs.field(default="auto", validator=_bool_or_auto)
     input_key: BatchKey = 0
     target_key: BatchKey = 1

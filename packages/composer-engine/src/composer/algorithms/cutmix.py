@@ -11,7 +11,7 @@ from torch import Tensor  # noqa: TC002
 from composer import functional as cf
 from composer.algorithms._mixing import SampleMixing
 from composer.core import BatchKey  # noqa: TC001
-from composer.core.checks import number_between, one_of, true_or_false
+from composer.core.checks import is_flag, number_between, one_of
 from composer.core.serializable import transient
 
 __all__ = ["CutMix"]
@@ -52,8 +52,8 @@ class CutMix(SampleMixing):
         default=1.0,
         validator=number_between(0, above=True, meaning="It is both parameters of the Beta distribution."),
     )
-    interpolate_loss: bool = attrs.field(default=False, validator=true_or_false)
-    uniform_sampling: bool = attrs.field(default=False, validator=true_or_false)
+    interpolate_loss: bool = attrs.field(default=False, validator=is_flag)
+    uniform_sampling: bool = attrs.field(default=False, validator=is_flag)
     input_key: BatchKey = 0
     target_key: BatchKey = 1
     mask_key: BatchKey | None = None

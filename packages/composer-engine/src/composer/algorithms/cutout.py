@@ -10,7 +10,7 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._annotations import annotated_images, set_annotated_images
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
-from composer.core.checks import number_between, true_or_false, whole_number_from
+from composer.core.checks import is_flag, number_between, whole_number_from
 
 __all__ = ["CutOut"]
 
@@ -43,7 +43,7 @@ class CutOut(Algorithm):
     length: float = attrs.field(
         default=0.5, validator=number_between(0, 1, above=True, meaning="It is a fraction of the image's side.")
     )
-    uniform_sampling: bool = attrs.field(default=False, validator=true_or_false)
+    uniform_sampling: bool = attrs.field(default=False, validator=is_flag)
     input_key: BatchKey = 0
     mask_key: BatchKey | None = None
     mask_value: float | None = attrs.field(

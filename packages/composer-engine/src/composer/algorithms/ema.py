@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveraging
-from composer.algorithms._checks import to_time, warn_if_idle
+from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveraging, to_time
+from composer.algorithms._idle import warn_if_idle
 from composer.core import Event, Logger, State, Time, Timestamp, TimeUnit
 from composer.core.checks import number_between
 from composer.core.serializable import transient

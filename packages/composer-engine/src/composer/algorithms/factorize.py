@@ -7,10 +7,10 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import check_latent_size
 from composer.algorithms._surgery import ModelSurgery
 from composer.core import Event, ExclusiveResource, Stage, State
-from composer.core.checks import number_between, true_or_false, whole_number_from
+from composer.core.checks import by_name, is_flag, number_between, whole_number_from
+from composer.functional.layers.factorized import resolve_latent_size
 
 __all__ = ["Factorize"]
 
@@ -38,8 +38,8 @@ class Factorize(ModelSurgery):
         64
     """
 
-    factorize_convs: bool = attrs.field(default=True, validator=true_or_false)
-    factorize_linears: bool = attrs.field(default=True, validator=true_or_false)
+    factorize_convs: bool = attrs.field(default=True, validator=is_flag)
+    factorize_linears: bool = attrs.field(default=True, validator=is_flag)
     min_channels: int = attrs.field(
         default=256, validator=whole_number_from(0, meaning="Convolutions with fewer channels are not replaced.")
     )
@@ -47,7 +47,7 @@ class Factorize(ModelSurgery):
         default=0.25,
         validator=[
             number_between(0, above=True, meaning="It is the channels between two convolutions."),
-            check_latent_size,
+            by_name(resolve_latent_size),
         ],
     )
     min_features: int = attrs.field(
@@ -57,7 +57,7 @@ class Factorize(ModelSurgery):
         default=128,
         validator=[
             number_between(0, above=True, meaning="It is the features between two linear layers."),
-            check_latent_size,
+            by_name(resolve_latent_size),
         ],
     )
 

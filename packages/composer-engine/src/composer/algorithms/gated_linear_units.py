@@ -11,7 +11,7 @@ from torch import Tensor, nn  # noqa: TC002
 from composer import functional as cf
 from composer.algorithms._surgery import ModelSurgery
 from composer.core import Event, ExclusiveResource, Stage, State
-from composer.core.checks import true_or_false
+from composer.core.checks import is_flag
 
 __all__ = ["GatedLinearUnits"]
 
@@ -39,8 +39,8 @@ class GatedLinearUnits(ModelSurgery):
     """
 
     act_fn: Callable[[Tensor], Tensor] | None = None
-    gated_layer_bias: bool = attrs.field(default=False, validator=true_or_false)
-    non_gated_layer_bias: bool = attrs.field(default=False, validator=true_or_false)
+    gated_layer_bias: bool = attrs.field(default=False, validator=is_flag)
+    non_gated_layer_bias: bool = attrs.field(default=False, validator=is_flag)
 
     feed_forward_module: type[nn.Module] | None = attrs.field(default=None, repr=False, kw_only=True)
     first_layer_attribute: str | None = attrs.field(default=None, repr=False, kw_only=True)

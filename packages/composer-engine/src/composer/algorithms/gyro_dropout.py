@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import warn_if_idle
+from composer.algorithms._idle import warn_if_idle
 from composer.algorithms._surgery import report_surgery
 from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State, TimeUnit
 from composer.core.checks import number_between, whole_number_from

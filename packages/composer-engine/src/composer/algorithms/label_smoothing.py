@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import warn_if_idle
+from composer.algorithms._idle import warn_if_idle
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
 from composer.core.checks import number_between
 from composer.core.serializable import transient

@@ -8,7 +8,8 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import elapsed_duration, warn_if_idle
+from composer.algorithms._idle import warn_if_idle
+from composer.algorithms._progress import elapsed_duration
 from composer.core import Algorithm, Event, ExclusiveResource, Logger, NoEffectWarning, Stage, State, TimeUnit, saved
 from composer.core.checks import number_between
 from composer.core.serializable import transient

@@ -9,10 +9,10 @@ import torch  # noqa: TC002  (attrs looks up annotations at run time)
 from torch import Tensor  # noqa: TC002
 
 from composer import functional as cf
-from composer.algorithms._checks import warn_if_idle
+from composer.algorithms._idle import warn_if_idle
 from composer.algorithms._mixing import SampleMixing
 from composer.core import BatchKey  # noqa: TC001
-from composer.core.checks import number_between, one_of, true_or_false
+from composer.core.checks import is_flag, number_between, one_of
 from composer.core.serializable import transient
 
 __all__ = ["MixUp"]
@@ -50,7 +50,7 @@ class MixUp(SampleMixing):
     alpha: float = attrs.field(
         default=0.2, validator=number_between(0, meaning="It is both parameters of the Beta distribution.")
     )
-    interpolate_loss: bool = attrs.field(default=False, validator=true_or_false)
+    interpolate_loss: bool = attrs.field(default=False, validator=is_flag)
     input_key: BatchKey = 0
     target_key: BatchKey = 1
     mask_key: BatchKey | None = None

@@ -7,9 +7,10 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import elapsed_duration, warn_if_idle
+from composer.algorithms._idle import warn_if_idle
+from composer.algorithms._progress import elapsed_duration
 from composer.core import Algorithm, BatchKey, Event, ExclusiveResource, Logger, Stage, State
-from composer.core.checks import number_between, one_of, true_or_false, whole_number_from
+from composer.core.checks import is_flag, number_between, one_of, whole_number_from
 
 __all__ = ["ProgressiveResizing"]
 
@@ -51,7 +52,7 @@ class ProgressiveResizing(Algorithm):
         default=0.5, validator=number_between(0, 1, meaning="It is a fraction of the training.")
     )
     size_increment: int = attrs.field(default=4, validator=whole_number_from(1, meaning="It is a number of pixels."))
-    resize_targets: bool = attrs.field(default=False, validator=true_or_false)
+    resize_targets: bool = attrs.field(default=False, validator=is_flag)
     input_key: BatchKey = 0
     target_key: BatchKey = 1
 

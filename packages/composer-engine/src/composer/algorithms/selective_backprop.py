@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from composer import functional as cf
-from composer.algorithms._checks import elapsed_duration, warn_if_idle
+from composer.algorithms._idle import warn_if_idle
+from composer.algorithms._progress import elapsed_duration
 from composer.core import (
     Algorithm,
     Batch,

@@ -7,9 +7,9 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import elapsed_duration
+from composer.algorithms._progress import elapsed_duration
 from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State
-from composer.core.checks import number_between, true_or_false, whole_number_from
+from composer.core.checks import is_flag, number_between, whole_number_from
 
 __all__ = ["SeqLengthWarmup"]
 
@@ -47,8 +47,8 @@ class SeqLengthWarmup(Algorithm):
     min_seq_length: int = attrs.field(default=8, validator=whole_number_from(1, meaning=_LENGTH))
     max_seq_length: int = attrs.field(default=1024, validator=whole_number_from(1, meaning=_LENGTH))
     step_size: int = attrs.field(default=8, validator=whole_number_from(1, meaning=_LENGTH))
-    truncate: bool = attrs.field(default=True, validator=true_or_false)
-    preserve_end_of_sequence: bool = attrs.field(default=False, validator=true_or_false)
+    truncate: bool = attrs.field(default=True, validator=is_flag)
+    preserve_end_of_sequence: bool = attrs.field(default=False, validator=is_flag)
 
     runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.RESHAPE}
     reads: ClassVar = {"batch", "timestamp", "max_duration", "dataloader_len"}

@@ -7,10 +7,10 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import check_latent_size
 from composer.algorithms._surgery import ModelSurgery
 from composer.core import Event, ExclusiveResource, Stage, State
-from composer.core.checks import number_between, whole_number_from
+from composer.core.checks import by_name, number_between, whole_number_from
+from composer.functional.layers.factorized import resolve_latent_size
 
 __all__ = ["SqueezeExcite"]
 
@@ -39,7 +39,7 @@ class SqueezeExcite(ModelSurgery):
         default=64,
         validator=[
             number_between(0, above=True, meaning="It is the size of the block's hidden layer."),
-            check_latent_size,
+            by_name(resolve_latent_size),
         ],
     )
     min_channels: int = attrs.field(

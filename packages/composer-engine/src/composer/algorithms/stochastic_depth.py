@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import elapsed_duration, warn_if_idle
+from composer.algorithms._idle import warn_if_idle
+from composer.algorithms._progress import elapsed_duration
 from composer.algorithms._surgery import report_surgery
 from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State, Time, TimeUnit
 from composer.core.checks import number_between, one_of

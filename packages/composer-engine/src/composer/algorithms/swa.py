@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveraging
-from composer.algorithms._checks import to_time, warn_if_idle
+from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveraging, to_time
+from composer.algorithms._idle import warn_if_idle
 from composer.core import Event, Logger, NoEffectWarning, Stage, State, Time, TimeUnit
-from composer.core.checks import number_between, one_of, true_or_false, whole_number_from
+from composer.core.checks import is_flag, number_between, one_of, whole_number_from
 from composer.core.serializable import transient
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class SWA(WeightAveraging):
     swa_start: Time = attrs.field(default=Time(0.7, "dur"), converter=_to_swa_start)
     swa_end: Time = attrs.field(default=Time(0.97, "dur"), converter=_to_swa_end)
     update_interval: Time = attrs.field(default=Time(1, "ep"), converter=_to_update_interval)
-    schedule_swa_lr: bool = attrs.field(default=False, validator=true_or_false)
+    schedule_swa_lr: bool = attrs.field(default=False, validator=is_flag)
     anneal_strategy: str = attrs.field(default="linear", validator=one_of("linear", "cos"))
     anneal_steps: int = attrs.field(default=10, validator=whole_number_from(0, meaning="It is a number of updates."))
     swa_lr: float | None = attrs.field(

@@ -1,29 +1,33 @@
-"""Checks of arguments and names, some as validators of attrs fields, and the text of errors."""
+"""The checks of :mod:`composer.functional.checks` as validators of attrs fields, converters, and the text of errors."""
 
 from __future__ import annotations
 
 import difflib
 import math
-import numbers
 import os
 import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import attrs
 
-from composer.functional.checks import check_flags
+from composer.functional import checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
     "abridged",
+    "as_list",
+    "by_name",
     "check_run_name",
     "describe",
     "error_text",
     "fill_in",
+    "is_flag",
+    "is_string",
+    "is_subset",
     "nearest",
     "number_between",
     "one_of",
@@ -31,59 +35,72 @@ __all__ = [
     "to_options",
     "to_path",
     "to_texts",
-    "true_or_false",
     "whole_number_from",
 ]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _BEGINS_ELSEWHERE = re.compile(r"[/\\]|[A-Za-z]:[/\\]|.*://", re.DOTALL)
 _LONGEST_NAME = 500
 _LONGEST_LINE = 600
 
 
+def by_name(
+    check: Callable[Concatenate[str, object, P], object], *args: P.args, **options: P.kwargs
+) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    """Return an attrs validator that calls a check with the name of the argument and its value.
+
+    Example:
+        >>> attrs.make_class("Average", {"_count": attrs.field(validator=by_name(checks.check_whole, 1))})(0)
+        Traceback (most recent call last):
+        ValueError: count must be at least 1, got 0.
+    """
+
+    def validate(_: Any, field: attrs.Attribute[Any], value: Any) -> None:
+        check(field.alias or field.name, value, *args, **options)
+
+    return validate
+
+
+is_flag = by_name(checks.check_flag)
+"""An attrs validator: only True and False are accepted, as every non-empty string is truthy."""
+
+is_string = by_name(checks.check_string)
+"""An attrs validator: a string of one character or more."""
+
+is_subset = by_name(checks.check_subset)
+"""An attrs validator: a number of batches, or -1 for all."""
+
+
 def number_between(
     low: float, high: float = math.inf, *, meaning: str, above: bool = False, below: bool = False
 ) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
     """Return an attrs validator: a finite number from ``low`` (or ``above`` it) to ``high`` (or ``below`` it)."""
-    unbounded = f"{'more than' if above else 'at least'} {low}"
-    bounded = f"in {'(' if above else '['}{low}, {high}{')' if below else ']'}"
-    wanted = unbounded if high == math.inf else bounded
-
-    def check(_: Any, field: attrs.Attribute[Any], value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            raise TypeError(f"{field.name} must be a number, got {value!r}. {meaning}")
-        number = float(value)
-        within = low <= number <= high and math.isfinite(number)
-        if not within or (above and number == low) or (below and number == high):
-            raise ValueError(f"{field.name} must be {wanted}, got {value}. {meaning}")
-
-    return check
+    is_open = below or high == math.inf
+    return by_name(checks.check_interval, low, high, meaning, open_low=above, open_high=is_open)
 
 
 def whole_number_from(low: int, *, meaning: str) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
     """Return an attrs validator: a whole number, ``low`` or more."""
-
-    def check(_: Any, field: attrs.Attribute[Any], value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-            raise TypeError(f"{field.name} must be a whole number, got {value!r}. {meaning}")
-        if value < low:
-            raise ValueError(f"{field.name} must be at least {low}, got {value}. {meaning}")
-
-    return check
+    return by_name(checks.check_whole, low, meaning)
 
 
 def one_of(*choices: str) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
     """Return an attrs validator: one of the choices."""
-
-    def check(_: Any, field: attrs.Attribute[Any], value: Any) -> None:
-        if value not in choices:
-            raise ValueError(f"{field.name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
-
-    return check
+    return by_name(checks.check_choice, *choices)
 
 
-def true_or_false(_: Any, field: attrs.Attribute[Any], value: Any) -> None:
-    """Check a field, as an attrs validator: only True and False are accepted, as every text is truthy."""
-    check_flags(**{field.name: value})
+def as_list(given: T | Iterable[T] | None) -> list[T]:
+    """Return one or several as a list.
+
+    Example:
+        >>> as_list(None), as_list(1), as_list((1, 2))
+        ([], [1], [1, 2])
+    """
+    if given is None:
+        return []
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
 
 
 def to_texts(name: str, given: str | Iterable[str] | None) -> list[str]:

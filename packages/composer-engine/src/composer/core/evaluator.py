@@ -11,7 +11,7 @@ import torch
 from attrs.validators import optional
 from torch import Tensor
 
-from composer.core.checks import nearest, to_texts, whole_number_from
+from composer.core.checks import is_string, is_subset, nearest, to_texts, whole_number_from
 from composer.core.data_spec import DataSpec, ensure_data_spec
 from composer.core.event import Event
 from composer.core.interval import Interval
@@ -106,30 +106,14 @@ class Evaluator:
         evaluate_periodically('2ep')
     """
 
-    label: str = attrs.field()
+    label: str = attrs.field(validator=is_string)
     dataloader: DataSpec = attrs.field(converter=ensure_data_spec)
     metric_names: list[str] | None = attrs.field(default=None, converter=_to_names)
-    subset_num_batches: int | None = attrs.field(default=None)
+    subset_num_batches: int | None = attrs.field(default=None, validator=optional(is_subset))
     eval_interval: EvalInterval | None = attrs.field(default=None, converter=_to_eval_interval)
     device_eval_microbatch_size: int | None = attrs.field(
         default=None, validator=optional(whole_number_from(1, meaning="It is a number of samples, or None."))
     )
-
-    @label.validator
-    def _check_label(self, _: object, label: object) -> None:
-        if not isinstance(label, str) or not label:
-            raise (ValueError if label == "" else TypeError)(
-                f"label must be a text of one letter or more, got {label!r}."
-            )
-
-    @subset_num_batches.validator
-    def _check_subset(self, _: object, subset: int | None) -> None:
-        if subset is not None and (
-            isinstance(subset, bool) or not isinstance(subset, int) or subset < -1 or not subset
-        ):
-            raise (ValueError if type(subset) is int else TypeError)(
-                f"subset_num_batches must be a number of batches, or -1 for all, got {subset!r}."
-            )
 
 
 class MetricValues(dict[str, Any]):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import numbers
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -17,29 +19,36 @@ def is_whole(number: object) -> bool:
     return isinstance(number, (numbers.Integral, torch.SymInt)) and not isinstance(number, bool)
 
 
+def check_number(name: str, number: object, meaning: str = "") -> None:
+    """Raise a TypeError for a value that is not a number; strings, booleans and tensors are not numbers."""
+    if type(number) is float or type(number) is int:  # fast path: nearly always taken, at every step
+        return
+    if isinstance(number, Tensor):
+        raise TypeError(
+            f"{name} must be a number, got a tensor. Read it once, outside the training step: float({name})."
+        )
+    if isinstance(number, bool) or not isinstance(number, (numbers.Real, torch.SymInt, torch.SymFloat)):
+        raise TypeError(f"{name} must be a number, got {described(number)}. {meaning or f'Convert it: float({name}).'}")
+
+
 def check_numbers(**values: object) -> None:
-    """Raise a TypeError for every value that is not a number; strings, booleans and tensors are not numbers."""
+    """Raise a TypeError for every value that is not a number."""
     for name, number in values.items():
-        if type(number) is float or type(number) is int:  # fast path: nearly always taken, at every step
-            continue
-        if isinstance(number, Tensor):
-            raise TypeError(
-                f"{name} must be a number, got a tensor. Read it once, outside the training step: float({name})."
-            )
-        if isinstance(number, bool) or not isinstance(number, (numbers.Real, torch.SymInt, torch.SymFloat)):
-            raise TypeError(f"{name} must be a number, got {described(number)}. Convert it: float({name}).")
+        check_number(name, number)
 
 
 def check_interval(
-    name: str, value: float, low: float, high: float, meaning: str, *, open_low: bool = False, open_high: bool = False
+    name: str, value: object, low: float, high: float, meaning: str, *, open_low: bool = False, open_high: bool = False
 ) -> None:
     """Raise an error for a value that is not a number between ``low`` and ``high``, both included unless open."""
     if type(value) is not float and type(value) is not int:
-        check_numbers(**{name: value})
-    is_inside = (low < value if open_low else low <= value) and (value < high if open_high else value <= high)
-    if not is_inside:
-        interval = f"{'(' if open_low else '['}{low}, {high}{')' if open_high else ']'}"
-        raise ValueError(f"{name} must lie in {interval}, got {value}. {meaning}")
+        check_number(name, value, meaning)
+    number = cast("float", value)
+    if not (low < number if open_low else low <= number) or not (number < high if open_high else number <= high):
+        interval = f"lie in {'(' if open_low else '['}{low}, {high}{')' if open_high else ']'}"
+        is_unbounded = high == math.inf and open_high
+        wanted = f"be {'more than' if open_low else 'at least'} {low}" if is_unbounded else interval
+        raise ValueError(f"{name} must {wanted}, got {value}. {meaning}")
 
 
 def check_whole(name: str, number: object, least: int | None = None, meaning: str = "") -> None:
@@ -62,11 +71,37 @@ def check_sizes(**values: object) -> None:
         check_whole(name, size, 1)
 
 
+def check_flag(name: str, flag: object) -> None:
+    """Raise a TypeError for a value that is neither True nor False; a non-empty string would count as true."""
+    if not isinstance(flag, bool):
+        raise TypeError(f"{name} must be True or False, got {described(flag)}.")
+
+
 def check_flags(**values: object) -> None:
-    """Raise a TypeError for every value that is neither True nor False; a non-empty string would count as true."""
+    """Raise a TypeError for every value that is neither True nor False."""
     for name, flag in values.items():
-        if not isinstance(flag, bool):
-            raise TypeError(f"{name} must be True or False, got {described(flag)}.")
+        check_flag(name, flag)
+
+
+def check_subset(name: str, subset: object) -> None:
+    """Raise an error for a value that is not a number of batches; -1 are all of them."""
+    if isinstance(subset, bool) or not isinstance(subset, int) or subset < -1 or not subset:
+        kind = ValueError if type(subset) is int else TypeError
+        raise kind(f"{name} must be a number of batches, or -1 for all, got {subset!r}.")
+
+
+def check_string(name: str, value: object) -> None:
+    """Raise an error for a value that is not a string of one character or more."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a string, got {described(value)}.")
+    if not value:
+        raise ValueError(f"{name} must not be empty, got ''.")
+
+
+def check_choice(name: str, value: object, *choices: object) -> None:
+    """Raise a ValueError for a value that is none of the choices."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
 
 
 def check_tensors(**values: object) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from composer.core import Callback, Event, Interval, Logger, LoggerDestination, State, Time, TimeUnit
-from composer.core.checks import to_texts, true_or_false
+from composer.core.checks import is_flag, to_texts
 from composer.core.serializable import reset_fields
 from composer.functional.nested import leaves
 
@@ -62,7 +62,7 @@ class ActivationMonitor(Callback):
 
     interval: Time = attrs.field(default=Time(25, TimeUnit.BATCH), converter=_to_time)
     ignore_module_types: tuple[str, ...] = attrs.field(default=None, converter=_to_kinds)
-    only_log_wandb: bool = attrs.field(default=True, validator=true_or_false)
+    only_log_wandb: bool = attrs.field(default=True, validator=is_flag)
 
     _handles: list[RemovableHandle] = attrs.field(factory=list, init=False, repr=False)
     _metrics: dict[str, Tensor] = attrs.field(factory=dict, init=False, repr=False)

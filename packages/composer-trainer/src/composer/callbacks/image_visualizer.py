@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
-from composer.core.checks import one_of, true_or_false, whole_number_from
+from composer.core.checks import is_flag, one_of, whole_number_from
 from composer.core.serializable import reset_fields
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class ImageVisualizer(Callback):
     num_images: int = attrs.field(
         default=8, validator=whole_number_from(1, meaning="It is the number of images to log.")
     )
-    channels_last: bool = attrs.field(default=False, validator=true_or_false)
+    channels_last: bool = attrs.field(default=False, validator=is_flag)
     input_key: BatchKey = 0
     target_key: BatchKey = 1
 

@@ -12,7 +12,7 @@ import attrs
 import torch
 
 from composer.core import Callback, Interval, Logger, State, Time, Timestamp, TimeUnit
-from composer.core.checks import true_or_false, whole_number_from
+from composer.core.checks import is_flag, whole_number_from
 from composer.core.files import check_template, fill_in_run, write_atomically
 
 __all__ = ["MemorySnapshot", "OOMObserver"]
@@ -63,7 +63,7 @@ class MemorySnapshot(Callback):
     folder: str = attrs.field(default="{run_name}/torch_traces", validator=_check_template)
     filename: str = attrs.field(default="rank{rank}.{batch}.memory_snapshot", validator=_check_template)
     remote_file_name: str | None = attrs.field(default="{run_name}/torch_memory_traces", validator=_check_template)
-    overwrite: bool = attrs.field(default=False, validator=true_or_false)
+    overwrite: bool = attrs.field(default=False, validator=is_flag)
 
     _is_enabled: bool = attrs.field(default=False, init=False, repr=False)
     _skip_until: int = attrs.field(default=0, init=False, repr=False)
@@ -133,7 +133,7 @@ class OOMObserver(Callback):
     remote_file_name: str | None = attrs.field(
         default="{run_name}/oom_traces/rank{rank}_oom", validator=_check_template
     )
-    overwrite: bool = attrs.field(default=False, validator=true_or_false)
+    overwrite: bool = attrs.field(default=False, validator=is_flag)
 
     _is_enabled: bool = attrs.field(default=False, init=False, repr=False)
 

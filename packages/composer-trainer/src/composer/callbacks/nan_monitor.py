@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from composer.core import Callback, Event, Logger, State, Time, TimeUnit
-from composer.core.checks import true_or_false
+from composer.core.checks import is_flag
 
 __all__ = ["NaNMonitor"]
 
@@ -50,7 +50,7 @@ class NaNMonitor(Callback):
     """
 
     every: Time = attrs.field(default=Time(10, TimeUnit.BATCH), converter=_to_every)
-    infinite: bool = attrs.field(default=False, validator=true_or_false)
+    infinite: bool = attrs.field(default=False, validator=is_flag)
 
     _collected: list[_Loss] = attrs.field(factory=list, init=False, repr=False)
     _copied: _Copy | None = attrs.field(default=None, init=False, repr=False)

@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from composer.core import Callback, Logger, State
-from composer.core.checks import true_or_false, whole_number_from
+from composer.core.checks import is_flag, whole_number_from
 from composer.core.serializable import reset_fields
 from composer.distributed import get_world_size
 from composer.functional.dtensors import local_parts
@@ -98,7 +98,7 @@ class OptimizerMonitor(Callback):
         OptimizerMonitor(log_optimizer_metrics=True, batch_log_interval=100)
     """
 
-    log_optimizer_metrics: bool = attrs.field(default=True, validator=true_or_false)
+    log_optimizer_metrics: bool = attrs.field(default=True, validator=is_flag)
     batch_log_interval: int = attrs.field(default=10, validator=whole_number_from(1, meaning="It counts batches."))
 
     _before: dict[Tensor, Tensor] = attrs.field(factory=dict, init=False, repr=False)

@@ -13,7 +13,7 @@ from attrs.validators import ge, optional
 
 from composer.callbacks._flops import FlopCounter, HasFlops, flops_per_batch, peak_flops
 from composer.core import Callback, Logger, State, TimeUnit
-from composer.core.checks import number_between, one_of, true_or_false, whole_number_from
+from composer.core.checks import is_flag, number_between, one_of, whole_number_from
 from composer.core.serializable import reset_fields
 from composer.core.serialization import from_data
 from composer.distributed import get_world_size
@@ -78,7 +78,7 @@ class SpeedMonitor(Callback):
     time_unit: Literal["seconds", "minutes", "hours", "days"] = attrs.field(
         default="hours", validator=one_of(*SECONDS_OF_UNIT)
     )
-    count_flops: bool = attrs.field(default=False, kw_only=True, validator=true_or_false)
+    count_flops: bool = attrs.field(default=False, kw_only=True, validator=is_flag)
 
     _readings: deque[_Reading] = attrs.field(factory=deque, init=False, repr=False)
     _train_seconds: float = attrs.field(default=0.0, init=False, repr=False)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from composer.core import Callback, Logger, State, Time, Timestamp, TimeUnit, saved
-from composer.core.checks import nearest, number_between, true_or_false
+from composer.core.checks import is_flag, nearest, number_between
 from composer.core.serializable import reset_fields
 
 __all__ = ["EarlyStopper", "ThresholdStopper"]
@@ -291,7 +291,7 @@ class ThresholdStopper(MetricStopper):
     dataloader_label: str
     threshold: float = attrs.field()
     comp: Comparison = attrs.field(default=None, kw_only=True, validator=_check_comparison)
-    stop_on_batch: bool = attrs.field(default=False, kw_only=True, validator=true_or_false)
+    stop_on_batch: bool = attrs.field(default=False, kw_only=True, validator=is_flag)
 
     last: float | None = saved(default=None)
     """The last value that was read."""

@@ -12,7 +12,7 @@ import torch
 
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 from composer.core.background import Task
-from composer.core.checks import number_between, true_or_false
+from composer.core.checks import is_flag, number_between
 from composer.distributed import is_initialized
 from composer.loggers.products import import_product, require_product
 
@@ -65,7 +65,7 @@ class SystemMetricsMonitor(Callback):
         SystemMetricsMonitor(log_all_data=False, every=Time(100, TimeUnit.BATCH), sample_seconds=10.0)
     """
 
-    log_all_data: bool = attrs.field(default=False, validator=true_or_false)
+    log_all_data: bool = attrs.field(default=False, validator=is_flag)
     every: Time = attrs.field(default=Time(10, TimeUnit.BATCH), converter=_to_time, kw_only=True)
     sample_seconds: float = attrs.field(
         default=10.0,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import attrs
 
 from composer.core import State, Time, TimeUnit
-from composer.core.checks import number_between, true_or_false
+from composer.core.checks import is_flag, number_between
 from composer.optim.clock import ClockLR, position
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ class ConstantWithWarmupScheduler:
     t_warmup: Time = attrs.field(converter=_to_t_warmup)
     alpha: float = attrs.field(validator=_FACTOR, default=1.0)
     t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
-    scale_warmup: bool = attrs.field(default=False, validator=true_or_false)
+    scale_warmup: bool = attrs.field(default=False, validator=is_flag)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
@@ -332,7 +332,7 @@ class LinearWithWarmupScheduler:
     alpha_i: float = attrs.field(validator=_FACTOR, default=1.0)
     alpha_f: float = attrs.field(validator=_FACTOR, default=0.0)
     t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
-    scale_warmup: bool = attrs.field(default=False, validator=true_or_false)
+    scale_warmup: bool = attrs.field(default=False, validator=is_flag)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
@@ -383,7 +383,7 @@ class CosineAnnealingWithWarmupScheduler:
     t_warmup: Time = attrs.field(converter=_to_t_warmup)
     t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
     alpha_f: float = attrs.field(validator=_FACTOR, default=0.0)
-    scale_warmup: bool = attrs.field(default=False, validator=true_or_false)
+    scale_warmup: bool = attrs.field(default=False, validator=is_flag)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
@@ -494,7 +494,7 @@ class MultiStepWithWarmupScheduler:
     t_warmup: Time = attrs.field(converter=_to_t_warmup)
     milestones: tuple[Time, ...] = attrs.field(converter=_to_milestones)
     gamma: float = attrs.field(validator=_GAMMA, default=0.1)
-    scale_warmup: bool = attrs.field(default=False, validator=true_or_false)
+    scale_warmup: bool = attrs.field(default=False, validator=is_flag)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
@@ -552,7 +552,7 @@ class PolynomialWithWarmupScheduler:
     power: float = attrs.field(validator=_POWER, default=2.0)
     t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
     alpha_f: float = attrs.field(validator=_FACTOR, default=0.0)
-    scale_warmup: bool = attrs.field(default=False, validator=true_or_false)
+    scale_warmup: bool = attrs.field(default=False, validator=is_flag)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""

@@ -22,11 +22,13 @@ from composer.core import (
     ensure_data_spec,
     evaluation_weights,
 )
+from composer.core.checks import as_list
 from composer.distributed import broadcast_model, initialize_dist
 from composer.distributed.failures import explain_loss, explaining_loss
 from composer.distributed.meta import is_on_meta
 from composer.distributed.sharding import is_sharded
 from composer.export.inference import Transform, export_for_inference
+from composer.functional.checks import check_subset
 from composer.trainer.data.settings import check_trainable
 from composer.trainer.evaluation.evaluate import (
     EvalData,
@@ -46,7 +48,7 @@ from composer.trainer.result import FitResult, final_metrics, reason_of_end
 from composer.trainer.resume.state import ResumeState, SavesProgress
 from composer.trainer.run import Run
 from composer.trainer.schedules import SchedulerLike, check_schedulers
-from composer.trainer.settings.arguments import Problems, as_list, check_flags, check_ratio, check_subset
+from composer.trainer.settings.arguments import Problems, check_flags, check_ratio
 from composer.trainer.settings.compute import check_microbatch_size, choose_precision
 from composer.trainer.settings.consistency import check_same_run, check_same_values
 from composer.trainer.settings.loading import save_together
@@ -475,7 +477,8 @@ class Trainer:
         """
         subset = self._evaluations.subset_num_batches
         if subset_num_batches is not None:
-            subset = check_subset("eval_subset_num_batches", subset_num_batches)
+            check_subset("eval_subset_num_batches", subset_num_batches)
+            subset = subset_num_batches
         evaluators = self.state.evaluators if eval_dataloader is None else to_evaluators(eval_dataloader)
         if self._dry_run:
             evaluators = short_evaluators(evaluators, self._dry_run)
@@ -509,8 +512,8 @@ class Trainer:
             ValueError: ``subset_num_batches`` is out of range.
         """
         check_flags(Trainer.predict, locals())
-        spec, subset = ensure_data_spec(dataloader), check_subset("subset_num_batches", subset_num_batches)
-        subset = self._dry_run or subset
+        check_subset("subset_num_batches", subset_num_batches)
+        spec, subset = ensure_data_spec(dataloader), self._dry_run or subset_num_batches
         with self._closing_on_error():
             return predict(self.engine, spec, subset, return_outputs=return_outputs)
 

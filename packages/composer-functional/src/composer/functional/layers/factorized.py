@@ -238,7 +238,7 @@ class FactorizedLinear(_Factorized):
         self.in_features = in_features
         self.out_features = out_features
         smaller = min(in_features, out_features)
-        self.latent_features = resolve_latent_size(latent_features, smaller, "latent_features")
+        self.latent_features = resolve_latent_size("latent_features", latent_features, smaller)
         self.first = nn.Linear(in_features, self.latent_features, bias=False)
         self.second = nn.Linear(self.latent_features, out_features, bias=bias)
 
@@ -314,7 +314,7 @@ class FactorizedConv2d(_Factorized):
         check_flags(bias=bias)
         self.in_channels = in_channels
         self.out_channels = out_channels
-        self.latent_channels = resolve_latent_size(latent_channels, min(in_channels, out_channels), "latent_channels")
+        self.latent_channels = resolve_latent_size("latent_channels", latent_channels, min(in_channels, out_channels))
         where: dict[str, Any] = {"kernel_size": kernel_size, "stride": stride, "padding": padding}
         where |= {"dilation": dilation, "padding_mode": padding_mode}
         self.first = nn.Conv2d(in_channels, self.latent_channels, bias=False, **where)
@@ -361,7 +361,7 @@ class FactorizedConv2d(_Factorized):
         return new._with_factors(factorize_conv2d(module.weight, new.latent_channels), module.bias)
 
 
-def resolve_latent_size(latent: float, size: int, name: str) -> int:
+def resolve_latent_size(name: str, latent: object, size: int = 1) -> int:
     """Return a latent size that is an integer, or a fraction of ``size``."""
     if isinstance(latent, int) and not isinstance(latent, bool) and latent >= 1:
         return latent

@@ -39,7 +39,7 @@ class SqueezeExcite2d(nn.Module):
     def __init__(self, num_features: int, latent_channels: float = 0.125) -> None:
         super().__init__()
         check_whole("num_features", num_features, 1, "It is the number of channels.")
-        latent = resolve_latent_size(latent_channels, num_features, "latent_channels")
+        latent = resolve_latent_size("latent_channels", latent_channels, num_features)
         self.reduce = nn.Linear(num_features, latent, bias=False)
         self.expand = nn.Linear(latent, num_features, bias=False)
 

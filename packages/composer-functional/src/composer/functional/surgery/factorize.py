@@ -74,8 +74,8 @@ def apply_factorization(
         False
     """
     check_modules(model=model)
-    resolve_latent_size(latent_channels, 1, "latent_channels")
-    resolve_latent_size(latent_features, 1, "latent_features")
+    resolve_latent_size("latent_channels", latent_channels)
+    resolve_latent_size("latent_features", latent_features)
     check_flags(factorize_convs=factorize_convs, factorize_linears=factorize_linears)
     check_whole("min_channels", min_channels, 0, "It is the smallest number of channels of a layer to factorize.")
     check_whole("min_features", min_features, 0, "It is the smallest number of features of a layer to factorize.")
@@ -115,7 +115,7 @@ def _saves_conv(conv: nn.Conv2d, min_channels: int, latent_channels: float) -> b
     smaller = min(conv.in_channels, conv.out_channels)
     if conv.groups != 1 or smaller < min_channels:
         return False
-    latent = resolve_latent_size(latent_channels, smaller, "latent_channels")
+    latent = resolve_latent_size("latent_channels", latent_channels, smaller)
     patch = conv.in_channels * prod(conv.kernel_size)
     return latent * (patch + conv.out_channels) < patch * conv.out_channels
 
@@ -124,5 +124,5 @@ def _saves_linear(linear: nn.Linear, min_features: int, latent_features: float) 
     smaller = min(linear.in_features, linear.out_features)
     if smaller < min_features:
         return False
-    latent = resolve_latent_size(latent_features, smaller, "latent_features")
+    latent = resolve_latent_size("latent_features", latent_features, smaller)
     return latent * (linear.in_features + linear.out_features) < linear.in_features * linear.out_features

@@ -61,7 +61,7 @@ def apply_squeeze_excite(
         >>> bool(apply_squeeze_excite(model))
         False
     """
-    resolve_latent_size(latent_channels, 1, "latent_channels")
+    resolve_latent_size("latent_channels", latent_channels)
     check_modules(model=model)
     check_whole("min_channels", min_channels, 0, "It is the smallest number of channels of a convolution to extend.")
 

@@ -23,10 +23,10 @@ from composer.distributed import (
     get_world_size,
 )
 from composer.distributed.samplers import END, in_step, is_split_by_rank, num_repeated_samples
+from composer.functional.checks import check_subset
 from composer.functional.nested import leaves
 from composer.trainer.data.order import make_order
 from composer.trainer.resume.contract import check_objects, has_state, load_objects, parts_of, save_objects
-from composer.trainer.settings.arguments import check_subset
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -11,10 +11,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from composer.core import DataSpec, SupportsTraining, Time, TimeUnit, ensure_data_spec
+from composer.core.checks import is_string, is_subset
 from composer.distributed import check_sampler
 from composer.trainer.data.batches import Batches
 from composer.trainer.evaluation.metrics import SupportsMetrics, metrics_of, reduce_over_data
-from composer.trainer.settings.arguments import check_subset, check_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,12 +40,8 @@ class TrainingData:
     """
 
     spec: DataSpec | None = attrs.field(default=None, converter=attrs.converters.optional(ensure_data_spec))
-    label: str = attrs.field(
-        default="train", validator=lambda _, __, label: check_text("train_dataloader_label", label)
-    )
-    subset_num_batches: int = attrs.field(
-        default=-1, validator=lambda _, __, subset: check_subset("train_subset_num_batches", subset)
-    )
+    label: str = attrs.field(default="train", alias="train_dataloader_label", validator=is_string)
+    subset_num_batches: int = attrs.field(default=-1, alias="train_subset_num_batches", validator=is_subset)
     spin: bool = True
     batches: Batches | None = attrs.field(default=None, init=False)
 

@@ -28,6 +28,7 @@ from composer.core import (
     evaluation_weights,
     get_precision_context,
 )
+from composer.core.checks import is_subset
 from composer.core.data_spec import move_batch, note_batch
 from composer.core.evaluator import evaluation_mode
 from composer.core.randomness import preserve_rng_state
@@ -44,7 +45,6 @@ from composer.distributed.sharding import is_sharded
 from composer.trainer.data.batches import none_given
 from composer.trainer.data.order import make_order
 from composer.trainer.evaluation.metrics import SupportsMetrics, compute_metrics, metrics_of, reduce_over_data
-from composer.trainer.settings.arguments import check_subset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,9 +93,7 @@ class Evaluations:
 
     data: EvalData | None = None
     interval: EvalInterval = 1
-    subset_num_batches: int = attrs.field(
-        default=-1, validator=lambda _, __, subset: check_subset("eval_subset_num_batches", subset)
-    )
+    subset_num_batches: int = attrs.field(default=-1, alias="eval_subset_num_batches", validator=is_subset)
     evaluators: list[Evaluator] = attrs.field(init=False)
 
     @evaluators.default

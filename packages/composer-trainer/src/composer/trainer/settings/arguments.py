@@ -7,7 +7,6 @@ import inspect
 import logging
 import math
 import numbers
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -16,10 +15,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ArgumentsError",
     "Problems",
-    "as_list",
     "check_flags",
     "check_ratio",
-    "check_subset",
     "check_text",
     "set_log_level",
 ]
@@ -91,18 +88,6 @@ class Problems:
             raise ArgumentsError(self.found)
 
 
-def as_list(given: T | Iterable[T] | None) -> list[T]:
-    """Return one or several as a list.
-
-    Example:
-        >>> as_list(None), as_list(1), as_list((1, 2))
-        ([], [1], [1, 2])
-    """
-    if given is None:
-        return []
-    return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
-
-
 def check_flags(function: Callable[..., object], arguments: Mapping[str, Any]) -> None:
     """Raise a TypeError if an argument is not a ``bool`` where the function's signature declares one.
 
@@ -127,17 +112,6 @@ def check_text(name: str, given: object, *, or_none: bool = False) -> None:
         raise TypeError(f"{name} must be a text, got {given!r}.")
     if not given:
         raise ValueError(f"{name} must not be empty, got ''. Leave it out for the default.")
-
-
-def check_subset(name: str, subset: int) -> int:
-    """Return a number of batches.
-
-    Raises:
-        ValueError: The number is 0 or less than -1, or no integer.
-    """
-    if isinstance(subset, bool) or not isinstance(subset, int) or (subset != -1 and subset < 1):
-        raise ValueError(f"{name} must be a number of batches, or -1 for all, got {subset!r}.")
-    return subset
 
 
 def check_ratio(ratio: Any) -> float:

@@ -11,7 +11,7 @@ import attrs
 from composer.checkpoint.saver import savers
 from composer.checkpoint.saving import reject_fsdp1
 from composer.core import Callback, Interval, State
-from composer.core.checks import check_run_name
+from composer.core.checks import as_list, check_run_name
 from composer.distributed import (
     Parallelism,
     check_timeout,
@@ -29,7 +29,7 @@ from composer.trainer.optimization import check_optimizers, make_scaler
 from composer.trainer.reproducibility import choose_seed, seed_all
 from composer.trainer.resume.state import SavesProgress
 from composer.trainer.schedules import TrainingSchedule, check_optimizers_of
-from composer.trainer.settings.arguments import Problems, as_list, check_flags, check_text, set_log_level
+from composer.trainer.settings.arguments import Problems, check_flags, check_text, set_log_level
 from composer.trainer.settings.compute import ComputeConfig
 from composer.trainer.settings.loading import Loading, best_by
 from composer.trainer.tools.environment import run_name_of_environment

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from composer.core import Evaluator, evaluate_periodically
+from composer.core.checks import as_list
 from composer.trainer.evaluation.evaluate import to_evaluators
 from composer.trainer.resume.state import SavesProgress
-from composer.trainer.settings.arguments import as_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

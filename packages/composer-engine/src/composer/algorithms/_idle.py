@@ -1,0 +1,25 @@
+"""The warning of settings with which an algorithm changes nothing."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from composer.core import NoEffectWarning
+
+if TYPE_CHECKING:
+    from composer.core import Algorithm
+
+__all__ = ["warn_if_idle"]
+
+
+def warn_if_idle(algorithm: Algorithm, **idle: bool) -> None:
+    """Warn at construction about settings, by name, with which an algorithm changes nothing."""
+    names = [name for name, is_idle in idle.items() if is_idle]
+    if names:
+        settings = " and ".join(f"{name}={getattr(algorithm, name)}" for name in names)
+        warnings.warn(
+            f"{type(algorithm).__name__} changes nothing with {settings}. Choose another value, or remove it.",
+            NoEffectWarning,
+            stacklevel=4,
+        )

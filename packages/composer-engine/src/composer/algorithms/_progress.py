@@ -1,0 +1,25 @@
+"""How far the training is, for algorithms whose strength follows it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from composer.core import Algorithm, State
+
+__all__ = ["elapsed_duration"]
+
+
+def elapsed_duration(algorithm: Algorithm, state: State) -> float:
+    """Return the fraction of the training that is complete.
+
+    Raises:
+        ValueError: The length of the training is unknown.
+    """
+    elapsed = state.get_elapsed_duration()
+    if elapsed is None:
+        raise ValueError(
+            f"{type(algorithm).__name__} needs the length of the training, which is not set: "
+            "set State.max_duration, e.g. '10ep'."
+        )
+    return elapsed.value
