@@ -389,7 +389,7 @@ class TestArguments:
         [
             ({"save_folder": 5}, TypeError, "save_folder must be a path or an address, got 5"),
             ({"run_name": ""}, ValueError, "run_name must not be empty"),
-            ({"run_name": 5}, TypeError, "run_name must be a text, got 5"),
+            ({"run_name": 5}, TypeError, "run_name must be a string, got 5"),
             ({"train_dataloader_label": ""}, ValueError, "train_dataloader_label must not be empty"),
             ({"train_dataloader_label": 5}, TypeError, "train_dataloader_label must be a string, got 5"),
         ],

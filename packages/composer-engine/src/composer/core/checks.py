@@ -47,7 +47,7 @@ _LONGEST_LINE = 600
 
 
 def by_name(
-    check: Callable[Concatenate[str, object, P], object], *args: P.args, **options: P.kwargs
+    check: Callable[Concatenate[str, Any, P], object], *args: P.args, **options: P.kwargs
 ) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
     """Return an attrs validator that calls a check with the name of the argument and its value.
 
@@ -60,6 +60,7 @@ def by_name(
     def validate(_: Any, field: attrs.Attribute[Any], value: Any) -> None:
         check(field.alias or field.name, value, *args, **options)
 
+    validate.__doc__ = check.__doc__
     return validate
 
 

@@ -36,21 +36,21 @@ _LOW = {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16, P
 _CONTAINERS = {nn.ModuleDict, nn.ModuleList, nn.Sequential}
 
 
-def _to_classes(given: Any) -> Any:
-    if isinstance(given, (str, type)):
-        return (given,)
-    return tuple(given) if isinstance(given, Sequence) else given
+def _to_classes(value: Any) -> Any:
+    if isinstance(value, (str, type)):
+        return (value,)
+    return tuple(value) if isinstance(value, Sequence) else value
 
 
-def _check_classes(_: object, __: object, given: Any) -> None:
-    classes = given if isinstance(given, tuple) else ()
-    if not isinstance(given, (bool, tuple)) or not all(isinstance(each, (str, type)) for each in classes):
-        raise TypeError(f"auto_wrap must be True, False, or classes of modules or their names, got {given!r}.")
+def _check_classes(_: object, __: object, value: Any) -> None:
+    classes = value if isinstance(value, tuple) else ()
+    if not isinstance(value, (bool, tuple)) or not all(isinstance(each, (str, type)) for each in classes):
+        raise TypeError(f"auto_wrap must be True, False, or classes of modules or their names, got {value!r}.")
 
 
-def _check_reshard(_: object, __: object, given: Any) -> None:
-    if not isinstance(given, int):
-        raise TypeError(f"reshard_after_forward must be True, False or a number of processes, got {given!r}.")
+def _check_reshard(_: object, __: object, value: Any) -> None:
+    if not isinstance(value, int):
+        raise TypeError(f"reshard_after_forward must be True, False or a number of processes, got {value!r}.")
 
 
 @attrs.frozen(eq=False, kw_only=True)

@@ -175,6 +175,6 @@ def default_optimizer(model: nn.Module) -> Optimizer:
         "optimizers was not given: training with DecoupledSGDW(model.parameters(), lr=0.1). "
         "Give the optimizer that suits the model.",
         UserWarning,
-        stacklevel=4,  # the caller of the constructor, which is wrapped
+        stacklevel=5,  # the caller of the constructor, which is wrapped
     )
     return DecoupledSGDW(model.parameters(), lr=0.1)

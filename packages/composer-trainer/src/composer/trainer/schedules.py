@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
+from attrs.validators import optional
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from composer.core import Time, TimeUnit
+from composer.core.checks import is_flag
+from composer.functional.checks import check_interval
 from composer.optim import ComposerScheduler, compile_composer_scheduler
-from composer.trainer.settings.arguments import check_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,6 +97,18 @@ def check_optimizers_of(schedulers: Sequence[SchedulerLike], optimizers: Sequenc
             )
 
 
+def check_ratio(ratio: float) -> float:
+    """Return a ratio by which a schedule is scaled.
+
+    Raises:
+        TypeError: The ratio is not a number.
+        ValueError: The ratio is not finite and greater than 0.
+    """
+    meaning = "0.5 trains half as long, and the schedule takes half as long."
+    check_interval("scale_schedule_ratio", ratio, 0, math.inf, meaning, open_low=True, open_high=True)
+    return float(ratio)
+
+
 def scaled(duration: int | str | Time, ratio: float, name: str = "max_duration") -> Time:
     """Return a duration times ``ratio``; errors call it ``name``.
 
@@ -118,32 +133,41 @@ class TrainingSchedule:
     """The duration of a run and its schedulers.
 
     Args:
-        max_duration: The duration; None if it is given to ``fit``.
+        max_duration: The duration before it is scaled; None if it is given to ``fit``. The attribute is scaled.
         schedulers: The schedulers.
-        ratio: The factor by which both are scaled.
-        step_every_batch: Whether all schedulers step after each batch.
+        scale_schedule_ratio: The factor by which both are scaled.
+        step_schedulers_every_batch: Whether all schedulers step after each batch.
 
     Raises:
         TypeError: A scheduler is neither a torch scheduler nor a function.
         ValueError: A value is out of range.
     """
 
-    max_duration: Time | None
+    _max_duration: int | str | Time | None
     schedulers: list[SchedulerLike] = attrs.field(converter=check_schedulers)
-    ratio: float = attrs.field(converter=check_ratio)
-    step_every_batch: bool | None = None
+    ratio: float = attrs.field(alias="scale_schedule_ratio", converter=check_ratio)
+    step_every_batch: bool | None = attrs.field(alias="step_schedulers_every_batch", validator=optional(is_flag))
+    max_duration: Time | None = attrs.field(init=False)
     schedules: Schedules | None = attrs.field(default=None, init=False)
 
-    @classmethod
-    def make(
-        cls,
-        max_duration: int | str | Time | None,
+    @max_duration.default
+    def _scale(self) -> Time | None:
+        return None if self._max_duration is None else scaled(self._max_duration, self.ratio)
+
+    def check_changes(
+        self,
+        duration: int | str | Time | None,
         schedulers: SchedulerLike | Sequence[SchedulerLike] | None,
         ratio: float,
         step_every_batch: bool | None,
-    ) -> TrainingSchedule:
-        """Return the schedule with its duration scaled."""
-        return cls(None if max_duration is None else scaled(max_duration, ratio), schedulers, ratio, step_every_batch)
+    ) -> None:
+        """Raise an error for arguments of ``fit`` that cannot replace the current ones."""
+        if ratio != 1 and duration is None and schedulers is None:
+            raise ValueError(
+                f"scale_schedule_ratio={ratio} scales the duration and the schedulers of this call, and neither is "
+                "given: give duration or schedulers, too, or give the ratio to the Trainer."
+            )
+        TrainingSchedule(None, schedulers, ratio, step_every_batch)
 
     def take_duration(self, state: State, duration: int | str | Time | None, ratio: float) -> None:
         """Set the state's ``max_duration`` to ``duration`` more, times ``ratio``.
@@ -188,7 +212,7 @@ class TrainingSchedule:
         if self.schedules is not None and schedulers is None and step_every_batch is None:
             return self.schedules
         if schedulers is not None:
-            self.schedulers, self.ratio = check_schedulers(schedulers), check_ratio(ratio)
+            self.schedulers, self.ratio = check_schedulers(schedulers), ratio
         if step_every_batch is not None:
             self.step_every_batch = step_every_batch
         check_optimizers_of(self.schedulers, state.optimizers)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from composer.core import (
     Algorithm,
     AlgorithmPass,
     Callback,
-    Engine,
     Event,
-    Logger,
     LoggerDestination,
     Precision,
     Time,
@@ -22,17 +18,14 @@ from composer.core import (
     ensure_data_spec,
     evaluation_weights,
 )
-from composer.core.checks import as_list
-from composer.distributed import broadcast_model, initialize_dist
-from composer.distributed.failures import explain_loss, explaining_loss
-from composer.distributed.meta import is_on_meta
-from composer.distributed.sharding import is_sharded
+from composer.distributed.failures import explaining_loss
 from composer.export.inference import Transform, export_for_inference
-from composer.functional.checks import check_subset
-from composer.trainer.data.settings import check_trainable
+from composer.functional.checks import check_flags, check_subset
+from composer.trainer.data.settings import TrainingData, check_trainable
 from composer.trainer.evaluation.evaluate import (
     EvalData,
     EvalInterval,
+    Evaluations,
     Loader,
     batch_to_export,
     check_can_be_evaluated,
@@ -42,29 +35,27 @@ from composer.trainer.evaluation.evaluate import (
     to_evaluators,
 )
 from composer.trainer.loop import train
-from composer.trainer.optimization import Optimization, change_precision, default_optimizer
-from composer.trainer.reproducibility import configure_deterministic_mode
-from composer.trainer.result import FitResult, final_metrics, reason_of_end
-from composer.trainer.resume.state import ResumeState, SavesProgress
+from composer.trainer.optimization import Optimization, change_precision
+from composer.trainer.result import FitResult, reason_of_end
+from composer.trainer.resume.state import SavesProgress
 from composer.trainer.run import Run
-from composer.trainer.schedules import SchedulerLike, check_schedulers
-from composer.trainer.settings.arguments import Problems, check_flags, check_ratio
-from composer.trainer.settings.compute import check_microbatch_size, choose_precision
-from composer.trainer.settings.consistency import check_same_run, check_same_values
-from composer.trainer.settings.loading import save_together
-from composer.trainer.settings.parts import Parts
+from composer.trainer.schedules import SchedulerLike, TrainingSchedule
+from composer.trainer.settings.assembly import Assembly
+from composer.trainer.settings.checkpoints import Loading, Saving, save_together
+from composer.trainer.settings.compute import Compute, check_microbatch_size, choose_precision
+from composer.trainer.settings.consistency import check_same_run
+from composer.trainer.settings.groups import Components, Console, Identity, Problems, Processes, Settings
 from composer.trainer.tools.config import trainer_arguments
-from composer.trainer.tools.dry_run import check_dry_run, dry_run_arguments, end_dry_run, short_evaluators
+from composer.trainer.tools.dry_run import check_dry_run, dry_run_settings, short_evaluators
 from composer.trainer.tools.environment import warn_of_mosaicml
 from composer.trainer.tools.find_lr import LRSearch, find_lr
-from composer.trainer.tools.hyperparameters import given_arguments, hyperparameters, plain_settings
+from composer.trainer.tools.hyperparameters import given_arguments
 from composer.trainer.tools.names import suggests_names
 from composer.trainer.tools.summary import ModelSummary, summarize
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping, Sequence
-    from types import TracebackType
+    from collections.abc import Mapping, Sequence
 
     import torch
     from torch import nn
@@ -73,12 +64,11 @@ if TYPE_CHECKING:
     from composer.checkpoint import KeepBest
     from composer.checkpoint.saver import SaveInterval
     from composer.checkpoint.saving import IgnoreKeys
-    from composer.core.passes import Passes
 
 __all__ = ["Trainer"]
 
 
-class Trainer:
+class Trainer(Assembly):
     """Trains a model with algorithms, callbacks and loggers, in one process or in several started by torchrun.
 
     The constructor creates all parts and runs ``INIT`` (where algorithms change the model). :meth:`fit` trains,
@@ -185,9 +175,6 @@ class Trainer:
         (3, "max_duration='3ep' is reached")
     """
 
-    _dry_run = 0
-    """The number of batches of each kind in a dry run; else 0."""
-
     @suggests_names
     def __init__(
         self,
@@ -247,42 +234,63 @@ class Trainer:
         compile_config: Mapping[str, Any] | None = None,
         fast_dev_run: int = 0,
     ) -> None:
-        arguments = {name: value for name, value in locals().items() if name != "self"}
-        if dry_run := check_dry_run(fast_dev_run):
-            Trainer.__init__(self, **dry_run_arguments(arguments, dry_run))
-            self._dry_run = dry_run
-            self.engine.on("epoch_checkpoint", end_dry_run)
-            return
         warn_of_mosaicml()
-        parts = Parts.create(SimpleNamespace(**arguments), Trainer.__init__)
-        self._data, self._evaluations, self._computing = parts.data, parts.evaluations, parts.computing
-        self._parallel, self._schedule, self._loading = parts.parallel, parts.schedule, parts.loading
-        if deterministic_mode:
-            configure_deterministic_mode()
-        initialize_dist(self._computing.device, dist_timeout)
-        check_same_values(plain_settings(self._parallel.sections()))
-        self.state = parts.make_state(model)
-        if optimizers is None and any(True for _ in model.parameters()):
-            optimizers = default_optimizer(model)
-        self.state.optimizers = as_list(optimizers)
-        self._weigh_by_tokens = accumulate_train_batch_on_tokens
-        self._set_microbatch_size(self._computing.microbatch_size)
         problems = Problems()
-        problems.collect(setattr, self.state, "algorithms", as_list(algorithms))
-        problems.collect(setattr, self.state, "callbacks", [*as_list(callbacks), *as_list(profiler), *parts.savers])
+        collect = problems.collect
+        settings = Settings(
+            collect(Components, model, algorithms, algorithm_passes, optimizers, callbacks, loggers, profiler),
+            collect(TrainingData, train_dataloader, train_dataloader_label, train_subset_num_batches, spin_dataloaders),
+            collect(TrainingSchedule, max_duration, schedulers, scale_schedule_ratio, step_schedulers_every_batch),
+            collect(Evaluations, eval_dataloader, eval_interval, eval_subset_num_batches),
+            collect(Identity, run_name, seed),
+            collect(
+                Console,
+                progress_bar=progress_bar,
+                log_to_console=log_to_console,
+                console_stream=console_stream,
+                console_log_interval=console_log_interval,
+                log_traces=log_traces,
+                auto_log_hparams=auto_log_hparams,
+                python_log_level=python_log_level,
+            ),
+            collect(
+                Loading,
+                load_path=load_path,
+                load_weights_only=load_weights_only,
+                load_strict_model_weights=load_strict_model_weights,
+                load_ignore_keys=load_ignore_keys,
+                load_exclude_algorithms=load_exclude_algorithms,
+                autoresume=autoresume,
+            ),
+            collect(
+                Saving,
+                save_folder=save_folder,
+                save_filename=save_filename,
+                save_latest_filename=save_latest_filename,
+                save_overwrite=save_overwrite,
+                save_interval=save_interval,
+                save_weights_only=save_weights_only,
+                save_ignore_keys=save_ignore_keys,
+                save_num_checkpoints_to_keep=save_num_checkpoints_to_keep,
+                save_best=save_best,
+                save_metrics=save_metrics,
+            ),
+            collect(
+                Compute,
+                device=device,
+                precision=precision,
+                precision_config=precision_config,
+                device_train_microbatch_size=device_train_microbatch_size,
+                accumulate_train_batch_on_tokens=accumulate_train_batch_on_tokens,
+                deterministic_mode=deterministic_mode,
+                compile_config=compile_config,
+            ),
+            collect(Processes, parallelism_config, dist_timeout, ddp_sync_strategy),
+        )
+        self._dry_run = collect(check_dry_run, fast_dev_run)
         problems.check()
-        self.state.profiler = profiler
-        self.logger = Logger(self.state, [*as_list(loggers), *parts.displays])
-        self.engine: Engine = Engine(self.state, self.logger, algorithm_passes, log_traces=log_traces)
-        if isinstance(getattr(model, "logger", 0), Logger | None):
-            model.logger = self.logger  # type: ignore[assignment]  # no parameter or module
-        self._data.install(self.state)
-        self._evaluations.install(self.state)
-        self._progress = ResumeState(self.state, self._data, self.logger)
-        self._progress.attach_to(self.state.callbacks)
-        with self._closing_on_error():
-            given = given_arguments(Trainer.__init__, arguments) if auto_log_hparams else None
-            self._initialize(algorithm_passes, given)
+        settings = dry_run_settings(settings, self._dry_run) if self._dry_run else settings
+        super().__init__(settings, given_arguments(Trainer.__init__, settings.given()))
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | str | os.PathLike[str], **arguments: Any) -> Self:
@@ -319,29 +327,6 @@ class Trainer:
             2
         """
         return cls(**trainer_arguments(config, arguments))
-
-    def _initialize(self, passes: Passes, extra: Mapping[str, Any] | None) -> None:
-        """Run the events of the construction, load what the run starts from, and log the hyperparameters."""
-        state, model = self.state, self.state.model
-        self.engine.run_event(Event.INIT)
-        self._computing.prepare(model)
-        self._parallel.compile_config = self._computing.compile_config
-        self.engine.run_event(Event.BEFORE_LOAD)
-        if is_on_meta(model):
-            self._parallel.prepare(state)  # sharded before it is loaded, so that no process has the complete model
-        if self._loading.is_wanted():
-            self._schedule.prepare_schedulers(state)
-            self._loading.load(self.engine, self._progress, passes)
-            self._data.install(state)  # the order of the data depends on the seed, which is that of the saved run
-        self.engine.run_event(Event.AFTER_LOAD)
-        if not is_sharded(state.model):
-            broadcast_model(state.model)
-        if not self._parallel.splits_model:
-            self._computing.compile(state.model)
-        described = hyperparameters(
-            state, loggers=self.logger.destinations, schedulers=self._schedule.schedulers, extra=extra
-        )
-        self.logger.log_hyperparameters(described)
 
     @suggests_names
     def fit(
@@ -392,17 +377,11 @@ class Trainer:
         Raises:
             ValueError: There is no data or no duration, a value is out of range, or the processes have other arguments.
         """
-        check_flags(Trainer.fit, locals())
+        check_flags(reset_time=reset_time)
         state, began = self.state, time.perf_counter()
         self.engine.check_open()
-        check_schedulers(schedulers)
+        self._schedule.check_changes(duration, schedulers, scale_schedule_ratio, step_schedulers_every_batch)
         check_trainable(state.model)
-        if scale_schedule_ratio != 1 and duration is None and schedulers is None:
-            raise ValueError(
-                f"scale_schedule_ratio={scale_schedule_ratio} scales the duration and the schedulers of this call, and "
-                "neither is given: give duration or schedulers, too, or give the ratio to the Trainer."
-            )
-        check_ratio(scale_schedule_ratio)
         if self._dry_run:
             train_subset_num_batches = self._dry_run
             eval_dataloader = None if eval_dataloader is None else short_evaluators(eval_dataloader, self._dry_run)
@@ -411,7 +390,8 @@ class Trainer:
             self._evaluations = self._evaluations.with_changes(eval_dataloader, eval_interval, eval_subset_num_batches)
             self._evaluations.install(state)
         if device_train_microbatch_size is not None:
-            self._set_microbatch_size(check_microbatch_size(device_train_microbatch_size))
+            check_microbatch_size("device_train_microbatch_size", device_train_microbatch_size)
+            self._set_microbatch_size(device_train_microbatch_size)
         if precision is not None:
             change_precision(state, choose_precision(precision, state.device))
         assert self._data.batches is not None
@@ -433,7 +413,7 @@ class Trainer:
             self._schedule.take_schedulers(state, schedulers, scale_schedule_ratio, step_schedulers_every_batch),
             partial(self._evaluations.run_if_due, self.engine),
             parallel=self._parallel,
-            weigh_by_tokens=self._weigh_by_tokens,
+            weigh_by_tokens=self._compute.weighs_by_tokens,
             resume=self._progress.begin,
         )
         # torchrun sends a SIGTERM to the other processes when one has exited.
@@ -444,20 +424,6 @@ class Trainer:
         steps = int(state.timestamp.batch) - first_batch
         reason = f"fast_dev_run={self._dry_run} is complete" if self._dry_run else reason_of_end(run, length)
         return self._result(reason, began, steps, losses)
-
-    def _result(
-        self, reason: str, began: float, steps: int = 0, losses: Mapping[str, torch.Tensor] | None = None
-    ) -> FitResult:
-        return FitResult(
-            self.state.run_name,
-            reason,
-            self.state.timestamp,
-            steps,
-            time.perf_counter() - began,
-            final_metrics(self.state, losses or {}),
-            next(reversed(self.saved_checkpoints), None),
-            self.best_checkpoint,
-        )
 
     @suggests_names
     def eval(
@@ -511,7 +477,7 @@ class Trainer:
             TypeError: ``dataloader`` cannot be iterated over.
             ValueError: ``subset_num_batches`` is out of range.
         """
-        check_flags(Trainer.predict, locals())
+        check_flags(return_outputs=return_outputs)
         check_subset("subset_num_batches", subset_num_batches)
         spec, subset = ensure_data_spec(dataloader), self._dry_run or subset_num_batches
         with self._closing_on_error():
@@ -530,10 +496,7 @@ class Trainer:
         Raises:
             ValueError: There is no batch, or the model is sharded, as by ``parallelism_config={"fsdp": {}}`` in a fit.
         """
-        algorithms, key = self.state.algorithms, self.state.component_key
-        replacements = [(key(one), replaced) for one in algorithms for replaced in one.surgery_report or ()]
-        origins = {path: f"{name} (was {one.old})" for name, one in replacements for path in one.paths}
-        return summarize(self.state, self._data.spec, sample_input, origins=origins, max_depth=max_depth)
+        return summarize(self.state, self._data.spec, sample_input, max_depth=max_depth)
 
     @suggests_names
     def find_lr(
@@ -566,17 +529,6 @@ class Trainer:
             stop_factor=stop_factor,
         )
 
-    @property
-    def saved_checkpoints(self) -> list[str]:
-        """The paths of the checkpoints that this trainer has saved and not deleted, the oldest first."""
-        return [path for callback in self.state.callbacks for path in getattr(callback, "saved_checkpoints", [])]
-
-    @property
-    def best_checkpoint(self) -> str | None:
-        """The path of the best checkpoint by ``save_best``; None until one with a value of the metric is saved."""
-        paths = (getattr(callback, "best_checkpoint", None) for callback in self.state.callbacks)
-        return next((path for path in paths if path is not None), None)
-
     @suggests_names
     def save_checkpoint(self, name: str = "ep{epoch}-ba{batch}", *, weights_only: bool = False) -> str:
         """Save a checkpoint and wait until it is written. All processes must call it.
@@ -592,10 +544,9 @@ class Trainer:
             NotImplementedError: The model is wrapped by FSDP 1.
             CheckpointSaveError: The checkpoint could not be written.
         """
-        check_flags(Trainer.save_checkpoint, locals())
-        return save_together(
-            self.state, name, extra=self._progress.to_data(reports=not weights_only), weights_only=weights_only
-        )
+        check_flags(weights_only=weights_only)
+        extra = self._progress.to_data(reports=not weights_only)
+        return save_together(self.state, name, extra=extra, weights_only=weights_only)
 
     def save_checkpoint_to_save_folder(self) -> None:
         """Save a checkpoint to ``save_folder`` in the background, as at ``save_interval``.
@@ -642,56 +593,3 @@ class Trainer:
                 input_names=input_names,
                 output_names=output_names,
             )
-
-    def close(self) -> None:
-        """Close callbacks and loggers, once; the trainer cannot be used afterwards."""
-        self.engine.close()
-        if getattr(self.state.model, "logger", None) is self.logger:
-            self.state.model.logger = None
-
-    def __repr__(self) -> str:
-        """Return what is trained and how far, in one line."""
-        state, clock = self.state, self.state.timestamp
-        num_parameters = sum(parameter.numel() for parameter in state.model.parameters())
-        until = "" if state.max_duration is None else f" of max_duration='{state.max_duration}'"
-        return (
-            f"Trainer({type(state.model).__name__} with {num_parameters:,} parameters, run_name={state.run_name!r}, "
-            f"device='{state.device}', at epoch {int(clock.epoch)}, batch {int(clock.batch)}{until})"
-        )
-
-    def __enter__(self) -> Self:
-        """Return the trainer."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close the trainer."""
-        with self._noting_further_errors(error):
-            self.close()
-
-    def _set_microbatch_size(self, size: int | str | None) -> None:
-        self._parallel.check_microbatch_size(size)
-        self.state.auto_microbatching = size == "auto"
-        self.state.device_train_microbatch_size = size if isinstance(size, int) else None
-
-    @contextlib.contextmanager
-    def _closing_on_error(self) -> Iterator[None]:
-        """Close callbacks and loggers after an error, and name the process that failed after a lost connection."""
-        try:
-            yield
-        except BaseException as error:
-            explain_loss(error)
-            with self._noting_further_errors(error):
-                self.close()
-            raise
-
-    @contextlib.contextmanager
-    def _noting_further_errors(self, first: BaseException | None) -> Iterator[None]:
-        """Add an error that is raised while closing to the first one as a note, instead of hiding it."""
-        try:
-            yield
-        except Exception as second:
-            if first is None:
-                raise
-            first.add_note(f"Closing callbacks and loggers failed, too: {type(second).__name__}: {second}")

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from composer.models import ComposerClassifier
-from composer.trainer.settings.compute import ComputeConfig
 
 
 def wide_model():
@@ -82,8 +81,8 @@ class TestCompile:
             make_trainer(compile_config=True)
 
 
-def test_invalid_microbatch_size_raises():
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "all"])
+def test_invalid_microbatch_size_raises(make_trainer, wrong):
     """A size is None, "auto" or a positive integer."""
-    for wrong in (0, -1, 1.5, True, "all"):
-        with pytest.raises(ValueError, match="device_train_microbatch_size must be"):
-            ComputeConfig.make("cpu", None, None, None, wrong)
+    with pytest.raises(ValueError, match="device_train_microbatch_size must be"):
+        make_trainer(device_train_microbatch_size=wrong)

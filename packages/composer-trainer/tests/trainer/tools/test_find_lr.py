@@ -229,8 +229,8 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"start_lr": 0.0}, "start_lr must lie in"),
-            ({"start_lr": 1.0, "end_lr": 0.1}, "end_lr must lie in"),
+            ({"start_lr": 0.0}, "start_lr must be more than 0"),
+            ({"start_lr": 1.0, "end_lr": 0.1}, "end_lr must be more than 1.0"),
             ({"num_batches": 1}, "num_batches must be at least 2, got 1"),
             ({"stop_factor": 0.5}, "stop_factor must lie in"),
             ({"lr": 0.5}, "find_lr.. has no argument 'lr'"),

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from composer.core import DataSpec, SupportsTraining, Time, TimeUnit, ensure_data_spec
-from composer.core.checks import is_string, is_subset
+from composer.core.checks import is_flag, is_string, is_subset
 from composer.distributed import check_sampler
 from composer.trainer.data.batches import Batches
 from composer.trainer.evaluation.metrics import SupportsMetrics, metrics_of, reduce_over_data
@@ -29,20 +29,23 @@ class TrainingData:
     """The data to train on, and the current position in it.
 
     Args:
-        spec: The loader; None if not given yet.
-        label: Its name in logs.
-        subset_num_batches: The number of batches in an epoch; -1 for all.
-        spin: Whether a loader that cannot start in the middle of an epoch is fast-forwarded to the resume point.
+        train_dataloader: The loader; None if not given yet.
+        train_dataloader_label: Its name in logs.
+        train_subset_num_batches: The number of batches in an epoch; -1 for all.
+        spin_dataloaders: Whether a loader that cannot start in the middle of an epoch is fast-forwarded to the
+            resume point.
 
     Raises:
-        TypeError: ``spec`` cannot be iterated over.
-        ValueError: ``subset_num_batches`` is out of range.
+        TypeError: ``train_dataloader`` cannot be iterated over.
+        ValueError: ``train_subset_num_batches`` is out of range.
     """
 
-    spec: DataSpec | None = attrs.field(default=None, converter=attrs.converters.optional(ensure_data_spec))
+    spec: DataSpec | None = attrs.field(
+        default=None, alias="train_dataloader", converter=attrs.converters.optional(ensure_data_spec)
+    )
     label: str = attrs.field(default="train", alias="train_dataloader_label", validator=is_string)
     subset_num_batches: int = attrs.field(default=-1, alias="train_subset_num_batches", validator=is_subset)
-    spin: bool = True
+    spin: bool = attrs.field(default=True, alias="spin_dataloaders", validator=is_flag)
     batches: Batches | None = attrs.field(default=None, init=False)
 
     def check_end(self, duration: Time | None) -> None:
@@ -124,8 +127,8 @@ def _is_endless(loader: object) -> bool:
     return is_repeated or isinstance(loader, (itertools.cycle, itertools.count))
 
 
-def check_model(model: object, *, is_trained: bool) -> None:
-    """Raise a TypeError if a model lacks a method that training requires, and a ValueError if it cannot be trained."""
+def check_model(model: object) -> None:
+    """Raise a TypeError if a model lacks a method that training requires."""
     if isinstance(model, type):
         raise TypeError(f"model must be an object, got the class {model.__name__}; write {model.__name__}().")
     if not isinstance(model, nn.Module) or not isinstance(model, SupportsTraining):
@@ -134,8 +137,6 @@ def check_model(model: object, *, is_trained: bool) -> None:
             f"got {type(model).__name__}. "
             "Wrap a classifier in composer.models.ComposerClassifier, or derive the model from ComposerModel."
         )
-    if is_trained:
-        check_trainable(model)
 
 
 def check_trainable(model: nn.Module) -> None:

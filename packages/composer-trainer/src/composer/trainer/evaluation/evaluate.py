@@ -82,17 +82,17 @@ class Evaluations:
     """The data sets that a run is evaluated on, and how often.
 
     Args:
-        data: The data sets; None for none.
-        interval: The interval of evaluators without one of their own.
-        subset_num_batches: The number of batches of evaluators without one of their own.
+        eval_dataloader: The data sets; None for none.
+        eval_interval: The interval of evaluators without one of their own.
+        eval_subset_num_batches: The number of batches of evaluators without one of their own.
 
     Raises:
         TypeError: Several data sets are given that are not all evaluators.
         ValueError: The interval or the number of batches is out of range.
     """
 
-    data: EvalData | None = None
-    interval: EvalInterval = 1
+    data: EvalData | None = attrs.field(default=None, alias="eval_dataloader")
+    interval: EvalInterval = attrs.field(default=1, alias="eval_interval")
     subset_num_batches: int = attrs.field(default=-1, alias="eval_subset_num_batches", validator=is_subset)
     evaluators: list[Evaluator] = attrs.field(init=False)
 
@@ -113,11 +113,8 @@ class Evaluations:
         """
         if data is None and interval is not None and self.data is None:
             raise ValueError("eval_interval is given without data to evaluate on: give eval_dataloader, too.")
-        return Evaluations(
-            self.data if data is None else data,
-            self.interval if interval is None else interval,
-            self.subset_num_batches if subset is None else subset,
-        )
+        given: dict[str, Any] = {"eval_dataloader": data, "eval_interval": interval, "eval_subset_num_batches": subset}
+        return attrs.evolve(self, **{name: value for name, value in given.items() if value is not None})
 
     def labels(self) -> list[str]:
         """Return the labels of the evaluators."""

@@ -10,6 +10,7 @@ import attrs
 import torch
 
 from composer.core import Precision
+from composer.core.checks import by_name, is_flag
 from composer.distributed import device_of_process
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["ComputeConfig", "check_microbatch_size", "choose_device", "choose_precision"]
+__all__ = ["Compute", "check_microbatch_size", "choose_device", "choose_precision"]
 
 _FP8_CAPABILITY = (8, 9)
 _AVAILABLE: dict[str, Callable[[], bool]] = {
@@ -27,54 +28,59 @@ _AVAILABLE: dict[str, Callable[[], bool]] = {
 }
 
 
-@attrs.frozen
-class ComputeConfig:
-    """How a model computes.
+def check_microbatch_size(name: str, size: object) -> None:
+    """Raise a ValueError for a size that is neither None, nor ``"auto"``, nor an integer of at least 1."""
+    wrong = size is not None and size != "auto"
+    if wrong and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+        raise ValueError(f"{name} must be None, 'auto' or a number of samples, at least 1, got {size!r}.")
 
-    Args:
-        device: The device.
-        precision: The precision.
-        precision_config: Settings of torchao's ``Float8LinearConfig``, or ``{"recipe": name}`` of one of its recipes.
-        compile_config: Arguments of ``torch.nn.Module.compile``; None does not compile.
-        microbatch_size: The number of samples in a microbatch, ``"auto"``, or None for complete batches.
+
+def _check_config(name: str, config: object) -> None:
+    if config is not None and not isinstance(config, Mapping):
+        raise TypeError(f"{name} must be a dictionary of arguments, got {config!r}; {{}} takes all defaults.")
+
+
+@attrs.frozen
+class Compute:
+    """The arguments of a :class:`~composer.Trainer` about how it computes; see there.
+
+    Attributes:
+        device: The device of this process.
+        precision: The precision, which is that of the device by default.
+
+    Raises:
+        TypeError: An argument is of the wrong kind.
+        ValueError: An argument is out of range, or two contradict each other.
+        ImportError: ``precision="amp_fp8"`` needs torchao, which is not installed.
     """
 
-    device: torch.device
-    precision: Precision
-    precision_config: dict[str, Any] | None = None
-    compile_config: dict[str, Any] | None = None
-    microbatch_size: int | str | None = None
+    _device: str | torch.device | None
+    _precision: str | Precision | None
+    precision_config: Mapping[str, Any] | None = attrs.field(validator=by_name(_check_config))
+    microbatch_size: int | str | None = attrs.field(
+        alias="device_train_microbatch_size", validator=by_name(check_microbatch_size)
+    )
+    weighs_by_tokens: bool = attrs.field(alias="accumulate_train_batch_on_tokens", validator=is_flag)
+    is_deterministic: bool = attrs.field(alias="deterministic_mode", validator=is_flag)
+    compile_config: Mapping[str, Any] | None = attrs.field(validator=by_name(_check_config))
+    device: torch.device = attrs.field(init=False)
+    precision: Precision = attrs.field(init=False)
 
-    @classmethod
-    def make(
-        cls,
-        device: str | torch.device | None,
-        precision: str | Precision | None,
-        precision_config: Mapping[str, Any] | None,
-        compile_config: Mapping[str, Any] | None,
-        microbatch_size: int | str | None,
-    ) -> ComputeConfig:
-        """Return the validated settings.
+    @device.default
+    def _choose_device(self) -> torch.device:
+        return device_of_process(choose_device(self._device))
 
-        Raises:
-            ValueError: One of them is out of range, or two contradict each other.
-            ImportError: ``precision="amp_fp8"`` needs torchao, which is not installed.
-        """
-        chosen = device_of_process(choose_device(device))
-        made = cls(
-            chosen,
-            choose_precision(precision, chosen),
-            _checked_config("precision_config", precision_config),
-            _checked_config("compile_config", compile_config),
-            check_microbatch_size(microbatch_size),
-        )
-        if made.precision is Precision.AMP_FP8:
-            made.check_fp8()
-        elif made.precision_config is not None:
+    @precision.default
+    def _choose_precision(self) -> Precision:
+        return choose_precision(self._precision, self.device)
+
+    def __attrs_post_init__(self) -> None:
+        if self.precision is Precision.AMP_FP8:
+            self.check_fp8()
+        elif self.precision_config is not None:
             raise ValueError(
-                f"precision_config is only for precision='amp_fp8', and precision is '{made.precision}': leave it out."
+                f"precision_config is only for precision='amp_fp8', and precision is '{self.precision}': leave it out."
             )
-        return made
 
     def check_fp8(self) -> None:
         """Raise an error if this device cannot compute in 8 bits."""
@@ -114,28 +120,6 @@ class ComputeConfig:
         """Compile the model in place if configured; the names of its weights do not change."""
         if self.compile_config is not None:
             model.compile(**self.compile_config)
-
-
-def check_microbatch_size(size: int | str | None) -> int | str | None:
-    """Return the size.
-
-    Raises:
-        ValueError: The size is neither None, nor ``"auto"``, nor an integer of at least 1.
-    """
-    wrong = size is not None and size != "auto"
-    if wrong and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-        raise ValueError(
-            f"device_train_microbatch_size must be None, 'auto' or a number of samples, at least 1, got {size!r}."
-        )
-    return size
-
-
-def _checked_config(name: str, config: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if config is None:
-        return None
-    if not isinstance(config, Mapping):
-        raise TypeError(f"{name} must be a dictionary of arguments, got {config!r}; {{}} takes all defaults.")
-    return dict(config)
 
 
 def _fits_fp8(module: nn.Module, name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -12,12 +12,11 @@ from composer.trainer.evaluation.evaluate import to_evaluators
 from composer.trainer.resume.state import SavesProgress
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from composer.core import Logger, State
     from composer.trainer.evaluation.evaluate import EvalData
+    from composer.trainer.settings.groups import Settings
 
-__all__ = ["check_dry_run", "dry_run_arguments", "end_dry_run", "short_evaluators"]
+__all__ = ["check_dry_run", "dry_run_settings", "end_dry_run", "short_evaluators"]
 
 
 def check_dry_run(fast_dev_run: int) -> int:
@@ -35,24 +34,26 @@ def check_dry_run(fast_dev_run: int) -> int:
     return int(fast_dev_run)
 
 
-def dry_run_arguments(arguments: Mapping[str, Any], batches: int) -> dict[str, Any]:
-    """Return the arguments of a trainer for a run of a few batches without checkpoints and files of loggers."""
-    evaluation = arguments["eval_dataloader"]
-    return {
-        **arguments,
-        "fast_dev_run": 0,
-        "train_subset_num_batches": batches,
-        "eval_dataloader": None if evaluation is None else short_evaluators(evaluation, batches),
-        "callbacks": [one for one in as_list(arguments["callbacks"]) if not isinstance(one, SavesProgress)],
-        "loggers": None,
-        "profiler": None,
-        "save_folder": None,
-        "save_best": None,
-        "autoresume": False,
-        # A complete run would have nothing left to train.
-        "load_path": None if arguments["load_path"] == "latest" else arguments["load_path"],
-        "load_weights_only": True,
-    }
+def dry_run_settings(settings: Settings, batches: int) -> Settings:
+    """Return the settings of a run of a few batches without checkpoints and files of loggers."""
+    components, data, loading = settings.components, settings.evaluations.data, settings.loading
+    callbacks = [one for one in as_list(components.callbacks) if not isinstance(one, SavesProgress)]
+    return attrs.evolve(
+        settings,
+        components=attrs.evolve(components, callbacks=callbacks, loggers=None, profiler=None),
+        data=attrs.evolve(settings.data, train_subset_num_batches=batches),
+        evaluations=attrs.evolve(
+            settings.evaluations, eval_dataloader=None if data is None else short_evaluators(data, batches)
+        ),
+        saving=attrs.evolve(settings.saving, save_folder=None, save_best=None),
+        loading=attrs.evolve(
+            loading,
+            # A complete run would have nothing left to train.
+            load_path=None if loading.path == "latest" else loading.path,
+            load_weights_only=True,
+            autoresume=False,
+        ),
+    )
 
 
 def short_evaluators(data: EvalData, batches: int) -> list[Evaluator]:

@@ -1,25 +1,12 @@
-"""What a trainer reads of its environment: the name of the run, and a distribution that owns the same files."""
+"""The warning of a distribution that owns the same files."""
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
-import os
 import warnings
 
-__all__ = ["run_name_of_environment", "warn_of_mosaicml"]
-
-
-def run_name_of_environment() -> str | None:
-    """Return the variable ``COMPOSER_RUN_NAME``, or ``RUN_NAME``; None if neither has a value.
-
-    Example:
-        >>> os.environ["COMPOSER_RUN_NAME"] = "first"
-        >>> run_name_of_environment()
-        'first'
-        >>> del os.environ["COMPOSER_RUN_NAME"]
-    """
-    return os.environ.get("COMPOSER_RUN_NAME") or os.environ.get("RUN_NAME") or None
+__all__ = ["warn_of_mosaicml"]
 
 
 @functools.cache

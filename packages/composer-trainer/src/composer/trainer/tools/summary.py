@@ -97,16 +97,13 @@ class ModelSummary:
         return "\n".join(lines)
 
 
-def summarize(
-    state: State, spec: DataSpec | None, sample_input: Any, *, origins: Mapping[str, str], max_depth: int
-) -> ModelSummary:
+def summarize(state: State, spec: DataSpec | None, sample_input: Any, *, max_depth: int) -> ModelSummary:
     """Return the summary of a state's model, which is left as it was.
 
     Args:
         state: The run.
         spec: The data whose first batch is computed; None if ``sample_input`` is given.
         sample_input: The batch; None for the first one of the data.
-        origins: By the path of a module, the algorithm that put it there and the class of the former one.
         max_depth: How many levels of modules are listed below the model.
 
     Raises:
@@ -120,6 +117,10 @@ def summarize(
         )
     modules = {path: one for path, one in model.named_modules() if (path.count(".") + bool(path)) <= max_depth}
     shapes: dict[int, tuple[str, str]] = {}
+    replacements = [
+        (state.component_key(one), replaced) for one in state.algorithms for replaced in one.surgery_report or ()
+    ]
+    origins = {path: f"{name} (was {one.old})" for name, one in replacements for path in one.paths}
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         given = [*args, *kwargs.values()]

@@ -18,7 +18,7 @@ from composer.callbacks import (
 from composer.core import Algorithm, Evaluator, Event, Stage, State
 from composer.loggers import ConsoleLogger
 from composer.optim import MultiStepScheduler, StepScheduler, plot_schedule
-from composer.trainer.settings.arguments import ArgumentsError
+from composer.trainer.settings.groups import ArgumentsError
 
 
 class TestSeveralErrors:
@@ -188,12 +188,6 @@ class TestTypes:
         """A value of the wrong type raises with the parameter's name."""
         with pytest.raises(TypeError, match=f"^{begin}"):
             make_trainer(**options)
-
-    def test_single_algorithm_is_a_list_of_one(self, make_trainer):
-        """The name of a single algorithm is not split into letters."""
-        trainer = make_trainer(load_exclude_algorithms="BlurPool")
-
-        assert trainer._loading.exclude_algorithms == ["BlurPool"]
 
     def test_wrong_flag_is_reported_once(self, make_trainer):
         """An error that a component would raise again is not repeated."""

@@ -1,4 +1,4 @@
-"""Load the checkpoint that a run starts from, and save checkpoints from several processes."""
+"""The checkpoint that a run starts from, and those that it saves."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from composer.checkpoint import (
 )
 from composer.checkpoint.finding import agreed_newest, agreed_path
 from composer.checkpoint.loading import check_together
+from composer.checkpoint.saver import savers
 from composer.checkpoint.saving import check_ignore_keys, reject_fsdp1
-from composer.core.checks import nearest, to_path, to_texts
+from composer.core.checks import is_flag, nearest, to_path, to_texts
 from composer.core.files import fill_in_run
 from composer.distributed import all_agree, any_rank, from_rank_zero, get_global_rank
 from composer.distributed.collectives import failing_together
@@ -28,61 +29,58 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Collection, Mapping, Sequence
 
+    from composer.checkpoint.saver import CheckpointSaver, SaveInterval
     from composer.checkpoint.saving import IgnoreKeys
     from composer.core import Engine, State
     from composer.core.passes import Passes
     from composer.trainer.resume.state import ResumeState
 
-__all__ = ["Loading", "best_by", "save_together"]
+__all__ = ["Loading", "Saving", "best_by", "save_together"]
 
 _log = logging.getLogger(__name__)
 
 
-def _to_exclude_algorithms(given: str | Sequence[str] | None) -> list[str]:
-    return to_texts("load_exclude_algorithms", given)
+def _to_exclude_algorithms(given: str | Sequence[str] | None) -> list[str] | None:
+    return None if given is None else to_texts("load_exclude_algorithms", given)
 
 
 @attrs.frozen
 class Loading:
     """The checkpoint that a run starts from.
 
-    Args:
-        path: A checkpoint's folder or URL, ``"latest"`` for the newest of ``folder``, or a file of weights.
-        weights_only: Whether only the model's weights are loaded.
-        strict: Whether missing or unexpected weights raise an error.
-        ignore_keys: The parts not to load.
-        exclude_algorithms: The algorithms not to reconstruct.
-        autoresume: Whether to start from the newest checkpoint of the run's name in ``folder``, if there is one.
-        folder: The folder that the run saves checkpoints to.
-
-    Raises:
-        ValueError: ``autoresume`` is set without a folder or name.
+    The arguments are those of a :class:`~composer.Trainer`; see there.
     """
 
-    path: str | os.PathLike[str] | None = None
-    weights_only: bool = False
-    strict: bool = True
-    ignore_keys: IgnoreKeys = None
-    exclude_algorithms: list[str] = attrs.field(default=None, converter=_to_exclude_algorithms)
-    autoresume: bool = attrs.field(default=False, kw_only=True)
-    folder: str | None = attrs.field(default=None, kw_only=True)
-    run_name: str | None = attrs.field(default=None, kw_only=True)
+    path: str | os.PathLike[str] | None = attrs.field(alias="load_path")
+    weights_only: bool = attrs.field(alias="load_weights_only", validator=is_flag)
+    strict: bool = attrs.field(alias="load_strict_model_weights", validator=is_flag)
+    ignore_keys: IgnoreKeys = attrs.field(alias="load_ignore_keys")
+    exclude_algorithms: list[str] | None = attrs.field(
+        alias="load_exclude_algorithms", converter=_to_exclude_algorithms
+    )
+    autoresume: bool = attrs.field(validator=is_flag)
 
     def __attrs_post_init__(self) -> None:
-        if self.autoresume and (self.folder is None or self.run_name is None):
-            lacking = " and ".join(
-                name for name, value in (("save_folder", self.folder), ("run_name", self.run_name)) if value is None
-            )
-            raise ValueError(
-                f"autoresume=True looks for checkpoints of this run, and needs {lacking}: the same ones at every start."
-            )
         check_ignore_keys(self.ignore_keys, "load_ignore_keys")
         if self.path is not None:
             to_path("load_path", self.path)
         if self.path is not None and (not str(self.path) or "\0" in str(self.path)):
             raise ValueError(f"load_path must be the path or address of a checkpoint, got {str(self.path)!r}.")
-        if self.path is not None and str(self.path) == "latest" and self.folder is None:
+
+    def check(self, save_folder: str | None, *, has_name: bool) -> None:
+        """Raise a ValueError if what is to be loaded cannot be found without a folder to save to, or a name."""
+        needed = {"save_folder": save_folder is not None, "run_name": has_name}
+        if self.autoresume and not all(needed.values()):
+            lacking = " and ".join(name for name, is_given in needed.items() if not is_given)
+            raise ValueError(
+                f"autoresume=True looks for checkpoints of this run, and needs {lacking}: the same ones at every start."
+            )
+        if self.path is not None and str(self.path) == "latest" and save_folder is None:
             raise ValueError("load_path='latest' is the newest checkpoint in save_folder: give that, too.")
+
+    def is_given(self) -> bool:
+        """Return whether this process may have to load a checkpoint."""
+        return self.path is not None or self.autoresume
 
     def is_wanted(self) -> bool:
         """Return whether a checkpoint may have to be loaded; all processes must call it.
@@ -95,12 +93,14 @@ class Loading:
                 "load_path, load_weights_only and autoresume must be the same in every process, got others in some. "
                 "Give all processes the same arguments: rank 0 chooses the checkpoint."
             )
-        return self.path is not None or self.autoresume
+        return self.is_given()
 
-    def load(self, engine: Engine, progress: ResumeState, passes: Passes) -> LoadedCheckpoint | None:
+    def load(
+        self, engine: Engine, progress: ResumeState, passes: Passes, save_folder: str | None
+    ) -> LoadedCheckpoint | None:
         """Load the checkpoint; return None if there is none. All processes must call it."""
         state = engine.state
-        folder = None if self.folder is None else fill_in_run(self.folder, state)
+        folder = None if save_folder is None else fill_in_run(save_folder, state)
         if self.autoresume:
             assert folder is not None
             # Also without a checkpoint: loggers continue an earlier start of this run.
@@ -118,11 +118,11 @@ class Loading:
                 _log.warning(
                     "autoresume: there are only weights of %r, from which training cannot resume; starting from the "
                     "beginning. Leave out save_weights_only.",
-                    self.run_name,
+                    state.run_name,
                 )
             elif self.path is None:
                 text = "autoresume: there is no checkpoint of %r yet; starting from the beginning."
-                _log.warning(text, self.run_name)
+                _log.warning(text, state.run_name)
         if self.path is None:
             return None
         given = str(self.path).replace("{run_name}", state.run_name)
@@ -160,26 +160,45 @@ class Loading:
         return loaded
 
 
-def save_together(state: State, path: str, *, extra: Mapping[str, Any], weights_only: bool) -> str:
-    """Save a checkpoint from rank 0 while the other processes wait, or a sharded model from all; all must call it.
+@attrs.frozen
+class Saving:
+    """The arguments of a :class:`~composer.Trainer` about the checkpoints that it saves; see there."""
 
-    Raises:
-        NotImplementedError: The model is wrapped by FSDP 1; in every process.
-        CheckpointSaveError: The checkpoint could not be written; in every process.
-    """
-    reject_fsdp1(state.model)
-    if is_sharded(state.model):
-        return save_checkpoint(state, path, extra=extra, weights_only=weights_only)
-    saved = path
-    if get_global_rank() == 0:
-        try:
-            saved = save_checkpoint(state, path, extra=extra, weights_only=weights_only)
-        except BaseException:
-            any_rank(flag=True)
-            raise
-    if any_rank(flag=False):
-        raise CheckpointSaveError(path, "the process of rank 0 has failed; see its error.")
-    return from_rank_zero(saved)
+    save_folder: str | None
+    save_filename: str
+    save_latest_filename: str | None
+    save_overwrite: bool = attrs.field(validator=is_flag)
+    save_interval: SaveInterval
+    save_weights_only: bool = attrs.field(validator=is_flag)
+    save_ignore_keys: IgnoreKeys
+    save_num_checkpoints_to_keep: int
+    save_best: str | KeepBest | None
+    save_metrics: bool = attrs.field(validator=is_flag)
+
+    def make_savers(self, model: object, labels: Collection[str], *, autoresume: bool) -> list[CheckpointSaver]:
+        """Return the callbacks that save: one, or none without a folder.
+
+        Args:
+            model: Its metrics are those that ``save_best`` may name.
+            labels: The labels of the data sets that it is evaluated on.
+            autoresume: Whether the run continues the one that saved to the folder.
+
+        Raises:
+            TypeError: A setting is of the wrong type.
+            ValueError: A setting is out of range.
+        """
+        return savers(
+            self.save_folder,
+            self.save_filename,
+            self.save_latest_filename,
+            self.save_interval,
+            overwrite=self.save_overwrite,
+            num_checkpoints_to_keep=self.save_num_checkpoints_to_keep,
+            keep_best=best_by(self.save_best, model, labels),
+            weights_only=self.save_weights_only,
+            ignore_keys=self.save_ignore_keys,
+            continues=autoresume,
+        )
 
 
 def best_by(save_best: str | KeepBest | None, model: Any, labels: Collection[str]) -> KeepBest | None:
@@ -213,3 +232,25 @@ def best_by(save_best: str | KeepBest | None, model: Any, labels: Collection[str
             f"save_best=KeepBest('metrics/{label}/{name}', mode='max') of composer.checkpoint, or mode='min'."
         )
     return KeepBest(f"metrics/{label}/{name}", mode="max" if more_is_better else "min")
+
+
+def save_together(state: State, path: str, *, extra: Mapping[str, Any], weights_only: bool) -> str:
+    """Save a checkpoint from rank 0 while the other processes wait, or a sharded model from all; all must call it.
+
+    Raises:
+        NotImplementedError: The model is wrapped by FSDP 1; in every process.
+        CheckpointSaveError: The checkpoint could not be written; in every process.
+    """
+    reject_fsdp1(state.model)
+    if is_sharded(state.model):
+        return save_checkpoint(state, path, extra=extra, weights_only=weights_only)
+    saved = path
+    if get_global_rank() == 0:
+        try:
+            saved = save_checkpoint(state, path, extra=extra, weights_only=weights_only)
+        except BaseException:
+            any_rank(flag=True)
+            raise
+    if any_rank(flag=False):
+        raise CheckpointSaveError(path, "the process of rank 0 has failed; see its error.")
+    return from_rank_zero(saved)

@@ -7,7 +7,7 @@ from torchmetrics import Metric
 
 from composer.checkpoint import KeepBest, find_checkpoints
 from composer.core import Evaluator
-from composer.trainer.settings.loading import best_by
+from composer.trainer.settings.checkpoints import best_by
 
 
 class Undirected(Metric):

@@ -1,0 +1,187 @@
+"""The parts that a trainer consists of: created from its settings, and closed once."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+from composer.core import Engine, Event, Logger
+from composer.core.checks import as_list
+from composer.distributed import broadcast_model, initialize_dist
+from composer.distributed.failures import explain_loss
+from composer.distributed.meta import is_on_meta
+from composer.distributed.sharding import is_sharded
+from composer.trainer.optimization import default_optimizer
+from composer.trainer.reproducibility import configure_deterministic_mode
+from composer.trainer.result import FitResult, final_metrics
+from composer.trainer.resume.state import ResumeState
+from composer.trainer.settings.consistency import check_same_values
+from composer.trainer.settings.groups import Problems
+from composer.trainer.tools.dry_run import end_dry_run
+from composer.trainer.tools.hyperparameters import hyperparameters, plain_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from types import TracebackType
+
+    import torch
+
+    from composer.trainer.settings.groups import Settings
+
+__all__ = ["Assembly"]
+
+
+class Assembly:
+    """The parts of a training: its state, engine and logger, the data, and what decides how they are used.
+
+    Args:
+        settings: The arguments of the trainer.
+        given: Those to log: which are not defaults.
+
+    Raises:
+        TypeError: An argument is of the wrong kind.
+        ValueError: Two arguments contradict each other, or two algorithms cannot work together.
+    """
+
+    _dry_run: int
+    """The number of batches of each kind in a dry run; else 0."""
+
+    def __init__(self, settings: Settings, given: Mapping[str, Any]) -> None:
+        components, compute, model = settings.components, settings.compute, settings.components.model
+        savers, displays = settings.check()
+        settings.console.set_log_level()
+        self._data, self._evaluations, self._compute = settings.data, settings.evaluations, compute
+        self._parallel, self._schedule = settings.processes.parallel, settings.schedule
+        if compute.is_deterministic:
+            configure_deterministic_mode()
+        initialize_dist(compute.device, settings.processes.dist_timeout)
+        check_same_values(plain_settings(self._parallel.sections()))
+        self.state = settings.make_state()
+        optimizers = as_list(components.optimizers)
+        if components.optimizers is None and any(True for _ in model.parameters()):
+            optimizers = [default_optimizer(model)]
+        self.state.optimizers = optimizers
+        self._set_microbatch_size(compute.microbatch_size)
+        problems = Problems()
+        problems.collect(setattr, self.state, "algorithms", as_list(components.algorithms))
+        callbacks = [*as_list(components.callbacks), *as_list(components.profiler), *savers]
+        problems.collect(setattr, self.state, "callbacks", callbacks)
+        problems.check()
+        self.state.profiler = components.profiler
+        self.logger = Logger(self.state, [*as_list(components.loggers), *displays])
+        passes, log_traces = components.algorithm_passes, settings.console.log_traces
+        self.engine: Engine = Engine(self.state, self.logger, passes, log_traces=log_traces)
+        if isinstance(getattr(model, "logger", 0), Logger | None):
+            model.logger = self.logger  # type: ignore[assignment]  # no parameter or module
+        self._data.install(self.state)
+        self._evaluations.install(self.state)
+        self._progress = ResumeState(self.state, self._data, self.logger)
+        self._progress.attach_to(self.state.callbacks)
+        with self._closing_on_error():
+            self._initialize(settings, given)
+        if self._dry_run:
+            self.engine.on("epoch_checkpoint", end_dry_run)
+
+    def _initialize(self, settings: Settings, given: Mapping[str, Any]) -> None:
+        """Run the events of the construction, load what the run starts from, and log the hyperparameters."""
+        state, model = self.state, self.state.model
+        self.engine.run_event(Event.INIT)
+        self._compute.prepare(model)
+        self._parallel.compile_config = self._compute.compile_config
+        self.engine.run_event(Event.BEFORE_LOAD)
+        if is_on_meta(model):
+            self._parallel.prepare(state)  # sharded before it is loaded, so that no process has the complete model
+        if settings.loading.is_wanted():
+            self._schedule.prepare_schedulers(state)
+            passes = settings.components.algorithm_passes
+            settings.loading.load(self.engine, self._progress, passes, settings.saving.save_folder)
+            self._data.install(state)  # the order of the data depends on the seed, which is that of the saved run
+        self.engine.run_event(Event.AFTER_LOAD)
+        if not is_sharded(state.model):
+            broadcast_model(state.model)
+        if not self._parallel.splits_model:
+            self._compute.compile(state.model)
+        if loggers := self.logger.destinations:
+            extra = given if settings.console.auto_log_hparams else None
+            schedulers = self._schedule.schedulers
+            described = hyperparameters(state, loggers=loggers, schedulers=schedulers, extra=extra)
+            self.logger.log_hyperparameters(described)
+
+    @property
+    def saved_checkpoints(self) -> list[str]:
+        """The paths of the checkpoints that this trainer has saved and not deleted, the oldest first."""
+        return [path for callback in self.state.callbacks for path in getattr(callback, "saved_checkpoints", [])]
+
+    @property
+    def best_checkpoint(self) -> str | None:
+        """The path of the best checkpoint by ``save_best``; None until one with a value of the metric is saved."""
+        paths = (getattr(callback, "best_checkpoint", None) for callback in self.state.callbacks)
+        return next((path for path in paths if path is not None), None)
+
+    def _result(
+        self, reason: str, began: float, steps: int = 0, losses: Mapping[str, torch.Tensor] | None = None
+    ) -> FitResult:
+        return FitResult(
+            self.state.run_name,
+            reason,
+            self.state.timestamp,
+            steps,
+            time.perf_counter() - began,
+            final_metrics(self.state, losses or {}),
+            next(reversed(self.saved_checkpoints), None),
+            self.best_checkpoint,
+        )
+
+    def close(self) -> None:
+        """Close callbacks and loggers, once; the trainer cannot be used afterwards."""
+        self.engine.close()
+        if getattr(self.state.model, "logger", None) is self.logger:
+            self.state.model.logger = None
+
+    def __repr__(self) -> str:
+        """Return what is trained and how far, in one line."""
+        state, clock = self.state, self.state.timestamp
+        num_parameters = sum(parameter.numel() for parameter in state.model.parameters())
+        until = "" if state.max_duration is None else f" of max_duration='{state.max_duration}'"
+        return (
+            f"Trainer({type(state.model).__name__} with {num_parameters:,} parameters, run_name={state.run_name!r}, "
+            f"device='{state.device}', at epoch {int(clock.epoch)}, batch {int(clock.batch)}{until})"
+        )
+
+    def __enter__(self) -> Self:
+        """Return the trainer."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the trainer."""
+        with self._noting_further_errors(error):
+            self.close()
+
+    def _set_microbatch_size(self, size: int | str | None) -> None:
+        self._parallel.check_microbatch_size(size)
+        self.state.auto_microbatching = size == "auto"
+        self.state.device_train_microbatch_size = size if isinstance(size, int) else None
+
+    @contextlib.contextmanager
+    def _closing_on_error(self) -> Iterator[None]:
+        """Close callbacks and loggers after an error, and name the process that failed after a lost connection."""
+        try:
+            yield
+        except BaseException as error:
+            explain_loss(error)
+            with self._noting_further_errors(error):
+                self.close()
+            raise
+
+    @contextlib.contextmanager
+    def _noting_further_errors(self, first: BaseException | None) -> Iterator[None]:
+        """Add an error that is raised while closing to the first one as a note, instead of hiding it."""
+        try:
+            yield
+        except Exception as second:
+            if first is None:
+                raise
+            first.add_note(f"Closing callbacks and loggers failed, too: {type(second).__name__}: {second}")

@@ -1,0 +1,299 @@
+"""The arguments of a trainer in groups: each checks its own, and :class:`Settings` that none contradicts another."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import os
+import secrets
+from typing import TYPE_CHECKING, Any, ParamSpec, TextIO, TypeVar, cast
+
+import attrs
+from attrs.validators import optional
+
+from composer.checkpoint.saving import reject_fsdp1
+from composer.core import AlgorithmPass, Callback, Interval, State
+from composer.core.checks import as_list, by_name, check_run_name, is_flag, is_string
+from composer.distributed import (
+    Parallelism,
+    check_timeout,
+    from_rank_zero,
+    get_data_rank,
+    get_global_rank,
+    get_world_size,
+)
+from composer.distributed.collectives import all_gather_data
+from composer.distributed.meta import is_on_meta
+from composer.loggers.console_logger import terminal_destinations
+from composer.trainer.data.settings import check_model, check_trainable
+from composer.trainer.evaluation.evaluate import check_can_be_evaluated
+from composer.trainer.optimization import check_optimizers, make_scaler
+from composer.trainer.reproducibility import choose_seed, seed_all
+from composer.trainer.resume.state import SavesProgress
+from composer.trainer.schedules import check_optimizers_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from composer.core import Algorithm, LoggerDestination, Time
+    from composer.trainer.data.settings import TrainingData
+    from composer.trainer.evaluation.evaluate import Evaluations
+    from composer.trainer.schedules import TrainingSchedule
+    from composer.trainer.settings.checkpoints import Loading, Saving
+    from composer.trainer.settings.compute import Compute
+
+__all__ = ["ArgumentsError", "Components", "Console", "Identity", "Problems", "Processes", "Settings"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class ArgumentsError(ValueError, TypeError):
+    """Several arguments are invalid.
+
+    Args:
+        problems: The errors; also the attribute ``problems``.
+
+    Example:
+        >>> print(ArgumentsError([ValueError("a must be 1, got 2."), TypeError("b must be a number.")]))
+        2 arguments are wrong:
+        - a must be 1, got 2.
+        - b must be a number.
+    """
+
+    def __init__(self, problems: Sequence[Exception]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n- ".join([f"{len(problems)} arguments are wrong:", *map(str, problems)]))
+
+
+class Problems:
+    """Collects the errors of invalid arguments, so that all are reported.
+
+    Example:
+        >>> problems = Problems()
+        >>> with problems.noted():
+        ...     raise ValueError("a must be 1, got 2.")
+        >>> problems.check()
+        Traceback (most recent call last):
+        ValueError: a must be 1, got 2.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[Exception] = []
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Record an error about an argument that is raised within the block."""
+        try:
+            yield
+        except (TypeError, ValueError, ImportError, NotImplementedError) as error:
+            self.found.append(error)
+
+    def collect(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function and return its result; if it raises an error about an argument, record it.
+
+        The result is then None, and :meth:`check` raises before it is used.
+        """
+        result: Any = None
+        with self.noted():
+            result = function(*args, **kwargs)
+        return cast("T", result)
+
+    def check(self) -> None:
+        """Raise the recorded errors: a single one as it is, several as an :class:`ArgumentsError`."""
+        if len(self.found) == 1:
+            raise self.found[0]
+        if self.found:
+            raise ArgumentsError(self.found)
+
+
+def _check_profiler(name: str, profiler: object) -> None:
+    if profiler is not None and not isinstance(profiler, Callback):
+        raise TypeError(f"{name} must be a callback such as composer.profiler.Profiler, got {profiler!r}.")
+
+
+def _check_log_level(name: str, level: object) -> None:
+    levels = logging.getLevelNamesMapping()
+    if level is not None and (not isinstance(level, str) or level.upper() not in levels):
+        raise ValueError(f"{name} must be one of {', '.join(levels)}, got {level!r}.")
+
+
+@attrs.frozen
+class Components:
+    """The model and the objects that take part in its training."""
+
+    model: nn.Module = attrs.field(validator=lambda _, __, model: check_model(model))
+    algorithms: Algorithm | Sequence[Algorithm] | None
+    algorithm_passes: AlgorithmPass | Sequence[AlgorithmPass | tuple[AlgorithmPass, int]] | None
+    optimizers: Optimizer | Sequence[Optimizer] | None
+    callbacks: Callback | Sequence[Callback] | None
+    loggers: LoggerDestination | Sequence[LoggerDestination] | None
+    profiler: Callback | None = attrs.field(validator=by_name(_check_profiler))
+
+
+@attrs.frozen
+class Identity:
+    """The name and the seed of a run.
+
+    Attributes:
+        found_name: The given name, or that of the environment; None if there is neither.
+        run_name: This name, or one made of the time.
+        seed: The given seed, or a random one.
+    """
+
+    _run_name: str | None = attrs.field(validator=optional(is_string))
+    _seed: int | None
+    found_name: str | None = attrs.field(init=False)
+    run_name: str = attrs.field(init=False, validator=lambda _, __, name: check_run_name(name))
+    seed: int = attrs.field(init=False)
+
+    @found_name.default
+    def _find_name(self) -> str | None:
+        environment = os.environ.get("COMPOSER_RUN_NAME") or os.environ.get("RUN_NAME") or None
+        return environment if self._run_name is None else self._run_name
+
+    @run_name.default
+    def _choose_name(self) -> str:
+        generated = f"{datetime.datetime.now(tz=datetime.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+        return generated if self.found_name is None else self.found_name
+
+    @seed.default
+    def _choose_seed(self) -> int:
+        return choose_seed(self._seed)
+
+
+@attrs.frozen
+class Console:
+    """What the first process shows of a run, and whether loggers receive the arguments."""
+
+    progress_bar: bool = attrs.field(validator=is_flag)
+    log_to_console: bool = attrs.field(validator=is_flag)
+    console_stream: str | TextIO
+    console_log_interval: int | str | Time = attrs.field(validator=by_name(Interval.named))
+    log_traces: bool = attrs.field(validator=is_flag)
+    auto_log_hparams: bool = attrs.field(validator=is_flag)
+    python_log_level: str | None = attrs.field(validator=by_name(_check_log_level))
+
+    def make_displays(self) -> list[LoggerDestination]:
+        """Return the progress bar and the lines of text."""
+        is_first = get_global_rank() == 0
+        return terminal_destinations(
+            progress_bar=self.progress_bar and is_first,
+            log_to_console=self.log_to_console and is_first,
+            stream=self.console_stream,
+            log_interval=self.console_log_interval,
+            log_traces=self.log_traces,
+        )
+
+    def set_log_level(self) -> None:
+        """Show the library's log records from ``python_log_level`` on; None changes nothing."""
+        if self.python_log_level is None:
+            return
+        log = logging.getLogger("composer")
+        log.setLevel(self.python_log_level.upper())
+        if not log.handlers and not logging.getLogger().handlers:
+            handler = logging.StreamHandler()
+            handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+            log.addHandler(handler)
+
+
+@attrs.frozen
+class Processes:
+    """How several processes train one model.
+
+    Attributes:
+        parallel: Runs the model in all of them.
+    """
+
+    parallelism_config: Mapping[str, Any] | None
+    dist_timeout: float = attrs.field(validator=lambda _, __, timeout: check_timeout(timeout))
+    ddp_sync_strategy: str | None
+    parallel: Parallelism = attrs.field(init=False)
+
+    @parallel.default
+    def _make_parallel(self) -> Parallelism:
+        return Parallelism(self.parallelism_config, self.ddp_sync_strategy)
+
+
+@attrs.frozen
+class Settings:
+    """All arguments of a trainer."""
+
+    components: Components
+    data: TrainingData
+    schedule: TrainingSchedule
+    evaluations: Evaluations
+    identity: Identity
+    console: Console
+    loading: Loading
+    saving: Saving
+    compute: Compute
+    processes: Processes
+
+    def given(self) -> dict[str, Any]:
+        """Return the arguments by their names in the constructor of the trainer."""
+        groups = attrs.asdict(self, recurse=False).values()
+        return {
+            field.alias or field.name: getattr(group, field.name)
+            for group in groups
+            for field in attrs.fields(type(group))
+            if field.init
+        }
+
+    def check(self) -> tuple[Sequence[Callback], Sequence[LoggerDestination]]:
+        """Return the callbacks that save checkpoints and the displays in the terminal, if all arguments fit together.
+
+        Raises:
+            TypeError: An argument is of the wrong kind.
+            ValueError: Two arguments contradict each other.
+        """
+        problems = Problems()
+        collect = problems.collect
+        model, parallel, evaluators = self.components.model, self.processes.parallel, self.evaluations.evaluators
+        optimizers, callbacks = as_list(self.components.optimizers), as_list(self.components.callbacks)
+        if self.data.spec is not None:
+            collect(check_trainable, model)
+            collect(self.data.check_end, self.schedule.max_duration)
+        if evaluators:
+            collect(check_can_be_evaluated, model)
+        labels = [evaluator.label for evaluator in evaluators]
+        savers = collect(self.saving.make_savers, model, labels, autoresume=self.loading.autoresume)
+        if savers or self.loading.is_given() or any(isinstance(one, SavesProgress) for one in callbacks):
+            collect(reject_fsdp1, model)
+        collect(self.loading.check, self.saving.save_folder, has_name=self.identity.found_name is not None)
+        collect(parallel.check_microbatch_size, self.compute.microbatch_size)
+        collect(parallel.check_has_data, model)
+        collect(parallel.check_device, self.compute.device)
+        displays = collect(self.console.make_displays)
+        if self.components.optimizers is not None:
+            collect(check_optimizers, model, optimizers)
+        if not problems.found:
+            collect(check_optimizers_of, self.schedule.schedulers, optimizers)
+        problems.check()
+        return savers, displays
+
+    def make_state(self) -> State:
+        """Seed the global generators, move the model to the device, and return the state of the run.
+
+        All processes get the first one's seed and name.
+        """
+        model, device = self.components.model, self.compute.device
+        seed, run_name = from_rank_zero(self.identity.seed), from_rank_zero(self.identity.run_name)
+        seed_all((seed + get_data_rank()) % 2**32)
+        if not is_on_meta(model):
+            model.to(device)
+        return State(
+            model=model,
+            rank_zero_seed=seed,
+            run_name=run_name,
+            device=device,
+            max_duration=self.schedule.max_duration,
+            precision=self.compute.precision,
+            scaler=make_scaler(self.compute.precision, device),
+            data_rank=get_data_rank(),
+            gather=all_gather_data if get_world_size() > 1 else None,
+        )
