@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from composer.core import Interval, Logger, LoggerDestination, State, Time, Timestamp, TimeUnit, Trace
 from composer.functional.checks import check_flags
-from composer.loggers.progress_bar_logger import ProgressBarLogger
 from composer.loggers.values import Stream, check_stream, flat, open_stream, read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["ConsoleLogger", "terminal_destinations"]
+__all__ = ["ConsoleLogger"]
 
 _WHOLE_EPOCHS = (TimeUnit.EPOCH, TimeUnit.ITERATION)
 _FRAME = "*" * 30
@@ -217,35 +216,6 @@ class ConsoleLogger(LoggerDestination):
         else:
             tqdm.tqdm.write(text, file=stream)
             stream.flush()
-
-
-def terminal_destinations(
-    *,
-    progress_bar: bool,
-    log_to_console: bool,
-    stream: Stream = "stderr",
-    log_interval: Time | str | int = "1ba",
-    log_traces: bool = False,
-) -> list[LoggerDestination]:
-    """Return the destinations that show a run in a terminal: a progress bar, lines of text, both or none.
-
-    Args:
-        progress_bar: Whether to show a progress bar.
-        log_to_console: Whether to print metrics as lines.
-        stream: ``"stdout"``, ``"stderr"`` or an open text file.
-        log_interval: How often lines are printed.
-        log_traces: Whether to print which algorithms ran.
-
-    Example:
-        >>> terminal_destinations(progress_bar=False, log_to_console=False)
-        []
-    """
-    destinations: list[LoggerDestination] = []
-    if progress_bar:
-        destinations.append(ProgressBarLogger(stream=stream, log_traces=log_traces))
-    if log_to_console:
-        destinations.append(ConsoleLogger(log_interval=log_interval, stream=stream, log_traces=log_traces))
-    return destinations
 
 
 def _ran(trace: Trace) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 from attrs.validators import optional
@@ -154,67 +154,55 @@ class TrainingSchedule:
     def _scale(self) -> Time | None:
         return None if self._max_duration is None else scaled(self._max_duration, self.ratio)
 
-    def check_changes(
+    def changed(
         self,
-        duration: int | str | Time | None,
+        duration: Time | None,
         schedulers: SchedulerLike | Sequence[SchedulerLike] | None,
         ratio: float,
         step_every_batch: bool | None,
-    ) -> None:
-        """Raise an error for arguments of ``fit`` that cannot replace the current ones."""
+    ) -> TrainingSchedule:
+        """Return the schedule with the arguments of ``fit`` that are not None; ``ratio`` is that of new schedulers.
+
+        Raises:
+            TypeError: A scheduler is neither a torch scheduler nor a function.
+            ValueError: There is nothing to scale.
+        """
         if ratio != 1 and duration is None and schedulers is None:
             raise ValueError(
                 f"scale_schedule_ratio={ratio} scales the duration and the schedulers of this call, and neither is "
                 "given: give duration or schedulers, too, or give the ratio to the Trainer."
             )
-        TrainingSchedule(None, schedulers, ratio, step_every_batch)
+        new: dict[str, Any] = {} if schedulers is None else {"schedulers": schedulers, "scale_schedule_ratio": ratio}
+        new |= {} if step_every_batch is None else {"step_schedulers_every_batch": step_every_batch}
+        return attrs.evolve(self, **new) if new else self
 
-    def take_duration(self, state: State, duration: int | str | Time | None, ratio: float) -> None:
-        """Set the state's ``max_duration`` to ``duration`` more, times ``ratio``.
+    def take_duration(self, state: State, duration: Time | None) -> None:
+        """Set the state's ``max_duration`` to ``duration`` more.
 
         Raises:
             ValueError: There is neither a duration nor a ``max_duration``.
         """
         if duration is not None:
-            more = scaled(duration, ratio, "duration")
-            state.max_duration = state.timestamp.get(more.unit) + more
+            state.max_duration = state.timestamp.get(duration.unit) + duration
         if state.max_duration is None:
             raise ValueError("There is no duration: give max_duration to the Trainer or duration to fit().")
 
     def prepare_schedulers(self, state: State) -> None:
         """Create the schedulers now if all that they depend on is known, so that their saved states can be loaded."""
         if state.max_duration is not None and state.train_data_spec is not None:
-            self.take_schedulers(state, None, 1.0, None)
+            self.take_schedulers(state)
         else:
             state.schedulers = [scheduler for scheduler in self.schedulers if isinstance(scheduler, LRScheduler)]
 
-    def take_schedulers(
-        self,
-        state: State,
-        schedulers: SchedulerLike | Sequence[SchedulerLike] | None,
-        ratio: float,
-        step_every_batch: bool | None,
-    ) -> Schedules:
-        """Return the schedules with the arguments that are not None; the current ones if all are.
-
-        Args:
-            state: With the optimizers and the length of the training.
-            schedulers: torch's own, or a function ``f(state, ssr) -> multiplier``, which applies to every optimizer.
-            ratio: The factor by which the schedule of new schedulers is scaled.
-            step_every_batch: Whether all step after each batch; by default, torch's own step after each epoch and
-                functions after each batch.
+    def take_schedulers(self, state: State) -> Schedules:
+        """Return the schedules, which are compiled with the optimizers and the length of the state by the first call.
 
         Raises:
-            TypeError: A scheduler is neither a torch scheduler nor a function.
-            ValueError: There are several functions, a scheduler belongs to an optimizer that is not in the state, or
-                a function is given though every optimizer has a torch scheduler.
+            ValueError: A scheduler belongs to an optimizer that is not in the state, or a function is given though
+                every optimizer has a torch scheduler.
         """
-        if self.schedules is not None and schedulers is None and step_every_batch is None:
+        if self.schedules is not None:
             return self.schedules
-        if schedulers is not None:
-            self.schedulers, self.ratio = check_schedulers(schedulers), ratio
-        if step_every_batch is not None:
-            self.step_every_batch = step_every_batch
         check_optimizers_of(self.schedulers, state.optimizers)
         ready = [scheduler for scheduler in self.schedulers if isinstance(scheduler, LRScheduler)]
         by_clock = [

@@ -39,7 +39,7 @@ from composer.trainer.optimization import Optimization, change_precision
 from composer.trainer.result import FitResult, reason_of_end
 from composer.trainer.resume.state import SavesProgress
 from composer.trainer.run import Run
-from composer.trainer.schedules import SchedulerLike, TrainingSchedule
+from composer.trainer.schedules import SchedulerLike, TrainingSchedule, scaled
 from composer.trainer.settings.assembly import Assembly
 from composer.trainer.settings.checkpoints import Loading, Saving, save_together
 from composer.trainer.settings.compute import Compute, check_microbatch_size, choose_precision
@@ -380,7 +380,8 @@ class Trainer(Assembly):
         check_flags(reset_time=reset_time)
         state, began = self.state, time.perf_counter()
         self.engine.check_open()
-        self._schedule.check_changes(duration, schedulers, scale_schedule_ratio, step_schedulers_every_batch)
+        more = None if duration is None else scaled(duration, scale_schedule_ratio, "duration")
+        schedule = self._schedule.changed(more, schedulers, scale_schedule_ratio, step_schedulers_every_batch)
         check_trainable(state.model)
         if self._dry_run:
             train_subset_num_batches = self._dry_run
@@ -399,18 +400,19 @@ class Trainer(Assembly):
             state.timestamp = state.previous_timestamp = Timestamp()
             self._data.batches.rewind(epoch=0)
             self._progress.forget()
-        self._schedule.take_duration(state, duration, scale_schedule_ratio)
+        schedule.take_duration(state, more)
         length, first_batch = state.max_duration, int(state.timestamp.batch)
         assert length is not None
         self._data.check_end(length)
         check_same_run(state)
         if state.has_reached(length):
             return self._result(f"max_duration='{length}' was reached before", began)
+        self._schedule = schedule
         run = Run(
             self.engine,
             self._data.batches,
             Optimization(state, self._progress.skipped_steps),
-            self._schedule.take_schedulers(state, schedulers, scale_schedule_ratio, step_schedulers_every_batch),
+            schedule.take_schedulers(state),
             partial(self._evaluations.run_if_due, self.engine),
             parallel=self._parallel,
             weigh_by_tokens=self._compute.weighs_by_tokens,

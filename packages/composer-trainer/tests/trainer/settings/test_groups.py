@@ -1,6 +1,7 @@
 """Arguments of the trainer: all errors are reported at construction, with remedies."""
 
 import logging
+from itertools import repeat
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from composer.callbacks import (
     SystemMetricsMonitor,
 )
 from composer.core import Algorithm, Evaluator, Event, Stage, State
-from composer.loggers import ConsoleLogger
+from composer.loggers import ConsoleLogger, InMemoryLogger
 from composer.optim import MultiStepScheduler, StepScheduler, plot_schedule
 from composer.trainer.settings.groups import ArgumentsError
 
@@ -84,6 +85,67 @@ class TestSeveralErrors:
 
         with pytest.raises(ArgumentsError, match=r"(?s)write Nothing\(\).*callbacks must be Callback objects"):
             make_trainer(algorithms=Nothing, callbacks="monitor")
+
+
+GIVEN = {
+    "train_dataloader_label": "digits",
+    "train_subset_num_batches": 3,
+    "spin_dataloaders": False,
+    "max_duration": "7ep",
+    "scale_schedule_ratio": 0.5,
+    "step_schedulers_every_batch": True,
+    "eval_interval": "5ba",
+    "eval_subset_num_batches": 2,
+    "run_name": "first",
+    "log_to_console": True,
+    "console_stream": "stdout",
+    "console_log_interval": "9ba",
+    "log_traces": True,
+    "load_strict_model_weights": False,
+    "load_ignore_keys": ["state/callbacks"],
+    "load_exclude_algorithms": ["EMA"],
+    "save_folder": "runs",
+    "save_filename": "ba{batch}",
+    "save_latest_filename": "newest",
+    "save_overwrite": True,
+    "save_interval": "4ba",
+    "save_weights_only": True,
+    "save_ignore_keys": ["state/loggers"],
+    "save_num_checkpoints_to_keep": 6,
+    "save_metrics": True,
+    "precision": "amp_bf16",
+    "device_train_microbatch_size": 2,
+    "accumulate_train_batch_on_tokens": True,
+    "seed": 8,
+    "dist_timeout": 60.0,
+    "ddp_sync_strategy": "single_auto_sync",
+    "python_log_level": "ERROR",
+    "compile_config": {"backend": "eager"},
+}
+"""A value for each argument that needs nothing else, other than its default."""
+
+
+class TestGroups:
+    @pytest.mark.parametrize("name", GIVEN)
+    def test_each_argument_arrives_under_its_name(self, make_trainer, tmp_path, monkeypatch, name):
+        """What is given to an argument is logged for it and for no other: no group mixes up two of them."""
+        monkeypatch.chdir(tmp_path)
+        history, usual = InMemoryLogger(), {"progress_bar": False, "device": "cpu", "seed": 7}
+
+        make_trainer(loggers=history, **{name: GIVEN[name]})
+
+        assert history.hyperparameters["trainer"] == usual | {name: GIVEN[name]}
+
+    def test_arguments_that_contradict_each_other_are_listed(self, make_trainer):
+        """Arguments that are valid by themselves, but not together, are reported together."""
+        with pytest.raises(ArgumentsError) as caught:
+            make_trainer(
+                autoresume=True, save_best="eval/MulticlassAccuracy", train_dataloader=repeat(1), max_duration="2ep"
+            )
+
+        assert len(caught.value.problems) == 3
+        for words in ("autoresume=True", "save_best chooses", "train_dataloader is endless"):
+            assert words in str(caught.value)
 
 
 class TestNames:

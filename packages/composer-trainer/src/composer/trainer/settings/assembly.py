@@ -18,7 +18,6 @@ from composer.trainer.result import FitResult, final_metrics
 from composer.trainer.resume.state import ResumeState
 from composer.trainer.settings.consistency import check_same_values
 from composer.trainer.settings.groups import Problems
-from composer.trainer.tools.dry_run import end_dry_run
 from composer.trainer.tools.hyperparameters import hyperparameters, plain_settings
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ class Assembly:
         with self._closing_on_error():
             self._initialize(settings, given)
         if self._dry_run:
-            self.engine.on("epoch_checkpoint", end_dry_run)
+            self.engine.on("epoch_checkpoint", lambda state, _: state.stop_training())  # after its one short epoch
 
     def _initialize(self, settings: Settings, given: Mapping[str, Any]) -> None:
         """Run the events of the construction, load what the run starts from, and log the hyperparameters."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import logging
 import os
@@ -25,7 +24,7 @@ from composer.distributed import (
 )
 from composer.distributed.collectives import all_gather_data
 from composer.distributed.meta import is_on_meta
-from composer.loggers.console_logger import terminal_destinations
+from composer.loggers import ConsoleLogger, ProgressBarLogger
 from composer.trainer.data.settings import check_model, check_trainable
 from composer.trainer.evaluation.evaluate import check_can_be_evaluated
 from composer.trainer.optimization import check_optimizers, make_scaler
@@ -34,7 +33,7 @@ from composer.trainer.resume.state import SavesProgress
 from composer.trainer.schedules import check_optimizers_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
     from torch.optim import Optimizer
@@ -75,33 +74,25 @@ class Problems:
 
     Example:
         >>> problems = Problems()
-        >>> with problems.noted():
-        ...     raise ValueError("a must be 1, got 2.")
+        >>> problems.collect(int, "one")
         >>> problems.check()
         Traceback (most recent call last):
-        ValueError: a must be 1, got 2.
+        ValueError: invalid literal for int() with base 10: 'one'
     """
 
     def __init__(self) -> None:
         self.found: list[Exception] = []
-
-    @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
-        """Record an error about an argument that is raised within the block."""
-        try:
-            yield
-        except (TypeError, ValueError, ImportError, NotImplementedError) as error:
-            self.found.append(error)
 
     def collect(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function and return its result; if it raises an error about an argument, record it.
 
         The result is then None, and :meth:`check` raises before it is used.
         """
-        result: Any = None
-        with self.noted():
-            result = function(*args, **kwargs)
-        return cast("T", result)
+        try:
+            return function(*args, **kwargs)
+        except (TypeError, ValueError, ImportError, NotImplementedError) as error:
+            self.found.append(error)
+        return cast("T", None)
 
     def check(self) -> None:
         """Raise the recorded errors: a single one as it is, several as an :class:`ArgumentsError`."""
@@ -179,15 +170,16 @@ class Console:
     python_log_level: str | None = attrs.field(validator=by_name(_check_log_level))
 
     def make_displays(self) -> list[LoggerDestination]:
-        """Return the progress bar and the lines of text."""
-        is_first = get_global_rank() == 0
-        return terminal_destinations(
-            progress_bar=self.progress_bar and is_first,
-            log_to_console=self.log_to_console and is_first,
-            stream=self.console_stream,
-            log_interval=self.console_log_interval,
-            log_traces=self.log_traces,
-        )
+        """Return the progress bar and the lines of text; nothing in other processes than the first."""
+        if get_global_rank():
+            return []
+        stream, log_traces, every = self.console_stream, self.log_traces, self.console_log_interval
+        displays: list[LoggerDestination] = []
+        if self.progress_bar:
+            displays.append(ProgressBarLogger(stream=stream, log_traces=log_traces))
+        if self.log_to_console:
+            displays.append(ConsoleLogger(log_interval=every, stream=stream, log_traces=log_traces))
+        return displays
 
     def set_log_level(self) -> None:
         """Show the library's log records from ``python_log_level`` on; None changes nothing."""
@@ -253,14 +245,13 @@ class Settings:
         """
         problems = Problems()
         collect = problems.collect
-        model, parallel, evaluators = self.components.model, self.processes.parallel, self.evaluations.evaluators
+        model, parallel, labels = self.components.model, self.processes.parallel, self.evaluations.labels()
         optimizers, callbacks = as_list(self.components.optimizers), as_list(self.components.callbacks)
         if self.data.spec is not None:
             collect(check_trainable, model)
             collect(self.data.check_end, self.schedule.max_duration)
-        if evaluators:
+        if labels:
             collect(check_can_be_evaluated, model)
-        labels = [evaluator.label for evaluator in evaluators]
         savers = collect(self.saving.make_savers, model, labels, autoresume=self.loading.autoresume)
         if savers or self.loading.is_given() or any(isinstance(one, SavesProgress) for one in callbacks):
             collect(reject_fsdp1, model)

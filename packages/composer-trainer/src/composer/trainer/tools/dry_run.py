@@ -12,11 +12,10 @@ from composer.trainer.evaluation.evaluate import to_evaluators
 from composer.trainer.resume.state import SavesProgress
 
 if TYPE_CHECKING:
-    from composer.core import Logger, State
     from composer.trainer.evaluation.evaluate import EvalData
     from composer.trainer.settings.groups import Settings
 
-__all__ = ["check_dry_run", "dry_run_settings", "end_dry_run", "short_evaluators"]
+__all__ = ["check_dry_run", "dry_run_settings", "short_evaluators"]
 
 
 def check_dry_run(fast_dev_run: int) -> int:
@@ -60,9 +59,3 @@ def short_evaluators(data: EvalData, batches: int) -> list[Evaluator]:
     """Return the evaluators of one or several data sets, each for a few batches after every epoch."""
     every_epoch = evaluate_periodically("1ep")
     return [attrs.evolve(one, subset_num_batches=batches, eval_interval=every_epoch) for one in to_evaluators(data)]
-
-
-def end_dry_run(state: State, logger: Logger) -> None:
-    """End the training; called after the first epoch, which has a few batches."""
-    del logger
-    state.stop_training()
