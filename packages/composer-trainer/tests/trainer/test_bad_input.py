@@ -387,7 +387,7 @@ class TestArguments:
     @pytest.mark.parametrize(
         ("options", "kind", "message"),
         [
-            ({"save_folder": 5}, TypeError, "save_folder must be a path or an address, got 5"),
+            ({"save_folder": 5}, TypeError, "save_folder must be a path or a URL, got 5"),
             ({"run_name": ""}, ValueError, "run_name must not be empty"),
             ({"run_name": 5}, TypeError, "run_name must be a string, got 5"),
             ({"train_dataloader_label": ""}, ValueError, "train_dataloader_label must not be empty"),
