@@ -507,11 +507,12 @@ class Timestamp:
         iteration, epoch, batch, sample, token, epoch_i, token_i, batch_e, sample_e, token_e, total, wct_i, wct_e, _ = (
             self.counts
         )
-        done = (iteration, epoch, batch + 1, sample + samples, token + tokens, epoch_i, token_i + tokens)
-        in_epoch = (batch_e + 1, sample_e + samples, token_e + tokens)
-        spent = (total + duration, wct_i + duration, wct_e + duration, duration)
+        later = (
+            iteration, epoch, batch + 1, sample + samples, token + tokens, epoch_i, token_i + tokens, batch_e + 1,
+            sample_e + samples, token_e + tokens, total + duration, wct_i + duration, wct_e + duration, duration,
+        )  # fmt: skip
         clock = object.__new__(Timestamp)
-        object.__setattr__(clock, "counts", tuple.__new__(Counts, done + in_epoch + spent))
+        object.__setattr__(clock, "counts", tuple.__new__(Counts, later))
         return clock
 
     def to_next_epoch(self, duration: dt.timedelta | int | None = None) -> Timestamp:
