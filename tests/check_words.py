@@ -88,7 +88,6 @@ LATER = (
     "packages/composer-engine/src/composer/integrations/",
     "packages/composer-engine/tests/core/",
     "packages/composer-trainer/src/composer/checkpoint/",
-    "packages/composer-trainer/src/composer/trainer/agreement.py",
     "packages/composer-trainer/src/composer/trainer/data/",
     "packages/composer-trainer/src/composer/trainer/resume/",
     "packages/composer-trainer/src/composer/trainer/settings/",

@@ -14,6 +14,8 @@ from composer.core.checks import (
     describe,
     fill_in,
     is_flag,
+    is_string,
+    is_subset,
     nearest,
     number_between,
     one_of,
@@ -31,6 +33,9 @@ class Settings:
     count: int = attrs.field(default=1, validator=whole_number_from(1, meaning="It counts batches."))
     mode: str = attrs.field(default="min", validator=one_of("min", "max"))
     overwrite: bool = attrs.field(default=False, validator=is_flag)
+    label: str = attrs.field(default="train", validator=is_string)
+    _subset: int = attrs.field(default=-1, validator=is_subset)
+    """Errors name the argument, which has no underscore."""
 
 
 class TestValidators:
@@ -59,6 +64,10 @@ class TestValidators:
             ({"mode": "least"}, ValueError, "mode must be one of 'min', 'max', got 'least'."),
             ({"overwrite": "yes"}, TypeError, "overwrite must be True or False, got 'yes'."),
             ({"overwrite": 1}, TypeError, "overwrite must be True or False, got 1."),
+            ({"label": 5}, TypeError, "label must be a string, got 5."),
+            ({"label": ""}, ValueError, "label must not be empty, got ''."),
+            ({"subset": 0}, ValueError, "subset must be a number of batches, or -1 for all, got 0."),
+            ({"subset": True}, TypeError, "subset must be a number of batches, or -1 for all, got True."),
         ],
         ids=str,
     )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from composer.checkpoint.base import Folder
     from composer.checkpoint.tensors import KeptMemory
 
-__all__ = ["CheckpointSaver", "SaveInterval", "savers"]
+__all__ = ["CheckpointSaver", "SaveInterval", "check_folder", "check_keep_last"]
 
 _log = logging.getLogger(__name__)
 _LAST_WAIT = 5.0
@@ -103,7 +103,7 @@ class CheckpointSaver(Callback):
         ignore_keys: IgnoreKeys = None,
         background: bool = True,
     ) -> None:
-        _check_folder(folder)
+        check_folder("folder", folder)
         check_flags(overwrite=overwrite, weights_only=weights_only, background=background)
         num_checkpoints_to_keep = _without_zero(num_checkpoints_to_keep, folder)
         _check_keeping(num_checkpoints_to_keep, keep_best)
@@ -331,57 +331,7 @@ class CheckpointSaver(Callback):
         return folder
 
 
-def savers(
-    folder: str | os.PathLike[str] | None,
-    filename: str,
-    latest_filename: str | None,
-    save_interval: SaveInterval,
-    *,
-    overwrite: bool,
-    num_checkpoints_to_keep: int,
-    keep_best: KeepBest | None,
-    weights_only: bool,
-    ignore_keys: IgnoreKeys,
-    continues: bool,
-) -> list[CheckpointSaver]:
-    """Return the callback that saves checkpoints to a folder, in a list; an empty list without a folder.
-
-    The arguments are those of :class:`~composer.callbacks.CheckpointSaver`, and ``continues``: whether the run resumes
-    from the newest undamaged checkpoint of the folder.
-
-    Example:
-        >>> savers(
-        ...     None, "ep{epoch}", None, "1ep",
-        ...     overwrite=False, num_checkpoints_to_keep=-1, keep_best=None, weights_only=False, ignore_keys=None,
-        ...     continues=False,
-        ... )
-        []
-    """
-    if num_checkpoints_to_keep != 0 or num_checkpoints_to_keep is False:
-        _check_keep_last(num_checkpoints_to_keep, "save_num_checkpoints_to_keep")
-    if not callable(save_interval):
-        Interval.named("save_interval", save_interval)
-    if folder is None and keep_best is not None:
-        raise ValueError("save_best chooses among the checkpoints in save_folder: give that, too.")
-    if folder is None:
-        return []
-    _check_folder(folder, "save_folder")
-    saver = CheckpointSaver(
-        folder,
-        filename,
-        latest_filename,
-        save_interval,
-        overwrite=overwrite,
-        num_checkpoints_to_keep=num_checkpoints_to_keep,
-        keep_best=keep_best,
-        weights_only=weights_only,
-        ignore_keys=ignore_keys,
-    )
-    saver.continues = continues
-    return [saver]
-
-
-def _check_folder(folder: object, name: str = "folder") -> None:
+def check_folder(name: str, folder: object) -> None:
     """Raise a TypeError if ``folder`` is neither a path nor a URL; the error calls it by ``name``."""
     if not isinstance(folder, (str, os.PathLike)):
         raise TypeError(f"{name} must be a path or a URL, got {folder!r}.")
@@ -414,7 +364,7 @@ def _without_zero(keep_last: int, folder: str | os.PathLike[str]) -> int:
     return number
 
 
-def _check_keep_last(keep_last: object, name: str = "num_checkpoints_to_keep") -> None:
+def check_keep_last(name: str, keep_last: object) -> None:
     """Raise a ValueError if ``keep_last`` is no number of checkpoints to keep; the error calls it by ``name``."""
     if not isinstance(keep_last, int) or isinstance(keep_last, bool) or keep_last == 0 or keep_last < -1:
         raise ValueError(
@@ -424,7 +374,7 @@ def _check_keep_last(keep_last: object, name: str = "num_checkpoints_to_keep") -
 
 
 def _check_keeping(keep_last: object, keep_best: object) -> None:
-    _check_keep_last(keep_last)
+    check_keep_last("num_checkpoints_to_keep", keep_last)
     if keep_best is not None and not isinstance(keep_best, KeepBest):
         raise TypeError(f"keep_best must be e.g. KeepBest('metrics/eval/MulticlassAccuracy', 3), got {keep_best!r}.")
 

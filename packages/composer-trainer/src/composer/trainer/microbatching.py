@@ -1,15 +1,30 @@
-"""Gradient accumulation: split a batch into weighted microbatches."""
+"""Gradient accumulation: weighted microbatches, and the largest that fit into memory, found by trial."""
 
 from __future__ import annotations
 
+import gc
+import logging
 from typing import TYPE_CHECKING
+
+import torch
+
+from composer.core.randomness import global_rng_states
+from composer.distributed import all_reduce_min
+from composer.trainer.evaluation.metrics import load_metrics, save_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from composer.core import Batch, DataSpec
+    from torch import Tensor
 
-__all__ = ["split_microbatches"]
+    from composer.core import Batch, DataSpec, State
+    from composer.core.step import Step
+    from composer.distributed import Parallelism
+
+__all__ = ["MicrobatchSearch", "is_out_of_memory", "split_microbatches"]
+
+_log = logging.getLogger(__name__)
+_WORDS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
 
 def split_microbatches(
@@ -41,3 +56,103 @@ def split_microbatches(
             "batch['input_ids']; for other batches give DataSpec(loader, get_num_tokens_in_batch=...)."
         )
     return [(part, number / total) for part, number in zip(parts, counts, strict=True)]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error reports that a device is out of memory.
+
+    Example:
+        >>> is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory.")), is_out_of_memory(RuntimeError("no"))
+        (True, False)
+    """
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS)
+
+
+class MicrobatchSearch:
+    """Computes a batch's gradients in microbatches that fit into memory.
+
+    After an out-of-memory error the size is halved and the batch is computed again. Buffers such as those of batch
+    norm, the training metrics and the generators are restored first, so that a trial has no effect. Algorithms and
+    callbacks run again at ``BEFORE_TRAIN_BATCH`` to ``AFTER_LOSS``.
+
+    Args:
+        state: Its ``device_train_microbatch_size`` is set to the size found.
+        parallel: Runs the model in all processes. Several processes search once, for the first batch, each by itself,
+            and use the smallest size. If a process runs out of memory later, the others time out.
+        step: Computes the gradients.
+    """
+
+    def __init__(self, state: State, parallel: Parallelism, step: Step) -> None:
+        self._state, self._parallel, self._step = state, parallel, step
+        self._is_found = False
+
+    def compute_gradients(self, num_samples: int) -> Tensor:
+        """Compute the gradients of a batch, split into microbatches of the largest size that fits; return its loss.
+
+        Raises:
+            RuntimeError: A single sample does not fit.
+        """
+        state, parallel, is_alone = self._state, self._parallel, not self._parallel.is_connected
+        step = self._step
+        if self._is_found and not is_alone:
+            return step.compute_gradients()
+        before, times_computed = _Snapshot(state), step.times_computed
+        while True:
+            tried = min(state.device_train_microbatch_size or num_samples, num_samples)
+            failure: RuntimeError | None = None
+            # Gradients of a trial are not synchronized, and are discarded.
+            parallel.is_apart = not is_alone
+            try:
+                loss = step.compute_gradients()
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                # The traceback refers to the frames, and these to the tensors that fill the memory.
+                failure = error.with_traceback(None)
+            parallel.is_apart = False
+            fits = bool(all_reduce_min(failure is None))
+            if fits and is_alone:
+                return loss
+            before.restore(state)
+            step.times_computed = times_computed
+            if fits:
+                self._is_found = True
+                return step.compute_gradients()
+            size = all_reduce_min((tried + 1) // 2 if tried > 1 else 0)
+            if not size:
+                raise RuntimeError(
+                    "device_train_microbatch_size='auto' found none that fits: a single sample needs more memory than "
+                    f"'{state.device}' has left. Use a smaller model or input, or activation checkpointing."
+                ) from failure
+            state.device_train_microbatch_size = size
+            _log.info("Parts of %d samples do not fit into the memory of '%s': trying %d.", tried, state.device, size)
+            del failure
+            for optimizer in state.optimizers:
+                optimizer.zero_grad()
+            gc.collect()
+            if state.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+
+class _Snapshot:
+    """The state that computing gradients changes besides the gradients."""
+
+    def __init__(self, state: State) -> None:
+        self._batch = state.batch
+        self._buffers = [(buffer, buffer.detach().clone()) for buffer in state.model.buffers()]
+        self._draws = global_rng_states(state.device)
+        self._metrics = save_metrics(state.train_metrics)
+
+    def restore(self, state: State) -> None:
+        state.outputs = state.loss = None
+        state.batch = self._batch
+        state.restart_draws()
+        with torch.no_grad():
+            for buffer, value in self._buffers:
+                buffer.copy_(value)
+        for set_state, before in self._draws:
+            set_state(before)
+        load_metrics(state.train_metrics, self._metrics, state.device)
+        if state.scaler is not None:
+            # An update with the current scale resets that the gradients of the trial were unscaled.
+            state.scaler.update(state.scaler.scale(torch.ones((), device=state.device)))

@@ -14,8 +14,7 @@ from composer.distributed import any_rank
 from composer.trainer.clock import Clock
 from composer.trainer.data.batches import END
 from composer.trainer.evaluation.metrics import log_train_metrics, update_train_metrics
-from composer.trainer.microbatch_search import MicrobatchSearch
-from composer.trainer.microbatching import split_microbatches
+from composer.trainer.microbatching import MicrobatchSearch, split_microbatches
 from composer.trainer.stopping import StopSignals
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from attrs.validators import optional
 
 from composer.checkpoint import (
     CheckpointSaveError,
@@ -16,9 +17,10 @@ from composer.checkpoint import (
 )
 from composer.checkpoint.finding import agreed_newest, agreed_path
 from composer.checkpoint.loading import check_together
-from composer.checkpoint.saver import savers
+from composer.checkpoint.saver import CheckpointSaver, SaveInterval, check_folder, check_keep_last
 from composer.checkpoint.saving import check_ignore_keys, reject_fsdp1
-from composer.core.checks import is_flag, nearest, to_path, to_texts
+from composer.core import Interval
+from composer.core.checks import by_name, is_flag, nearest, to_path, to_texts
 from composer.core.files import fill_in_run
 from composer.distributed import all_agree, any_rank, from_rank_zero, get_global_rank
 from composer.distributed.collectives import failing_together
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Collection, Mapping, Sequence
 
-    from composer.checkpoint.saver import CheckpointSaver, SaveInterval
     from composer.checkpoint.saving import IgnoreKeys
     from composer.core import Engine, State
     from composer.core.passes import Passes
@@ -160,18 +161,28 @@ class Loading:
         return loaded
 
 
+def _check_save_interval(name: str, interval: SaveInterval) -> None:
+    if not callable(interval):
+        Interval.named(name, interval)
+
+
+def _check_number_to_keep(name: str, number: int) -> None:
+    if number != 0 or number is False:  # the saver warns of 0
+        check_keep_last(name, number)
+
+
 @attrs.frozen
 class Saving:
     """The arguments of a :class:`~composer.Trainer` about the checkpoints that it saves; see there."""
 
-    save_folder: str | None
+    save_folder: str | None = attrs.field(validator=optional(by_name(check_folder)))
     save_filename: str
     save_latest_filename: str | None
     save_overwrite: bool = attrs.field(validator=is_flag)
-    save_interval: SaveInterval
+    save_interval: SaveInterval = attrs.field(validator=by_name(_check_save_interval))
     save_weights_only: bool = attrs.field(validator=is_flag)
     save_ignore_keys: IgnoreKeys
-    save_num_checkpoints_to_keep: int
+    save_num_checkpoints_to_keep: int = attrs.field(validator=by_name(_check_number_to_keep))
     save_best: str | KeepBest | None
     save_metrics: bool = attrs.field(validator=is_flag)
 
@@ -181,24 +192,30 @@ class Saving:
         Args:
             model: Its metrics are those that ``save_best`` may name.
             labels: The labels of the data sets that it is evaluated on.
-            autoresume: Whether the run continues the one that saved to the folder.
+            autoresume: Whether the run resumes from the newest undamaged checkpoint of the folder.
 
         Raises:
             TypeError: A setting is of the wrong type.
             ValueError: A setting is out of range.
         """
-        return savers(
+        keep_best = best_by(self.save_best, model, labels)
+        if self.save_folder is None and keep_best is not None:
+            raise ValueError("save_best chooses among the checkpoints in save_folder: give that, too.")
+        if self.save_folder is None:
+            return []
+        saver = CheckpointSaver(
             self.save_folder,
             self.save_filename,
             self.save_latest_filename,
             self.save_interval,
             overwrite=self.save_overwrite,
             num_checkpoints_to_keep=self.save_num_checkpoints_to_keep,
-            keep_best=best_by(self.save_best, model, labels),
+            keep_best=keep_best,
             weights_only=self.save_weights_only,
             ignore_keys=self.save_ignore_keys,
-            continues=autoresume,
         )
+        saver.continues = autoresume
+        return [saver]
 
 
 def best_by(save_best: str | KeepBest | None, model: Any, labels: Collection[str]) -> KeepBest | None:

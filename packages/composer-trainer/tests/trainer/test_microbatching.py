@@ -8,7 +8,7 @@ from torch.nn import functional
 from composer.core import Callback
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier, ComposerModel
-from composer.trainer.microbatch_search import is_out_of_memory
+from composer.trainer.microbatching import is_out_of_memory
 
 
 class LimitedMemory(nn.Module):
