@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from composer.ablation import ablate
+from composer.ablation.results import ResultsFile
 from composer.ablation.runs import measure
+from fixtures.studies import SETTINGS, runs
 
 
 class InThisProcess(ThreadPoolExecutor):
@@ -55,3 +57,13 @@ def study(problem, tmp_path):
         return ablate(make_trainer, algorithms, **settings | options)
 
     return run
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return the folder of a stored study."""
+    file = ResultsFile(tmp_path / "results.jsonl")
+    file.append("settings", SETTINGS)
+    for result in runs():
+        file.append("result", result)
+    return tmp_path

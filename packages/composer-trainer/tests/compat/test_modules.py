@@ -129,13 +129,6 @@ def test_packages_of_this_library_are_not_former_modules():
     assert current.isdisjoint(former_modules())
 
 
-def test_advice_is_one_sentence():
-    """Advice begins with a capital letter and ends with a full stop where there is no equal."""
-    advice = {entry.advice for entry in GONE}
-
-    assert all(text[0].isupper() and text.endswith(".") for text in advice)
-
-
 def test_attributes_of_the_package():
     """Sub-packages are attributes of composer after its import, former ones too."""
     variables, messages = run("import composer; world = composer.utils.dist.get_world_size(); c = composer.callbacks")

@@ -2,7 +2,6 @@
 
 import _thread
 import importlib.util
-import threading
 import time
 
 import pytest
@@ -17,10 +16,7 @@ from composer.profiler import (
     ProfilerAction,
     TraceHandler,
     cyclic_schedule,
-    system_metrics,
 )
-from composer.profiler.recording import Recording
-from composer.profiler.system_metrics import SystemMetrics
 
 HAS_PSUTIL = importlib.util.find_spec("psutil") is not None
 
@@ -389,37 +385,6 @@ class TestMachine:
 
         assert [batch for batch, was in there.items() if was] == [2, 3]
 
-    @pytest.mark.skipif(not HAS_PSUTIL, reason="the extra is not installed")
-    @pytest.mark.parametrize(
-        ("answer", "problem"),
-        [(OSError("driver is gone"), "OSError: driver is gone"), (None, "did not end within 30 seconds")],
-    )
-    def test_failing_counters(self, monkeypatch, answer, problem):
-        """The end of recording waits at most half a minute, and reports the thread's error."""
-        go = threading.Event()
-
-        def look(*_):
-            if answer is not None:
-                raise answer
-            assert go.wait(60)
-
-        monkeypatch.setattr(system_metrics, "_memory", look)
-        monkeypatch.setattr(system_metrics, "_SECONDS_TO_END", 0.05)
-        metrics = SystemMetrics(cpu=False, memory=True, disk=False, net=False)
-        metrics.start(Recording())
-
-        with pytest.warns(RuntimeWarning, match=problem):
-            metrics.stop()
-
-        go.set()
-
-    def test_psutil_missing(self, monkeypatch):
-        """Without psutil the error states how to install it."""
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-
-        with pytest.raises(ModuleNotFoundError, match=r'psutil is not installed.*pip install "composer-trainer\['):
-            Profiler(cyclic_schedule(), [])
-
 
 class TestErrors:
     @pytest.mark.parametrize(
@@ -433,11 +398,6 @@ class TestErrors:
         """A value that is not a schedule or handler raises at construction."""
         with pytest.raises(TypeError, match=message):
             make_profiler(schedule, *handlers)
-
-    def test_nonpositive_interval(self):
-        """The interval must be positive."""
-        with pytest.raises(ValueError, match="sys_prof_stats_thread_interval_seconds must be a number of seconds"):
-            make_profiler(cyclic_schedule(), sys_prof_stats_thread_interval_seconds=0)
 
     def test_single_handler(self):
         """A single handler is accepted."""

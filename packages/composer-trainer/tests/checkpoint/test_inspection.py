@@ -1,4 +1,4 @@
-"""The command line."""
+"""Checkpoints are shown, verified, merged and compared, by functions and from the command line."""
 
 import json
 import subprocess

@@ -1,0 +1,75 @@
+"""Times of a schedule on a run's clock, and learning rates that depend only on it."""
+
+import pytest
+import torch
+
+from composer.core import State, Time, Timestamp, TimeUnit
+from composer.optim.clock import ClockLR, position
+
+
+def times(*spans):
+    return [(Time.from_input(span, TimeUnit.EPOCH, name="span"), 1.0) for span in spans]
+
+
+class TestPosition:
+    @pytest.mark.parametrize(
+        ("spans", "expected"),
+        [
+            (["20ba"], (105, [20])),
+            (["2ep"], (105, [100])),
+            (["20ba", "0.5dur"], (105, [20, 250.0])),
+            (["30sp"], (420, [30])),
+        ],
+    )
+    def test_in_one_unit(self, spans, expected):
+        """Epochs of known length count in batches, durations are fractions of the training."""
+        state = State(model=None, max_duration="10ep", dataloader_len=50)
+        state.timestamp = Timestamp(epoch=2, batch=105, batch_in_epoch=5, sample=420)
+
+        assert position(state, *times(*spans)) == expected
+
+    def test_ratio_scales_all_but_durations(self):
+        """A scale schedule ratio shortens a span; a duration is scaled with the training."""
+        state = State(model=None, max_duration="100ba")
+
+        assert position(state, (Time(10, "ba"), 0.5), (Time(0.5, "dur"), 0.5)) == (0, [5.0, 50])
+
+    @pytest.mark.parametrize(
+        ("options", "spans", "message"),
+        [
+            ({}, ["0.5dur"], "fraction of the training, which has no length"),
+            ({"max_duration": "9ba"}, ["3sp", "0.5dur"], "cannot be converted to one unit"),
+            ({"max_duration": "3ep"}, ["0.5dur"], "a part of an epoch needs a data loader with a known length"),
+        ],
+    )
+    def test_unknown_lengths_raise(self, options, spans, message):
+        """Without a common unit the error has the remedy."""
+        with pytest.raises(ValueError, match=message):
+            position(
+                State(model=None, **options),
+                *times(*spans),
+            )
+
+
+class TestClockLR:
+    def test_rates_are_set_in_place(self):
+        """Each group has its initial rate times the factor; a tensor stays the same object."""
+        rate, factor = torch.tensor(0.5), [1.0]
+        groups = [{"params": [torch.zeros(1)]}, {"params": [torch.zeros(1)], "lr": rate}]
+        optimizer = torch.optim.SGD(groups, lr=0.1)
+        scheduler = ClockLR(optimizer, lambda: factor[0])
+
+        factor[0] = 0.5
+        scheduler.step()
+
+        assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([0.05, 0.25])
+        assert optimizer.param_groups[1]["lr"] is rate
+        assert scheduler.state_dict() == {"_last_lr": [pytest.approx(0.05), pytest.approx(0.25)]}
+
+    @pytest.mark.parametrize("factor", [-1.0, float("nan"), "0.5", None])
+    def test_bad_factors_raise(self, factor):
+        """A factor that is not a number of at least 0 raises."""
+        optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+
+        with pytest.raises((TypeError, ValueError)):
+            ClockLR(optimizer, lambda: factor)
