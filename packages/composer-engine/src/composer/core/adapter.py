@@ -180,7 +180,7 @@ class Adapter:
         logger = Logger(self.state, [] if log is None else [_HostLog(log)])
         self.engine = Engine(self.state, logger, algorithms=algorithms, serves=serves)
         self.world_size = world_size
-        self.state.on_components_change(self._refuse_late_algorithms)
+        self.state.on_components_change(self._reject_late_algorithms)
         self._begun_with: tuple[Algorithm, ...] | None = None
         self._is_prepared = False
         self.serves = serves
@@ -227,11 +227,18 @@ class Adapter:
             train_dataloader: As in :meth:`begin_fit`, if known already.
             dataloader_len: As in :meth:`begin_fit`, if known already.
         """
-        if self._is_prepared:
-            return
-        self._is_prepared = True
-        self._set_training(optimizers, max_duration, train_dataloader, dataloader_len)
-        self.engine.run_event(Event.INIT)
+        state = self.state
+        if optimizers is not None:
+            state.optimizers = optimizers
+        if max_duration is not None:
+            state.max_duration = max_duration
+        if train_dataloader is not None:
+            state.train_dataloader = train_dataloader
+        if train_dataloader is not None or dataloader_len is not None or state.dataloader_label is None:
+            state.set_dataloader(state.train_dataloader, "train", -1 if dataloader_len is None else dataloader_len)
+        if not self._is_prepared:
+            self._is_prepared = True
+            self.engine.run_event(Event.INIT)
 
     def begin_fit(
         self,
@@ -252,7 +259,6 @@ class Adapter:
         self.prepare(
             optimizers, max_duration=max_duration, train_dataloader=train_dataloader, dataloader_len=dataloader_len
         )
-        self._set_training(optimizers, max_duration, train_dataloader, dataloader_len)
         for event in (Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START):
             self.engine.run_event(event)
         self._begun_with = tuple(self.state.algorithms)
@@ -266,23 +272,6 @@ class Adapter:
         self._is_backward_due = False
         self._batch: Batch = None
         state.microbatch = -1
-
-    def _set_training(
-        self,
-        optimizers: Optimizer | Sequence[Optimizer] | None,
-        max_duration: Time | str | int | None,
-        train_dataloader: Iterable[Batch] | None,
-        dataloader_len: int | None,
-    ) -> None:
-        state = self.state
-        if optimizers is not None:
-            state.optimizers = optimizers
-        if max_duration is not None:
-            state.max_duration = max_duration
-        if train_dataloader is not None:
-            state.train_dataloader = train_dataloader
-        if train_dataloader is not None or dataloader_len is not None or state.dataloader_label is None:
-            state.set_dataloader(state.train_dataloader, "train", -1 if dataloader_len is None else dataloader_len)
 
     def begin_epoch(self) -> None:
         """Begin an epoch, or continue one after a resume."""
@@ -427,7 +416,7 @@ class Adapter:
         self._begin_step()
         return report
 
-    def _refuse_late_algorithms(self) -> None:
+    def _reject_late_algorithms(self) -> None:
         before, self._begun_with = self._begun_with, None
         if before is not None and any(all(one is not other for other in before) for one in self.state.algorithms):
             self.state.algorithms = before

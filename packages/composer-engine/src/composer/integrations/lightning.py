@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from composer.algorithms import GradientClipping
 from composer.core import Adapter, Batch, Event, Precision, SplitStep, batch_get, served_fields
 from composer.core.evaluator import evaluation_weights
+from composer.core.event import STEP_EVENTS
 from composer.core.model_state import wants_closure
 from composer.core.planning import check_served
 from composer.core.time import TimeUnit
@@ -27,28 +28,15 @@ if TYPE_CHECKING:
     from lightning import Fabric, LightningModule, Trainer
     from torch.optim import Optimizer
 
-    from composer.core import Algorithm, Plan, Time
+    from composer.core import Algorithm, LoadReport, Time
 
 __all__ = ["ComposerCallback", "FabricAlgorithms"]
 
 _SERVED = served_fields("Lightning", not_readable={"losses"}, not_writable={"train_dataloader"})
 _SERVED_IN_FABRIC = served_fields("Lightning Fabric", not_writable={"train_dataloader"})
-_OF_A_STEP = {
-    Event.AFTER_LOAD,
-    Event.AFTER_DATALOADER,
-    Event.BATCH_START,
-    Event.BEFORE_TRAIN_BATCH,
-    Event.BEFORE_FORWARD,
-    Event.AFTER_FORWARD,
-    Event.BEFORE_LOSS,
-    Event.AFTER_LOSS,
-    Event.BEFORE_BACKWARD,
-    Event.AFTER_BACKWARD,
-    Event.AFTER_TRAIN_BATCH,
-}
 _SERVED_MANUALLY = served_fields(
     "Lightning with automatic_optimization=False",
-    not_run=_OF_A_STEP,
+    not_run={Event.AFTER_LOAD, *STEP_EVENTS} - {Event.BATCH_END, Event.BATCH_CHECKPOINT},
     not_readable={"losses"},
     not_writable={"train_dataloader"},
 )
@@ -61,7 +49,7 @@ _PRECISIONS = {
 }
 
 
-class ComposerCallback(Callback):  # type: ignore[misc]  # Lightning is not installed where types are checked
+class ComposerCallback(HostAlgorithms, Callback):  # type: ignore[misc]  # Lightning is not installed where types are checked
     """Algorithms in the ``Trainer`` of Lightning, for a ``LightningModule`` that needs no change.
 
     Layers are replaced after ``configure_model``, before weights are loaded and optimizers are made. The function
@@ -74,9 +62,6 @@ class ComposerCallback(Callback):  # type: ignore[misc]  # Lightning is not inst
         module: The module, or its name, with whose outputs ``training_step`` computes the loss. If None, it is the
             ``LightningModule`` if ``training_step`` calls ``self(...)``, else the only module that it calls.
         seed: The seed of the algorithms' draws. If None, that of ``lightning.seed_everything``, or else 0.
-
-    Attributes:
-        adapter: Runs the algorithms; ``adapter.state`` is the state of the training.
 
     Raises:
         AlgorithmConflictError: Two of the algorithms cannot work together.
@@ -96,8 +81,8 @@ class ComposerCallback(Callback):  # type: ignore[misc]  # Lightning is not inst
         module: nn.Module | str | None = None,
         seed: int | None = None,
     ) -> None:
-        self._chosen: Any = module
         self._seed = seed
+        self._chosen: Any = module
         self._module: Any = None
         self._trainer: Any = None
         self._split: SplitStep | None = None
@@ -105,25 +90,20 @@ class ComposerCallback(Callback):  # type: ignore[misc]  # Lightning is not inst
         self._result: Any = None
         self._batch: Batch = None
         self._is_repeated = self._in_epoch = self._holds_loaded_weights = False
-        self._global_step = 0
         # What to undo at the end of a run, of an evaluation, and of the first batch.
         self._undo, self._evaluation = contextlib.ExitStack(), contextlib.ExitStack()
         self._until_first_loss = contextlib.ExitStack()
-        self.adapter = Adapter(
-            _SERVED, None, algorithms, forward=self._compute_outputs, loss=self._compute_loss, log=self._log
+        super().__init__(
+            Adapter(_SERVED, None, algorithms, forward=self._compute_outputs, loss=self._compute_loss, log=self._log)
         )
         self._needs_outputs = self.adapter.needs_outputs
 
     def __reduce__(self) -> Any:
-        """Refuse to be sent to another process, where the trained layers and averages would stay."""
+        """Reject being sent to another process, where the trained layers and averages would stay."""
         raise TypeError(
             "ComposerCallback cannot be sent to another process, as strategy='ddp_spawn' does: the trained layers and "
             "averages would stay there. Use strategy='ddp'."
         )
-
-    def explain(self, *, verbose: bool = False) -> Plan:
-        """Return the plan: what runs at which event, in which order and why; ``verbose`` shows callbacks, too."""
-        return self.adapter.explain(verbose=verbose)
 
     # Hooks of Lightning, in the order in which they are called.
 
@@ -134,8 +114,7 @@ class ComposerCallback(Callback):  # type: ignore[misc]  # Lightning is not inst
         state.model, state.device, state.rank = pl_module, trainer.strategy.root_device, trainer.global_rank
         state.precision = _PRECISIONS.get(trainer.precision, Precision.FP32)
         if not adapter.is_prepared:
-            seed = os.environ.get("PL_GLOBAL_SEED", "0") if self._seed is None else self._seed
-            state.rank_zero_seed = int(seed)
+            state.rank_zero_seed = int(os.environ.get("PL_GLOBAL_SEED", "0") if self._seed is None else self._seed)
         adapter.world_size = trainer.world_size
         self._trainer, self._module = trainer, pl_module
         self._undo.close()
@@ -162,22 +141,17 @@ class ComposerCallback(Callback):  # type: ignore[misc]  # Lightning is not inst
             self._save_weights(checkpoint)  # Lightning calls no hook of callbacks with save_weights_only=True
             save(checkpoint)
 
-        self._replace("configure_model", configure_model)
-        self._replace("on_load_checkpoint", on_load_checkpoint)
-        self._replace("on_save_checkpoint", on_save_checkpoint)
+        for function in (configure_model, on_load_checkpoint, on_save_checkpoint):
+            self._replace(function.__name__, function)
         if stage == "fit":
             self._holds_loaded_weights = False
             if pl_module.automatic_optimization:
                 self._replace("training_step", self._wrapped(pl_module.training_step))
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> LoadReport | None:  # type: ignore[override]
         """Load the state of the algorithms and the clock, in a fit."""
-        if self._trainer is None or self._trainer.state.fn == "fit":
-            self.adapter.load_state_dict(state_dict)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the algorithms and the clock, for the checkpoint."""
-        return self.adapter.state_dict()
+        is_fit = self._trainer is None or self._trainer.state.fn == "fit"
+        return self.adapter.load_state_dict(state_dict) if is_fit else None
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Put the weights for evaluation into the checkpoint, and the training weights beside them."""
@@ -215,9 +189,7 @@ class ComposerCallback(Callback):  # type: ignore[misc]  # Lightning is not inst
         if pl_module.automatic_optimization:
             self.adapter.end_gradients()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *__: Any) -> None:
         """Advance the clock, if the optimizer has stepped."""
         global_step = trainer.global_step
         for _ in range(global_step - self._global_step):
@@ -262,42 +234,36 @@ class ComposerCallback(Callback):  # type: ignore[misc]  # Lightning is not inst
     # What these hooks do.
 
     def _check(self, trainer: Trainer, module: LightningModule) -> None:
-        """Refuse what the algorithms cannot work with, before anything changes."""
-        state, strategy = self.adapter.state, trainer.strategy
-        if sum(isinstance(one, ComposerCallback) for one in trainer.callbacks) > 1:
-            raise ValueError("A Trainer must have one ComposerCallback, got several. Pass all algorithms to one.")
-        if state.model is not None and state.model is not module:
-            raise ValueError(
-                f"This ComposerCallback has changed another model, a {type(state.model).__name__}. "
-                "Make one for each model."
-            )
-        if getattr(module, "_compiler_ctx", None) is not None:
-            raise ValueError(
-                "The LightningModule is compiled, so algorithms cannot change its layers and its training_step. "
-                "Compile a module inside it, self.network = torch.compile(network)."
-            )
-        is_supported = isinstance(strategy, (SingleDeviceStrategy, DDPStrategy))
-        if not is_supported:
-            raise ValueError(
-                f"ComposerCallback works with one device and with DDP, got {type(strategy).__name__}. "
-                "Use strategy='ddp'."
-            )
-        clips = [one for one in state.algorithms if isinstance(one, GradientClipping)]
-        if clips and trainer.gradient_clip_val:
-            raise ValueError(
-                f"Gradients would be clipped twice, by {clips[0]!r} and by "
-                f"gradient_clip_val={trainer.gradient_clip_val}. Remove one of them."
-            )
-        if "dataloader_iter" in inspect.signature(module.training_step).parameters:
-            raise ValueError(
-                "training_step takes the iterator of batches, dataloader_iter, so algorithms get no batch. Let it take "
-                "a batch, training_step(self, batch, batch_idx)."
-            )
+        """Reject what the algorithms cannot work with, before anything changes."""
+        state, strategy, callbacks = self.adapter.state, trainer.strategy, trainer.callbacks
+        clips = [repr(one) for one in state.algorithms if isinstance(one, GradientClipping)]
+        wrong = {
+            "A Trainer must have one ComposerCallback, got several. Pass all algorithms to one.": (
+                sum(isinstance(one, ComposerCallback) for one in callbacks) > 1
+            ),
+            f"This ComposerCallback has changed another model, a {type(state.model).__name__}. "
+            "Make one for each model.": state.model is not None and state.model is not module,
+            "The LightningModule is compiled, so algorithms cannot change its layers and its training_step. "
+            "Compile a module inside it, self.network = torch.compile(network).": (
+                getattr(module, "_compiler_ctx", None) is not None
+            ),
+            f"ComposerCallback works with one device and with DDP, got {type(strategy).__name__}. "
+            "Use strategy='ddp'.": not isinstance(strategy, (SingleDeviceStrategy, DDPStrategy)),
+            f"Gradients would be clipped twice, by {', '.join(clips)} and by gradient_clip_val="
+            f"{trainer.gradient_clip_val}. Remove one of them.": clips and trainer.gradient_clip_val,
+            "training_step takes the iterator of batches, dataloader_iter, so algorithms get no batch. Let it take "
+            "a batch, training_step(self, batch, batch_idx).": (
+                "dataloader_iter" in inspect.signature(module.training_step).parameters
+            ),
+        }
+        for sentence, is_wrong in wrong.items():
+            if is_wrong:
+                raise ValueError(sentence)
         if not module.automatic_optimization:
             check_served(_SERVED_MANUALLY, self.explain().entries)
 
     def _check_closures(self, trainer: Trainer) -> None:
-        """Refuse optimizers that compute a step's loss several times, where Lightning cannot do that."""
+        """Reject optimizers that compute a step's loss several times, where Lightning cannot do that."""
         for optimizer in filter(wants_closure, self.adapter.optimizers):
             name = type(optimizer).__name__
             if trainer.accumulate_grad_batches > 1:
@@ -356,7 +322,7 @@ class ComposerCallback(Callback):  # type: ignore[misc]  # Lightning is not inst
         return wrapped
 
     def _run_step(self, batch: Batch) -> Any:
-        return self._step(batch)
+        return self._step(batch)  # another one in each step
 
     def _compute_outputs(self, batch: Batch) -> Any:
         """Return the outputs of the module; or the loss, if no algorithm needs the outputs."""
@@ -393,7 +359,7 @@ class ComposerCallback(Callback):  # type: ignore[misc]  # Lightning is not inst
         if self._chosen is None and first is not module:
             for other in candidates.values():
                 if other is not first and other is not module:
-                    handle = other.register_forward_pre_hook(functools.partial(_refuse, names, names[id(first)]))
+                    handle = other.register_forward_pre_hook(functools.partial(_reject, names, names[id(first)]))
                     self._until_first_loss.callback(handle.remove)
         return chosen
 
@@ -428,7 +394,6 @@ class FabricAlgorithms(HostAlgorithms):
         seed: The seed of the algorithms' draws.
 
     Attributes:
-        adapter: Runs the algorithms.
         model: The model as ``fabric.setup`` returned it, from :meth:`begin_fit` on.
         optimizer: The optimizer that steps, from :meth:`begin_fit` on.
 
@@ -596,7 +561,7 @@ def _first_called(modules: Iterable[nn.Module], step: Callable[[], Any], device:
     return None
 
 
-def _refuse(names: Mapping[int, str], chosen: str, called: nn.Module, _: Any) -> None:
+def _reject(names: Mapping[int, str], chosen: str, called: nn.Module, _: Any) -> None:
     raise ValueError(
         f"training_step calls {chosen!r} and {names[id(called)]!r}, so it is not clear with which outputs the loss is "
         "computed. Call both in forward() and self(...) in training_step, or pass "
