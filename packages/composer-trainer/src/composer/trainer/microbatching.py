@@ -33,7 +33,7 @@ def split_microbatches(
     """Return the microbatches, each with its weight: its fraction of the batch.
 
     The mean over the batch equals the sum of the microbatches' means times these weights, whatever their sizes. Samples
-    are counted, or what ``count`` returns for a batch.
+    are counted, or what ``count`` returns for a batch. The ``microbatch_transforms`` of ``spec`` are applied to each.
 
     Example:
         >>> import torch
@@ -42,20 +42,20 @@ def split_microbatches(
         >>> [(len(part), weight) for part, weight in split_microbatches(torch.zeros(5, 2), spec, 2)]
         [(2, 0.4), (2, 0.4), (1, 0.2)]
     """
-    if microbatch_size is None:
-        return ((batch, 1.0),)
-    num_samples = spec.get_num_samples_in_batch(batch)
-    if microbatch_size >= num_samples:
-        return ((batch, 1.0),)
-    parts = spec.split_batch(batch, microbatch_size)
-    counts = list(map(count or spec.get_num_samples_in_batch, parts))
-    total = sum(counts)
-    if not total:
-        raise ValueError(
-            "accumulate_train_batch_on_tokens=True, but a batch has no token. Tokens are counted in "
-            "batch['input_ids']; for other batches give DataSpec(loader, get_num_tokens_in_batch=...)."
-        )
-    return [(part, number / total) for part, number in zip(parts, counts, strict=True)]
+    parts, weights = [batch], [1.0]
+    if microbatch_size is not None and spec.get_num_samples_in_batch(batch) > microbatch_size:
+        parts = list(spec.split_batch(batch, microbatch_size))
+        counts = list(map(count or spec.get_num_samples_in_batch, parts))
+        total = sum(counts)
+        if not total:
+            raise ValueError(
+                "accumulate_train_batch_on_tokens=True, but a batch has no token. Tokens are counted in "
+                "batch['input_ids']; for other batches give DataSpec(loader, get_num_tokens_in_batch=...)."
+            )
+        weights = [number / total for number in counts]
+    if spec.microbatch_transforms is not None:
+        parts = list(map(spec.microbatch_transforms, parts))
+    return list(zip(parts, weights, strict=True))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -148,13 +148,11 @@ class Run:
         """Return the microbatches, each with its weight: its fraction of the samples or tokens of all processes."""
         size, spec = self.state.device_train_microbatch_size, self.batches.spec
         parts: Sequence[tuple[Batch, float]] = ((self.state.batch, 1.0),)
-        if size is not None:
-            if self._is_first_split:
-                self._is_first_split = False
-                _warn_if_larger(size, self._num_samples)
+        if size is not None and self._is_first_split:
+            self._is_first_split = False
+            _warn_if_larger(size, self._num_samples)
+        if size is not None or spec.microbatch_transforms is not None:
             parts = split_microbatches(self.state.batch, spec, size, self._weigh)
-        if spec.microbatch_transforms is not None:
-            parts = [(spec.microbatch_transforms(part), weight) for part, weight in parts]
         self._begin_global_batch(len(parts))
         weight = self.parallel.weight()
         if weight != 1:
@@ -187,8 +185,7 @@ class Run:
         factor = self.parallel.end_batch()
         if factor != 1:
             self.step.scale_losses(factor)
-        if self.state.scaler is not None:
-            self.optimization.unscale()
+        self.optimization.unscale()
 
     def final_losses(self) -> dict[str, Tensor]:
         """Return the losses of the last batch, their means over all processes; all of them must call it."""

@@ -160,14 +160,14 @@ def _set_lr(state: State, lr: float) -> None:
 
 def _step(state: State, spec: DataSpec, optimization: Optimization) -> float:
     """Train on the state's batch without events, and return its loss before the step."""
-
-    def split() -> list[tuple[Any, float]]:
-        parts = split_microbatches(state.batch, spec, state.device_train_microbatch_size, spec.get_num_samples_in_batch)
-        transform = spec.microbatch_transforms
-        return [(part if transform is None else transform(part), weight) for part, weight in parts]
-
     forward, loss = optimization.in_precision(state.model), optimization.in_precision(state.compute_loss)
-    unscale = None if state.scaler is None else optimization.unscale
-    step = Step(state, lambda _: None, forward, loss, split=split, complete=unscale)
+    step = Step(
+        state,
+        lambda _: None,
+        forward,
+        loss,
+        split=lambda: split_microbatches(state.batch, spec, state.device_train_microbatch_size),
+        complete=optimization.unscale,
+    )
     optimization.step(step.compute_gradients)
     return float(step.losses["total"])

@@ -166,8 +166,7 @@ def _batch(state: State, spec: DataSpec | None, sample_input: Any) -> Any:
             "summary has no batch to compute: give sample_input, or a train_dataloader that can be iterated over again."
         )
     batch = first_batch(state, spec, "train_dataloader")
-    batch, _ = next(iter(split_microbatches(batch, spec, state.device_train_microbatch_size)))
-    return batch if spec.microbatch_transforms is None else spec.microbatch_transforms(batch)
+    return split_microbatches(batch, spec, state.device_train_microbatch_size)[0][0]
 
 
 def _compute(state: State, batch: Any) -> tuple[Any, int]:
