@@ -54,7 +54,7 @@ class Host:
     def serves_algorithm(self, algorithm):
         """Return whether the host declares to serve an algorithm."""
         try:
-            self.serves.check(build_plan([algorithm]).entries)
+            build_plan([algorithm], serves=self.serves)
         except ValueError:
             return False
         return True
