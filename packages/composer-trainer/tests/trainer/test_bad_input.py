@@ -485,7 +485,7 @@ class TestEndlessLoaders:
         make_trainer(train_dataloader=[BATCH] * 5, max_duration="1ep").fit()
 
         (message,) = caplog.messages
-        assert "has no length and has given 3 batches in one epoch" in message
+        assert "has no length and has returned 3 batches in one epoch" in message
         assert "train_subset_num_batches" in message
 
 

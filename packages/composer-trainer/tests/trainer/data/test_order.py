@@ -493,7 +493,7 @@ class TestOtherLoaders:
 
         digests = set()
         for epoch in range(3):
-            unknown.begin(epoch)
+            next(unknown.begin(epoch))
             digests.add(unknown.fingerprint(1))
 
         assert expected_value.fingerprint(1) is None

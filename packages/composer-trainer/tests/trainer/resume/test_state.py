@@ -157,14 +157,12 @@ class TestCheck:
             ("rng.python.version", "3"),
             ("rng.python.words", torch.zeros(3, dtype=torch.int64)),
             ("rng.python.words", torch.full((625,), -1)),
-            ("rng.python.gauss", "x"),
             ("rng.torch", torch.zeros(3, dtype=torch.uint8)),
             ("rng.torch", torch.zeros(5056)),
             ("rng.numpy", 3),
             ("rng.numpy.generator", "PCG64"),
             ("rng.numpy.words", torch.zeros(3, dtype=torch.int64)),
             ("rng.numpy.position", 10**6),
-            ("rng.cuda", "x"),
         ],
     )
     def test_invalid_parts_raise(self, make_trainer, tmp_path, path, value):

@@ -441,8 +441,8 @@ def _watched(batches: Iterator[Batch]) -> Iterator[Batch]:
     for number, batch in enumerate(batches, start=1):
         if number == _MANY:
             _log.warning(
-                "train_dataloader has no length and has given %d batches in one epoch. If it is endless, the "
-                "epoch never ends, nor do its evaluations and checkpoints come: give train_subset_num_batches.",
+                "train_dataloader has no length and has returned %d batches in one epoch. If it is endless, the epoch "
+                "never ends, and evaluations and checkpoints at its end never run: give train_subset_num_batches.",
                 number,
             )
         yield batch

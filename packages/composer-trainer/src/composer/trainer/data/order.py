@@ -119,7 +119,7 @@ def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
 
     Example:
         >>> order = make_order([1, 2, 3], seed=17)
-        >>> list(order.begin(epoch=0, skip=1))
+        >>> list(order.begin(epoch=0, place=1))
         [2, 3]
     """
     # Processes share the order of a dataset, of which each has a part. All other draws differ by rank.
@@ -177,7 +177,7 @@ class IndexedOrder(_CopiedOrder):
         self._dataset = loader.dataset
         self._name = "sampler" if loader.batch_sampler is None else "batch_sampler"
         self._sampler: Any = getattr(loader, self._name)
-        self._chosen: list[Any] | _Noted | None = None
+        self._chosen: Iterator[Any] = iter(())
         # Persistent workers use the same object in the next epoch.
         self._keys = self.loader.__dict__[self._name] = _Keys(self._sampler)
         self._loads_here = not (loader.num_workers or loader.pin_memory) and type(loader) is DataLoader
@@ -194,8 +194,10 @@ class IndexedOrder(_CopiedOrder):
     def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
         """Return the epoch's batches from a place on, without loading those before it."""
         if self.global_batch_size is None:
-            remaining = iter(self._choose(epoch))
-            _advance(remaining, place)
+            _set_epoch(self._dataset, epoch)
+            remaining = self._chosen = _order_of(self._sampler, self._order_seed, epoch)
+            for _ in itertools.islice(remaining, place):
+                pass
         else:
             remaining = self._own_part(epoch, place)
         if not self._is_plain:
@@ -255,17 +257,9 @@ class IndexedOrder(_CopiedOrder):
             return map(one_batch, self._keys.next)
         return _preserve_torch_rng_state(lambda: _load_seeded(one_batch, self._keys.next))
 
-    def _choose(self, epoch: int) -> Iterable[Any]:
-        _set_epoch(self._dataset, epoch)
-        keys = _order_of(self._sampler, self._order_seed, epoch)
-        self._chosen = keys if isinstance(keys, (list, _Noted)) else None
-        return keys
-
     def fingerprint(self, batches: int) -> str | None:
         """Return a digest of the epoch's indices if the type of the sampler is unknown."""
-        if isinstance(self._chosen, _Noted):
-            return self._chosen.fingerprint(batches)
-        return None if self._chosen is None else hashlib.blake2b(repr(self._chosen).encode(), digest_size=8).hexdigest()
+        return self._chosen.fingerprint(batches) if isinstance(self._chosen, _Noted) else None
 
 
 class StreamOrder(_CopiedOrder):
@@ -304,25 +298,21 @@ def _draws_nothing(dataset: Any) -> bool:
     return type(dataset) in (TensorDataset, list, tuple, Tensor, range)
 
 
-def _order_of(sampler: Any, seed: int, epoch: int) -> list[Any] | Iterator[Any]:
-    """Return a sampler's keys for an epoch; for unknown types a list or, if it may be endless, a :class:`_Noted`."""
+def _order_of(sampler: Any, seed: int, epoch: int) -> Iterator[Any]:
+    """Return a sampler's keys for an epoch; a :class:`_Noted` if its type is unknown, so that it may draw others."""
     _set_epoch(sampler, epoch)
-    in_order: Iterator[Any]
     if type(sampler) is BatchSampler:
         batches = copy.copy(sampler)
         keys = _order_of(sampler.sampler, seed, epoch)
-        batches.sampler = _Keys(sampler.sampler, keys.keys if isinstance(keys, _Noted) else iter(keys))
-        in_order = iter(batches)
-        if isinstance(keys, _Noted):
-            return _Noted(in_order)
-        return list(in_order) if isinstance(keys, list) else in_order
+        batches.sampler = _Keys(sampler.sampler, keys.keys if isinstance(keys, _Noted) else keys)
+        return _Noted(iter(batches)) if isinstance(keys, _Noted) else iter(batches)
     key = derive_seed(seed, "order", epoch)
     if type(sampler) in (*_DRAW_AT_ONCE, SequentialSampler):
         drawing = copy.copy(sampler)
         if type(sampler) in _DRAW_AT_ONCE:
             drawing.generator = torch.Generator().manual_seed(key)
-        in_order = iter(drawing)
-        return in_order
+        drawn: Iterator[Any] = iter(drawing)
+        return drawn
     _set_epoch(getattr(sampler, "sampler", None), epoch)
     if not _has_length(sampler):
         return _Noted(_seeded_batches(lambda: iter(sampler), seed, epoch))
@@ -330,12 +320,7 @@ def _order_of(sampler: Any, seed: int, epoch: int) -> list[Any] | Iterator[Any]:
         seed_globals(key)
         if isinstance(getattr(sampler, "generator", None), torch.Generator):
             sampler.generator.manual_seed(key)
-        return list(sampler)
-
-
-def _advance(iterator: Iterator[Any], count: int) -> None:
-    for _ in itertools.islice(iterator, count):
-        pass
+        return _Noted(iter(list(sampler)))
 
 
 def _has_length(sampler: Any) -> bool:
