@@ -50,3 +50,9 @@ def clock(monkeypatch):
     manual_clock = ManualClock()
     monkeypatch.setattr("time.perf_counter", manual_clock)
     return manual_clock
+
+
+@pytest.fixture
+def set_command(monkeypatch):
+    """Return a function that sets the command line of this process: a program and its arguments."""
+    return lambda *command: monkeypatch.setattr(sys, "argv", [*map(str, command)])

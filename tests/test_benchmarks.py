@@ -1,7 +1,6 @@
 """The benchmarks that also run on a GPU: their arguments, and their code on the CPU."""
 
 import importlib
-import sys
 import warnings
 from pathlib import Path
 
@@ -12,12 +11,12 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
+def benchmark(monkeypatch, set_command):
     """Return a function that imports a benchmark by name and sets its command line."""
 
     def load(name, *arguments):
         monkeypatch.syspath_prepend(FOLDER)
-        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        set_command(name, *arguments)
         return importlib.import_module(name)
 
     return load

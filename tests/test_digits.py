@@ -19,12 +19,12 @@ def run(*options):
 
 
 @pytest.fixture
-def parse(monkeypatch, capsys):
+def parse(monkeypatch, set_command, capsys):
     """Return a function that runs the example in this process with options that end it; returns status and output."""
     monkeypatch.syspath_prepend(EXAMPLE.parent)
 
     def run_until_exit(*options):
-        monkeypatch.setattr(sys, "argv", [str(EXAMPLE), *options])
+        set_command(EXAMPLE, *options)
         with pytest.raises(SystemExit) as caught:
             runpy.run_path(str(EXAMPLE), run_name="__main__")
         return caught.value.code, capsys.readouterr()

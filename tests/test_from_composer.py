@@ -4,7 +4,6 @@ The programs in ``from_composer`` use only Composer's names. They are new, and s
 """
 
 import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,14 +17,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:composer\\..* is a former name:D
 
 
 @pytest.fixture
-def run(monkeypatch, tmp_path):
+def run(monkeypatch, set_command, tmp_path):
     """Return a function that runs a program with arguments in a temporary folder and returns its variables."""
     monkeypatch.chdir(tmp_path)
     deterministic = torch.are_deterministic_algorithms_enabled()
 
     def run(name, *arguments):
         path = Path(__file__).parent / "from_composer" / name
-        monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
+        set_command(path, *arguments)
         return runpy.run_path(str(path), run_name="__main__")
 
     yield run

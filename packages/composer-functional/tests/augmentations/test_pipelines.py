@@ -190,7 +190,7 @@ class TestDraws:
         assert torch.equal(moved.masks, own[1].reshape(masks.shape).bool())
 
     @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="compiling needs a C++ compiler")
-    def test_compiled_augmentations(self, monkeypatch):
+    def test_compiled_augmentations(self, split_into_parts):
         """A pipeline with a compiled member replays its draws. More than 5 seconds, because it is compiled."""
         torch.compiler.reset()  # what other tests compiled counts against a limit
         jitter = ka.ColorJitter(0.3, 0.0, 0.0, 0.1)
@@ -199,7 +199,7 @@ class TestDraws:
         draws = cf.draw_augmentation(pipeline, batch.shape, generator=seeded())
         eager = cf.augment_batch(batch, pipeline, params=draws)
         jitter.compile()
-        monkeypatch.setattr(pipelines, "_PART_BYTES", 1)
+        split_into_parts(1)
         sizes = sizes_of_calls(jitter)
 
         output = cf.augment_batch(batch, pipeline, params=draws)
@@ -441,16 +441,22 @@ class TestTogether:
         assert set(moved.unique().tolist()) <= {*masks.unique().tolist(), 0}
 
 
+@pytest.fixture
+def split_into_parts(monkeypatch):
+    """Return a function that sets the bytes of a part; a part has one sample at least."""
+    return lambda size: monkeypatch.setattr(pipelines, "_PART_BYTES", size)
+
+
 class TestParts:
     @pytest.mark.parametrize("name", [name for name in pipelines._SAMPLEWISE if name in CLASSES])
     @pytest.mark.parametrize("same_on_batch", [False, True])
-    def test_equals_the_complete_batch(self, monkeypatch, name, same_on_batch):
+    def test_equals_the_complete_batch(self, split_into_parts, name, same_on_batch):
         """A large batch that is augmented in parts has the same result as kornia's call on the complete batch."""
         augmentation, batch = make(name), torch.rand(11, 3, 33, 35, generator=seeded(3))
         augmentation.same_on_batch = same_on_batch
         draws, sizes = cf.draw_augmentation(augmentation, batch.shape, generator=seeded()), sizes_of_calls(augmentation)
         expected = augmentation(batch, params=draws.params)
-        monkeypatch.setattr(pipelines, "_PART_BYTES", batch.nbytes // 3)
+        split_into_parts(batch.nbytes // 3)
 
         output = cf.augment_batch(batch, augmentation, params=draws)
 
@@ -501,21 +507,21 @@ class TestParts:
         assert sizes == ([8, 8, 8, 8] if size == 224 else [32])
 
     @pytest.mark.parametrize("name", sorted(PIPELINES.keys() - set(pipelines._SAMPLEWISE)))
-    def test_other_augmentations_are_not_split(self, monkeypatch, name):
+    def test_other_augmentations_are_not_split(self, split_into_parts, name):
         """Augmentations that pair samples or draw for the batch get the complete batch."""
         augmentation, batch = PIPELINES[name](), batch_for(name)
         sizes = sizes_of_calls(augmentation)
-        monkeypatch.setattr(pipelines, "_PART_BYTES", 1)
+        split_into_parts(1)
 
         cf.augment_batch(batch, ka.AugmentationSequential(augmentation) if name in CLASSES else augmentation)
 
         assert sizes == [len(batch)]
 
-    def test_gradients_are_not_split(self, monkeypatch):
+    def test_gradients_are_not_split(self, split_into_parts):
         """Images that require gradients are augmented in one call."""
         augmentation = ka.RandomHorizontalFlip()
         sizes = sizes_of_calls(augmentation)
-        monkeypatch.setattr(pipelines, "_PART_BYTES", 1)
+        split_into_parts(1)
 
         cf.augment_batch(images().requires_grad_(), augmentation)
 

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -360,18 +362,19 @@ class TestFolders:
 
         assert names_in(tmp_path) == [".lock", "ep1-ba5", "ep2-ba10", "latest"]
 
-    def test_folder_in_use(self, make_trainer, tmp_path, monkeypatch):
+    def test_folder_in_use(self, make_trainer, tmp_path):
         """A folder that another running process saves to raises before training."""
-
-        def taken(folder):
-            raise FolderInUseError(folder, "process 17 on host")
-
-        monkeypatch.setattr(lock, "_locked", taken)
+        program = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX); "
+        program += "file.write('process 17 on host'); file.flush(); print('locked', flush=True); input()"
+        command = [sys.executable, "-c", program, str(tmp_path / ".lock")]
         trainer = make_trainer(CheckpointSaver(tmp_path))
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+            other.stdout.readline()
 
-        with pytest.raises(FolderInUseError, match="process 17 on host"):
-            trainer.fit()
+            with pytest.raises(FolderInUseError, match="process 17 on host"):
+                trainer.fit()
 
+            other.communicate("end\n")
         assert int(trainer.state.timestamp.batch) == 0
 
     def test_lock_is_released(self, make_trainer, tmp_path):
@@ -403,7 +406,6 @@ class TestFailures:
             tmp_path,
             save_interval=lambda state, event: event == "batch_checkpoint" and int(state.timestamp.batch) in {2, 4},
         )
-        synced = os.fsync
 
         class FillDisk(Callback):
             def batch_start(self, state, logger):
@@ -418,7 +420,7 @@ class TestFailures:
         trainer = make_trainer(saver, callbacks=[FillDisk()])
         with pytest.raises(CheckpointSaveError, match="ep0-ba4 was not saved: the disk is full"):
             trainer.fit()
-        monkeypatch.setattr(os, "fsync", synced)
+        monkeypatch.undo()
 
         assert int(trainer.state.timestamp.batch) == 5
         assert [one.name for one in find_checkpoints(tmp_path)] == ["ep0-ba2"]
@@ -429,7 +431,6 @@ class TestFailures:
         """The last save's failure is raised at the end of the training, or by close."""
         saver = CheckpointSaver(tmp_path, save_interval="1ep")
         trainer = make_trainer(saver, max_duration="1ep")
-        begin = local.LocalFolder.begin
 
         def fail(*args):
             raise CheckpointSaveError("ep1-ba5", "the disk is full.")
@@ -442,7 +443,7 @@ class TestFailures:
             saver.save(trainer.state)
             with pytest.raises(CheckpointSaveError, match="the disk is full"):
                 trainer.close()
-        monkeypatch.setattr(local.LocalFolder, "begin", begin)
+        monkeypatch.undo()
 
         assert not any(one.is_complete for one in find_checkpoints(tmp_path))
 

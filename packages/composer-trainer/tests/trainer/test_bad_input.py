@@ -166,10 +166,10 @@ class TestErrorsOfTheModel:
 class TestMetrics:
     @pytest.mark.parametrize("metrics", [None, [], "accuracy"])
     @pytest.mark.parametrize("data", ["train_dataloader", "eval_dataloader"])
-    def test_metrics_without_names_raise(self, make_trainer, monkeypatch, metrics, data):
+    def test_metrics_without_names_raise(self, make_trainer, metrics, data):
         """A model's metrics that are no dictionary raise with the method's name."""
         model = make_trainer.model()
-        monkeypatch.setattr(model, "get_metrics", lambda is_train=False: metrics)
+        model.get_metrics = lambda is_train=False: metrics
 
         with pytest.raises(TypeError, match=r"ComposerClassifier.get_metrics must return a dictionary .* got"):
             make_trainer(**{"model": model, "train_dataloader": None, data: make_trainer.loader()})

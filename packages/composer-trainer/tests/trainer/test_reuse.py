@@ -3,7 +3,9 @@
 import io
 import itertools
 import json
+import sys
 import time
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -363,10 +365,10 @@ def test_logger_of_an_open_run_raises(kind, make_run, folder):
 
 def test_mlflow_repetitions(make_loop_factory, monkeypatch):
     """MLFlowLogger omits repetitions within a run only."""
-    product = MagicMock()
+    product = MagicMock(__spec__=ModuleSpec("mlflow", None))
     product.entities.Metric = lambda name, number, time, step: (name, number, step)
     product.MlflowClient.return_value.log_batch.return_value = None
-    monkeypatch.setattr("composer.loggers.mlflow_logger.import_product", lambda *_: product)
+    monkeypatch.setitem(sys.modules, "mlflow", product)
     logger = MLFlowLogger(log_system_metrics=False)
 
     for _ in range(2):
@@ -378,8 +380,8 @@ def test_mlflow_repetitions(make_loop_factory, monkeypatch):
 
 def test_wandb_steps(make_loop_factory, monkeypatch):
     """Steps of a second run of WandBLogger start at 0."""
-    product = MagicMock(run=None)
-    monkeypatch.setattr("composer.loggers.wandb_logger.import_product", lambda *_: product)
+    product = MagicMock(run=None, __spec__=ModuleSpec("wandb", None))
+    monkeypatch.setitem(sys.modules, "wandb", product)
     logger = WandBLogger()
 
     make_loop_factory(logger, step=7)

@@ -100,13 +100,24 @@ def test_batch_that_does_not_end(tmp_path):
     assert "in batch_start" in errors
 
 
+class Reports(StopSignals):
+    """Calls a function instead of ending the process."""
+
+    def __init__(self, batch, report):
+        super().__init__(batch)
+        self._report = report
+
+    def _abort(self, reason):
+        self._report(reason)
+        self._ended.set()
+
+
 def test_a_batch_may_take_20_seconds(monkeypatch):
     """It is ended after 20 seconds of its own time, before torchrun's and SLURM's 30 seconds are over."""
     clock, ended, batches = iter(range(100)), [], iter([1, 1, 1, *[2] * 100])
-    signals = StopSignals(lambda: next(batches))
+    signals = Reports(lambda: next(batches), lambda reason: ended.append((next(clock) - 1, reason)))
     monkeypatch.setattr(stopping.time, "monotonic", lambda: float(next(clock)))
     monkeypatch.setattr(signals._ended, "wait", lambda _: bool(ended))
-    monkeypatch.setattr(signals, "_abort", lambda reason: ended.append((next(clock) - 1, reason)))
 
     signals._watch()
 
@@ -122,16 +133,10 @@ def test_loss_of_a_process_is_timed_from_when_it_is_seen(monkeypatch):
         seen.append(time.monotonic())
         return len(seen) > 5
 
-    def abort(reason):
-        ended.append((time.monotonic() - seen[5], reason))
-        signals._ended.set()
-
     monkeypatch.setattr(stopping, "lost_processes", is_lost)
     monkeypatch.setattr(stopping, "_LOST_SECONDS", 0.3)
-    signals = StopSignals(lambda: 7)
-    monkeypatch.setattr(signals, "_abort", abort)
 
-    signals._watch()
+    Reports(lambda: 7, lambda reason: ended.append((time.monotonic() - seen[5], reason)))._watch()
 
     [(seconds, reason)] = ended
     assert seconds > 0.25  # the clock is read before the loss is seen

@@ -270,16 +270,21 @@ class TestEnvironment:
         assert result["hostname"]
 
     @pytest.fixture
-    def repository(self, tmp_path, monkeypatch):
-        """Return the working directory with a repository of one commit."""
-        for command in ["init -q", "config user.email a@b", "config user.name n"]:
-            subprocess.run(["git", *command.split()], cwd=tmp_path, check=True)
-        (tmp_path / "program.py").write_text("print(1)\n")
-        subprocess.run(["git", "add", "program.py"], cwd=tmp_path, check=True)
-        subprocess.run(["git", "commit", "-q", "-m", "first"], cwd=tmp_path, check=True)
+    def folder(self, tmp_path, monkeypatch):
+        """Return the working directory, which has the program."""
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "program.py"), raising=False)
         return tmp_path
+
+    @pytest.fixture
+    def repository(self, folder):
+        """Return the working directory with a repository of one commit."""
+        for command in ["init -q", "config user.email a@b", "config user.name n"]:
+            subprocess.run(["git", *command.split()], cwd=folder, check=True)
+        (folder / "program.py").write_text("print(1)\n")
+        subprocess.run(["git", "add", "program.py"], cwd=folder, check=True)
+        subprocess.run(["git", "commit", "-q", "-m", "first"], cwd=folder, check=True)
+        return folder
 
     def test_commit(self, repository):
         """The commit is git's, and clean until a file changes."""
@@ -298,11 +303,9 @@ class TestEnvironment:
 
         assert commit()["is_dirty"] is False
 
-    def test_no_repository(self, tmp_path, monkeypatch):
+    @pytest.mark.usefixtures("folder")
+    def test_no_repository(self):
         """Outside a repository there is no commit and no error."""
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "program.py"), raising=False)
-
         assert commit() == {"commit": None, "is_dirty": None}
 
     def test_no_git(self, repository, monkeypatch):
