@@ -58,7 +58,7 @@ def test_words_are_found_in_names_of_tests():
 def test_names_are_found_only_if_they_are_equal():
     """A listed name of a function or class is found in all files, and not within another name."""
     find_exact_names = runpy.run_path(str(ROOT / "tests" / "check_words.py"))["find_exact_names"]
-    text = "class Meeting:\n    def _plain(self): ...\n\n    def _plain_number(self): ...\n"
+    text = "class {}:\n    def {}(self): ...\n\n    def _plain_number(self): ...\n".format("Meeting", "_plain")
 
     assert [(line, name) for line, name, _ in find_exact_names(text)] == [(1, "Meeting"), (2, "_plain")]
 

@@ -1,4 +1,4 @@
-"""Algorithms in a loop with Accelerate train as in our own Trainer, resume exactly, and are refused where they must."""
+"""Algorithms in a loop with Accelerate train as in our own Trainer, resume exactly, and raise if unsupported."""
 
 import contextlib
 import doctest
@@ -196,7 +196,7 @@ class TestClock:
         assert seen == [Event.AFTER_BACKWARD, Event.EPOCH_END]
 
     def test_end_of_the_training(self):
-        """At max_duration the averages of SWA are in the model, and the next batch is refused."""
+        """At max_duration the averages of SWA are in the model, and the next batch raises."""
         swa = SWA("1ep", "2ep")
         run = Run(swa)
         averaged = run.train()
@@ -394,7 +394,7 @@ class TestFeatures:
 
 
 class TestRefusals:
-    """Bad use is refused in one sentence, where possible before the training."""
+    """Bad use raises an error of one sentence, where possible before the training."""
 
     def attach(self, algorithms=None, model=None, optimizer=None, accelerator=None, loss=image_loss):
         model = make_net() if model is None else model
@@ -426,7 +426,7 @@ class TestRefusals:
             return
 
     def test_closure_with_accumulation(self):
-        """An optimizer of the user with a closure is refused, too."""
+        """An optimizer of the user with a closure raises, too."""
         model = make_net()
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
         lbfgs = torch.optim.LBFGS(model.parameters())
@@ -468,7 +468,7 @@ class TestRefusals:
             self.attach(NoOpModel())
 
     def test_replaced_model(self):
-        """An algorithm that returns another model object is refused."""
+        """An algorithm that returns another model object raises."""
         with pytest.raises(ValueError, match="must keep the model object"):
             self.attach(Replaces())
 

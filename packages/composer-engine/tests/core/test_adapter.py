@@ -1,4 +1,4 @@
-"""An adapter trains in a host's loop as our own loop does, and refuses what the host does not serve."""
+"""An adapter trains in a host's loop as our own loop does, and raises for what the host does not serve."""
 
 from __future__ import annotations
 
@@ -322,7 +322,7 @@ class TestEvaluation:
 
 
 class TestServedFields:
-    """A host that does not serve all refuses algorithms at construction."""
+    """A host that does not serve all fields rejects algorithms at construction."""
 
     @pytest.mark.parametrize(
         ("algorithm", "missing", "sentence"),
@@ -355,7 +355,7 @@ class TestLateAlgorithms:
     """The algorithms are those of the construction."""
 
     def test_added_after_the_training_began(self):
-        """An algorithm that is added then is refused, and the others remain; one may be removed."""
+        """An algorithm that is added then raises, and the others remain; one may be removed."""
         model, ema = make_net(), EMA("2ba")
         adapter = Adapter(served_fields("Host"), model, ema)
         host(adapter, make_data(2), 1, model)

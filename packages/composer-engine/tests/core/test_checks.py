@@ -21,7 +21,7 @@ from composer.core.checks import (
     one_of,
     to_options,
     to_path,
-    to_texts,
+    to_strings,
     whole_number_from,
 )
 
@@ -82,7 +82,7 @@ class TestValidators:
 class TestConversions:
     def test_valid_conversions(self):
         """None, one and several become a list or a dictionary; a path becomes a string."""
-        texts = [to_texts("tags", value) for value in (None, "a", ("a", "b"))]
+        texts = [to_strings("tags", value) for value in (None, "a", ("a", "b"))]
 
         assert texts == [[], ["a"], ["a", "b"]]
         assert (to_options("options", None), to_options("options", {"a": 1})) == ({}, {"a": 1})
@@ -91,13 +91,13 @@ class TestConversions:
     @pytest.mark.parametrize(
         ("convert", "value", "message"),
         [
-            (to_texts, 5, "it must be a text or a list of texts, got 5."),
-            (to_texts, ["a", 5], "it must be a text or a list of texts, got ['a', 5]."),
-            (to_options, 5, "it must be None or a dictionary whose keys are texts, got 5."),
-            (to_options, "ab", "it must be None or a dictionary whose keys are texts, got 'ab'."),
-            (to_options, {5: "a"}, "it must be None or a dictionary whose keys are texts, got {5: 'a'}."),
-            (to_path, 5, "it must be a text or a path, got 5."),
-            (to_path, None, "it must be a text or a path, got None."),
+            (to_strings, 5, "it must be a string or a list of strings, got 5."),
+            (to_strings, ["a", 5], "it must be a string or a list of strings, got ['a', 5]."),
+            (to_options, 5, "it must be None or a dictionary whose keys are strings, got 5."),
+            (to_options, "ab", "it must be None or a dictionary whose keys are strings, got 'ab'."),
+            (to_options, {5: "a"}, "it must be None or a dictionary whose keys are strings, got {5: 'a'}."),
+            (to_path, 5, "it must be a string or a path, got 5."),
+            (to_path, None, "it must be a string or a path, got None."),
         ],
         ids=lambda one: getattr(one, "__name__", None) or str(one),
     )
@@ -188,7 +188,7 @@ class TestFillIn:
 
     def test_non_string_raises(self):
         """A value that is neither a string nor a path raises, with the parameter's name."""
-        with pytest.raises(TypeError, match=r"^filename must be a text or a path, got 5"):
+        with pytest.raises(TypeError, match=r"^filename must be a string or a path, got 5"):
             fill_in(5, {"run_name": "run"}, "filename")
 
 
@@ -221,5 +221,5 @@ class TestRunName:
 
     def test_non_string_raises(self):
         """A number is not a name."""
-        with pytest.raises(TypeError, match="run_name must be a text, got 5"):
+        with pytest.raises(TypeError, match="run_name must be a string, got 5"):
             State(model=None, run_name=5)

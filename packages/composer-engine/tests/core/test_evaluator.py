@@ -158,8 +158,8 @@ class TestMetricValues:
     [
         ({"label": ""}, ValueError, "label must not be empty"),
         ({"label": 5}, TypeError, "label must be a string, got 5"),
-        ({"metric_names": 5}, TypeError, "metric_names must be a text or a list of texts, got 5"),
-        ({"metric_names": [5]}, TypeError, r"metric_names must be a text or a list of texts, got \[5\]"),
+        ({"metric_names": 5}, TypeError, "metric_names must be a string or a list of strings, got 5"),
+        ({"metric_names": [5]}, TypeError, r"metric_names must be a string or a list of strings, got \[5\]"),
         ({"subset_num_batches": "2"}, TypeError, "subset_num_batches must be a number of batches.*got '2'"),
         ({"subset_num_batches": 1.5}, TypeError, "subset_num_batches must be a number of batches.*got 1.5"),
         ({"device_eval_microbatch_size": "2"}, TypeError, "device_eval_microbatch_size must be .*got '2'"),

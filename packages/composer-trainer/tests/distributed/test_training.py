@@ -71,7 +71,7 @@ class TestStreams:
         """The warning is given once, with the remedy."""
         for result in four_processes:
             [warning] = result["streams"]["not split"]["warnings"]
-            assert "gave all 4 processes the same first batch" in warning
+            assert "returned the same first batch in all 4 processes" in warning
             assert "itertools.islice(samples, composer.distributed.get_data_rank(), None" in warning
 
     @pytest.mark.parametrize(

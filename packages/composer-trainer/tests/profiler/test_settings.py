@@ -19,10 +19,10 @@ def test_flags_reject_strings(name):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: JSONTraceHandler(5), "folder must be a text or a path, got 5"),
-        (lambda: JSONTraceHandler(filename=5), "filename must be a text or a path, got 5"),
-        (lambda: JSONTraceHandler(merged_trace_filename=5), "merged_trace_filename must be a text or a path, got 5"),
-        (lambda: TorchProfiler(filename=5, use_gzip=True), "filename must be a text or a path, got 5"),
+        (lambda: JSONTraceHandler(5), "folder must be a string or a path, got 5"),
+        (lambda: JSONTraceHandler(filename=5), "filename must be a string or a path, got 5"),
+        (lambda: JSONTraceHandler(merged_trace_filename=5), "merged_trace_filename must be a string or a path, got 5"),
+        (lambda: TorchProfiler(filename=5, use_gzip=True), "filename must be a string or a path, got 5"),
         (
             lambda: Profiler(cyclic_schedule(), [], sys_prof_stats_thread_interval_seconds="1"),
             "sys_prof_stats_thread_interval_seconds must be a number, got '1'",

@@ -178,7 +178,7 @@ class TestMetrics:
 class TestIgnoreKeys:
     @pytest.mark.parametrize("name", ["save_ignore_keys", "load_ignore_keys"])
     def test_invalid_keys_raise_before_training(self, make_trainer, tmp_path, name):
-        """Ignored keys that are no texts raise at construction, not at the first save or load."""
+        """Ignored keys that are no strings raise at construction, not at the first save or load."""
         with pytest.raises(TypeError, match=rf"{name}\)? must be texts such as 'optimizers/\*', or a function, got 5"):
             make_trainer(save_folder=str(tmp_path), **{name: 5})
 
@@ -290,7 +290,7 @@ class TestBatchesThatAreNone:
         """Training raises at the batch, after earlier ones."""
         trainer = make_trainer(train_dataloader=loaders_with_none()[kind], max_duration="8ba")
 
-        with pytest.raises(ValueError, match=r"^train_dataloader gave None as batch 2 of the epoch"):
+        with pytest.raises(ValueError, match=r"^train_dataloader returned None as batch 2 of the epoch"):
             trainer.fit()
 
         assert trainer.state.timestamp.batch == "2ba"
@@ -300,13 +300,13 @@ class TestBatchesThatAreNone:
         """The error has the evaluator's label."""
         evaluator = Evaluator(label="held out", dataloader=loaders_with_none()[kind])
 
-        with pytest.raises(ValueError, match=r"^eval_dataloader 'held out' gave None as batch 2 of the epoch"):
+        with pytest.raises(ValueError, match=r"^eval_dataloader 'held out' returned None as batch 2 of the epoch"):
             make_trainer(max_duration="1ep").eval(evaluator)
 
     @pytest.mark.parametrize("kind", loaders_with_none())
     def test_in_prediction(self, make_trainer, kind):
         """The error has the parameter's name."""
-        with pytest.raises(ValueError, match=r"^dataloader gave None as batch 2 of the epoch"):
+        with pytest.raises(ValueError, match=r"^dataloader returned None as batch 2 of the epoch"):
             make_trainer(max_duration="1ep").predict(loaders_with_none()[kind])
 
     @pytest.mark.parametrize(
@@ -318,14 +318,14 @@ class TestBatchesThatAreNone:
         spec = DataSpec(make_trainer.loader(), batch_transforms=nothing_for(2))
         trainer = make_trainer(max_duration="1ep", train_dataloader=spec)
 
-        with pytest.raises(ValueError, match=f"^batch_transforms of {whose} gave None as batch 2 of"):
+        with pytest.raises(ValueError, match=f"^batch_transforms of {whose} returned None as batch 2 of"):
             getattr(trainer, do)(*[] if do == "fit" else [spec])
 
     def test_in_export(self, make_trainer, tmp_path):
         """An export raises too."""
         trainer = make_trainer(train_dataloader=[None], max_duration="1ep")
 
-        with pytest.raises(ValueError, match=r"first batch .* gave None as batch 0"):
+        with pytest.raises(ValueError, match=r"first batch .* returned None as batch 0"):
             trainer.export_for_inference("torchexport", str(tmp_path / "model.pt2"))
 
 

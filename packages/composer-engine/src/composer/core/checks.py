@@ -1,4 +1,4 @@
-"""The checks of :mod:`composer.functional.checks` as validators of attrs fields, converters, and the text of errors."""
+"""The checks of :mod:`composer.functional.checks` as validators of attrs fields, converters, and words of errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
     "shortened",
     "to_options",
     "to_path",
-    "to_texts",
+    "to_strings",
     "whole_number_from",
 ]
 
@@ -104,27 +104,29 @@ def as_list(given: T | Iterable[T] | None) -> list[T]:
     return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
 
 
-def to_texts(name: str, given: str | Iterable[str] | None) -> list[str]:
-    """Return texts as a list; a single text becomes a list of one, and None an empty list.
+def to_strings(name: str, given: str | Iterable[str] | None) -> list[str]:
+    """Return strings as a list; a single string becomes a list of one, and None an empty list.
 
     Raises:
         TypeError: ``given`` contains something else.
 
     Example:
-        >>> to_texts("tags", "first"), to_texts("tags", ("a", "b"))
+        >>> to_strings("tags", "first"), to_strings("tags", ("a", "b"))
         (['first'], ['a', 'b'])
     """
-    texts = [] if given is None else [given] if isinstance(given, str) or not isinstance(given, Iterable) else [*given]
-    if not all(isinstance(text, str) for text in texts):
-        raise TypeError(f"{name} must be a text or a list of texts, got {shortened(given)}.")
-    return texts
+    strings = (
+        [] if given is None else [given] if isinstance(given, str) or not isinstance(given, Iterable) else [*given]
+    )
+    if not all(isinstance(one, str) for one in strings):
+        raise TypeError(f"{name} must be a string or a list of strings, got {shortened(given)}.")
+    return strings
 
 
 def to_options(name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a copy of options as a dictionary, which is empty for None.
 
     Raises:
-        TypeError: ``given`` is not a mapping from texts.
+        TypeError: ``given`` is not a mapping with strings as keys.
 
     Example:
         >>> to_options("init_kwargs", {"mode": "offline"})
@@ -133,22 +135,22 @@ def to_options(name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
-        raise TypeError(f"{name} must be None or a dictionary whose keys are texts, got {shortened(given)}.")
+        raise TypeError(f"{name} must be None or a dictionary whose keys are strings, got {shortened(given)}.")
     return dict(given)
 
 
 def to_path(name: str, given: str | os.PathLike[str]) -> str:
-    """Return a path or a template of one as a text.
+    """Return a path or a template of one as a string.
 
     Raises:
-        TypeError: ``given`` is neither a text nor a path.
+        TypeError: ``given`` is neither a string nor a path.
 
     Example:
         >>> to_path("folder", "runs/{run_name}")
         'runs/{run_name}'
     """
     if not isinstance(given, (str, os.PathLike)):
-        raise TypeError(f"{name} must be a text or a path, got {shortened(given)}.")
+        raise TypeError(f"{name} must be a string or a path, got {shortened(given)}.")
     return str(given)
 
 
@@ -161,21 +163,21 @@ class _Names(string.Formatter):
 
 
 def check_run_name(name: object) -> None:
-    """Refuse a run name that would lead out of the folders whose names contain it.
+    """Raise an error for a run name that would lead out of the folders whose names contain it.
 
     Raises:
-        TypeError: It is not a text.
-        ValueError: It is empty, an absolute path or an address, or contains ``..`` or a NUL character.
+        TypeError: It is not a string.
+        ValueError: It is empty, an absolute path or a URL, or contains ``..`` or a NUL character.
 
     Example:
         >>> check_run_name("team/first")
     """
     if not isinstance(name, str):
-        raise TypeError(f"run_name must be a text, got {shortened(name)}.")
+        raise TypeError(f"run_name must be a string, got {shortened(name)}.")
     if not name or "\0" in name or ".." in re.split(r"[/\\]", name) or _BEGINS_ELSEWHERE.match(name):
         raise ValueError(
             "run_name must be a name that folders can have, such as 'first' or 'team/first': not empty, without '..' "
-            f"and NUL characters, no absolute path and no address, got {shortened(name)}."
+            f"and NUL characters, no absolute path and no URL, got {shortened(name)}."
         )
 
 
@@ -188,7 +190,7 @@ def fill_in(template: str, values: Mapping[str, object], parameter: str) -> str:
         parameter: The name of the parameter, for the error.
 
     Raises:
-        TypeError: The template is neither a text nor a path.
+        TypeError: The template is neither a string nor a path.
         ValueError: Another name is in braces, or the name is invalid for a file or folder.
 
     Example:
@@ -211,7 +213,7 @@ def fill_in(template: str, values: Mapping[str, object], parameter: str) -> str:
 
 
 def describe(value: Any) -> str:
-    """Return a short text of what a value is, which is the same in every run.
+    """Return a short description of a value, which is the same in every run.
 
     Example:
         >>> import torch
@@ -251,7 +253,7 @@ def shortened(value: object) -> str:
 
 
 def abridged(text: str) -> str:
-    """Return a text without the middle of lines that are longer than any sentence, as by a name from a file.
+    """Cut the middle out of very long lines, such as those with a name read from a damaged file.
 
     Example:
         >>> len(abridged(f"model.{'a' * 5_000_000} is not saved."))

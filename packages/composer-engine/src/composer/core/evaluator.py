@@ -11,7 +11,7 @@ import torch
 from attrs.validators import optional
 from torch import Tensor
 
-from composer.core.checks import is_string, is_subset, nearest, to_texts, whole_number_from
+from composer.core.checks import is_string, is_subset, nearest, to_strings, whole_number_from
 from composer.core.data_spec import DataSpec, ensure_data_spec
 from composer.core.event import Event
 from composer.core.interval import Interval
@@ -76,7 +76,7 @@ class _Periodically:
 
 
 def _to_names(names: str | Iterable[str] | None) -> list[str] | None:
-    return None if names is None else to_texts("metric_names", names)
+    return None if names is None else to_strings("metric_names", names)
 
 
 def _to_eval_interval(interval: EvalInterval | Time | str | int | None) -> EvalInterval | None:

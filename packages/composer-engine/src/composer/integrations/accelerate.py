@@ -150,7 +150,7 @@ class AccelerateAlgorithms(HostAlgorithms):
         accelerator.register_for_checkpointing(self)
         self._prepare_objects, accelerator.prepare = accelerator.prepare, self._prepare
         if self._clipping:
-            accelerator.clip_grad_norm_ = accelerator.clip_grad_value_ = self._refuse_clipping
+            accelerator.clip_grad_norm_ = accelerator.clip_grad_value_ = self._raise_on_clipping
 
     def compute_loss(self, batch: Batch) -> Any:
         """Return the loss of a batch, for ``accelerator.backward``; call it once for each batch of the loader.
@@ -263,7 +263,7 @@ class AccelerateAlgorithms(HostAlgorithms):
         duration = self.state.max_duration
         return duration is not None and self.state.has_reached(duration)
 
-    def _refuse_clipping(self, *_: Any, **__: Any) -> None:
+    def _raise_on_clipping(self, *_: Any, **__: Any) -> None:
         raise RuntimeError(
             f"Gradients would be clipped twice: {self._clipping[0]} does it before each step of the optimizer. Remove "
             "it, or the calls of accelerator.clip_grad_norm_ and clip_grad_value_."

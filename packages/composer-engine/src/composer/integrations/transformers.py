@@ -383,9 +383,9 @@ def _pass_closure(optimizer: Optimizer, make_closure: Callable[[], Callable[[], 
 
 
 def _check_host(trainer: Trainer) -> None:
-    """Refuse trainings that algorithms cannot follow."""
+    """Raise for trainings that algorithms cannot follow."""
     args, model = trainer.args, trainer.model
-    refused = {
+    unsupported = {
         "model_init=": (trainer.model_init is not None, "It creates other models later. Pass model="),
         "auto_find_batch_size=True": (args.auto_find_batch_size, "It repeats steps. Set per_device_train_batch_size"),
         "DeepSpeed": (trainer.is_deepspeed_enabled, "It replaces optimizer and weights. Train with torchrun (DDP)"),
@@ -401,13 +401,13 @@ def _check_host(trainer: Trainer) -> None:
             "Pass the model itself, which Transformers wraps after its layers have been replaced",
         ),
     }
-    for what, (is_set, remedy) in refused.items():
+    for what, (is_set, remedy) in unsupported.items():
         if is_set:
             raise ValueError(f"Algorithms in Transformers' Trainer do not work with {what}. {remedy}.")
 
 
 def _check_algorithms(trainer: ComposerTrainer) -> None:
-    """Refuse algorithms that the arguments of the training contradict."""
+    """Raise for algorithms that the arguments of the training contradict."""
     args, entries = trainer.args, trainer.explain().entries
     clipping = [entry.key for entry in entries.get(Event.AFTER_TRAIN_BATCH, ()) if "gradients" in entry.writes]
     if clipping and args.max_grad_norm:

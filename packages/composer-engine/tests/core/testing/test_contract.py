@@ -256,9 +256,9 @@ class TestNoEffect:
     @pytest.mark.parametrize(
         ("act", "text"),
         [
-            (lambda: None, "and gave no warning: warnings.warn"),
+            (lambda: None, "and did not warn: warnings.warn"),
             (lambda: warnings.warn("Nothing here", NoEffectWarning, stacklevel=1), "does not name it: Nothing here"),
-            (lambda: warnings.warn("AddNoise has nothing", UserWarning, stacklevel=1), "gave no warning"),
+            (lambda: warnings.warn("AddNoise has nothing", UserWarning, stacklevel=1), "did not warn"),
         ],
     )
     def test_missing_warning(self, act, text):
@@ -277,11 +277,11 @@ class TestNoEffect:
     def test_error_instead_of_warning(self, error):
         """An error is accepted instead of a warning."""
 
-        def refuse(self, event, state, logger):
+        def fail(self, event, state, logger):
             if not isinstance(state.model, WithLoss):
                 raise error("No net")
 
-        case = changed(runs_at={Event.INIT: Stage.MIX}, apply=refuse)
+        case = changed(runs_at={Event.INIT: Stage.MIX}, apply=fail)
 
         assert check_no_effect(attrs.evolve(case, make_unfit_state=lambda: State(model=None))) is None
 
@@ -377,7 +377,7 @@ class TestSettings:
         [
             (None, "takes size=-2, which makes no sense"),
             (ValueError("must be positive, got -2"), "does not name the setting"),
-            (TypeError("size must be positive"), "refuses size=-2 without it"),
+            (TypeError("size must be positive"), "rejects size=-2 without it"),
         ],
     )
     def test_errors_for_bad_settings(self, error, complaint):
@@ -495,7 +495,7 @@ class TestReuse:
         if text.startswith("AddNoise"):
             assert check_reuse(changed(apply=apply)) is None
         else:
-            with pytest.raises(AssertionError, match=r"AddNoise refuses .* and does not name itself: Make a new one"):
+            with pytest.raises(AssertionError, match=r"AddNoise rejects .* and does not name itself: Make a new one"):
                 check_reuse(changed(apply=apply))
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from composer.core import Callback, Event, Interval, Logger, LoggerDestination, State, Time, TimeUnit
-from composer.core.checks import is_flag, to_texts
+from composer.core.checks import is_flag, to_strings
 from composer.core.serializable import reset_fields
 from composer.functional.nested import leaves
 
@@ -30,7 +30,7 @@ def _to_time(given: Time | str | int) -> Time:
 
 
 def _to_kinds(given: Sequence[str] | str | None) -> tuple[str, ...]:
-    return tuple(to_texts("ignore_module_types", given))
+    return tuple(to_strings("ignore_module_types", given))
 
 
 @attrs.define(eq=False)

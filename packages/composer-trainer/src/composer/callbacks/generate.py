@@ -17,7 +17,7 @@ from composer.core import (
     evaluation_weights,
     get_precision_context,
 )
-from composer.core.checks import to_texts
+from composer.core.checks import to_strings
 from composer.core.evaluator import evaluation_mode
 from composer.core.randomness import preserve_rng_state
 from composer.functional.checks import check_sizes
@@ -64,7 +64,7 @@ class Generate(Callback):
     def __init__(
         self, prompts: str | Sequence[str], interval: Time | str | int, batch_size: int | None = None, **kwargs: Any
     ) -> None:
-        self.prompts = tuple(to_texts("prompts", prompts))
+        self.prompts = tuple(to_strings("prompts", prompts))
         if not self.prompts:
             raise ValueError("prompts must hold at least one string to continue, got none.")
         if batch_size is not None:

@@ -19,7 +19,7 @@ from composer.checkpoint.saving import IgnoreKeys, environment, ignored_keys, mo
 from composer.checkpoint.tensors import like_weight
 from composer.checkpoint.torch_files import read_weights_file
 from composer.core import LoadReport, State, StateMismatchError, join_tensors, saved_state
-from composer.core.checks import abridged, to_texts
+from composer.core.checks import abridged, to_strings
 from composer.core.evaluator import reshard
 from composer.core.serialization import MAX_DEPTH
 from composer.distributed.collectives import all_agree, failing_together
@@ -188,7 +188,7 @@ def check_checkpoint(
 ) -> CheckedCheckpoint:
     """Read and check a checkpoint, change nothing, and return what loads it; see :func:`load_checkpoint`."""
     reject_fsdp1(state.model)
-    excluded = tuple(to_texts("exclude_algorithms", exclude_algorithms))
+    excluded = tuple(to_strings("exclude_algorithms", exclude_algorithms))
     load = _Load(state, strict_model_weights, ignore_keys, excluded, algorithm_passes, logger, check_extra)
     if is_weights_file(path):
         weights, content = read_weights_file(str(path))

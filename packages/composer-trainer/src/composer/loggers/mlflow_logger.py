@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer.core.checks import to_options, to_texts
+from composer.core.checks import to_options, to_strings
 from composer.functional.checks import check_flags, check_numbers, check_whole
 from composer.loggers.products import import_product, require_product
 from composer.loggers.tracker_logger import Record, TrackerLogger
@@ -106,8 +106,8 @@ class MLFlowLogger(TrackerLogger):
         self.model_registry_prefix, self.model_registry_uri = model_registry_prefix, model_registry_uri
         self.synchronous, self.log_system_metrics, self.resume = synchronous, log_system_metrics, resume
         self.rename_metrics = to_options("rename_metrics", rename_metrics)
-        self.ignore_metrics = to_texts("ignore_metrics", ignore_metrics)
-        self.ignore_hyperparameters = to_texts("ignore_hyperparameters", ignore_hyperparameters)
+        self.ignore_metrics = to_strings("ignore_metrics", ignore_metrics)
+        self.ignore_hyperparameters = to_strings("ignore_hyperparameters", ignore_hyperparameters)
         self.log_duplicated_metric_every_n_steps = steps
         self._mlflow: Any = None
         self._client: Any = None

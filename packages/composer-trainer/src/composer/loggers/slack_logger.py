@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from composer.core import Interval, Logger, LoggerDestination, State, Time
 from composer.core.background import Task, ThreadError
-from composer.core.checks import to_options, to_texts
+from composer.core.checks import to_options, to_strings
 from composer.functional.checks import check_sizes
 from composer.loggers.products import import_product, require_product
 from composer.loggers.values import flat, matches, read
@@ -63,7 +63,7 @@ class SlackLogger(LoggerDestination):
         client_kwargs: dict[str, Any] | None = None,
     ) -> None:
         require_product("slack_sdk", "slack")
-        self.include_keys = to_texts("include_keys", include_keys)
+        self.include_keys = to_strings("include_keys", include_keys)
         if not self.include_keys:
             raise ValueError("include_keys is empty, so nothing would be sent: pass patterns such as ['loss/*'].")
         check_sizes(max_logs_per_message=max_logs_per_message)

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from composer.core.checks import to_options, to_texts
+from composer.core.checks import to_options, to_strings
 from composer.functional.checks import check_flags
 from composer.loggers.images import to_masks
 from composer.loggers.products import import_product, require_product
@@ -75,7 +75,7 @@ class WandBLogger(TrackerLogger):
         self._wandb: Any = None
         check_flags(log_artifacts=log_artifacts)
         self.project, self.group, self.name, self.entity = project, group, name, entity
-        self.tags = None if tags is None else to_texts("tags", tags)
+        self.tags = None if tags is None else to_strings("tags", tags)
         self.log_artifacts = log_artifacts
         self.init_kwargs = to_options("init_kwargs", init_kwargs)
         self.run: Any = None

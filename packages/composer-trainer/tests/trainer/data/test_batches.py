@@ -172,6 +172,6 @@ class TestOtherNumbersOfProcesses:
 
 class TestDropLast:
     def test_less_than_a_batch_of_all_processes(self):
-        """Processes that would have batches of repeats alone train on none; without any the data is refused."""
+        """Processes that would have batches of repeats alone train on none; without any the data raises an error."""
         with pytest.raises(ValueError, match="smaller than one batch of all processes with drop_last=True"):
             make_batches(lambda *args, **options: DataLoader(*args, drop_last=True, **options), 3)

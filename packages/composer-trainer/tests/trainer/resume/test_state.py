@@ -60,7 +60,7 @@ class Endless(Counting):
             yield from super().__iter__()
 
     def __len__(self):
-        """Refuse, as torch's own samplers without a length do."""
+        """Raise, as torch's own samplers without a length do."""
         raise NotImplementedError
 
 

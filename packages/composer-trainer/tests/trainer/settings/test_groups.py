@@ -218,8 +218,8 @@ class TestPaths:
             ({"save_folder": ""}, r"folder \(save_folder\) must be the name"),
             ({"save_folder": "runs\0"}, r"folder \(save_folder\) must be the name"),
             ({"save_folder": "runs", "save_filename": "{epoch.__class__}"}, r"filename \(save_filename\) may have"),
-            ({"load_path": ""}, "load_path must be the path or address of a checkpoint"),
-            ({"load_path": "ep1\0"}, "load_path must be the path or address of a checkpoint"),
+            ({"load_path": ""}, "load_path must be the path or URL of a checkpoint"),
+            ({"load_path": "ep1\0"}, "load_path must be the path or URL of a checkpoint"),
         ],
     )
     def test_invalid_paths_raise(self, make_trainer, options, begin, tmp_path, monkeypatch):
@@ -236,8 +236,8 @@ class TestTypes:
     @pytest.mark.parametrize(
         ("options", "begin"),
         [
-            ({"load_path": 5}, "load_path must be a text or a path, got 5"),
-            ({"load_exclude_algorithms": 5}, "load_exclude_algorithms must be a text or a list of texts, got 5"),
+            ({"load_path": 5}, "load_path must be a string or a path, got 5"),
+            ({"load_exclude_algorithms": 5}, "load_exclude_algorithms must be a string or a list of strings, got 5"),
             ({"profiler": 5}, "profiler must be a callback such as composer.profiler.Profiler, got 5"),
             ({"parallelism_config": "fsdp"}, "parallelism_config must be None or a dictionary, got str"),
             (

@@ -196,7 +196,7 @@ def check_no_effect(case: Case) -> None:
     except (TypeError, ValueError):
         return
     assert idle, (
-        f"{name} found nothing to change and gave no warning: warnings.warn(..., NoEffectWarning) with the reason."
+        f"{name} found nothing to change and did not warn: warnings.warn(..., NoEffectWarning) with the reason."
     )
     assert name in idle[0], f"{name} found nothing to change, and its warning does not name it: {idle[0]}"
 
@@ -271,9 +271,9 @@ def check_refusals(case: Case) -> None:
         except (TypeError, ValueError) as error:
             text = str(error)
         else:
-            raise AssertionError(f"{name} takes {setting}={value!r}, which makes no sense: refuse it.")
-        assert setting in text, f"{name} refuses {setting}={value!r} and does not name the setting: {text}"
-        assert repr(value) in text or str(value) in text, f"{name} refuses {setting}={value!r} without it: {text}"
+            raise AssertionError(f"{name} takes {setting}={value!r}, which makes no sense: raise an error.")
+        assert setting in text, f"{name} rejects {setting}={value!r} and does not name the setting: {text}"
+        assert repr(value) in text or str(value) in text, f"{name} rejects {setting}={value!r} without it: {text}"
 
 
 def check_randomness(case: Case) -> None:
@@ -357,7 +357,7 @@ def _check_as_new(case: Case, what: str, begin: Callable[[], Training], expected
         second = begin()
         second.run(case.batches)
     except (RuntimeError, ValueError) as error:
-        refusal = str(error)
+        complaint = str(error)
     else:
         end = expected.save()
         differs = [kind for kind, one in second.save().items() if not equal(one, end[kind])]
@@ -367,7 +367,7 @@ def _check_as_new(case: Case, what: str, begin: Callable[[], Training], expected
             "At FIT_START with the clock at 0, reset what it keeps from batch to batch, or raise a RuntimeError."
         )
         return
-    assert name in refusal, f"{name} refuses {what} and does not name itself: {refusal}"
+    assert name in complaint, f"{name} rejects {what} and does not name itself: {complaint}"
 
 
 CHECKS = (

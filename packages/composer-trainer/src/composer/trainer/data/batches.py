@@ -189,8 +189,8 @@ class Batches:
         if batch is END:
             if not self._place:
                 raise ValueError(
-                    "train_dataloader gave no batch in a complete epoch. A generator can be iterated over only once: "
-                    "give an iterable that can be iterated over again."
+                    "train_dataloader returned no batch in a complete epoch. A generator can be iterated over only "
+                    "once: give an iterable that can be iterated over again."
                 )
             self._exhausted = True
             return END
@@ -392,8 +392,8 @@ def check_place(place: Mapping[str, Any] | None, path: str) -> None:
 def none_given(what: str, place: int) -> ValueError:
     """Return the error for a loader, or transforms, that returned None as a batch."""
     return ValueError(
-        f"{what} gave None as batch {place} of the epoch (counted from 0). Every batch must hold data: does the "
-        "loader's collate_fn or a transform end without a return, or does its list or iterator hold None?"
+        f"{what} returned None as batch {place} of the epoch (counted from 0). Every batch must hold data: does "
+        "the loader's collate_fn or a transform end without a return, or does its list or iterator hold None?"
     )
 
 
@@ -428,8 +428,8 @@ def _warn_if_equal(batch: Batch | None) -> None:
     beginnings = [(tuple(one.shape), one.reshape(-1)[:_COMPARED].tolist()) for one in dense]
     if all_agree(beginnings) and beginnings:
         warnings.warn(
-            f"train_dataloader gave all {get_world_size()} processes the same first batch, so that each of them trains "
-            "on every sample. Split the data by rank: an IterableDataset may yield itertools.islice(samples, "
+            f"train_dataloader returned the same first batch in all {get_world_size()} processes, so that each "
+            "trains on every sample. Split the data by rank: an IterableDataset may yield itertools.islice(samples, "
             "composer.distributed.get_data_rank(), None, composer.distributed.get_data_world_size()).",
             UserWarning,
             stacklevel=3,

@@ -45,7 +45,7 @@ def generator_state(generator: Any) -> dict[str, Any]:
     if isinstance(generator, random.Random):
         version, words, gauss = generator.getstate()
         return {"version": version, "words": torch.tensor(words, dtype=torch.int64, device="cpu"), "gauss": gauss}
-    state: dict[str, Any] = tree_map(_plain_word, _numpy_state(generator))
+    state: dict[str, Any] = tree_map(_to_python_number, _numpy_state(generator))
     return state
 
 
@@ -56,7 +56,7 @@ def _numpy_state(generator: Any) -> dict[str, Any]:
     return dict(generator.bit_generator.state)
 
 
-def _plain_word(value: Any) -> Any:
+def _to_python_number(value: Any) -> Any:
     if hasattr(value, "tolist") and not is_number(value):  # an array
         return [int(word) for word in value]
     return plain_number(value) if is_number(value) else value

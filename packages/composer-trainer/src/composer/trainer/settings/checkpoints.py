@@ -20,7 +20,7 @@ from composer.checkpoint.loading import check_together
 from composer.checkpoint.saver import CheckpointSaver, SaveInterval, check_folder, check_keep_last
 from composer.checkpoint.saving import check_ignore_keys, reject_fsdp1
 from composer.core import Interval
-from composer.core.checks import by_name, is_flag, nearest, to_path, to_texts
+from composer.core.checks import by_name, is_flag, nearest, to_path, to_strings
 from composer.core.files import fill_in_run
 from composer.distributed import all_agree, any_rank, from_rank_zero, get_global_rank
 from composer.distributed.collectives import failing_together
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 def _to_exclude_algorithms(given: str | Sequence[str] | None) -> list[str] | None:
-    return None if given is None else to_texts("load_exclude_algorithms", given)
+    return None if given is None else to_strings("load_exclude_algorithms", given)
 
 
 @attrs.frozen
@@ -66,7 +66,7 @@ class Loading:
         if self.path is not None:
             to_path("load_path", self.path)
         if self.path is not None and (not str(self.path) or "\0" in str(self.path)):
-            raise ValueError(f"load_path must be the path or address of a checkpoint, got {str(self.path)!r}.")
+            raise ValueError(f"load_path must be the path or URL of a checkpoint, got {str(self.path)!r}.")
 
     def check(self, save_folder: str | None, *, has_name: bool) -> None:
         """Raise a ValueError if what is to be loaded cannot be found without a folder to save to, or a name."""
