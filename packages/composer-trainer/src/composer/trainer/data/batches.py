@@ -103,13 +103,14 @@ class Batches:
         self.subset_num_batches = subset_num_batches
         self.spin = spin
         self._order = order = make_order(spec.dataloader, seed)
+        self._step, self._rank = order.step, get_data_rank()
         end, length = order.end(0), spec.length
         if end == 0:
             raise ValueError(
                 "train_dataloader has no batches: its data set is smaller than one batch of all processes with "
                 "drop_last=True."
             )
-        self.length = length if end is None else -(-end // order.step)
+        self.length = length if end is None else -(-end // self._step)
         if subset_num_batches != -1:
             self.length = subset_num_batches if self.length is None else min(self.length, subset_num_batches)
         parts = parts_of(spec.dataloader)
@@ -149,7 +150,7 @@ class Batches:
         """Whether the last batch has a sample that no other process counts; else its weight is 0."""
         if self._data_end is None:
             return not self._has_ended
-        return self._place - self._order.step + get_data_rank() < self._data_end
+        return self._place - self._step + self._rank < self._data_end
 
     @property
     def is_full(self) -> bool:
@@ -167,11 +168,11 @@ class Batches:
         self._data_end = self._order.end(place)
         self._end = self.length if self._data_end is None else self._data_end
         if self._end is not None and self.subset_num_batches != -1:
-            self._end = min(self._end, self.subset_num_batches * self._order.step)
+            self._end = min(self._end, self.subset_num_batches * self._step)
 
     @property
     def _num_batches(self) -> int:
-        return -(-self._place // self._order.step)
+        return -(-self._place // self._step)
 
     def next(self) -> Batch:
         """Return the epoch's next batch; ``END`` if there is none.
@@ -196,7 +197,7 @@ class Batches:
             return END
         if batch is None:
             raise none_given("train_dataloader", self._num_batches)
-        self._place += self._order.step
+        self._place += self._step
         if self._device.type != "cpu":
             batch = move_batch(batch, self._device)
         if self.spec.batch_transforms is not None:
@@ -283,11 +284,11 @@ class Batches:
         place: int = state["place"]
         if self.is_of_same_order(state):
             return place
-        return -(-place // (state["global_batch_size"] or 1)) * self._order.step
+        return -(-place // (state["global_batch_size"] or 1)) * self._step
 
     def check_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Return the problems of a saved place, valid by :func:`check_place`, that does not fit this data."""
-        given = self._place_of(state) // self._order.step
+        given = self._place_of(state) // self._step
         if self.length is None or given <= self.length or self.is_of_same_order(state):
             return []
         problem = f"data: {given} batches of the epoch were done, and train_dataloader has {self.length}."
