@@ -111,11 +111,9 @@ class Run:
         """Wrap the model for several processes again, as algorithms may have changed which parameters are trained."""
         self.parallel.prepare(self.state)
         self.step.forward = self.optimization.in_precision(self.parallel.forward)
-        self._is_regular = self._usual is not None and not (
-            has_own_functions(self.batches.spec)
-            or self.state.auto_microbatching
-            or any(algorithm.selects_samples for algorithm in self.state.algorithms)
-        )
+        changes_samples = any(algorithm.selects_samples for algorithm in self.state.algorithms)
+        may_differ = has_own_functions(self.batches.spec) or self.state.auto_microbatching or changes_samples
+        self._is_regular = self.parallel.is_connected and self._usual is not None and not may_differ
 
     def begins_epoch(self) -> bool:
         """Return whether the epoch has no finished batch."""
@@ -168,10 +166,14 @@ class Run:
         return _measured(announced, self.state) if is_measured else announced
 
     def _begin_global_batch(self, microbatches: int) -> None:
+        samples, tokens = (self._num_samples, self._num_tokens) if self._is_counted else (0, 0)
+        counted = samples
+        if self.parallel.is_connected:  # the loss of one process has the weight 1, whatever algorithms removed
+            counted = self._weigh(self.state.batch) if self.state.batch_counts else 0
         self.parallel.begin_batch(
-            self._num_samples if self._is_counted else 0,
-            self._num_tokens if self._is_counted else 0,
-            counted=self._weigh(self.state.batch) if self.state.batch_counts else 0,
+            samples,
+            tokens,
+            counted=counted,
             usual=self._usual,
             microbatches=microbatches,
             seconds=self._seconds,
