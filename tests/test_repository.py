@@ -72,3 +72,22 @@ def test_workflows_run_the_sessions_with_every_python():
     assert "secrets" not in "".join(workflows.values())
     assert f"python: {pythons}" in workflows["checks"]
     assert "run: nox -s site" in workflows["site"]
+
+
+def test_each_module_has_its_test_file():
+    """The tests of ``composer/core/plan.py`` are in ``tests/core/test_plan.py`` of the same package.
+
+    Those of the integrations need other hosts, and are in ``tests/hosts`` beside their shared programs.
+    """
+    missing = set()
+    for package in ("functional", "engine", "models", "trainer"):
+        tests = ROOT / "packages" / f"composer-{package}" / "tests"
+        sources = ROOT / "packages" / f"composer-{package}" / "src" / "composer"
+        sources = sources / "functional" if package == "functional" else sources
+        for path in sources.rglob("[!_]*.py"):
+            module = path.relative_to(sources)
+            folder = ROOT / "tests" / "hosts" if module.parts[0] == "integrations" else tests / module.parent
+            if not (folder / f"test_{path.name}").exists():
+                missing.add(f"{package}: {module}")
+
+    assert missing == set()

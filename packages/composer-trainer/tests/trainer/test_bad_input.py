@@ -1,19 +1,15 @@
 """Errors for invalid data, models, losses and schedules."""
 
 import inspect
-import itertools
-import math
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import composer.trainer.data.batches
 from composer.callbacks import CheckpointSaver, LoadCheckpoint
 from composer.core import DataSpec, Evaluator
 from composer.models import ComposerClassifier
-from composer.optim import CosineAnnealingScheduler
 from composer.trainer import Trainer
 
 
@@ -74,45 +70,6 @@ class TestLoss:
 
         with pytest.raises(RuntimeError, match="no gradient today"):
             trainer.fit()
-
-
-class TestNothingToTrain:
-    def test_frozen_model(self, make_trainer):
-        """A model without trainable weights raises when the trainer is created."""
-        with pytest.raises(ValueError, match=r"model has nothing to train: .*all of its 4 parameters are frozen"):
-            make_trainer(model=make_trainer.model().requires_grad_(requires_grad=False))
-
-    def test_model_without_parameters(self, make_trainer):
-        """The error is raised by the trainer, not by the optimizer."""
-        with pytest.raises(ValueError, match=r"model has nothing to train: .*it has no parameters"):
-            Trainer(model=ComposerClassifier(nn.Identity(), num_classes=4), train_dataloader=make_trainer.loader())
-
-    def test_frozen_model_in_fit(self, make_trainer):
-        """fit() raises if the data are passed later."""
-        frozen = make_trainer.model().requires_grad_(requires_grad=False)
-        trainer = make_trainer(model=frozen, train_dataloader=None, max_duration="1ep")
-
-        with pytest.raises(ValueError, match="model has nothing to train"):
-            trainer.fit(train_dataloader=make_trainer.loader())
-
-    def test_evaluation_without_weights(self):
-        """A model without parameters can be evaluated, without a warning on optimizers."""
-        model = ComposerClassifier(nn.Identity(), num_classes=3)
-        batch = (torch.eye(3), torch.arange(3))
-
-        with Trainer(model=model, eval_dataloader=[batch], device="cpu", progress_bar=False) as trainer:
-            results = trainer.eval()
-
-        assert results["eval"]["MulticlassAccuracy"] == 1
-
-    def test_optimizer_of_frozen_weights(self, make_trainer):
-        """An optimizer with only frozen parameters raises."""
-        model = make_trainer.model()
-        first, *_ = model.module
-        first.requires_grad_(requires_grad=False)
-
-        with pytest.raises(ValueError, match="hold none of the 2 parameters of ComposerClassifier that are trained"):
-            make_trainer(model=model, optimizers=torch.optim.SGD(first.parameters(), lr=0.1))
 
 
 class TestErrorsOfTheModel:
@@ -186,70 +143,6 @@ class TestIgnoreKeys:
         """LoadCheckpoint raises at construction, too."""
         with pytest.raises(TypeError, match=r"ignore_keys must be texts such as 'optimizers/\*', or a function, got 5"):
             LoadCheckpoint("run", ignore_keys=5)
-
-
-class TestSchedules:
-    @pytest.mark.parametrize(
-        ("factor", "kind"),
-        [
-            (None, TypeError),
-            ("0.5", TypeError),
-            ([1.0], TypeError),
-            (math.nan, ValueError),
-            (math.inf, ValueError),
-            (-1.0, ValueError),
-            (-1, ValueError),
-        ],
-    )
-    def test_invalid_factors_raise(self, make_trainer, factor, kind):
-        """A function that returns nothing or a negative factor raises with its name."""
-
-        def half(state, ssr=1.0):
-            return factor
-
-        with pytest.raises(kind, match=r"half must return the factor of the learning rates, .* 0 or more, got"):
-            make_trainer(schedulers=half, max_duration="1ba").fit()
-
-    @pytest.mark.parametrize("factor", [1, True, torch.tensor(0.5)])
-    def test_valid_factors(self, make_trainer, factor):
-        """An integer, a bool and a one-element tensor are factors."""
-        trainer = make_trainer(schedulers=lambda state, ssr=1.0: factor, max_duration="1ba")
-
-        trainer.fit()
-
-        assert trainer.state.optimizers[0].param_groups[0]["lr"] == 0.1 * float(factor)
-
-    @pytest.mark.parametrize("kind", [CosineAnnealingScheduler, torch.optim.lr_scheduler.StepLR])
-    def test_classes_raise(self, make_trainer, kind):
-        """A class instead of a scheduler raises with its name."""
-        with pytest.raises(TypeError, match=rf"schedulers must be objects, got the class {kind.__name__}"):
-            make_trainer(schedulers=kind, max_duration="1ba")
-
-    @pytest.mark.parametrize("optimizers", [None, "own"])
-    def test_scheduler_of_another_optimizer(self, make_trainer, optimizers):
-        """A torch scheduler of an unused optimizer raises."""
-        model = make_trainer.model()
-        options = {} if optimizers is None else {"optimizers": torch.optim.SGD(model.parameters(), lr=0.1)}
-        scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), lr=0.1), 1)
-
-        with pytest.raises(ValueError, match="schedulers: StepLR belongs to another optimizer"):
-            make_trainer(model=model, schedulers=scheduler, **options)
-
-    def test_scheduler_of_another_optimizer_in_fit(self, make_trainer):
-        """fit() raises too."""
-        trainer = make_trainer(max_duration="1ep")
-        scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(trainer.state.model.parameters(), lr=0.1), 1)
-
-        with pytest.raises(ValueError, match="schedulers: StepLR belongs to another optimizer"):
-            trainer.fit(schedulers=scheduler)
-
-    @pytest.mark.parametrize("ratio", ["1", None, math.nan, math.inf, True, [1], 0, -1])
-    def test_invalid_ratio(self, make_trainer, ratio):
-        """scale_schedule_ratio must be a number above 0, in the constructor and in fit()."""
-        with pytest.raises((TypeError, ValueError), match="scale_schedule_ratio must be"):
-            make_trainer(scale_schedule_ratio=ratio)
-        with pytest.raises((TypeError, ValueError), match="scale_schedule_ratio must be"):
-            make_trainer().fit(duration="1ep", scale_schedule_ratio=ratio)
 
 
 def nothing_for(number):
@@ -436,57 +329,6 @@ class TestArguments:
 
 
 BATCH = (torch.zeros(2, 4), torch.zeros(2, dtype=torch.long))
-
-
-class TestEndlessLoaders:
-    @pytest.mark.parametrize(
-        "make",
-        [
-            lambda: itertools.cycle([BATCH]),
-            lambda: itertools.repeat(BATCH),
-            lambda: DataLoader(TensorDataset(*BATCH), sampler=itertools.cycle([0, 1]), batch_size=2),
-            lambda: DataSpec(itertools.cycle([BATCH])),
-        ],
-    )
-    @pytest.mark.parametrize("duration", ["2ep", "1iter"])
-    def test_epochs_of_an_endless_loader(self, make_trainer, make, duration):
-        """Endless epochs raise when the trainer is created, or in fit()."""
-        with pytest.raises(ValueError, match="train_dataloader is endless, so an epoch of max_duration="):
-            make_trainer(train_dataloader=make(), max_duration=duration)
-        with pytest.raises(ValueError, match="train_dataloader is endless, so an epoch of max_duration="):
-            make_trainer(train_dataloader=None, max_duration=duration).fit(train_dataloader=make())
-
-    @pytest.mark.parametrize("options", [{"max_duration": "3ba"}, {"train_subset_num_batches": 3, "max_duration": 1}])
-    def test_batches_of_an_endless_loader(self, make_trainer, options):
-        """A length in batches, of the training or the epochs, is allowed."""
-        trainer = make_trainer(train_dataloader=itertools.cycle([BATCH]), **options)
-
-        trainer.fit()
-
-        assert trainer.state.timestamp.batch == 3
-
-    def test_repeated_iterator(self, make_trainer):
-        """An iterator that ends is not endless."""
-        trainer = make_trainer(train_dataloader=itertools.repeat(BATCH, 3), max_duration="1ep")
-
-        trainer.fit()
-
-        assert trainer.state.timestamp.batch == 3
-
-    def test_very_many_batches(self, make_trainer, monkeypatch, caplog):
-        """An epoch of unknown length with very many batches gives one warning."""
-        monkeypatch.setattr(composer.trainer.data.batches, "_MANY", 3)
-
-        class Stream:
-            def __iter__(self):
-                return iter([BATCH] * 5)
-
-        make_trainer(train_dataloader=Stream(), max_duration="1ep").fit()
-        make_trainer(train_dataloader=[BATCH] * 5, max_duration="1ep").fit()
-
-        (message,) = caplog.messages
-        assert "has no length and has returned 3 batches in one epoch" in message
-        assert "train_subset_num_batches" in message
 
 
 class TestWarnings:

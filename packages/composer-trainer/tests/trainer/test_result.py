@@ -96,14 +96,3 @@ class TestFitResult:
         assert float(rows["loss/train/total"]) == pytest.approx(result.metrics["loss/train/total"], rel=1e-3)
         assert "best" not in rows
         assert repr(result) == str(result)
-
-
-def test_text_of_a_trainer(make_trainer):
-    """The text of a trainer names model, run and device, and how far it has trained."""
-    trainer = make_trainer(max_duration="2ep", run_name="first")
-    trainer.fit(duration="3ba")
-
-    assert repr(trainer) == (
-        "Trainer(ComposerClassifier with 67 parameters, run_name='first', device='cpu', "
-        "at epoch 0, batch 3 of max_duration='3ba')"
-    )

@@ -1,0 +1,106 @@
+"""The data to train on: endless loaders, and models without weights to train."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import composer.trainer.data.batches
+from composer.core import DataSpec
+from composer.models import ComposerClassifier
+from composer.trainer import Trainer
+
+
+class TestNothingToTrain:
+    def test_frozen_model(self, make_trainer):
+        """A model without trainable weights raises when the trainer is created."""
+        with pytest.raises(ValueError, match=r"model has nothing to train: .*all of its 4 parameters are frozen"):
+            make_trainer(model=make_trainer.model().requires_grad_(requires_grad=False))
+
+    def test_model_without_parameters(self, make_trainer):
+        """The error is raised by the trainer, not by the optimizer."""
+        with pytest.raises(ValueError, match=r"model has nothing to train: .*it has no parameters"):
+            Trainer(model=ComposerClassifier(nn.Identity(), num_classes=4), train_dataloader=make_trainer.loader())
+
+    def test_frozen_model_in_fit(self, make_trainer):
+        """fit() raises if the data are passed later."""
+        frozen = make_trainer.model().requires_grad_(requires_grad=False)
+        trainer = make_trainer(model=frozen, train_dataloader=None, max_duration="1ep")
+
+        with pytest.raises(ValueError, match="model has nothing to train"):
+            trainer.fit(train_dataloader=make_trainer.loader())
+
+    def test_evaluation_without_weights(self):
+        """A model without parameters can be evaluated, without a warning on optimizers."""
+        model = ComposerClassifier(nn.Identity(), num_classes=3)
+        batch = (torch.eye(3), torch.arange(3))
+
+        with Trainer(model=model, eval_dataloader=[batch], device="cpu", progress_bar=False) as trainer:
+            results = trainer.eval()
+
+        assert results["eval"]["MulticlassAccuracy"] == 1
+
+    def test_optimizer_of_frozen_weights(self, make_trainer):
+        """An optimizer with only frozen parameters raises."""
+        model = make_trainer.model()
+        first, *_ = model.module
+        first.requires_grad_(requires_grad=False)
+
+        with pytest.raises(ValueError, match="hold none of the 2 parameters of ComposerClassifier that are trained"):
+            make_trainer(model=model, optimizers=torch.optim.SGD(first.parameters(), lr=0.1))
+
+
+BATCH = (torch.zeros(2, 4), torch.zeros(2, dtype=torch.long))
+
+
+class TestEndlessLoaders:
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: itertools.cycle([BATCH]),
+            lambda: itertools.repeat(BATCH),
+            lambda: DataLoader(TensorDataset(*BATCH), sampler=itertools.cycle([0, 1]), batch_size=2),
+            lambda: DataSpec(itertools.cycle([BATCH])),
+        ],
+    )
+    @pytest.mark.parametrize("duration", ["2ep", "1iter"])
+    def test_epochs_of_an_endless_loader(self, make_trainer, make, duration):
+        """Endless epochs raise when the trainer is created, or in fit()."""
+        with pytest.raises(ValueError, match="train_dataloader is endless, so an epoch of max_duration="):
+            make_trainer(train_dataloader=make(), max_duration=duration)
+        with pytest.raises(ValueError, match="train_dataloader is endless, so an epoch of max_duration="):
+            make_trainer(train_dataloader=None, max_duration=duration).fit(train_dataloader=make())
+
+    @pytest.mark.parametrize("options", [{"max_duration": "3ba"}, {"train_subset_num_batches": 3, "max_duration": 1}])
+    def test_batches_of_an_endless_loader(self, make_trainer, options):
+        """A length in batches, of the training or the epochs, is allowed."""
+        trainer = make_trainer(train_dataloader=itertools.cycle([BATCH]), **options)
+
+        trainer.fit()
+
+        assert trainer.state.timestamp.batch == 3
+
+    def test_repeated_iterator(self, make_trainer):
+        """An iterator that ends is not endless."""
+        trainer = make_trainer(train_dataloader=itertools.repeat(BATCH, 3), max_duration="1ep")
+
+        trainer.fit()
+
+        assert trainer.state.timestamp.batch == 3
+
+    def test_very_many_batches(self, make_trainer, monkeypatch, caplog):
+        """An epoch of unknown length with very many batches gives one warning."""
+        monkeypatch.setattr(composer.trainer.data.batches, "_MANY", 3)
+
+        class Stream:
+            def __iter__(self):
+                return iter([BATCH] * 5)
+
+        make_trainer(train_dataloader=Stream(), max_duration="1ep").fit()
+        make_trainer(train_dataloader=[BATCH] * 5, max_duration="1ep").fit()
+
+        (message,) = caplog.messages
+        assert "has no length and has returned 3 batches in one epoch" in message
+        assert "train_subset_num_batches" in message

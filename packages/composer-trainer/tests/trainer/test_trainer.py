@@ -1,0 +1,217 @@
+"""The Trainer: wrong arguments and use, and what it gives to the model."""
+
+import copy
+import logging
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from composer.core import Algorithm, Callback
+from composer.loggers import InMemoryLogger
+from composer.models import ComposerClassifier
+from composer.trainer import Trainer
+
+
+class TestErrors:
+    def test_callback_errors_propagate(self, make_trainer):
+        """The error propagates after callbacks were closed."""
+
+        class Fails(Callback):
+            closed = False
+
+            def batch_end(self, state, logger):
+                raise KeyError("on purpose")
+
+            def close(self, state, logger):
+                self.closed = True
+
+        fails = Fails()
+        trainer = make_trainer(callbacks=fails, max_duration="1ep")
+
+        with pytest.raises(KeyError, match="on purpose"):
+            trainer.fit()
+
+        assert fails.closed
+        with pytest.raises(RuntimeError, match="closed"):
+            trainer.fit()
+
+    def test_closed_trainer(self, make_trainer):
+        """A trainer that was closed raises also if its training is complete."""
+        trainer = make_trainer(max_duration="1ep")
+        trainer.fit()
+        trainer.close()
+
+        with pytest.raises(RuntimeError, match="The engine is closed"):
+            trainer.fit()
+
+    def test_missing_data(self, make_trainer):
+        """The error states the missing argument."""
+        model = make_trainer.model()
+        trainer = Trainer(
+            model=model, optimizers=torch.optim.SGD(model.parameters(), lr=1), max_duration=1, progress_bar=False
+        )
+
+        with pytest.raises(ValueError, match="train_dataloader"):
+            trainer.fit()
+
+    def test_missing_duration(self, make_trainer):
+        """The error states the missing argument."""
+        with pytest.raises(ValueError, match="max_duration"):
+            make_trainer().fit()
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"max_duration": "0ep"}, "max_duration must be more than 0"),
+            ({"max_duration": "0.5dur"}, "cannot be a fraction of itself"),
+            ({"max_duration": "ten epochs"}, "number followed by a unit"),
+            ({"scale_schedule_ratio": 0}, "scale_schedule_ratio must be more than 0"),
+            ({"device_train_microbatch_size": 0}, "device_train_microbatch_size must be"),
+            ({"device": "gpux"}, "device must be"),
+            ({"device": "meta"}, "cannot be used here"),
+            ({"train_dataloader": []}, "train_dataloader has no batches"),
+            ({"eval_dataloader": []}, "The loader of 'eval' has no batches to evaluate on"),
+            ({"train_subset_num_batches": 0}, "train_subset_num_batches must be"),
+            ({"seed": -1}, "seed must be in"),
+        ],
+    )
+    def test_values_out_of_range(self, make_trainer, options, message):
+        """Values out of range raise at construction with their names."""
+        with pytest.raises(ValueError, match=message):
+            make_trainer(**options)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"algorithms": [Algorithm]}, r"write Algorithm\(\)"),
+            ({"callbacks": ["LRMonitor"]}, "callbacks must be Callback objects"),
+            ({"loggers": ["file"]}, "loggers must be LoggerDestination objects"),
+            ({"optimizers": ["SGD"]}, "optimizers must be torch.optim.Optimizer objects"),
+            ({"schedulers": ["cosine"], "max_duration": 1}, "schedulers must be"),
+            ({"train_dataloader": 3}, "dataloader must be an iterable"),
+        ],
+    )
+    def test_values_of_wrong_types(self, make_trainer, options, message):
+        """Values of wrong types raise with their names."""
+        with pytest.raises(TypeError, match=message):
+            make_trainer(**options).fit()
+
+    def test_plain_module_raises(self):
+        """A module without a loss raises; the error states how to wrap it."""
+        with pytest.raises(TypeError, match="ComposerClassifier"):
+            Trainer(model=nn.Linear(2, 2))
+
+    def test_missing_optimizer_warns(self, make_trainer):
+        """Without an optimizer a default is used, with a warning that states it."""
+        with pytest.warns(UserWarning, match=r"SGD.*lr=0.1") as warned:
+            trainer = Trainer(model=make_trainer.model(), progress_bar=False, device="cpu")
+
+        assert [warning.filename for warning in warned] == [__file__]
+        assert trainer.state.optimizers[0].param_groups[0]["lr"] == 0.1
+
+
+class TestOptimizers:
+    def test_optimizer_of_another_model_raises(self, make_trainer):
+        """Its parameters are not in the model."""
+        with pytest.raises(ValueError, match="SGD holds 4 parameters of 4 that are not the model's"):
+            make_trainer(optimizers=torch.optim.SGD(make_trainer.model().parameters(), lr=1))
+
+    def test_stale_optimizer_raises(self, make_trainer):
+        """A layer that was replaced after the optimizer was created would not be trained."""
+        model = make_trainer.model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1)
+        model.module[2] = nn.Linear(8, 3)
+
+        with pytest.raises(ValueError, match="after the optimizer was made"):
+            make_trainer(model=model, optimizers=optimizer)
+
+    def test_partial_optimizer(self, make_trainer):
+        """An optimizer with the last layer's parameters trains only those."""
+        model = make_trainer.model()
+        before = model.module[0].weight.detach().clone()
+
+        make_trainer(
+            model=model, optimizers=torch.optim.SGD(model.module[2].parameters(), lr=1), max_duration="1ba"
+        ).fit()
+
+        assert torch.equal(before, model.module[0].weight)
+
+    def test_empty_list_raises(self, make_trainer):
+        """An empty list of optimizers raises."""
+        with pytest.raises(ValueError, match="optimizers is empty"):
+            make_trainer(optimizers=[])
+
+
+def test_replaced_loss(make_trainer):
+    """The model's new loss is used from the next batch on."""
+    used = []
+
+    class Replacing(Callback):
+        def batch_start(self, state, logger):
+            if int(state.timestamp.batch) == 2:
+                own = state.model.loss
+
+                def loss(outputs, batch):
+                    used.append(int(state.timestamp.batch))
+                    return own(outputs, batch)
+
+                state.model.loss = loss
+
+    make_trainer(callbacks=Replacing(), max_duration="5ba").fit()
+
+    assert used == [2, 3, 4]
+
+
+class LogsItself(ComposerClassifier):
+    """A model that logs in its loss, as models of MosaicML Composer do."""
+
+    def loss(self, outputs, batch, *args, **kwargs):
+        if self.logger is not None:
+            self.logger.log_metrics({"scores/largest": outputs.max()})
+        return super().loss(outputs, batch, *args, **kwargs)
+
+
+class TestLoggerOfTheModel:
+    def test_logs_with_the_trainer(self, make_trainer):
+        """Within a trainer a model logs to its destinations; before and after it, it has no logger."""
+        model, history = LogsItself(nn.Linear(4, 3), num_classes=3, train_metrics=[]), InMemoryLogger()
+        assert model.logger is None
+        trainer = make_trainer(model=model, loggers=history, max_duration="3ba")
+
+        trainer.fit()
+
+        assert [clock.counts.batch for clock, _ in history.data["scores/largest"]] == [0, 1, 2]
+        trainer.close()
+        assert model.logger is None
+
+    def test_the_latest_trainer_logs(self, make_trainer):
+        """A model that a second trainer receives logs to that one."""
+        model = LogsItself(nn.Linear(4, 3), num_classes=3, train_metrics=[])
+
+        first, second = make_trainer(model=model), make_trainer(model=model)
+        assert model.logger is second.logger
+        first.close()
+
+        assert model.logger is second.logger
+
+    @pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy, lambda one: pickle.loads(pickle.dumps(one))])
+    def test_copies_have_no_logger(self, make_trainer, duplicate):
+        """The logger, which refers to the run, is neither copied nor pickled."""
+        model = LogsItself(nn.Linear(4, 3), num_classes=3, train_metrics=[])
+        trainer = make_trainer(model=model)
+
+        again = duplicate(model)
+
+        assert (model.logger, again.logger) == (trainer.logger, None)
+        assert again.state_dict().keys() == model.state_dict().keys()
+
+    def test_own_attributes_are_kept(self, make_trainer):
+        """A logger of another kind that the model has is not replaced, and other modules get none."""
+        model, other = LogsItself(nn.Linear(4, 3), num_classes=3, train_metrics=[]), logging.getLogger("mine")
+        model.logger = other
+
+        make_trainer(model=model)
+
+        assert model.logger is other
