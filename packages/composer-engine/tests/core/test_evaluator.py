@@ -136,7 +136,7 @@ class TestMetricValues:
             MetricValues(eval={"Accuracy": 0.5})["Acuracy"]
 
     def test_values_without_a_label_are_replaced_by_an_evaluation(self):
-        """Values of an earlier release's checkpoint do not hide new ones."""
+        """Values without a label do not hide new ones."""
         values = MetricValues(Accuracy=0.1, Loss=2.0)
 
         values.record("eval", {"Accuracy": 0.5})

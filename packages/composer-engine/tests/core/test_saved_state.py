@@ -180,7 +180,7 @@ class TestWriting:
 
         assert repr(state.state_dict()["eval_metric_values"]) == "{'mine': 0.5, 'many': {'a': 1.0}}"
 
-    def test_metric_values_of_an_earlier_release(self):
+    def test_metric_values_without_a_label(self):
         """They were saved by metric name only, and are found by it."""
         saved = state_with().state_dict() | {"eval_metric_values": {"Accuracy": 0.5}}
         state = state_with()

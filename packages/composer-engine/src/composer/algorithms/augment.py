@@ -98,10 +98,7 @@ class Augment(Algorithm):
         0.5
     """
 
-    augmentation: nn.Module = attrs.field(
-        repr=_in_one_line,
-        metadata={"describe": _described, "describe_older": _in_one_line, "explain": _names},
-    )
+    augmentation: nn.Module = attrs.field(repr=_in_one_line, metadata={"describe": _described, "explain": _names})
     input_key: BatchKey = 0
     mask_key: BatchKey | None = None
     boxes_key: BatchKey | None = None

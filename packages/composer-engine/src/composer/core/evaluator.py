@@ -121,7 +121,7 @@ class MetricValues(dict[str, Any]):
 
     If only one evaluator has a metric, its name alone is a key, too: ``values["MulticlassAccuracy"]``,
     ``values.get("MulticlassAccuracy")`` and ``"MulticlassAccuracy" in values``. Values that were assigned by name only,
-    and those from a checkpoint of an earlier release, remain until an evaluation computes the metric.
+    remain until an evaluation computes the metric.
 
     Raises:
         KeyError: In a look-up: there is no such label and metric, or several evaluators have the metric.

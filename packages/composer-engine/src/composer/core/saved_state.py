@@ -18,7 +18,7 @@ from composer.core.checks import abridged, nearest
 from composer.core.components import by_key
 from composer.core.declarations import check_conflicts
 from composer.core.passes import all_passes
-from composer.core.serializable import is_unsaved, older_descriptions, read_field, saved_fields, settings_to_data
+from composer.core.serializable import is_unsaved, read_field, saved_fields, settings_to_data
 from composer.core.serialization import NotSerializableError, equal, field_types, from_data, plain, to_data
 
 if TYPE_CHECKING:
@@ -420,10 +420,10 @@ def _check_component(path: str, component: Any, saved: CallbackRecord, findings:
         component.check_state_dict(saved.state)
     except (ValueError, TypeError) as error:
         findings["problems"].append(f"{path}: {error}")
-    own, older = settings_to_data(component), older_descriptions(component)
+    own = settings_to_data(component)
     for setting in {**own, **saved.settings}:
         values = [settings.get(setting, _ABSENT) for settings in (saved.settings, own)]
-        if not equal(*values) and not equal(values[0], older.get(setting, values[1])):
+        if not equal(*values):
             was, now = _from_first_difference(*map(_reported, values))
             findings["changed"].append(f"{path}.{setting}: {was} was saved, {now} is set.")
 

@@ -13,7 +13,6 @@ from composer.core.serialization import NotSerializableError, field_types, from_
 __all__ = [
     "Serializable",
     "is_unsaved",
-    "older_descriptions",
     "read_field",
     "reset_fields",
     "saved",
@@ -211,20 +210,6 @@ def settings_to_data(component: Serializable) -> dict[str, Any]:
             except NotSerializableError:
                 data[str(field.alias)] = {"unsaved": field.metadata.get("describe", describe)(value)}
     return data
-
-
-def older_descriptions(component: Serializable) -> dict[str, Any]:
-    """Return descriptions of settings as earlier releases saved them, which may contain less than those of now.
-
-    A field has one if it names the function: ``attrs.field(metadata={"describe_older": f})``. A saved description that
-    equals it is no difference: only what both contain can be compared.
-    """
-    kind: Any = type(component)
-    return {
-        str(field.alias): {"unsaved": field.metadata["describe_older"](getattr(component, field.name))}
-        for field in (attrs.fields(kind) if attrs.has(kind) else ())
-        if "describe_older" in field.metadata
-    }
 
 
 def is_unsaved(data: Any) -> bool:

@@ -119,7 +119,7 @@ class PartFile:
 
     Args:
         begin: The length of its header in bytes.
-        blocks: The XXH3 (128 bits) of each block of :data:`~composer.checkpoint.manifest.BLOCK_BYTES` bytes in
+        blocks: The XXH3 (128 bits) of each block of :data:`~composer.checkpoint.base.BLOCK_BYTES` bytes in
             hexadecimal digits, one after the other, so that a process checks only what it reads.
 
     Raises:
@@ -136,7 +136,7 @@ class PartFile:
 
 @attrs.frozen
 class Layout:
-    """The content of :data:`~composer.checkpoint.manifest.LAYOUT`.
+    """The content of :data:`~composer.checkpoint.base.LAYOUT`.
 
     Args:
         files: The files with parts by name.

@@ -13,9 +13,6 @@ from composer.distributed.collectives import (
     from_rank_zero,
     run_local_rank_zero_first,
 )
-from composer.distributed.collectives import (
-    smallest as smallest,
-)
 from composer.distributed.environment import (
     get_data_rank,
     get_data_world_size,

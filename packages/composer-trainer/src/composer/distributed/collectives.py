@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
-from typing_extensions import deprecated
 
 from composer.distributed.environment import (
     get_local_rank,
@@ -31,7 +30,6 @@ __all__ = [
     "broadcast_object_list",
     "from_rank_zero",
     "run_local_rank_zero_first",
-    "smallest",
 ]
 
 T = TypeVar("T")
@@ -226,12 +224,6 @@ def all_reduce_min(value: int) -> int:
     number = torch.tensor([value], dtype=torch.int64, device="cpu")
     torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MIN, group=host_group())
     return int(number)
-
-
-@deprecated("composer.distributed.smallest() is called all_reduce_min() now.")
-def smallest(value: int) -> int:
-    """Return :func:`all_reduce_min`, under its former name."""
-    return all_reduce_min(value)
 
 
 @contextlib.contextmanager

@@ -33,18 +33,18 @@ class _Place:
     """The file of a run when a checkpoint was saved: its path, its size and the SHA-256 of its first line."""
 
     path: str
-    size: int | None = attrs.field(validator=attrs.validators.optional(attrs.validators.ge(0)))
-    first_line: str | None
+    size: int = attrs.field(validator=attrs.validators.ge(0))
+    first_line: str
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> _Place:
-        """Return the saved values; checkpoints of earlier releases have no size or first line."""
-        place: _Place = from_data({"size": None, "first_line": None, **state}, cls, "FileLogger")
+        """Return the saved values."""
+        place: _Place = from_data(state, cls, "FileLogger")
         return place
 
     def is_file_at(self, path: Path) -> bool:
         """Return whether the file at ``path`` is the one that was saved, and was not replaced by another run's."""
-        return self.path == str(path) and self.first_line in {None, _digest(path)}
+        return self.path == str(path) and self.first_line == _digest(path)
 
 
 class FileLogger(GatheringLogger):
@@ -68,8 +68,8 @@ class FileLogger(GatheringLogger):
     starts. A run that is resumed from a checkpoint, or restarted by ``autoresume`` before the first checkpoint,
     continues the file ``filename`` if it is the file of this run: if the checkpoint was saved with the same path and
     first line, or if the first line contains this run's name. A checkpoint never selects the file. Lines written after
-    the checkpoint are removed: those beyond the file's size at that time or, if the checkpoint does not contain it,
-    those from the resumed batch on.
+    the checkpoint are removed: those beyond the file's size at that time or, without a checkpoint, those from the
+    resumed batch on.
 
     Args:
         filename: Path of the file; ``{run_name}`` and ``{rank}`` are filled in. Missing folders are created.
