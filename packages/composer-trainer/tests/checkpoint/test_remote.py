@@ -19,8 +19,8 @@ from composer.checkpoint import (
     show_checkpoint,
     verify_checkpoint,
 )
-from composer.checkpoint.base import Content
-from composer.checkpoint.remote import RemoteFolder, is_remote
+from composer.checkpoint.base import Content, is_remote
+from composer.checkpoint.remote import RemoteFolder
 from composer.checkpoint.retention import delete_old
 from composer.checkpoint.saving import take_snapshot
 

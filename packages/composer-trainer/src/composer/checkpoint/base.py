@@ -40,6 +40,7 @@ __all__ = [
     "Manifest",
     "ReadInto",
     "foreign_files",
+    "is_remote",
     "read_json",
     "write_json",
 ]
@@ -56,6 +57,7 @@ BLOCK_BYTES = 4 << 20
 PART = re.compile(r"(model|optimizers|extra)(-\d{5}-of-\d{5})?\.safetensors")
 """The names of files with tensors, or with parts of them."""
 _FILE_NAME = re.compile(r"(?!manifest\.json$)[a-z][a-z0-9_-]{0,99}\.(json|safetensors)")
+_PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _CHUNK = 1 << 20
 
 ReadInto: TypeAlias = "Callable[[int, memoryview], None]"
@@ -287,6 +289,17 @@ def foreign_files(names: Iterable[str]) -> list[str]:
     """
     others = {*names} - {MANIFEST, LAYOUT, STATE}
     return sorted(name for name in others if not name.startswith(".") and not PART.fullmatch(name))
+
+
+def is_remote(path: object) -> bool:
+    """Return whether a path is a URL that fsspec opens; ``file://`` is local.
+
+    Example:
+        >>> is_remote("s3://bucket/run"), is_remote("runs/blur"), is_remote("file:///tmp")
+        (True, False, False)
+    """
+    text = str(path)
+    return bool(_PROTOCOL.match(text)) and not text.startswith("file://")
 
 
 class Folder(ABC):

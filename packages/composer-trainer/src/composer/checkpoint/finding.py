@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from composer.checkpoint.base import LAYOUT, MANIFEST, PART, STATE, Folder, read_json
+from composer.checkpoint.base import LAYOUT, MANIFEST, PART, STATE, Folder, is_remote, read_json
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.layout import Layout
 from composer.checkpoint.local import open_folder
-from composer.checkpoint.remote import is_remote
 from composer.checkpoint.tensors import read_parts
 from composer.core import TimeUnit
 from composer.distributed import all_gather_object, from_rank_zero, get_global_rank, get_world_size

@@ -179,17 +179,11 @@ def check_checkpoint(
     *,
     folder: str | os.PathLike[str] | None = None,
     weights_only: bool = False,
-    strict_model_weights: bool = True,
-    ignore_keys: IgnoreKeys = None,
-    exclude_algorithms: str | Sequence[str] | None = None,
-    algorithm_passes: Passes = None,
-    logger: Logger | None = None,
-    check_extra: CheckExtra | None = None,
+    **options: Any,
 ) -> CheckedCheckpoint:
     """Read and check a checkpoint, change nothing, and return what loads it; see :func:`load_checkpoint`."""
     reject_fsdp1(state.model)
-    excluded = tuple(to_strings("exclude_algorithms", exclude_algorithms))
-    load = _Load(state, strict_model_weights, ignore_keys, excluded, algorithm_passes, logger, check_extra)
+    load = _Load(state, **options)
     if is_weights_file(path):
         weights, content = read_weights_file(str(path))
         composer = ComposerFile.of(content)
@@ -219,22 +213,40 @@ def check_checkpoint(
 
 @contextmanager
 def _loading(path: str) -> Iterator[None]:
-    """Name the checkpoint if an optimizer refuses its state."""
+    """Name the checkpoint if a state does not fit."""
     try:
         yield
     except StateMismatchError as error:
         raise CheckpointMismatchError(path, error.problems) from error
 
 
+def _to_names(given: str | Sequence[str] | None) -> list[str]:
+    return to_strings("exclude_algorithms", given)
+
+
 @attrs.frozen
 class _Load:
+    """Checks what was read of a checkpoint against a run; the fields are arguments of :func:`load_checkpoint`."""
+
     state: State
-    strict: bool
-    ignore_keys: IgnoreKeys
-    excluded: tuple[str, ...]
-    passes: Passes
-    logger: Logger | None
-    check_extra: CheckExtra | None
+    strict_model_weights: bool = True
+    ignore_keys: IgnoreKeys = None
+    exclude_algorithms: list[str] = attrs.field(default=None, converter=_to_names)
+    algorithm_passes: Passes = None
+    logger: Logger | None = None
+    check_extra: CheckExtra | None = None
+
+    def _check(self, path: str, saved: dict[str, Any]) -> saved_state.CheckedState:
+        """Check a state except for missing and unexpected weights."""
+        try:
+            return saved_state.check_state(
+                self.state, saved, strict=False, excluded=self.exclude_algorithms, passes=self.algorithm_passes
+            )
+        except StateMismatchError:
+            raise
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise CheckpointError(f"{path}/{STATE}", f"cannot be read as the state of a run: {what}") from error
 
     def all(self, path: str, saved: dict[str, Any], manifest: Manifest) -> CheckedCheckpoint:
         ignored = self._ignore(path, saved)
@@ -245,17 +257,10 @@ class _Load:
         problems: list[str] = []
         checked: saved_state.CheckedState | None = None
         try:
-            checked = saved_state.check_state(
-                self.state, saved, strict=False, excluded=self.excluded, passes=self.passes
-            )
+            checked = self._check(path, saved)
+            problems += self._weights_that_differ(checked.report)
         except StateMismatchError as error:
             problems += error.problems
-        except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            raise CheckpointError(f"{path}/{STATE}", f"cannot be read as the state of a run: {what}") from error
-        else:
-            differences = (*checked.report.missing, *checked.report.unexpected) if self.strict else ()
-            problems += [line for line in differences if line.startswith("model.")]
         if self.check_extra is not None:
             problems += self.check_extra(extra, ignored)
         if any(problem.startswith("model.") for problem in problems):
@@ -284,7 +289,11 @@ class _Load:
             raise CheckpointError(path, "holds no weights: they were left out when it was saved.")
         try:
             checked = saved_state.check_model(
-                self.state, saved, strict=self.strict, excluded=self.excluded, passes=self.passes
+                self.state,
+                saved,
+                strict=self.strict_model_weights,
+                excluded=self.exclude_algorithms,
+                passes=self.algorithm_passes,
             )
         except StateMismatchError as error:
             problems = [*error.problems, *_changed_modules(self.state.model, modules)]
@@ -311,17 +320,10 @@ class _Load:
         saved |= {} if optimizers is None else {"optimizers": optimizers}
         saved |= {} if clock is None else {"timestamp": clock.state_dict()}
         ignored = self._ignore(path, saved)
-        try:
-            checked = saved_state.check_state(
-                self.state, own | saved, strict=False, excluded=self.excluded, passes=self.passes
-            )
-        except StateMismatchError as error:
-            raise CheckpointMismatchError(path, error.problems) from None
-        except Exception as error:
-            raise CheckpointError(path, f"cannot be read as the state of a run: {error!r}") from error
+        with _loading(path):
+            checked = self._check(path, own | saved)
         report = attrs.evolve(checked.report, restored=tuple(name for name in saved if name not in ignored))
-        problems = [line for line in (*report.missing, *report.unexpected) if line.startswith("model.")]
-        if self.strict and problems:
+        if problems := self._weights_that_differ(report):
             raise CheckpointMismatchError(path, problems)
         lacking = [*file.unread(), *["the optimizers"] * (optimizers is None), *["the clock"] * (clock is None)]
 
@@ -338,6 +340,10 @@ class _Load:
             return LoadedCheckpoint(path, report, ignored)
 
         return CheckedCheckpoint(load, None)
+
+    def _weights_that_differ(self, report: LoadReport) -> list[str]:
+        differences = (*report.missing, *report.unexpected) if self.strict_model_weights else ()
+        return [line for line in differences if line.startswith("model.")]
 
     def _ignore(self, path: str, saved: dict[str, Any]) -> tuple[str, ...]:
         """Remove what is ignored, and put the run's own values there, so that they do not change."""

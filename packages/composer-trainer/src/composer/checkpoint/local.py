@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from composer.checkpoint.base import FORMAT, MANIFEST, MAX_MANIFEST_BYTES, Folder, Manifest
+from composer.checkpoint.base import FORMAT, MANIFEST, MAX_MANIFEST_BYTES, Folder, Manifest, is_remote
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
-from composer.checkpoint.remote import RemoteFolder, is_remote
+from composer.checkpoint.remote import RemoteFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

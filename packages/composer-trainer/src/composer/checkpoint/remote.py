@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,22 +17,10 @@ if TYPE_CHECKING:
 
     from composer.checkpoint.base import ReadInto
 
-__all__ = ["RemoteFolder", "is_remote"]
+__all__ = ["RemoteFolder"]
 
-_PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _CHUNK = 8 << 20
 T = TypeVar("T")
-
-
-def is_remote(path: object) -> bool:
-    """Return whether a path is a URL that fsspec opens; ``file://`` is local.
-
-    Example:
-        >>> is_remote("s3://bucket/run"), is_remote("runs/blur"), is_remote("file:///tmp")
-        (True, False, False)
-    """
-    text = str(path)
-    return bool(_PROTOCOL.match(text)) and not text.startswith("file://")
 
 
 def _without_slash(url: str) -> str:

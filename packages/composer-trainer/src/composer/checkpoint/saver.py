@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from composer.checkpoint.base import is_remote
 from composer.checkpoint.errors import CheckpointSaveError
 from composer.checkpoint.finding import find_checkpoints
 from composer.checkpoint.local import LocalFolder, open_folder
 from composer.checkpoint.lock import FolderLock
-from composer.checkpoint.remote import is_remote
 from composer.checkpoint.retention import KeepBest, delete_old, own_checkpoints
 from composer.checkpoint.saving import IgnoreKeys, check_ignore_keys, checkpoint_name, reject_fsdp1, take_snapshot
 from composer.checkpoint.writing import Snapshot, failing_in_all

@@ -15,8 +15,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from composer.checkpoint.base import is_remote
 from composer.checkpoint.errors import CheckpointError
-from composer.checkpoint.remote import is_remote
 
 __all__ = ["load_torch_weights", "read_weights_file"]
 
