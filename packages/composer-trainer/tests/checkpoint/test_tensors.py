@@ -243,6 +243,7 @@ def small_blocks(monkeypatch):
     """Give the checksums of files to blocks of 32 bytes, so that small tensors have many."""
     for module in (base, tensors_module):
         monkeypatch.setattr(module, "BLOCK_BYTES", 32)
+    monkeypatch.setattr(tensors_module, "_READ_BYTES", 5)
 
 
 def read_part(part, layout, manifest, contents):
@@ -253,6 +254,7 @@ def read_part(part, layout, manifest, contents):
         with opener(contents)(name) as read:
             blocks = tensors_module._Blocks(read, layout.files[name], manifest.files[name].size, name)
             tensors_module._read_cell(blocks, target, part, position, cell)
+            blocks.finish()
     return target
 
 

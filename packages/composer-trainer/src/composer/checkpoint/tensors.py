@@ -33,6 +33,8 @@ __all__ = ["KeptMemory", "like_weight", "pack_parts", "read_parts"]
 _SHARDING = "DCP_SHARDING_INFO"
 """The key of a file's metadata from which PyTorch's ``HuggingFaceStorageReader`` takes the offsets of parts."""
 _DIGITS = 32
+_READ_BYTES = 1 << 20
+"""So many bytes are read at once that the processor's cache has them when they are hashed."""
 _NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -196,6 +198,7 @@ def read_parts(
             blocks = _Blocks(read, layout.files[name], manifest.files[name].size, place)
             for position, tensor, cell in sorted(of_file):
                 _read_cell(blocks, targets[tensor], parts[tensor], position, cell)
+            blocks.finish()
     return {name: _placed(target, of_kind[name], likes.get(name)) for name, target in targets.items()}
 
 
@@ -207,17 +210,18 @@ def _part_of(one: TensorLayout, like: Any, known: KnownParts) -> Part:
 
 
 class _Blocks:
-    """The bytes of a file, each block of which is read and compared with its checksum when it is needed.
+    """The bytes of a file, read in blocks, each of which is compared with its checksum when the next one begins.
 
-    A block is kept until the next one is read: if ranges are read in order, each block is read once.
+    Bytes are read to where they belong, and hashed there. Those of a block that nothing needs are read for its checksum
+    only. If ranges are read in order, each block is read once.
     """
 
     def __init__(self, read: ReadInto, file: PartFile, size: int, path: str) -> None:
         if len(file.blocks) != -(-size // BLOCK_BYTES) * _DIGITS:
             raise CheckpointError(path, f"has {size} bytes, which do not fit what {LAYOUT} lists.")
         self._read, self._file, self._size, self._path = read, file, size, path
-        self._memory = memoryview(bytearray(min(BLOCK_BYTES, size)))
-        self._number = -1
+        self._unneeded = memoryview(bytearray(min(_READ_BYTES, size)))
+        self._number, self._position, self._digest = -1, 0, xxhash.xxh3_128()
 
     def fill(self, memory: memoryview, position: int) -> None:
         """Fill memory with the bytes at a position after the header."""
@@ -225,24 +229,35 @@ class _Blocks:
         if begin + len(memory) > self._size:
             raise CheckpointError(self._path, f"has {self._size} bytes, which do not fit what {LAYOUT} lists.")
         while memory:
-            number, offset = divmod(begin, BLOCK_BYTES)
-            block = self._block(number)
-            count = min(len(memory), len(block) - offset)
-            memory[:count] = block[offset : offset + count]
+            number = begin // BLOCK_BYTES
+            if number != self._number or begin < self._position:
+                self.finish()
+                self._number, self._position = number, number * BLOCK_BYTES
+                self._digest.reset()
+            self._skip(begin)
+            count = min(len(memory), (number + 1) * BLOCK_BYTES - begin, _READ_BYTES)
+            self._take(memory[:count])
             memory, begin = memory[count:], begin + count
 
-    def _block(self, number: int) -> memoryview:
-        start = number * BLOCK_BYTES
-        block = self._memory[: min(BLOCK_BYTES, self._size - start)]
-        if number != self._number:
-            self._number = number
-            self._read(start, block)
-            if xxhash.xxh3_128_hexdigest(block) != self._file.blocks[number * _DIGITS : (number + 1) * _DIGITS]:
+    def finish(self) -> None:
+        """Read what is left of the current block, and compare its checksum."""
+        if self._number >= 0:
+            self._skip(min((self._number + 1) * BLOCK_BYTES, self._size))
+            if self._digest.hexdigest() != self._file.blocks[self._number * _DIGITS : (self._number + 1) * _DIGITS]:
                 raise CheckpointError(
                     self._path,
-                    f"has been changed since it was written: the xxh3_128 of its block {number} is not {LAYOUT}'s.",
+                    f"has been changed since it was written: the xxh3_128 of its block {self._number} is not "
+                    f"{LAYOUT}'s.",
                 )
-        return block
+
+    def _skip(self, end: int) -> None:
+        while self._position < end:
+            self._take(self._unneeded[: end - self._position])
+
+    def _take(self, memory: memoryview) -> None:
+        self._read(self._position, memory)
+        self._digest.update(memory)
+        self._position += len(memory)
 
 
 def _read_cell(blocks: _Blocks, target: Tensor, part: Part, position: int, cell: Part) -> None:
