@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from composer.algorithms import EMA
 from composer.callbacks import CheckpointSaver, SpeedMonitor
@@ -30,7 +29,7 @@ from composer.checkpoint import (
 )
 from composer.core import Callback, Event
 from composer.models import ComposerClassifier
-from composer.trainer import Trainer
+from fixtures import make_classifier, make_loader, small_run
 
 METRIC = "metrics/eval/MulticlassAccuracy"
 
@@ -41,36 +40,19 @@ def names_in(folder):
 
 @pytest.fixture
 def make_trainer():
-    """Return a function that creates a trainer with 5 batches per epoch; all are closed at the end."""
-    trainers = []
+    """Return a function that creates a trainer with 5 batches per epoch."""
 
-    def make(saver, **options):
-        torch.manual_seed(options.pop("weights", 0))
-        model = ComposerClassifier(nn.Linear(4, 3), num_classes=3, train_metrics=[])
-        generator = torch.Generator().manual_seed(0)
-        inputs = torch.randn(20, 4, generator=generator)
-        loader = DataLoader(TensorDataset(inputs, inputs[:, :3].argmax(dim=1)), batch_size=4)
-        callbacks = [saver] if saver else []
-        settings = {
-            "model": model,
-            "train_dataloader": loader,
-            "optimizers": torch.optim.Adam(model.parameters(), lr=0.05),
-            "max_duration": "3ep",
-            "progress_bar": False,
-            "device": "cpu",
-            "seed": 3,
-            "run_name": "blur",
-            "callbacks": [*callbacks, *options.pop("callbacks", [])],
-            **options,
-        }
-        if settings.pop("evaluates", False):
-            settings["eval_dataloader"] = loader
-        trainers.append(Trainer(**settings))
-        return trainers[-1]
+    def make(saver, *, weights=0, evaluates=False, callbacks=(), **options):
+        torch.manual_seed(weights)
+        model = make_classifier(nn.Linear(4, 3), train_metrics=[])
+        training = {"model": model, "optimizers": torch.optim.Adam(model.parameters(), lr=0.05), "max_duration": "3ep"}
+        settings = {**training, "seed": 3, "run_name": "blur"} | options
+        if evaluates:
+            settings["eval_dataloader"] = make_loader()
+        callbacks = [*([saver] if saver else []), *callbacks]
+        return small_run(callbacks=callbacks, **settings)
 
-    yield make
-    for trainer in trainers:
-        trainer.close()
+    return make
 
 
 class TestWhen:

@@ -14,6 +14,7 @@ from composer.compat.replacements import (
     is_model_ddp,
 )
 from composer.core import Event, State, Timestamp
+from fixtures import small_run
 
 
 @pytest.mark.parametrize(
@@ -46,11 +47,11 @@ def test_devices_are_torch_devices():
         ("4ba", {}, "6ba", ["ep0-ba4", "ep1-ba6"]),
     ],
 )
-def test_interval_schedulers(make_trainer, tmp_path, interval, options, duration, expected):
+def test_interval_schedulers(tmp_path, interval, options, duration, expected):
     """A schedule is due at each interval, and once at the end of the training; a CheckpointSaver accepts it."""
     saver = CheckpointSaver(str(tmp_path), save_interval=create_interval_scheduler(interval, **options))
 
-    with make_trainer(max_duration=duration, callbacks=saver) as trainer:
+    with small_run(max_duration=duration, callbacks=saver) as trainer:
         trainer.fit()
 
     assert sorted(path.name for path in tmp_path.glob("ep*")) == expected
@@ -83,6 +84,6 @@ def test_interval_schedulers_with_final_events(final_events, expected):
     assert [event for event in Event if is_due(state, event)] == expected
 
 
-def test_models_are_not_wrapped(make_trainer):
+def test_models_are_not_wrapped():
     """The model of a state is not in a DistributedDataParallel."""
-    assert not is_model_ddp(make_trainer().state.model)
+    assert not is_model_ddp(small_run().state.model)

@@ -10,6 +10,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from composer import distributed as cd
 from composer.core import Precision, State
 from composer.distributed.sharding import shard
+from fixtures import small_run
 
 
 @pytest.fixture(autouse=True)
@@ -216,9 +217,9 @@ def test_sharded_training_is_saved_and_resumed(start_pair, tmp_path):
         assert result["wrapper of FSDP 1"].startswith("NotImplementedError: Checkpoints of models that are wrapped by")
 
 
-def test_summary_of_a_sharded_model(make_trainer):
+def test_summary_of_a_sharded_model():
     """A summary raises an error with the remedy: the weights outside of the blocks are not gathered for it."""
-    trainer = make_trainer(parallelism_config={"fsdp": {}}, max_duration="1ba")
+    trainer = small_run(parallelism_config={"fsdp": {}}, max_duration="1ba")
     trainer.summary()
     trainer.fit()
 

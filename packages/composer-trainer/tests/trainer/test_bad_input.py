@@ -11,6 +11,7 @@ from composer.callbacks import CheckpointSaver, LoadCheckpoint
 from composer.core import DataSpec, Evaluator
 from composer.models import ComposerClassifier
 from composer.trainer import Trainer
+from fixtures import make_classifier, make_loader, small_run
 
 
 class WithLoss(ComposerClassifier):
@@ -39,22 +40,22 @@ class TestLoss:
             (lambda loss, outputs: {}, TypeError, "loss must be a tensor"),
         ],
     )
-    def test_loss_without_gradient(self, make_trainer, change, kind, message):
+    def test_loss_without_gradient(self, change, kind, message):
         """A loss that is not a scalar, or does not depend on the weights, raises with the model's name."""
-        trainer = make_trainer(model=WithLoss(change), max_duration="1ba")
+        trainer = small_run(model=WithLoss(change), max_duration="1ba")
 
         with pytest.raises(kind, match=message):
             trainer.fit()
 
-    def test_one_element_loss(self, make_trainer):
+    def test_one_element_loss(self):
         """A loss of shape (1,) is a scalar."""
-        trainer = make_trainer(model=WithLoss(lambda loss, outputs: loss[None]), max_duration="1ba")
+        trainer = small_run(model=WithLoss(lambda loss, outputs: loss[None]), max_duration="1ba")
 
         trainer.fit()
 
         assert trainer.state.timestamp.batch == "1ba"
 
-    def test_other_backward_errors_propagate(self, make_trainer):
+    def test_other_backward_errors_propagate(self):
         """An error in the model's backward pass propagates."""
 
         class Fails(torch.autograd.Function):
@@ -66,7 +67,7 @@ class TestLoss:
             def backward(ctx, gradient):
                 raise RuntimeError("no gradient today")
 
-        trainer = make_trainer(model=WithLoss(lambda loss, outputs: Fails.apply(loss)), max_duration="1ba")
+        trainer = small_run(model=WithLoss(lambda loss, outputs: Fails.apply(loss)), max_duration="1ba")
 
         with pytest.raises(RuntimeError, match="no gradient today"):
             trainer.fit()
@@ -81,9 +82,9 @@ class TestErrorsOfTheModel:
             (["a", "b"], "[str, str]"),
         ],
     )
-    def test_in_training(self, make_trainer, batch, output):
+    def test_in_training(self, batch, output):
         """An error of the forward pass has a note with the event, the model's class and the batch."""
-        trainer = make_trainer(train_dataloader=[batch], max_duration="1ba")
+        trainer = small_run(train_dataloader=[batch], max_duration="1ba")
 
         with pytest.raises((RuntimeError, TypeError)) as raised:
             trainer.fit()
@@ -91,9 +92,9 @@ class TestErrorsOfTheModel:
         note = f"ComposerClassifier was called after the event 'before_forward', with the batch {output}."
         assert raised.value.__notes__ == [note]
 
-    def test_in_the_loss(self, make_trainer):
+    def test_in_the_loss(self):
         """An error of the loss has the same note."""
-        trainer = make_trainer(train_dataloader=[(torch.zeros(4, 4), torch.zeros(3).long())], max_duration="1ba")
+        trainer = small_run(train_dataloader=[(torch.zeros(4, 4), torch.zeros(3).long())], max_duration="1ba")
         trainer.state.train_data_spec.get_num_samples_in_batch = len
 
         with pytest.raises(ValueError, match="targets must be") as raised:
@@ -101,9 +102,9 @@ class TestErrorsOfTheModel:
 
         assert "ComposerClassifier.loss was called after the event 'before_loss'" in raised.value.__notes__[0]
 
-    def test_in_evaluation(self, make_trainer):
+    def test_in_evaluation(self):
         """An evaluation during a training has its own batch in the note, once."""
-        trainer = make_trainer(eval_dataloader=[(torch.zeros(4, 5), torch.zeros(4).long())], max_duration="1ep")
+        trainer = small_run(eval_dataloader=[(torch.zeros(4, 5), torch.zeros(4).long())], max_duration="1ep")
 
         with pytest.raises(RuntimeError) as raised:
             trainer.fit()
@@ -112,10 +113,10 @@ class TestErrorsOfTheModel:
         assert "eval_forward was called after the event 'eval_before_forward'" in note
         assert "float32[4, 5]" in note
 
-    def test_in_prediction(self, make_trainer):
+    def test_in_prediction(self):
         """A prediction has its event in the note."""
         with pytest.raises(RuntimeError) as raised:
-            make_trainer().predict([(torch.zeros(4, 5), torch.zeros(4).long())])
+            small_run().predict([(torch.zeros(4, 5), torch.zeros(4).long())])
 
         assert "'predict_before_forward', with the batch (float32[4, 5], int64[4])" in raised.value.__notes__[0]
 
@@ -123,21 +124,21 @@ class TestErrorsOfTheModel:
 class TestMetrics:
     @pytest.mark.parametrize("metrics", [None, [], "accuracy"])
     @pytest.mark.parametrize("data", ["train_dataloader", "eval_dataloader"])
-    def test_metrics_without_names_raise(self, make_trainer, metrics, data):
+    def test_metrics_without_names_raise(self, metrics, data):
         """A model's metrics that are no dictionary raise with the method's name."""
-        model = make_trainer.model()
+        model = make_classifier()
         model.get_metrics = lambda is_train=False: metrics
 
         with pytest.raises(TypeError, match=r"ComposerClassifier.get_metrics must return a dictionary .* got"):
-            make_trainer(**{"model": model, "train_dataloader": None, data: make_trainer.loader()})
+            small_run(**{"model": model, "train_dataloader": None, data: make_loader()})
 
 
 class TestIgnoreKeys:
     @pytest.mark.parametrize("name", ["save_ignore_keys", "load_ignore_keys"])
-    def test_invalid_keys_raise_before_training(self, make_trainer, tmp_path, name):
+    def test_invalid_keys_raise_before_training(self, tmp_path, name):
         """Ignored keys that are no strings raise at construction, not at the first save or load."""
         with pytest.raises(TypeError, match=rf"{name}\)? must be texts such as 'optimizers/\*', or a function, got 5"):
-            make_trainer(save_folder=str(tmp_path), **{name: 5})
+            small_run(save_folder=str(tmp_path), **{name: 5})
 
     def test_of_load_checkpoint(self):
         """LoadCheckpoint raises at construction, too."""
@@ -179,9 +180,9 @@ class TestBatchesThatAreNone:
     """A batch that is None raises, and does not end the epoch."""
 
     @pytest.mark.parametrize("kind", loaders_with_none())
-    def test_in_training(self, make_trainer, kind):
+    def test_in_training(self, kind):
         """Training raises at the batch, after earlier ones."""
-        trainer = make_trainer(train_dataloader=loaders_with_none()[kind], max_duration="8ba")
+        trainer = small_run(train_dataloader=loaders_with_none()[kind], max_duration="8ba")
 
         with pytest.raises(ValueError, match=r"^train_dataloader returned None as batch 2 of the epoch"):
             trainer.fit()
@@ -189,34 +190,34 @@ class TestBatchesThatAreNone:
         assert trainer.state.timestamp.batch == "2ba"
 
     @pytest.mark.parametrize("kind", loaders_with_none())
-    def test_in_evaluation(self, make_trainer, kind):
+    def test_in_evaluation(self, kind):
         """The error has the evaluator's label."""
         evaluator = Evaluator(label="held out", dataloader=loaders_with_none()[kind])
 
         with pytest.raises(ValueError, match=r"^eval_dataloader 'held out' returned None as batch 2 of the epoch"):
-            make_trainer(max_duration="1ep").eval(evaluator)
+            small_run(max_duration="1ep").eval(evaluator)
 
     @pytest.mark.parametrize("kind", loaders_with_none())
-    def test_in_prediction(self, make_trainer, kind):
+    def test_in_prediction(self, kind):
         """The error has the parameter's name."""
         with pytest.raises(ValueError, match=r"^dataloader returned None as batch 2 of the epoch"):
-            make_trainer(max_duration="1ep").predict(loaders_with_none()[kind])
+            small_run(max_duration="1ep").predict(loaders_with_none()[kind])
 
     @pytest.mark.parametrize(
         ("do", "whose"),
         [("fit", "train_dataloader"), ("eval", "eval_dataloader 'eval'"), ("predict", "dataloader")],
     )
-    def test_in_transforms(self, make_trainer, do, whose):
+    def test_in_transforms(self, do, whose):
         """A ``batch_transforms`` that returns nothing raises with its name."""
-        spec = DataSpec(make_trainer.loader(), batch_transforms=nothing_for(2))
-        trainer = make_trainer(max_duration="1ep", train_dataloader=spec)
+        spec = DataSpec(make_loader(), batch_transforms=nothing_for(2))
+        trainer = small_run(max_duration="1ep", train_dataloader=spec)
 
         with pytest.raises(ValueError, match=f"^batch_transforms of {whose} returned None as batch 2 of"):
             getattr(trainer, do)(*[] if do == "fit" else [spec])
 
-    def test_in_export(self, make_trainer, tmp_path):
+    def test_in_export(self, tmp_path):
         """An export raises too."""
-        trainer = make_trainer(train_dataloader=[None], max_duration="1ep")
+        trainer = small_run(train_dataloader=[None], max_duration="1ep")
 
         with pytest.raises(ValueError, match=r"first batch .* returned None as batch 0"):
             trainer.export_for_inference("torchexport", str(tmp_path / "model.pt2"))
@@ -224,25 +225,25 @@ class TestBatchesThatAreNone:
 
 class TestBatches:
     @pytest.mark.parametrize("where", ["train", "eval", "predict"])
-    def test_invalid_count(self, make_trainer, where):
+    def test_invalid_count(self, where):
         """The return value of get_num_samples_in_batch is checked wherever batches are counted."""
-        spec = DataSpec(make_trainer.loader(), get_num_samples_in_batch=lambda batch: "4")
+        spec = DataSpec(make_loader(), get_num_samples_in_batch=lambda batch: "4")
         options = {"eval": {"eval_dataloader": spec}, "train": {"train_dataloader": spec}}.get(where, {})
-        trainer = make_trainer(max_duration="1ep", **options)
+        trainer = small_run(max_duration="1ep", **options)
 
         with pytest.raises(TypeError, match=r"get_num_samples_in_batch must return a whole number.*got '4'"):
             trainer.predict(spec) if where == "predict" else trainer.fit()
 
     @pytest.mark.parametrize("parts", [[], None])
-    def test_split_batch_without_return(self, make_trainer, parts):
+    def test_split_batch_without_return(self, parts):
         """A split_batch that returns nothing raises in training and evaluation with its name."""
-        spec = DataSpec(make_trainer.loader(), split_batch=lambda batch, size: parts)
+        spec = DataSpec(make_loader(), split_batch=lambda batch, size: parts)
         evaluator = Evaluator(label="eval", dataloader=spec, device_eval_microbatch_size=2)
 
         with pytest.raises((TypeError, ValueError), match="split_batch must return"):
-            make_trainer(train_dataloader=spec, device_train_microbatch_size=2, max_duration="1ep").fit()
+            small_run(train_dataloader=spec, device_train_microbatch_size=2, max_duration="1ep").fit()
         with pytest.raises((TypeError, ValueError), match="split_batch must return"):
-            make_trainer(eval_dataloader=evaluator).eval()
+            small_run(eval_dataloader=evaluator).eval()
 
 
 def flags(function):
@@ -253,23 +254,23 @@ def flags(function):
 class TestFlags:
     @pytest.mark.parametrize("name", flags(Trainer))
     @pytest.mark.parametrize("value", ["yes", "False", 1])
-    def test_constructor_flags(self, make_trainer, name, value):
+    def test_constructor_flags(self, name, value):
         """Every flag of the trainer rejects strings with its name."""
         with pytest.raises(TypeError, match=f"{name} must be True or False.*, got {value!r}"):
-            make_trainer(**{name: value})
+            small_run(**{name: value})
 
     @pytest.mark.parametrize("name", flags(Trainer.fit))
-    def test_fit_flags(self, make_trainer, name):
+    def test_fit_flags(self, name):
         """fit() rejects them too."""
         with pytest.raises(TypeError, match=f"{name} must be True or False.*, got 'no'"):
-            make_trainer(max_duration="1ep").fit(**{name: "no"})
+            small_run(max_duration="1ep").fit(**{name: "no"})
 
-    def test_predict_and_save_flags(self, make_trainer, tmp_path):
+    def test_predict_and_save_flags(self, tmp_path):
         """predict() and save_checkpoint() reject them too, and nothing is written."""
-        trainer = make_trainer()
+        trainer = small_run()
 
         with pytest.raises(TypeError, match="return_outputs must be True or False, got 'no'"):
-            trainer.predict(make_trainer.loader(), return_outputs="no")
+            trainer.predict(make_loader(), return_outputs="no")
         with pytest.raises(TypeError, match="weights_only must be True or False, got 'no'"):
             trainer.save_checkpoint(str(tmp_path / "saved"), weights_only="no")
 
@@ -287,54 +288,54 @@ class TestArguments:
             ({"train_dataloader_label": 5}, TypeError, "train_dataloader_label must be a string, got 5"),
         ],
     )
-    def test_strings_and_paths(self, make_trainer, options, kind, message):
+    def test_strings_and_paths(self, options, kind, message):
         """A number or an empty string for a string parameter raises."""
         with pytest.raises(kind, match=message):
-            make_trainer(**options)
+            small_run(**options)
 
     @pytest.mark.parametrize("second", [torch.optim.Adam, torch.optim.SGD])
-    def test_shared_parameters_of_optimizers(self, make_trainer, second):
+    def test_shared_parameters_of_optimizers(self, second):
         """Two optimizers with common parameters raise."""
-        model = make_trainer.model()
+        model = make_classifier()
         both = [torch.optim.SGD(model.parameters(), lr=0.1), second(list(model.parameters())[1:2], lr=0.1)]
 
         with pytest.raises(ValueError, match=f"{second.__name__} holds 1 parameters that SGD holds, too"):
-            make_trainer(model=model, optimizers=both)
+            small_run(model=model, optimizers=both)
 
-    def test_repeated_optimizer(self, make_trainer):
+    def test_repeated_optimizer(self):
         """An optimizer that is passed twice raises."""
-        model = make_trainer.model()
+        model = make_classifier()
 
         with pytest.raises(ValueError, match="SGD holds 4 parameters that SGD holds, too"):
-            make_trainer(model=model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)] * 2)
+            small_run(model=model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)] * 2)
 
     @pytest.mark.parametrize("label", ["train", "mine"])
-    def test_evaluator_with_training_label(self, make_trainer, label):
+    def test_evaluator_with_training_label(self, label):
         """Its metrics would have the names of the training metrics, wherever it is passed."""
-        evaluator = Evaluator(label=label, dataloader=make_trainer.loader())
+        evaluator = Evaluator(label=label, dataloader=make_loader())
         options = {"train_dataloader_label": label, "max_duration": "1ep"}
 
         with pytest.raises(ValueError, match=f"must not have the label of the training data, got '{label}'"):
-            make_trainer(eval_dataloader=evaluator, **options)
+            small_run(eval_dataloader=evaluator, **options)
         with pytest.raises(ValueError, match=f"must not have the label of the training data, got '{label}'"):
-            make_trainer(**options).fit(eval_dataloader=evaluator)
+            small_run(**options).fit(eval_dataloader=evaluator)
         with pytest.raises(ValueError, match=f"must not have the label of the training data, got '{label}'"):
-            make_trainer(**options).eval(evaluator)
+            small_run(**options).eval(evaluator)
 
-    def test_train_label_without_training_data(self, make_trainer):
+    def test_train_label_without_training_data(self):
         """Without training data the label "train" is allowed."""
-        evaluator = Evaluator(label="train", dataloader=make_trainer.loader())
+        evaluator = Evaluator(label="train", dataloader=make_loader())
 
-        assert make_trainer(train_dataloader=None, eval_dataloader=evaluator).eval()["train"]
+        assert small_run(train_dataloader=None, eval_dataloader=evaluator).eval()["train"]
 
 
 BATCH = (torch.zeros(2, 4), torch.zeros(2, dtype=torch.long))
 
 
 class TestWarnings:
-    def test_microbatches_larger_than_the_batch(self, make_trainer):
+    def test_microbatches_larger_than_the_batch(self):
         """A microbatch size that splits nothing gives one warning."""
-        trainer = make_trainer(device_train_microbatch_size=8, max_duration="2ep")
+        trainer = small_run(device_train_microbatch_size=8, max_duration="2ep")
 
         with pytest.warns(UserWarning, match="device_train_microbatch_size=8 is larger than the batch of 4") as caught:
             trainer.fit()
@@ -342,33 +343,33 @@ class TestWarnings:
         assert len(caught) == 1
 
     @pytest.mark.parametrize("size", [4, 3, "auto", None])
-    def test_microbatches_of_a_smaller_last_batch(self, make_trainer, size):
+    def test_microbatches_of_a_smaller_last_batch(self, size):
         """A last batch that is smaller than a microbatch gives no warning."""
-        trainer = make_trainer(
-            train_dataloader=make_trainer.loader(samples=5), device_train_microbatch_size=size, max_duration="1ep"
+        trainer = small_run(
+            train_dataloader=make_loader(samples=5), device_train_microbatch_size=size, max_duration="1ep"
         )
 
         trainer.fit()
 
         assert trainer.state.timestamp.sample == 5
 
-    def test_running_workers(self, make_trainer):
+    def test_running_workers(self):
         """Workers of a loader that is used outside of the training give a warning."""
         data = TensorDataset(torch.rand(8, 4), torch.zeros(8, dtype=torch.int64))
         loader = DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True)
         next(iter(loader))
 
         with pytest.warns(UserWarning, match="train_dataloader has an active iterator, whose workers keep running"):
-            make_trainer(train_dataloader=loader)
+            small_run(train_dataloader=loader)
 
-    def test_open_callbacks(self, make_trainer, tmp_path):
+    def test_open_callbacks(self, tmp_path):
         """A callback that is open in another trainer gives a warning, and none after that one is closed."""
         saver = CheckpointSaver(str(tmp_path))
-        first = make_trainer(callbacks=saver)
+        first = small_run(callbacks=saver)
 
         with pytest.warns(UserWarning, match="This CheckpointSaver is still open in another Trainer"):
-            second = make_trainer(callbacks=saver)
+            second = small_run(callbacks=saver)
 
         first.close()
         second.close()
-        assert make_trainer(callbacks=saver).state.callbacks == [saver]
+        assert small_run(callbacks=saver).state.callbacks == [saver]

@@ -9,6 +9,7 @@ import torch
 from composer.core import Callback, DataSpec, Time
 from composer.loggers import InMemoryLogger
 from composer.optim import LinearWithWarmupScheduler
+from fixtures import make_classifier, make_loader, small_run, weights
 
 
 class TestDuration:
@@ -16,30 +17,30 @@ class TestDuration:
         ("duration", "batches"),
         [("2ep", 10), ("7ba", 7), ("9sp", 3), (3, 15), (Time(1, "ep"), 5), ("1iter", 5)],
     )
-    def test_trains_until_max_duration_is_reached(self, make_trainer, duration, batches):
+    def test_trains_until_max_duration_is_reached(self, duration, batches):
         """Training ends with the first batch at which the duration, in its unit, is reached."""
-        trainer = make_trainer(max_duration=duration)
+        trainer = small_run(max_duration=duration)
 
         trainer.fit()
 
         assert trainer.state.timestamp.batch == batches
 
-    def test_duration_in_tokens(self, make_trainer):
+    def test_duration_in_tokens(self):
         """A duration in tokens ends by the data spec's counts."""
-        spec = DataSpec(make_trainer.loader(), get_num_tokens_in_batch=lambda batch: 10)
-        trainer = make_trainer(train_dataloader=spec, max_duration="25tok")
+        spec = DataSpec(make_loader(), get_num_tokens_in_batch=lambda batch: 10)
+        trainer = small_run(train_dataloader=spec, max_duration="25tok")
 
         trainer.fit()
 
         assert trainer.state.timestamp.token == 30
 
-    def test_clock_is_logged(self, make_trainer):
+    def test_clock_is_logged(self):
         """Batches and samples are logged with every batch, epochs at their start, tokens if counted."""
         log, counted = InMemoryLogger(), InMemoryLogger()
-        spec = DataSpec(make_trainer.loader(), get_num_tokens_in_batch=lambda batch: 10)
+        spec = DataSpec(make_loader(), get_num_tokens_in_batch=lambda batch: 10)
 
-        make_trainer(max_duration="6ba", loggers=log).fit()
-        make_trainer(train_dataloader=spec, max_duration="2ba", loggers=counted).fit()
+        small_run(max_duration="6ba", loggers=log).fit()
+        small_run(train_dataloader=spec, max_duration="2ba", loggers=counted).fit()
 
         of = {name: [value for _, value in entries] for name, entries in log.data.items()}
         assert of["time/batch"] == [0, 1, 2, 3, 4, 5]
@@ -53,36 +54,36 @@ class TestDuration:
         assert [value for _, value in counted.data["time/token"]] == [0, 10]
         assert [value for _, value in counted.data["time/token_in_epoch"]] == [0, 10]
 
-    def test_duration_in_seconds(self, make_trainer):
+    def test_duration_in_seconds(self):
         """A duration in seconds ends with the first batch after it, by the training clock."""
-        trainer = make_trainer(max_duration="0.2sec")
+        trainer = small_run(max_duration="0.2sec")
 
         trainer.fit()
 
         spent = trainer.state.timestamp.total_wct
         assert datetime.timedelta(seconds=0.2) <= spent < datetime.timedelta(seconds=5)
 
-    def test_time_before_training_is_excluded(self, make_trainer):
+    def test_time_before_training_is_excluded(self):
         """Callbacks before the first epoch do not use up a duration in seconds."""
 
         class Slow(Callback):
             def fit_start(self, state, logger):
                 time.sleep(0.3)
 
-        trainer = make_trainer(callbacks=Slow(), max_duration="1ba")
+        trainer = small_run(callbacks=Slow(), max_duration="1ba")
 
         trainer.fit()
 
         assert trainer.state.timestamp.total_wct.total_seconds() < 0.3
 
-    def test_clock_counts_the_time_of_batches(self, make_trainer):
+    def test_clock_counts_the_time_of_batches(self):
         """A batch's time is its wall time, including callbacks."""
 
         class Slow(Callback):
             def batch_start(self, state, logger):
                 time.sleep(0.05)
 
-        trainer = make_trainer(callbacks=Slow(), max_duration="3ba")
+        trainer = small_run(callbacks=Slow(), max_duration="3ba")
 
         began = time.monotonic()
         trainer.fit()
@@ -92,29 +93,29 @@ class TestDuration:
         assert 0.05 <= clock.batch_wct.total_seconds() <= passed - 0.1
         assert clock.total_wct == clock.iteration_wct == clock.epoch_wct
 
-    def test_completed_training_returns_immediately(self, make_trainer):
+    def test_completed_training_returns_immediately(self):
         """A finished training is not trained on."""
-        trainer = make_trainer(max_duration="1ep")
+        trainer = small_run(max_duration="1ep")
         trainer.fit()
-        before = make_trainer.weights(trainer)
+        before = weights(trainer)
 
         trainer.fit()
 
-        assert torch.equal(before, make_trainer.weights(trainer))
+        assert torch.equal(before, weights(trainer))
         assert trainer.state.timestamp.batch == 5
 
-    def test_fit_duration_is_added(self, make_trainer):
+    def test_fit_duration_is_added(self):
         """fit(duration=) extends the training by that duration."""
-        trainer = make_trainer(max_duration="1ep")
+        trainer = small_run(max_duration="1ep")
         trainer.fit()
 
         trainer.fit(duration="3ba")
 
         assert trainer.state.timestamp.batch == 8
 
-    def test_reset_time(self, make_trainer):
+    def test_reset_time(self):
         """With reset_time the clock starts at zero and the complete duration is trained again."""
-        trainer = make_trainer(max_duration="1ep")
+        trainer = small_run(max_duration="1ep")
         trainer.fit()
 
         trainer.fit(reset_time=True)
@@ -122,7 +123,7 @@ class TestDuration:
         assert trainer.state.timestamp.copy(total_wct=datetime.timedelta()).batch == 5
         assert trainer.state.timestamp.epoch == 1
 
-    def test_stop_training(self, make_trainer):
+    def test_stop_training(self):
         """A callback can stop the training; the current batch is completed."""
 
         class StopAtThree(Callback):
@@ -130,7 +131,7 @@ class TestDuration:
                 if state.timestamp.batch == 3:
                     state.stop_training()
 
-        trainer = make_trainer(max_duration="10ep", callbacks=StopAtThree())
+        trainer = small_run(max_duration="10ep", callbacks=StopAtThree())
 
         trainer.fit()
 
@@ -138,7 +139,7 @@ class TestDuration:
 
     @pytest.mark.parametrize(("warmup", "duration"), [("3ep", "10ep"), ("30sp", "200sp"), ("10ba", "50ba")])
     @pytest.mark.parametrize("hook", ["after_train_batch", "batch_end", "epoch_end"])
-    def test_stop_training_within_the_warmup(self, make_trainer, warmup, duration, hook):
+    def test_stop_training_within_the_warmup(self, warmup, duration, hook):
         """A training can be stopped within its warm-up, for any unit of the schedule."""
         ends = []
 
@@ -151,7 +152,7 @@ class TestDuration:
                 state.stop_training()
 
         setattr(StopInTheFirstEpoch, hook, stop_at_the_end)
-        trainer = make_trainer(
+        trainer = small_run(
             schedulers=LinearWithWarmupScheduler(warmup), max_duration=duration, callbacks=StopInTheFirstEpoch()
         )
 
@@ -162,38 +163,38 @@ class TestDuration:
         assert len(ends) == 1
         assert 0 < ends[0] < 0.1
 
-    def test_scale_schedule_ratio_shortens_the_training(self, make_trainer):
+    def test_scale_schedule_ratio_shortens_the_training(self):
         """Half the ratio is half the length."""
-        trainer = make_trainer(max_duration="4ep", scale_schedule_ratio=0.5)
+        trainer = small_run(max_duration="4ep", scale_schedule_ratio=0.5)
 
         trainer.fit()
 
         assert trainer.state.timestamp.epoch == 2
 
     @pytest.mark.parametrize("ratio", [0.5, -1])
-    def test_ratio_in_fit_without_schedule_raises(self, make_trainer, ratio):
+    def test_ratio_in_fit_without_schedule_raises(self, ratio):
         """A ratio passed to fit alone raises, as the length was scaled by the trainer."""
-        trainer = make_trainer(max_duration="1ep")
+        trainer = small_run(max_duration="1ep")
 
         with pytest.raises(ValueError, match=r"scale_schedule_ratio=.* give duration or schedulers"):
             trainer.fit(scale_schedule_ratio=ratio)
 
-    def test_subset_shortens_the_epoch(self, make_trainer):
+    def test_subset_shortens_the_epoch(self):
         """An epoch has train_subset_num_batches batches."""
-        trainer = make_trainer(max_duration="2ep", train_subset_num_batches=2)
+        trainer = small_run(max_duration="2ep", train_subset_num_batches=2)
 
         trainer.fit()
 
         assert trainer.state.timestamp.batch == 4
 
-    def test_loader_without_a_length(self, make_trainer):
+    def test_loader_without_a_length(self):
         """A loader without a length ends its epoch when it is exhausted."""
 
         class Stream(torch.utils.data.IterableDataset):
             def __iter__(self):
                 return iter([(torch.ones(4), torch.tensor(1)) for _ in range(6)])
 
-        trainer = make_trainer(train_dataloader=torch.utils.data.DataLoader(Stream(), batch_size=2), max_duration="2ep")
+        trainer = small_run(train_dataloader=torch.utils.data.DataLoader(Stream(), batch_size=2), max_duration="2ep")
 
         trainer.fit()
 
@@ -202,20 +203,18 @@ class TestDuration:
 
 
 class TestContinueTraining:
-    def test_two_fits_equal_one(self, make_trainer):
+    def test_two_fits_equal_one(self):
         """After a stop within an epoch, another fit continues with bit-identical results."""
-        complete = make_trainer(
-            model=make_trainer.model(), train_dataloader=make_trainer.loader(shuffle=True), max_duration="13ba"
-        )
+        complete = small_run(model=make_classifier(), train_dataloader=make_loader(shuffle=True), max_duration="13ba")
         complete.fit()
 
-        parts = make_trainer(model=make_trainer.model(), train_dataloader=make_trainer.loader(shuffle=True))
+        parts = small_run(model=make_classifier(), train_dataloader=make_loader(shuffle=True))
         for more in ("3ba", "4ba", "6ba"):
             parts.fit(duration=more)
 
-        assert torch.equal(make_trainer.weights(complete), make_trainer.weights(parts))
+        assert torch.equal(weights(complete), weights(parts))
 
-    def test_epoch_starts_once(self, make_trainer):
+    def test_epoch_starts_once(self):
         """Continuing within an epoch does not restart it."""
 
         class Count(Callback):
@@ -228,50 +227,50 @@ class TestContinueTraining:
                 self.ends += 1
 
         count = Count()
-        trainer = make_trainer(callbacks=count)
+        trainer = small_run(callbacks=count)
 
         trainer.fit(duration="3ba")
         trainer.fit(duration="2ba")
 
         assert (count.starts, count.ends) == (1, 1)
 
-    def test_iteration_is_counted_after_a_resume(self, make_trainer, tmp_path):
+    def test_iteration_is_counted_after_a_resume(self, tmp_path):
         """A checkpoint at an epoch's end precedes the iteration's end, which the resumed run counts first."""
-        make_trainer(max_duration="3iter", save_folder=str(tmp_path), run_name="run").fit()
+        small_run(max_duration="3iter", save_folder=str(tmp_path), run_name="run").fit()
 
-        resumed = make_trainer(max_duration="3iter", load_path=str(tmp_path / "ep1-ba5"))
+        resumed = small_run(max_duration="3iter", load_path=str(tmp_path / "ep1-ba5"))
         resumed.fit()
 
         clock = resumed.state.timestamp
         assert (clock.iteration, clock.epoch, clock.batch, clock.epoch_in_iteration) == (3, 3, 15, 0)
 
-    def test_checkpoint_between_loading_and_training(self, make_trainer, tmp_path):
+    def test_checkpoint_between_loading_and_training(self, tmp_path):
         """It contains the loaded data position: a run resumed from it produces bit-identical results."""
-        options = {"train_dataloader": make_trainer.loader(shuffle=True), "max_duration": "2ep"}
-        complete = make_trainer(
-            **options, model=make_trainer.model(), save_folder=str(tmp_path / "whole"), save_interval="1ba"
+        options = {"train_dataloader": make_loader(shuffle=True), "max_duration": "2ep"}
+        complete = small_run(
+            **options, model=make_classifier(), save_folder=str(tmp_path / "whole"), save_interval="1ba"
         )
         complete.fit()
-        between = make_trainer(
-            **options, model=make_trainer.model(), load_path=str(tmp_path / "whole" / "ep0-ba3"), run_name="between"
+        between = small_run(
+            **options, model=make_classifier(), load_path=str(tmp_path / "whole" / "ep0-ba3"), run_name="between"
         )
         copied = between.save_checkpoint(str(tmp_path / "copied"))
 
-        resumed = make_trainer(**options, model=make_trainer.model(), load_path=copied)
+        resumed = small_run(**options, model=make_classifier(), load_path=copied)
         resumed.fit()
 
         assert resumed.state.timestamp.batch == 10
-        assert torch.equal(make_trainer.weights(complete), make_trainer.weights(resumed))
+        assert torch.equal(weights(complete), weights(resumed))
 
-    def test_same_loader_in_fit_continues(self, make_trainer):
+    def test_same_loader_in_fit_continues(self):
         """Passing the current loader to fit again does not restart its epoch."""
-        complete = make_trainer(model=make_trainer.model(), train_dataloader=make_trainer.loader(shuffle=True))
+        complete = small_run(model=make_classifier(), train_dataloader=make_loader(shuffle=True))
         complete.fit(duration="8ba")
-        loader = make_trainer.loader(shuffle=True)
+        loader = make_loader(shuffle=True)
 
-        parts = make_trainer(model=make_trainer.model(), train_dataloader=None)
+        parts = small_run(model=make_classifier(), train_dataloader=None)
         for _ in range(4):
             parts.fit(train_dataloader=DataSpec(loader), duration="2ba")
 
-        assert torch.equal(make_trainer.weights(complete), make_trainer.weights(parts))
+        assert torch.equal(weights(complete), weights(parts))
         assert parts.state.timestamp.epoch == 1

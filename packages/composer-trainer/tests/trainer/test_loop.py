@@ -7,44 +7,44 @@ from torch import nn
 from composer.core import Callback, DataSpec, Event, Timestamp
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
-from fixtures import full_copy
+from fixtures import full_copy, make_classifier, make_loader, small_run, weights
 
 
 class TestStep:
-    def test_equals_a_plain_loop(self, make_trainer):
+    def test_equals_a_plain_loop(self):
         """The weights are bit-identical to a plain loop's."""
-        plain_model = make_trainer.model()
+        plain_model = make_classifier()
         optimizer = torch.optim.SGD(plain_model.parameters(), lr=0.1)
         for _ in range(2):
-            for inputs, targets in make_trainer.loader():
+            for inputs, targets in make_loader():
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(plain_model.module(inputs), targets).backward()
                 optimizer.step()
 
-        trainer = make_trainer(model=make_trainer.model(), max_duration="2ep")
+        trainer = small_run(model=make_classifier(), max_duration="2ep")
         trainer.fit()
 
         expected = torch.cat([parameter.detach().flatten() for parameter in plain_model.parameters()])
-        assert torch.equal(make_trainer.weights(trainer), expected)
+        assert torch.equal(weights(trainer), expected)
 
     @pytest.mark.filterwarnings("ignore:device_train_microbatch_size=100 is larger")
     @pytest.mark.parametrize("size", [1, 2, 3, 4, 100])
-    def test_microbatches_do_not_change_weights(self, make_trainer, size):
+    def test_microbatches_do_not_change_weights(self, size):
         """Weights are equal for any split of a batch, also an uneven one, up to rounding in float64."""
 
         def train(microbatch_size):
             loader = DataSpec(
-                make_trainer.loader(samples=22, batch_size=5),
+                make_loader(samples=22, batch_size=5),
                 batch_transforms=lambda batch: [batch[0].double(), batch[1]],
             )
-            trainer = make_trainer(
-                model=make_trainer.model().double(),
+            trainer = small_run(
+                model=make_classifier().double(),
                 train_dataloader=loader,
                 device_train_microbatch_size=microbatch_size,
                 max_duration="3ep",
             )
             trainer.fit()
-            return make_trainer.weights(trainer), trainer.state.total_loss
+            return weights(trainer), trainer.state.total_loss
 
         complete, whole_loss = train(None)
         split, split_loss = train(size)
@@ -52,7 +52,7 @@ class TestStep:
         torch.testing.assert_close(split, complete, rtol=1e-12, atol=1e-14)
         torch.testing.assert_close(split_loss, whole_loss, rtol=1e-12, atol=1e-14)
 
-    def test_batch_is_restored_after_microbatches(self, make_trainer):
+    def test_batch_is_restored_after_microbatches(self):
         """After its microbatches the state has the complete batch."""
         sizes = []
 
@@ -60,16 +60,16 @@ class TestStep:
             def after_train_batch(self, state, logger):
                 sizes.append(len(state.batch[0]))
 
-        make_trainer(device_train_microbatch_size=1, callbacks=Observer(), max_duration="2ba").fit()
+        small_run(device_train_microbatch_size=1, callbacks=Observer(), max_duration="2ba").fit()
 
         assert sizes == [4, 4]
 
-    def test_several_optimizers_all_step(self, make_trainer):
+    def test_several_optimizers_all_step(self):
         """Every optimizer updates its parameters."""
-        model = make_trainer.model()
+        model = make_classifier()
         first, last = model.module[0], model.module[2]
         before = full_copy(model)
-        trainer = make_trainer(
+        trainer = small_run(
             model=model,
             optimizers=[torch.optim.SGD(first.parameters(), lr=0.1), torch.optim.AdamW(last.parameters())],
             max_duration="1ba",
@@ -79,7 +79,7 @@ class TestStep:
 
         assert all(not torch.equal(before[name], new) for name, new in model.named_parameters())
 
-    def test_optimizer_with_closure(self, make_trainer):
+    def test_optimizer_with_closure(self):
         """An optimizer that computes the loss several times per step runs the events each time."""
 
         class CountForwards(Callback):
@@ -88,17 +88,17 @@ class TestStep:
             def before_forward(self, state, logger):
                 self.count += 1
 
-        model, count = make_trainer.model(), CountForwards()
+        model, count = make_classifier(), CountForwards()
         optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
-        trainer = make_trainer(model=model, optimizers=optimizer, callbacks=count, max_duration="2ba")
-        before = make_trainer.weights(trainer)
+        trainer = small_run(model=model, optimizers=optimizer, callbacks=count, max_duration="2ba")
+        before = weights(trainer)
 
         trainer.fit()
 
         assert count.count > 2
-        assert not torch.equal(before, make_trainer.weights(trainer))
+        assert not torch.equal(before, weights(trainer))
 
-    def test_several_losses_are_summed_and_logged(self, make_trainer):
+    def test_several_losses_are_summed_and_logged(self):
         """A model with several losses is trained on their sum; each is logged by its name."""
 
         class TwoLosses(ComposerClassifier):
@@ -108,7 +108,7 @@ class TestStep:
 
         torch.manual_seed(0)
         log = InMemoryLogger()
-        trainer = make_trainer(model=TwoLosses(nn.Linear(4, 3), num_classes=3), loggers=log, max_duration="1ba")
+        trainer = small_run(model=TwoLosses(nn.Linear(4, 3), num_classes=3), loggers=log, max_duration="1ba")
 
         trainer.fit()
 
@@ -116,9 +116,9 @@ class TestStep:
         assert total == pytest.approx(sum(parts))
 
 
-def test_clock_after_an_epoch(make_trainer):
+def test_clock_after_an_epoch():
     """After an epoch the clock has its samples, batches and the epoch."""
-    trainer = make_trainer(max_duration="1ep")
+    trainer = small_run(max_duration="1ep")
 
     trainer.fit()
 
@@ -127,7 +127,7 @@ def test_clock_after_an_epoch(make_trainer):
     assert isinstance(counted, Timestamp)
 
 
-def test_event_order(make_trainer):
+def test_event_order():
     """Callbacks are called in the order of the event diagram."""
     recorded = []
 
@@ -135,7 +135,7 @@ def test_event_order(make_trainer):
         def run_event(self, event, state, logger):
             recorded.append(event)
 
-    make_trainer(callbacks=Everything(), max_duration="1ba").fit()
+    small_run(callbacks=Everything(), max_duration="1ba").fit()
 
     assert recorded[:4] == [Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START]
     assert recorded[-1] is Event.FIT_END

@@ -9,6 +9,7 @@ from composer.core import Callback
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier, ComposerModel
 from composer.trainer.microbatching import is_out_of_memory
+from fixtures import make_loader, small_run
 
 
 class LimitedMemory(nn.Module):
@@ -33,13 +34,13 @@ class LimitedMemory(nn.Module):
         return self.layers[3](hidden)
 
 
-def trained(make_trainer, capacity, size, **options):
+def trained(capacity, size, **options):
     """Return a trainer after three batches of eight, and its network."""
     network = LimitedMemory(capacity)
     model = ComposerClassifier(network, num_classes=3)
-    trainer = make_trainer(
+    trainer = small_run(
         model=model,
-        train_dataloader=make_trainer.loader(samples=24, batch_size=8),
+        train_dataloader=make_loader(samples=24, batch_size=8),
         optimizers=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
         device_train_microbatch_size=size,
         max_duration="3ba",
@@ -51,20 +52,18 @@ def trained(make_trainer, capacity, size, **options):
 
 class TestAuto:
     @pytest.mark.parametrize(("capacity", "result"), [(100, 8), (8, 8), (7, 4), (3, 2)])
-    def test_finds_the_size(self, make_trainer, capacity, result):
+    def test_finds_the_size(self, capacity, result):
         """Sizes are halved from the complete batch until they fit, once."""
-        trainer, network = trained(make_trainer, capacity, "auto")
+        trainer, network = trained(capacity, "auto")
 
         assert max(size for size in network.tried[-3:]) == min(result, 8)
         assert trainer.state.device_train_microbatch_size in {result, None}
 
     @pytest.mark.parametrize("capacity", [7, 3])
-    def test_failed_trials_have_no_side_effects(self, make_trainer, capacity):
+    def test_failed_trials_have_no_side_effects(self, capacity):
         """Weights, running statistics and metrics are bit-identical to those with the final size."""
-        searched, _ = trained(make_trainer, capacity, "auto", loggers=(log := InMemoryLogger()))
-        passed, _ = trained(
-            make_trainer, 100, searched.state.device_train_microbatch_size, loggers=(want := InMemoryLogger())
-        )
+        searched, _ = trained(capacity, "auto", loggers=(log := InMemoryLogger()))
+        passed, _ = trained(100, searched.state.device_train_microbatch_size, loggers=(want := InMemoryLogger()))
 
         for one, other in zip(
             searched.state.model.state_dict().values(), passed.state.model.state_dict().values(), strict=True
@@ -73,7 +72,7 @@ class TestAuto:
         for name in ("loss/train/total", "metrics/train/MulticlassAccuracy"):
             assert [value for _, value in log.data[name]] == [value for _, value in want.data[name]]
 
-    def test_trial_that_fails_after_unscaling(self, make_trainer):
+    def test_trial_that_fails_after_unscaling(self):
         """With a scaled loss, a batch that fails after its backward pass is computed again."""
 
         class Fails(Callback):
@@ -84,31 +83,31 @@ class TestAuto:
                 if self.calls == 1:
                     raise torch.OutOfMemoryError("CUDA out of memory.")
 
-        trainer, network = trained(make_trainer, 100, "auto", precision="amp_fp16", callbacks=Fails())
+        trainer, network = trained(100, "auto", precision="amp_fp16", callbacks=Fails())
 
         assert network.tried == [8, 4, 4, 4, 4, 4, 4]
         assert trainer.state.timestamp.batch == 3
         assert trainer.state.scaler.get_scale() == 65536
 
-    def test_is_logged(self, make_trainer):
+    def test_is_logged(self):
         """The size is logged with each batch."""
         log = InMemoryLogger()
 
-        trained(make_trainer, 3, "auto", loggers=log)
+        trained(3, "auto", loggers=log)
 
         assert [value for _, value in log.data["trainer/device_train_microbatch_size"]] == [2, 2, 2]
 
-    def test_no_size_fits(self, make_trainer):
+    def test_no_size_fits(self):
         """If a single sample does not fit, an error is raised."""
         with pytest.raises(RuntimeError, match="a single sample needs more memory"):
-            trained(make_trainer, 0, "auto")
+            trained(0, "auto")
 
-    def test_without_auto_the_error_propagates(self, make_trainer):
+    def test_without_auto_the_error_propagates(self):
         """Without "auto", an out-of-memory error propagates."""
         with pytest.raises(torch.OutOfMemoryError):
-            trained(make_trainer, 3, None)
+            trained(3, None)
 
-    def test_other_errors_are_not_caught(self, make_trainer):
+    def test_other_errors_are_not_caught(self):
         """Other errors propagate."""
 
         class Broken(Callback):
@@ -116,7 +115,7 @@ class TestAuto:
                 raise RuntimeError("broken")
 
         with pytest.raises(RuntimeError, match="broken"):
-            trained(make_trainer, 100, "auto", callbacks=Broken())
+            trained(100, "auto", callbacks=Broken())
 
     @pytest.mark.parametrize(
         ("error", "expected"),
@@ -153,7 +152,7 @@ class Tokens(ComposerModel):
 
 class TestByTokens:
     @pytest.mark.parametrize("count", [int, lambda number: {"total": 5, "loss_generating": int(number)}])
-    def test_weighted_by_tokens(self, make_trainer, count):
+    def test_weighted_by_tokens(self, count):
         """Weighted by the tokens of the loss, microbatches give the complete batch's gradients, for any padding."""
         generator = torch.Generator().manual_seed(1)
         ids = torch.randint(1, 10, (6, 5), generator=generator)
@@ -165,7 +164,7 @@ class TestByTokens:
                 "dataloader": [{"input_ids": ids}],
                 "get_num_tokens_in_batch": lambda batch: count((batch["input_ids"] != 0).sum()),
             }
-            trainer = make_trainer(
+            trainer = small_run(
                 model=model,
                 train_dataloader=spec,
                 optimizers=torch.optim.SGD(model.parameters(), lr=1.0),

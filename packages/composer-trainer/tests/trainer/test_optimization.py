@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from composer.algorithms import SAM
 from composer.core import Callback
 from composer.loggers import InMemoryLogger
+from fixtures import make_classifier, small_run, weights
 
 
 class Huge(Callback):
@@ -23,69 +24,69 @@ class Huge(Callback):
 
 
 class TestScaledLoss:
-    def test_skipped_steps_are_counted(self, make_trainer):
+    def test_skipped_steps_are_counted(self):
         """A step with infinite gradients does not change weights, and is counted and logged."""
         log = InMemoryLogger()
-        trainer = make_trainer(precision="amp_fp16", callbacks=Huge(1), loggers=log, max_duration="3ba")
-        weights = []
+        trainer = small_run(precision="amp_fp16", callbacks=Huge(1), loggers=log, max_duration="3ba")
+        found = []
 
         class RecordWeights(Callback):
             def batch_end(self, state, logger):
-                weights.append(make_trainer.weights(trainer))
+                found.append(weights(trainer))
 
         trainer.state.callbacks.append(RecordWeights())
         trainer.fit()
 
-        assert torch.equal(weights[0], weights[1])
-        assert not torch.equal(weights[1], weights[2])
+        assert torch.equal(found[0], found[1])
+        assert not torch.equal(found[1], found[2])
         assert [int(value) for _, value in log.data["trainer/skipped_steps"]] == [0, 1, 1]
         assert [float(value) for _, value in log.data["trainer/loss_scale"]] == [65536.0, 32768.0, 32768.0]
 
-    def test_same_precision_keeps_the_scale(self, make_trainer):
+    def test_same_precision_keeps_the_scale(self):
         """fit(precision=) with the current precision keeps the loss scale."""
-        trainer = make_trainer(precision="amp_fp16", callbacks=Huge(1), max_duration="3ba")
+        trainer = small_run(precision="amp_fp16", callbacks=Huge(1), max_duration="3ba")
         trainer.fit()
 
         trainer.fit(precision="amp_fp16", duration="1ba")
 
         assert trainer.state.scaler.get_scale() == 32768
 
-    def test_sam(self, make_trainer):
+    def test_sam(self):
         """SAM trains with a scaled loss, close to the result without."""
-        weights = {}
+        found = {}
         for precision in ("fp32", "amp_fp16"):
-            trainer = make_trainer(precision=precision, algorithms=SAM(), max_duration="5ba")
+            trainer = small_run(precision=precision, algorithms=SAM(), max_duration="5ba")
             trainer.fit()
-            weights[precision] = make_trainer.weights(trainer)
+            found[precision] = weights(trainer)
 
-        torch.testing.assert_close(weights["amp_fp16"], weights["fp32"], rtol=0.02, atol=0.005)
+        torch.testing.assert_close(found["amp_fp16"], found["fp32"], rtol=0.02, atol=0.005)
 
-    def test_lbfgs_raises(self, make_trainer):
+    def test_lbfgs_raises(self):
         """An optimizer with several loss computations and without support for scaling raises."""
-        model = make_trainer.model()
-        trainer = make_trainer(model=model, optimizers=torch.optim.LBFGS(model.parameters()), precision="amp_fp16")
+        model = make_classifier()
+        trainer = small_run(model=model, optimizers=torch.optim.LBFGS(model.parameters()), precision="amp_fp16")
 
         with pytest.raises(ValueError, match=r"LBFGS.*'fp32' or 'amp_bf16'"):
             trainer.fit(duration="1ba")
 
 
 class TestEvaluationWeights:
-    def schedule_free(self, make_trainer, **options):
+    def schedule_free(self, **options):
         """Return a trainer with a schedule-free optimizer, and the optimizer."""
         schedulefree = pytest.importorskip("schedulefree", reason="it is an optional optimizer")
-        model = make_trainer.model()
+        model = make_classifier()
         optimizer = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.05)
-        return make_trainer(model=model, optimizers=optimizer, **options), optimizer
+        return small_run(model=model, optimizers=optimizer, **options), optimizer
 
-    def test_evaluation_uses_the_averages(self, make_trainer):
+    def test_evaluation_uses_the_averages(self):
         """An evaluation uses the optimizer's averages and does not change training."""
-        plain, _ = self.schedule_free(make_trainer)
-        evaluated, optimizer = self.schedule_free(make_trainer)
+        plain, _ = self.schedule_free()
+        evaluated, optimizer = self.schedule_free()
         recorded = []
 
         class Observer(Callback):
             def eval_batch_start(self, state, logger):
-                recorded.append((optimizer.param_groups[0]["train_mode"], make_trainer.weights(evaluated)))
+                recorded.append((optimizer.param_groups[0]["train_mode"], weights(evaluated)))
 
         evaluated.state.callbacks.append(Observer())
         loader = DataLoader(TensorDataset(torch.rand(4, 4), torch.zeros(4, dtype=torch.int64)))
@@ -95,13 +96,13 @@ class TestEvaluationWeights:
 
         assert len(recorded) == 5
         assert not any(mode for mode, _ in recorded)
-        assert torch.equal(make_trainer.weights(plain), make_trainer.weights(evaluated))
-        assert not torch.equal(recorded[-1][1], make_trainer.weights(evaluated))
+        assert torch.equal(weights(plain), weights(evaluated))
+        assert not torch.equal(recorded[-1][1], weights(evaluated))
         assert optimizer.param_groups[0]["train_mode"]
 
-    def test_averages_equal_the_optimizers_eval_mode(self, make_trainer):
+    def test_averages_equal_the_optimizers_eval_mode(self):
         """The evaluated weights are those of the optimizer's eval()."""
-        trainer, optimizer = self.schedule_free(make_trainer)
+        trainer, optimizer = self.schedule_free()
         trainer.fit(duration="5ba")
 
         (outputs,) = trainer.predict([(torch.ones(2, 4), None)])
@@ -112,17 +113,15 @@ class TestEvaluationWeights:
         assert torch.equal(outputs, expected)
 
 
-def test_default_optimizer(make_trainer):
+def test_default_optimizer():
     """Without an optimizer the default of MosaicML Composer trains: plain SGD, under the name of DecoupledSGDW."""
-    models = [make_trainer.model() for _ in range(2)]
+    models = [make_classifier() for _ in range(2)]
     with pytest.warns(UserWarning, match=r"optimizers was not given: training with DecoupledSGDW\(.*lr=0.1\)"):
-        default = make_trainer(model=models[0], optimizers=None, max_duration="1ep")
-    plain = make_trainer(
-        model=models[1], optimizers=torch.optim.SGD(models[1].parameters(), lr=0.1), max_duration="1ep"
-    )
+        default = small_run(model=models[0], optimizers=None, max_duration="1ep")
+    plain = small_run(model=models[1], optimizers=torch.optim.SGD(models[1].parameters(), lr=0.1), max_duration="1ep")
 
     default.fit()
     plain.fit()
 
     assert type(default.state.optimizers[0]).__name__ == "DecoupledSGDW"
-    assert torch.equal(make_trainer.weights(default), make_trainer.weights(plain))
+    assert torch.equal(weights(default), weights(plain))

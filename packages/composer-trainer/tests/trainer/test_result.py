@@ -9,24 +9,25 @@ import torch
 from composer.callbacks import EarlyStopper
 from composer.core import Callback
 from composer.loggers import InMemoryLogger
+from fixtures import make_loader, small_run
 
 
 class TestFitResult:
-    def test_steps_clock_and_reason(self, make_trainer):
+    def test_steps_clock_and_reason(self):
         """A complete training reports its batches, its clock and that its duration is reached."""
-        result = make_trainer(max_duration="2ep").fit()
+        result = small_run(max_duration="2ep").fit()
 
         assert (result.steps, result.timestamp.batch, result.timestamp.epoch) == (10, 10, 2)
         assert result.reason == "max_duration='2ep' is reached"
         assert result.seconds > 0
         assert result.checkpoint is None
 
-    def test_metrics_are_the_last_logged_values(self, make_trainer):
+    def test_metrics_are_the_last_logged_values(self):
         """Loss and metrics have the names and the values that loggers receive."""
         log = InMemoryLogger()
 
-        result = make_trainer(
-            max_duration="2ep", eval_dataloader=make_trainer.loader(seed=1), train_metrics=None, loggers=log
+        result = small_run(
+            max_duration="2ep", eval_dataloader=make_loader(seed=1), train_metrics=None, loggers=log
         ).fit()
 
         assert {"loss/train/total", "metrics/eval/MulticlassAccuracy", "metrics/train/MulticlassAccuracy"} <= {
@@ -34,34 +35,34 @@ class TestFitResult:
         }
         assert result.metrics == {name: float(log.most_recent_values[name]) for name in result.metrics}
 
-    def test_further_call_counts_its_own_steps(self, make_trainer):
+    def test_further_call_counts_its_own_steps(self):
         """The steps are those of the call, the clock is that of the run."""
-        trainer = make_trainer(max_duration="1ep")
+        trainer = small_run(max_duration="1ep")
         trainer.fit()
 
         result = trainer.fit(duration="3ba")
 
         assert (result.steps, result.timestamp.batch) == (3, 8)
 
-    def test_complete_training(self, make_trainer):
+    def test_complete_training(self):
         """A training that was complete before has no steps."""
-        trainer = make_trainer(max_duration="1ep")
+        trainer = small_run(max_duration="1ep")
         trainer.fit()
 
         result = trainer.fit()
 
         assert (result.steps, result.reason) == (0, "max_duration='1ep' was reached before")
 
-    def test_early_end(self, make_trainer):
+    def test_early_end(self):
         """A training that a callback ends is reported as such."""
         stopper = EarlyStopper("MulticlassAccuracy", "eval", comp=torch.less, min_delta=10.0, patience="1ep")
 
-        result = make_trainer(max_duration="9ep", eval_dataloader=make_trainer.loader(), callbacks=stopper).fit()
+        result = small_run(max_duration="9ep", eval_dataloader=make_loader(), callbacks=stopper).fit()
 
         assert result.reason == "ended early by an algorithm or a callback, max_duration was '9ep'"
         assert result.steps < 45
 
-    def test_signal(self, make_trainer):
+    def test_signal(self):
         """If the program handles the signal itself, the result names it."""
 
         class Interrupt(Callback):
@@ -71,23 +72,23 @@ class TestFitResult:
 
         before = signal.signal(signal.SIGTERM, lambda *_: None)
         try:
-            result = make_trainer(max_duration="9ep", callbacks=Interrupt()).fit()
+            result = small_run(max_duration="9ep", callbacks=Interrupt()).fit()
         finally:
             signal.signal(signal.SIGTERM, before)
 
         assert (result.steps, result.reason) == (3, "stopped by SIGTERM")
 
-    def test_checkpoint(self, make_trainer, tmp_path):
+    def test_checkpoint(self, tmp_path):
         """The newest checkpoint is the one that the end of the training has saved."""
-        trainer = make_trainer(max_duration="2ep", save_folder=str(tmp_path))
+        trainer = small_run(max_duration="2ep", save_folder=str(tmp_path))
 
         result = trainer.fit()
 
         assert result.checkpoint == trainer.saved_checkpoints[-1] == str(tmp_path / "ep2-ba10")
 
-    def test_prints_as_a_table(self, make_trainer, tmp_path):
+    def test_prints_as_a_table(self, tmp_path):
         """Each line is a name and a value; values are aligned, and entries without a value are left out."""
-        result = make_trainer(max_duration="2ep", save_folder=str(tmp_path), run_name="first").fit()
+        result = small_run(max_duration="2ep", save_folder=str(tmp_path), run_name="first").fit()
 
         rows = dict(line.split(maxsplit=1) for line in str(result).splitlines())
         assert rows["run"] == "first"

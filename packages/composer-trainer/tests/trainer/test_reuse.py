@@ -52,6 +52,7 @@ from composer.loggers import (
     WandBLogger,
 )
 from composer.models import ComposerClassifier
+from fixtures import small_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*memory of CUDA devices", "ignore:.*CUDA's allocator")
 
@@ -213,7 +214,7 @@ def make_data(seed):
 
 
 @pytest.fixture
-def make_run(make_trainer, monkeypatch):
+def make_run(monkeypatch):
     """Return a function that creates a trainer whose steps change nothing, with records of its component."""
     # Time passes with each look at the clock, so that measurements are the same each time.
     monkeypatch.setattr(time, "perf_counter", itertools.count(0.0).__next__)
@@ -229,7 +230,7 @@ def make_run(make_trainer, monkeypatch):
         is_logger = isinstance(component, LoggerDestination)
         exported.clear()
         posted.clear()
-        trainer = make_trainer(
+        trainer = small_run(
             model=model,
             train_dataloader=data,
             eval_dataloader=data,

@@ -7,10 +7,11 @@ from torch import nn
 from composer.algorithms import SAM
 from composer.core import Callback, DataSpec
 from composer.loggers import InMemoryLogger
+from fixtures import make_classifier, make_loader, small_run, weights
 
 
 class TestPrecision:
-    def test_bf16_computes_in_bf16_and_keeps_weights_in_fp32(self, make_trainer):
+    def test_bf16_computes_in_bf16_and_keeps_weights_in_fp32(self):
         """Autocast covers the forward pass; weights stay in float32."""
         recorded = []
 
@@ -18,14 +19,14 @@ class TestPrecision:
             def after_forward(self, state, logger):
                 recorded.append(state.outputs.dtype)
 
-        trainer = make_trainer(precision="amp_bf16", callbacks=Observer(), max_duration="1ba")
+        trainer = small_run(precision="amp_bf16", callbacks=Observer(), max_duration="1ba")
 
         trainer.fit()
 
         assert recorded == [torch.bfloat16]
         assert {parameter.dtype for parameter in trainer.state.model.parameters()} == {torch.float32}
 
-    def test_fp16_scales_the_loss_and_trains(self, make_trainer):
+    def test_fp16_scales_the_loss_and_trains(self):
         """The loss is scaled, gradients are unscaled before algorithms run, and weights change."""
         sizes = []
 
@@ -33,43 +34,43 @@ class TestPrecision:
             def after_train_batch(self, state, logger):
                 sizes.append(max(parameter.grad.abs().max().item() for parameter in state.model.parameters()))
 
-        trainer = make_trainer(precision="amp_fp16", callbacks=Observer(), max_duration="1ba")
-        before = make_trainer.weights(trainer)
+        trainer = small_run(precision="amp_fp16", callbacks=Observer(), max_duration="1ba")
+        before = weights(trainer)
 
         trainer.fit()
 
         assert trainer.state.scaler.get_scale() > 1
         assert sizes[0] < 10
-        assert not torch.equal(before, make_trainer.weights(trainer))
+        assert not torch.equal(before, weights(trainer))
 
-    def test_unknown_precision_raises(self, make_trainer):
+    def test_unknown_precision_raises(self):
         """The error lists the precisions."""
         with pytest.raises(ValueError, match="precision must be one of fp32, amp_fp16"):
-            make_trainer(precision="fp64")
+            small_run(precision="fp64")
 
 
-def test_custom_token_count(make_trainer):
+def test_custom_token_count():
     """A subclass of DataSpec may count tokens in its method."""
 
     class Spec(DataSpec):
         def get_num_tokens_in_batch(self, batch, token_type="total"):
             return 100
 
-    trainer = make_trainer(train_dataloader=Spec(make_trainer.loader()), max_duration="300tok")
+    trainer = small_run(train_dataloader=Spec(make_loader()), max_duration="300tok")
     trainer.fit()
 
     assert (int(trainer.state.timestamp.batch), int(trainer.state.timestamp.token)) == (3, 300)
 
 
-def test_uncounted_tokens_raise(make_trainer):
+def test_uncounted_tokens_raise():
     """A training in tokens with batches without tokens raises."""
-    trainer = make_trainer(max_duration="20tok")
+    trainer = small_run(max_duration="20tok")
 
     with pytest.raises(ValueError, match="a whole epoch had no token"):
         trainer.fit()
 
 
-def test_recomputed_batch_has_equal_draws(make_trainer):
+def test_recomputed_batch_has_equal_draws():
     """A batch that an optimizer computes several times has equal draws, and its samples are counted once."""
     draws, counted = [], []
 
@@ -80,10 +81,10 @@ def test_recomputed_batch_has_equal_draws(make_trainer):
         def batch_end(self, state, logger):
             counted.append(int(state.train_metrics["MulticlassAccuracy"]._update_count))
 
-    model = make_trainer.model()
+    model = make_classifier()
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
 
-    make_trainer(model=model, optimizers=optimizer, callbacks=Draw(), max_duration="1ba").fit()
+    small_run(model=model, optimizers=optimizer, callbacks=Draw(), max_duration="1ba").fit()
 
     assert len(draws) > 1
     assert len(set(draws)) == 1
@@ -93,7 +94,7 @@ def test_recomputed_batch_has_equal_draws(make_trainer):
 class TestSAM:
     """SAM computes a step's gradients twice: at the weights, and at the worst weights nearby."""
 
-    def test_dropout_is_equal_in_both_passes(self, make_trainer):
+    def test_dropout_is_equal_in_both_passes(self):
         """If both passes have equal weights, dropout gives equal outputs."""
         outputs = []
 
@@ -101,23 +102,23 @@ class TestSAM:
             def after_forward(self, state, logger):
                 outputs.append(state.outputs.detach().clone())
 
-        model = make_trainer.model()
+        model = make_classifier()
         model.module.append(nn.Dropout(0.5))
 
-        make_trainer(model=model, algorithms=SAM(rho=1e-30), callbacks=Note(), max_duration="2ba").fit()
+        small_run(model=model, algorithms=SAM(rho=1e-30), callbacks=Note(), max_duration="2ba").fit()
 
         assert len(outputs) == 4
         assert torch.equal(outputs[0], outputs[1])
         assert torch.equal(outputs[2], outputs[3])
         assert not torch.equal(outputs[0] == 0, outputs[2] == 0)
 
-    def test_logged_loss_is_unperturbed(self, make_trainer):
+    def test_logged_loss_is_unperturbed(self):
         """The first batch's logged loss equals the loss without SAM."""
         losses = []
         for algorithms in ([], [SAM(rho=5.0)]):
             torch.manual_seed(0)
             logger = InMemoryLogger()
-            make_trainer(algorithms=algorithms, loggers=logger, max_duration="1ba").fit()
+            small_run(algorithms=algorithms, loggers=logger, max_duration="1ba").fit()
             losses.append(logger.get_timeseries("loss/train/total")["loss/train/total"][0])
 
         assert losses[0] == losses[1]

@@ -7,26 +7,27 @@ import torch
 
 from composer.core import Callback
 from composer.optim import CosineAnnealingScheduler, LinearWithWarmupScheduler
+from fixtures import make_classifier, small_run
 
 
 class TestSchedulers:
-    def test_torch_schedulers_step_each_epoch(self, make_trainer):
+    def test_torch_schedulers_step_each_epoch(self):
         """By default torch schedulers step at the end of an epoch."""
-        model = make_trainer.model()
+        model = make_classifier()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.1)
-        trainer = make_trainer(model=model, optimizers=optimizer, schedulers=scheduler, max_duration="2ep")
+        trainer = small_run(model=model, optimizers=optimizer, schedulers=scheduler, max_duration="2ep")
 
         trainer.fit()
 
         assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
 
-    def test_step_schedulers_every_batch(self, make_trainer):
+    def test_step_schedulers_every_batch(self):
         """step_schedulers_every_batch steps them after each batch."""
-        model = make_trainer.model()
+        model = make_classifier()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-        trainer = make_trainer(
+        trainer = small_run(
             model=model,
             optimizers=optimizer,
             schedulers=scheduler,
@@ -38,7 +39,7 @@ class TestSchedulers:
 
         assert optimizer.param_groups[0]["lr"] == pytest.approx(0.125)
 
-    def test_functions_set_each_batch_by_its_number(self, make_trainer):
+    def test_functions_set_each_batch_by_its_number(self):
         """Batch k is trained with f(k)."""
         rates = []
 
@@ -46,7 +47,7 @@ class TestSchedulers:
             def after_train_batch(self, state, logger):
                 rates.append(state.optimizers[0].param_groups[0]["lr"])
 
-        trainer = make_trainer(
+        trainer = small_run(
             schedulers=lambda state, ssr=1.0: 1 - state.timestamp.batch.value / 10,
             callbacks=Observer(),
             max_duration="4ba",
@@ -58,7 +59,7 @@ class TestSchedulers:
 
 
 class TestSchedulesOverSeveralFits:
-    def test_extended_training_rescales_the_schedule(self, make_trainer):
+    def test_extended_training_rescales_the_schedule(self):
         """After fit(duration=) the schedule uses the new length from the first batch."""
         rates = []
 
@@ -69,30 +70,30 @@ class TestSchedulesOverSeveralFits:
         def falling(state, ssr=1.0):
             return 1 - state.timestamp.batch.value / state.max_duration.value
 
-        trainer = make_trainer(schedulers=falling, callbacks=Observer(), max_duration="4ba")
+        trainer = small_run(schedulers=falling, callbacks=Observer(), max_duration="4ba")
 
         trainer.fit()
         trainer.fit(duration="4ba")
 
         assert rates == pytest.approx([0.1, 0.075, 0.05, 0.025, 0.05, 0.0375, 0.025, 0.0125])
 
-    def test_several_functions_raise(self, make_trainer):
+    def test_several_functions_raise(self):
         """Two functions for one learning rate raise."""
         constant = [lambda state, ssr=1.0: 1.0] * 2
 
         with pytest.raises(ValueError, match="returns the product"):
-            make_trainer(schedulers=constant, max_duration="1ba")
+            small_run(schedulers=constant, max_duration="1ba")
 
-    def test_function_without_an_optimizer_raises(self, make_trainer):
+    def test_function_without_an_optimizer_raises(self):
         """A function raises if every optimizer has a torch scheduler, which it would not affect."""
-        model = make_trainer.model()
+        model = make_classifier()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         both = [torch.optim.lr_scheduler.StepLR(optimizer, step_size=1), LinearWithWarmupScheduler("1ba")]
 
         with pytest.raises(ValueError, match="would change no learning rate"):
-            make_trainer(model=model, optimizers=optimizer, schedulers=both, max_duration="2ep")
+            small_run(model=model, optimizers=optimizer, schedulers=both, max_duration="2ep")
 
-    def test_epoch_schedule_applies_from_the_first_batch(self, make_trainer):
+    def test_epoch_schedule_applies_from_the_first_batch(self):
         """A schedule by epoch changes with the epoch's first batch."""
         rates = []
 
@@ -100,7 +101,7 @@ class TestSchedulesOverSeveralFits:
             def after_train_batch(self, state, logger):
                 rates.append(state.optimizers[0].param_groups[0]["lr"])
 
-        trainer = make_trainer(
+        trainer = small_run(
             schedulers=lambda state, ssr=1.0: 0.5 if state.timestamp >= "1ep" else 1.0,
             callbacks=Observer(),
             train_subset_num_batches=2,
@@ -111,11 +112,11 @@ class TestSchedulesOverSeveralFits:
 
         assert rates == pytest.approx([0.1, 0.1, 0.05, 0.05])
 
-    def test_fraction_of_an_epoch_of_unknown_length_raises(self, make_trainer):
+    def test_fraction_of_an_epoch_of_unknown_length_raises(self):
         """A warm-up within an epoch of unknown length raises."""
         from composer.optim import CosineAnnealingWithWarmupScheduler
 
-        trainer = make_trainer(
+        trainer = small_run(
             train_dataloader=Endless(), schedulers=CosineAnnealingWithWarmupScheduler("0.1dur"), max_duration="1ep"
         )
 
@@ -143,52 +144,52 @@ class TestSchedules:
             (-1, ValueError),
         ],
     )
-    def test_invalid_factors_raise(self, make_trainer, factor, kind):
+    def test_invalid_factors_raise(self, factor, kind):
         """A function that returns nothing or a negative factor raises with its name."""
 
         def half(state, ssr=1.0):
             return factor
 
         with pytest.raises(kind, match=r"half must return the factor of the learning rates, .* 0 or more, got"):
-            make_trainer(schedulers=half, max_duration="1ba").fit()
+            small_run(schedulers=half, max_duration="1ba").fit()
 
     @pytest.mark.parametrize("factor", [1, True, torch.tensor(0.5)])
-    def test_valid_factors(self, make_trainer, factor):
+    def test_valid_factors(self, factor):
         """An integer, a bool and a one-element tensor are factors."""
-        trainer = make_trainer(schedulers=lambda state, ssr=1.0: factor, max_duration="1ba")
+        trainer = small_run(schedulers=lambda state, ssr=1.0: factor, max_duration="1ba")
 
         trainer.fit()
 
         assert trainer.state.optimizers[0].param_groups[0]["lr"] == 0.1 * float(factor)
 
     @pytest.mark.parametrize("kind", [CosineAnnealingScheduler, torch.optim.lr_scheduler.StepLR])
-    def test_classes_raise(self, make_trainer, kind):
+    def test_classes_raise(self, kind):
         """A class instead of a scheduler raises with its name."""
         with pytest.raises(TypeError, match=rf"schedulers must be objects, got the class {kind.__name__}"):
-            make_trainer(schedulers=kind, max_duration="1ba")
+            small_run(schedulers=kind, max_duration="1ba")
 
     @pytest.mark.parametrize("optimizers", [None, "own"])
-    def test_scheduler_of_another_optimizer(self, make_trainer, optimizers):
+    def test_scheduler_of_another_optimizer(self, optimizers):
         """A torch scheduler of an unused optimizer raises."""
-        model = make_trainer.model()
+        model = make_classifier()
         options = {} if optimizers is None else {"optimizers": torch.optim.SGD(model.parameters(), lr=0.1)}
         scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), lr=0.1), 1)
 
         with pytest.raises(ValueError, match="schedulers: StepLR belongs to another optimizer"):
-            make_trainer(model=model, schedulers=scheduler, **options)
+            small_run(model=model, schedulers=scheduler, **options)
 
-    def test_scheduler_of_another_optimizer_in_fit(self, make_trainer):
+    def test_scheduler_of_another_optimizer_in_fit(self):
         """fit() raises too."""
-        trainer = make_trainer(max_duration="1ep")
+        trainer = small_run(max_duration="1ep")
         scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(trainer.state.model.parameters(), lr=0.1), 1)
 
         with pytest.raises(ValueError, match="schedulers: StepLR belongs to another optimizer"):
             trainer.fit(schedulers=scheduler)
 
     @pytest.mark.parametrize("ratio", ["1", None, math.nan, math.inf, True, [1], 0, -1])
-    def test_invalid_ratio(self, make_trainer, ratio):
+    def test_invalid_ratio(self, ratio):
         """scale_schedule_ratio must be a number above 0, in the constructor and in fit()."""
         with pytest.raises((TypeError, ValueError), match="scale_schedule_ratio must be"):
-            make_trainer(scale_schedule_ratio=ratio)
+            small_run(scale_schedule_ratio=ratio)
         with pytest.raises((TypeError, ValueError), match="scale_schedule_ratio must be"):
-            make_trainer().fit(duration="1ep", scale_schedule_ratio=ratio)
+            small_run().fit(duration="1ep", scale_schedule_ratio=ratio)

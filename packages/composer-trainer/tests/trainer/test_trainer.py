@@ -12,10 +12,11 @@ from composer.core import Algorithm, Callback
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 from composer.trainer import Trainer
+from fixtures import make_classifier, small_run
 
 
 class TestErrors:
-    def test_callback_errors_propagate(self, make_trainer):
+    def test_callback_errors_propagate(self):
         """The error propagates after callbacks were closed."""
 
         class Fails(Callback):
@@ -28,7 +29,7 @@ class TestErrors:
                 self.closed = True
 
         fails = Fails()
-        trainer = make_trainer(callbacks=fails, max_duration="1ep")
+        trainer = small_run(callbacks=fails, max_duration="1ep")
 
         with pytest.raises(KeyError, match="on purpose"):
             trainer.fit()
@@ -37,18 +38,18 @@ class TestErrors:
         with pytest.raises(RuntimeError, match="closed"):
             trainer.fit()
 
-    def test_closed_trainer(self, make_trainer):
+    def test_closed_trainer(self):
         """A trainer that was closed raises also if its training is complete."""
-        trainer = make_trainer(max_duration="1ep")
+        trainer = small_run(max_duration="1ep")
         trainer.fit()
         trainer.close()
 
         with pytest.raises(RuntimeError, match="The engine is closed"):
             trainer.fit()
 
-    def test_missing_data(self, make_trainer):
+    def test_missing_data(self):
         """The error states the missing argument."""
-        model = make_trainer.model()
+        model = make_classifier()
         trainer = Trainer(
             model=model, optimizers=torch.optim.SGD(model.parameters(), lr=1), max_duration=1, progress_bar=False
         )
@@ -56,10 +57,10 @@ class TestErrors:
         with pytest.raises(ValueError, match="train_dataloader"):
             trainer.fit()
 
-    def test_missing_duration(self, make_trainer):
+    def test_missing_duration(self):
         """The error states the missing argument."""
         with pytest.raises(ValueError, match="max_duration"):
-            make_trainer().fit()
+            small_run().fit()
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -77,10 +78,10 @@ class TestErrors:
             ({"seed": -1}, "seed must be in"),
         ],
     )
-    def test_values_out_of_range(self, make_trainer, options, message):
+    def test_values_out_of_range(self, options, message):
         """Values out of range raise at construction with their names."""
         with pytest.raises(ValueError, match=message):
-            make_trainer(**options)
+            small_run(**options)
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -93,58 +94,56 @@ class TestErrors:
             ({"train_dataloader": 3}, "dataloader must be an iterable"),
         ],
     )
-    def test_values_of_wrong_types(self, make_trainer, options, message):
+    def test_values_of_wrong_types(self, options, message):
         """Values of wrong types raise with their names."""
         with pytest.raises(TypeError, match=message):
-            make_trainer(**options).fit()
+            small_run(**options).fit()
 
     def test_plain_module_raises(self):
         """A module without a loss raises; the error states how to wrap it."""
         with pytest.raises(TypeError, match="ComposerClassifier"):
             Trainer(model=nn.Linear(2, 2))
 
-    def test_missing_optimizer_warns(self, make_trainer):
+    def test_missing_optimizer_warns(self):
         """Without an optimizer a default is used, with a warning that states it."""
         with pytest.warns(UserWarning, match=r"SGD.*lr=0.1") as warned:
-            trainer = Trainer(model=make_trainer.model(), progress_bar=False, device="cpu")
+            trainer = Trainer(model=make_classifier(), progress_bar=False, device="cpu")
 
         assert [warning.filename for warning in warned] == [__file__]
         assert trainer.state.optimizers[0].param_groups[0]["lr"] == 0.1
 
 
 class TestOptimizers:
-    def test_optimizer_of_another_model_raises(self, make_trainer):
+    def test_optimizer_of_another_model_raises(self):
         """Its parameters are not in the model."""
         with pytest.raises(ValueError, match="SGD holds 4 parameters of 4 that are not the model's"):
-            make_trainer(optimizers=torch.optim.SGD(make_trainer.model().parameters(), lr=1))
+            small_run(optimizers=torch.optim.SGD(make_classifier().parameters(), lr=1))
 
-    def test_stale_optimizer_raises(self, make_trainer):
+    def test_stale_optimizer_raises(self):
         """A layer that was replaced after the optimizer was created would not be trained."""
-        model = make_trainer.model()
+        model = make_classifier()
         optimizer = torch.optim.SGD(model.parameters(), lr=1)
         model.module[2] = nn.Linear(8, 3)
 
         with pytest.raises(ValueError, match="after the optimizer was made"):
-            make_trainer(model=model, optimizers=optimizer)
+            small_run(model=model, optimizers=optimizer)
 
-    def test_partial_optimizer(self, make_trainer):
+    def test_partial_optimizer(self):
         """An optimizer with the last layer's parameters trains only those."""
-        model = make_trainer.model()
+        model = make_classifier()
         before = model.module[0].weight.detach().clone()
 
-        make_trainer(
-            model=model, optimizers=torch.optim.SGD(model.module[2].parameters(), lr=1), max_duration="1ba"
-        ).fit()
+        small_run(model=model, optimizers=torch.optim.SGD(model.module[2].parameters(), lr=1), max_duration="1ba").fit()
 
         assert torch.equal(before, model.module[0].weight)
 
-    def test_empty_list_raises(self, make_trainer):
+    def test_empty_list_raises(self):
         """An empty list of optimizers raises."""
         with pytest.raises(ValueError, match="optimizers is empty"):
-            make_trainer(optimizers=[])
+            small_run(optimizers=[])
 
 
-def test_replaced_loss(make_trainer):
+def test_replaced_loss():
     """The model's new loss is used from the next batch on."""
     used = []
 
@@ -159,7 +158,7 @@ def test_replaced_loss(make_trainer):
 
                 state.model.loss = loss
 
-    make_trainer(callbacks=Replacing(), max_duration="5ba").fit()
+    small_run(callbacks=Replacing(), max_duration="5ba").fit()
 
     assert used == [2, 3, 4]
 
@@ -174,11 +173,11 @@ class LogsItself(ComposerClassifier):
 
 
 class TestLoggerOfTheModel:
-    def test_logs_with_the_trainer(self, make_trainer):
+    def test_logs_with_the_trainer(self):
         """Within a trainer a model logs to its destinations; before and after it, it has no logger."""
         model, history = LogsItself(nn.Linear(4, 3), num_classes=3, train_metrics=[]), InMemoryLogger()
         assert model.logger is None
-        trainer = make_trainer(model=model, loggers=history, max_duration="3ba")
+        trainer = small_run(model=model, loggers=history, max_duration="3ba")
 
         trainer.fit()
 
@@ -186,32 +185,32 @@ class TestLoggerOfTheModel:
         trainer.close()
         assert model.logger is None
 
-    def test_the_latest_trainer_logs(self, make_trainer):
+    def test_the_latest_trainer_logs(self):
         """A model that a second trainer receives logs to that one."""
         model = LogsItself(nn.Linear(4, 3), num_classes=3, train_metrics=[])
 
-        first, second = make_trainer(model=model), make_trainer(model=model)
+        first, second = small_run(model=model), small_run(model=model)
         assert model.logger is second.logger
         first.close()
 
         assert model.logger is second.logger
 
     @pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy, lambda one: pickle.loads(pickle.dumps(one))])
-    def test_copies_have_no_logger(self, make_trainer, duplicate):
+    def test_copies_have_no_logger(self, duplicate):
         """The logger, which refers to the run, is neither copied nor pickled."""
         model = LogsItself(nn.Linear(4, 3), num_classes=3, train_metrics=[])
-        trainer = make_trainer(model=model)
+        trainer = small_run(model=model)
 
         again = duplicate(model)
 
         assert (model.logger, again.logger) == (trainer.logger, None)
         assert again.state_dict().keys() == model.state_dict().keys()
 
-    def test_own_attributes_are_kept(self, make_trainer):
+    def test_own_attributes_are_kept(self):
         """A logger of another kind that the model has is not replaced, and other modules get none."""
         model, other = LogsItself(nn.Linear(4, 3), num_classes=3, train_metrics=[]), logging.getLogger("mine")
         model.logger = other
 
-        make_trainer(model=model)
+        small_run(model=model)
 
         assert model.logger is other

@@ -11,26 +11,27 @@ import composer.trainer.data.batches
 from composer.core import DataSpec
 from composer.models import ComposerClassifier
 from composer.trainer import Trainer
+from fixtures import make_classifier, make_loader, small_run
 
 
 class TestNothingToTrain:
-    def test_frozen_model(self, make_trainer):
+    def test_frozen_model(self):
         """A model without trainable weights raises when the trainer is created."""
         with pytest.raises(ValueError, match=r"model has nothing to train: .*all of its 4 parameters are frozen"):
-            make_trainer(model=make_trainer.model().requires_grad_(requires_grad=False))
+            small_run(model=make_classifier().requires_grad_(requires_grad=False))
 
-    def test_model_without_parameters(self, make_trainer):
+    def test_model_without_parameters(self):
         """The error is raised by the trainer, not by the optimizer."""
         with pytest.raises(ValueError, match=r"model has nothing to train: .*it has no parameters"):
-            Trainer(model=ComposerClassifier(nn.Identity(), num_classes=4), train_dataloader=make_trainer.loader())
+            Trainer(model=ComposerClassifier(nn.Identity(), num_classes=4), train_dataloader=make_loader())
 
-    def test_frozen_model_in_fit(self, make_trainer):
+    def test_frozen_model_in_fit(self):
         """fit() raises if the data are passed later."""
-        frozen = make_trainer.model().requires_grad_(requires_grad=False)
-        trainer = make_trainer(model=frozen, train_dataloader=None, max_duration="1ep")
+        frozen = make_classifier().requires_grad_(requires_grad=False)
+        trainer = small_run(model=frozen, train_dataloader=None, max_duration="1ep")
 
         with pytest.raises(ValueError, match="model has nothing to train"):
-            trainer.fit(train_dataloader=make_trainer.loader())
+            trainer.fit(train_dataloader=make_loader())
 
     def test_evaluation_without_weights(self):
         """A model without parameters can be evaluated, without a warning on optimizers."""
@@ -42,14 +43,14 @@ class TestNothingToTrain:
 
         assert results["eval"]["MulticlassAccuracy"] == 1
 
-    def test_optimizer_of_frozen_weights(self, make_trainer):
+    def test_optimizer_of_frozen_weights(self):
         """An optimizer with only frozen parameters raises."""
-        model = make_trainer.model()
+        model = make_classifier()
         first, *_ = model.module
         first.requires_grad_(requires_grad=False)
 
         with pytest.raises(ValueError, match="hold none of the 2 parameters of ComposerClassifier that are trained"):
-            make_trainer(model=model, optimizers=torch.optim.SGD(first.parameters(), lr=0.1))
+            small_run(model=model, optimizers=torch.optim.SGD(first.parameters(), lr=0.1))
 
 
 BATCH = (torch.zeros(2, 4), torch.zeros(2, dtype=torch.long))
@@ -66,31 +67,31 @@ class TestEndlessLoaders:
         ],
     )
     @pytest.mark.parametrize("duration", ["2ep", "1iter"])
-    def test_epochs_of_an_endless_loader(self, make_trainer, make, duration):
+    def test_epochs_of_an_endless_loader(self, make, duration):
         """Endless epochs raise when the trainer is created, or in fit()."""
         with pytest.raises(ValueError, match="train_dataloader is endless, so an epoch of max_duration="):
-            make_trainer(train_dataloader=make(), max_duration=duration)
+            small_run(train_dataloader=make(), max_duration=duration)
         with pytest.raises(ValueError, match="train_dataloader is endless, so an epoch of max_duration="):
-            make_trainer(train_dataloader=None, max_duration=duration).fit(train_dataloader=make())
+            small_run(train_dataloader=None, max_duration=duration).fit(train_dataloader=make())
 
     @pytest.mark.parametrize("options", [{"max_duration": "3ba"}, {"train_subset_num_batches": 3, "max_duration": 1}])
-    def test_batches_of_an_endless_loader(self, make_trainer, options):
+    def test_batches_of_an_endless_loader(self, options):
         """A length in batches, of the training or the epochs, is allowed."""
-        trainer = make_trainer(train_dataloader=itertools.cycle([BATCH]), **options)
+        trainer = small_run(train_dataloader=itertools.cycle([BATCH]), **options)
 
         trainer.fit()
 
         assert trainer.state.timestamp.batch == 3
 
-    def test_repeated_iterator(self, make_trainer):
+    def test_repeated_iterator(self):
         """An iterator that ends is not endless."""
-        trainer = make_trainer(train_dataloader=itertools.repeat(BATCH, 3), max_duration="1ep")
+        trainer = small_run(train_dataloader=itertools.repeat(BATCH, 3), max_duration="1ep")
 
         trainer.fit()
 
         assert trainer.state.timestamp.batch == 3
 
-    def test_very_many_batches(self, make_trainer, monkeypatch, caplog):
+    def test_very_many_batches(self, monkeypatch, caplog):
         """An epoch of unknown length with very many batches gives one warning."""
         monkeypatch.setattr(composer.trainer.data.batches, "_MANY", 3)
 
@@ -98,8 +99,8 @@ class TestEndlessLoaders:
             def __iter__(self):
                 return iter([BATCH] * 5)
 
-        make_trainer(train_dataloader=Stream(), max_duration="1ep").fit()
-        make_trainer(train_dataloader=[BATCH] * 5, max_duration="1ep").fit()
+        small_run(train_dataloader=Stream(), max_duration="1ep").fit()
+        small_run(train_dataloader=[BATCH] * 5, max_duration="1ep").fit()
 
         (message,) = caplog.messages
         assert "has no length and has returned 3 batches in one epoch" in message

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from composer.core import Callback, Evaluator, Event
 from composer.models import ComposerClassifier
 from composer.trainer import Trainer
+from fixtures import make_classifier, make_loader, small_run, weights
 
 
 class CountEvaluations(Callback):
@@ -34,29 +35,25 @@ class TestInterval:
             (lambda state, event: event is Event.BATCH_END and state.timestamp.batch == 4, [4]),
         ],
     )
-    def test_evaluates_when_it_is_due(self, make_trainer, interval, batches):
+    def test_evaluates_when_it_is_due(self, interval, batches):
         """Evaluations run at an interval in any unit, and at the end of the training."""
         count = CountEvaluations()
-        trainer = make_trainer(
-            eval_dataloader=make_trainer.loader(), eval_interval=interval, callbacks=count, max_duration="2ep"
-        )
+        trainer = small_run(eval_dataloader=make_loader(), eval_interval=interval, callbacks=count, max_duration="2ep")
 
         trainer.fit()
 
         assert count.batches == batches
 
-    def test_interval_in_iterations(self, make_trainer):
+    def test_interval_in_iterations(self):
         """An interval in iterations is due when an iteration ends."""
         count = CountEvaluations()
-        trainer = make_trainer(
-            eval_dataloader=make_trainer.loader(), eval_interval="1iter", callbacks=count, max_duration="2iter"
-        )
+        trainer = small_run(eval_dataloader=make_loader(), eval_interval="1iter", callbacks=count, max_duration="2iter")
 
         trainer.fit()
 
         assert count.batches == [5, 10]
 
-    def test_each_evaluator_has_its_own_interval(self, make_trainer):
+    def test_each_evaluator_has_its_own_interval(self):
         """An evaluator's interval takes precedence over the trainer's."""
         labels = []
 
@@ -65,26 +62,24 @@ class TestInterval:
                 labels.append(state.dataloader_label)
 
         evaluators = [
-            Evaluator(label="often", dataloader=make_trainer.loader(), eval_interval="1ep"),
-            Evaluator(label="seldom", dataloader=make_trainer.loader()),
+            Evaluator(label="often", dataloader=make_loader(), eval_interval="1ep"),
+            Evaluator(label="seldom", dataloader=make_loader()),
         ]
-        trainer = make_trainer(
-            eval_dataloader=evaluators, eval_interval="2ep", callbacks=Observer(), max_duration="2ep"
-        )
+        trainer = small_run(eval_dataloader=evaluators, eval_interval="2ep", callbacks=Observer(), max_duration="2ep")
 
         trainer.fit()
 
         assert labels == ["often", "often", "seldom"]
 
-    def test_each_evaluator_keeps_its_own_values(self, make_trainer):
+    def test_each_evaluator_keeps_its_own_values(self):
         """Two evaluators with the same metrics have separate values in the state."""
-        inputs, targets = make_trainer.loader().dataset.tensors
+        inputs, targets = make_loader().dataset.tensors
         parts = {"first": slice(0, 5), "rest": slice(5, None)}
         evaluators = [
             Evaluator(label=label, dataloader=DataLoader(TensorDataset(inputs[part], targets[part]), batch_size=4))
             for label, part in parts.items()
         ]
-        trainer = make_trainer()
+        trainer = small_run()
 
         trainer.eval(evaluators)
 
@@ -97,36 +92,36 @@ class TestInterval:
 
 class TestResult:
     @pytest.mark.parametrize("batch_size", [1, 3, 7, 20])
-    def test_equals_manual_computation_for_any_batch_size(self, make_trainer, batch_size):
+    def test_equals_manual_computation_for_any_batch_size(self, batch_size):
         """Accuracy and loss are those of all samples, for any batch size."""
-        trainer = make_trainer()
-        inputs, targets = make_trainer.loader().dataset.tensors
+        trainer = small_run()
+        inputs, targets = make_loader().dataset.tensors
         with torch.no_grad():
             outputs = trainer.state.model.module(inputs)
 
-        results = trainer.eval(make_trainer.loader(batch_size=batch_size))
+        results = trainer.eval(make_loader(batch_size=batch_size))
 
         accuracy = (outputs.argmax(dim=1) == targets).float().mean()
         torch.testing.assert_close(results["eval"]["MulticlassAccuracy"], accuracy)
         torch.testing.assert_close(results["eval"]["CrossEntropy"], nn.functional.cross_entropy(outputs, targets))
 
-    def test_subset(self, make_trainer):
+    def test_subset(self):
         """Only the given number of batches is evaluated."""
-        trainer = make_trainer()
-        inputs, targets = (tensor[:8] for tensor in make_trainer.loader().dataset.tensors)
+        trainer = small_run()
+        inputs, targets = (tensor[:8] for tensor in make_loader().dataset.tensors)
         with torch.no_grad():
             expected = nn.functional.cross_entropy(trainer.state.model.module(inputs), targets)
 
-        results = trainer.eval(make_trainer.loader(), subset_num_batches=2)
+        results = trainer.eval(make_loader(), subset_num_batches=2)
 
         torch.testing.assert_close(results["eval"]["CrossEntropy"], expected)
 
-    def test_metrics_are_reset(self, make_trainer):
+    def test_metrics_are_reset(self):
         """An earlier evaluation does not change a later one."""
-        trainer = make_trainer(eval_dataloader=make_trainer.loader(), max_duration="3ep")
+        trainer = small_run(eval_dataloader=make_loader(), max_duration="3ep")
         trainer.eval()
         trainer.fit()
-        inputs, targets = make_trainer.loader().dataset.tensors
+        inputs, targets = make_loader().dataset.tensors
         with torch.no_grad():
             expected = nn.functional.cross_entropy(trainer.state.model.module(inputs), targets)
 
@@ -134,33 +129,33 @@ class TestResult:
 
         torch.testing.assert_close(results["eval"]["CrossEntropy"], expected)
 
-    def test_metric_names(self, make_trainer):
+    def test_metric_names(self):
         """An evaluator computes the listed metrics only."""
-        trainer = make_trainer()
+        trainer = small_run()
 
-        results = trainer.eval(Evaluator(label="test", dataloader=make_trainer.loader(), metric_names=["*Accuracy"]))
+        results = trainer.eval(Evaluator(label="test", dataloader=make_loader(), metric_names=["*Accuracy"]))
 
         assert list(results) == ["test"]
         assert list(results["test"]) == ["MulticlassAccuracy"]
 
-    def test_other_data_under_the_same_label(self, make_trainer):
+    def test_other_data_under_the_same_label(self):
         """An evaluator keeps its metrics if other data with its label are evaluated with all metrics in between."""
-        chosen = Evaluator(label="eval", dataloader=make_trainer.loader(), metric_names=["*Accuracy"])
-        trainer = make_trainer(eval_dataloader=chosen)
+        chosen = Evaluator(label="eval", dataloader=make_loader(), metric_names=["*Accuracy"])
+        trainer = small_run(eval_dataloader=chosen)
 
-        other = trainer.eval(make_trainer.loader(seed=1))
+        other = trainer.eval(make_loader(seed=1))
         results = trainer.eval()
 
         assert sorted(other["eval"]) == ["CrossEntropy", "MulticlassAccuracy"]
         assert list(results["eval"]) == ["MulticlassAccuracy"]
 
-    def test_microbatches(self, make_trainer):
+    def test_microbatches(self):
         """The result does not depend on the microbatch size."""
-        trainer = make_trainer()
+        trainer = small_run()
 
-        complete = trainer.eval(make_trainer.loader(batch_size=10))["eval"]["CrossEntropy"]
+        complete = trainer.eval(make_loader(batch_size=10))["eval"]["CrossEntropy"]
         parts = trainer.eval(
-            Evaluator(label="eval", dataloader=make_trainer.loader(batch_size=10), device_eval_microbatch_size=3)
+            Evaluator(label="eval", dataloader=make_loader(batch_size=10), device_eval_microbatch_size=3)
         )
 
         torch.testing.assert_close(parts["eval"]["CrossEntropy"], complete)
@@ -168,7 +163,7 @@ class TestResult:
 
 class TestWhatIsEvaluated:
     @pytest.mark.parametrize(("value", "batches"), [(None, 2), (3, 3), (-1, 5)])
-    def test_subset_of_the_constructor(self, make_trainer, value, batches):
+    def test_subset_of_the_constructor(self, value, batches):
         """eval() uses the trainer's number of batches by default."""
         recorded = []
 
@@ -176,71 +171,71 @@ class TestWhatIsEvaluated:
             def eval_batch_end(self, state, logger):
                 recorded.append(state.batch)
 
-        trainer = make_trainer(eval_dataloader=make_trainer.loader(), eval_subset_num_batches=2, callbacks=Observer())
+        trainer = small_run(eval_dataloader=make_loader(), eval_subset_num_batches=2, callbacks=Observer())
 
         trainer.eval(subset_num_batches=value)
 
         assert len(recorded) == batches
 
-    def test_interval_can_be_changed_by_fit(self, make_trainer):
+    def test_interval_can_be_changed_by_fit(self):
         """fit(eval_interval=) applies to existing evaluators."""
         count = CountEvaluations()
-        trainer = make_trainer(eval_dataloader=make_trainer.loader(), callbacks=count, max_duration="1ep")
+        trainer = small_run(eval_dataloader=make_loader(), callbacks=count, max_duration="1ep")
 
         trainer.fit(eval_interval="2ba")
 
         assert count.batches == [2, 4, 5]
 
-    def test_interval_of_the_constructor(self, make_trainer):
+    def test_interval_of_the_constructor(self):
         """fit(eval_dataloader=) keeps the trainer's interval."""
         count = CountEvaluations()
-        trainer = make_trainer(eval_interval="2ba", callbacks=count, max_duration="1ep")
+        trainer = small_run(eval_interval="2ba", callbacks=count, max_duration="1ep")
 
-        trainer.fit(eval_dataloader=make_trainer.loader())
+        trainer.fit(eval_dataloader=make_loader())
 
         assert count.batches == [2, 4, 5]
 
-    def test_unlabelled_loaders_raise(self, make_trainer):
+    def test_unlabelled_loaders_raise(self):
         """Two loaders in a list raise, as their metrics would have equal names."""
         with pytest.raises(TypeError, match="Evaluator"):
-            make_trainer(eval_dataloader=[make_trainer.loader(), make_trainer.loader()])
+            small_run(eval_dataloader=[make_loader(), make_loader()])
 
     @pytest.mark.parametrize(("loader", "message"), [([], "has no batches"), (iter([]), "returned no batch")])
-    def test_empty_loader(self, make_trainer, loader, message):
+    def test_empty_loader(self, loader, message):
         """An evaluation without batches raises, with a known length before it begins."""
         with pytest.raises(ValueError, match=message):
-            make_trainer().eval(loader)
+            small_run().eval(loader)
 
-    def test_subset_out_of_range(self, make_trainer):
+    def test_subset_out_of_range(self):
         """Invalid numbers of batches raise."""
         with pytest.raises(ValueError, match="eval_subset_num_batches must be"):
-            make_trainer(eval_subset_num_batches=0)
+            small_run(eval_subset_num_batches=0)
 
 
 class TestNoSideEffects:
-    def test_evaluations_do_not_change_training(self, make_trainer):
+    def test_evaluations_do_not_change_training(self):
         """The weights are bit-identical with and without evaluations."""
-        shuffled = {"train_dataloader": make_trainer.loader(shuffle=True), "max_duration": "2ep"}
-        plain = make_trainer(model=make_trainer.model(), **shuffled)
+        shuffled = {"train_dataloader": make_loader(shuffle=True), "max_duration": "2ep"}
+        plain = small_run(model=make_classifier(), **shuffled)
         plain.fit()
-        watched = make_trainer(
+        watched = small_run(
             **shuffled,
-            model=make_trainer.model(),
-            eval_dataloader=make_trainer.loader(seed=1),
+            model=make_classifier(),
+            eval_dataloader=make_loader(seed=1),
             eval_interval="1ba",
         )
         watched.fit()
 
-        assert torch.equal(make_trainer.weights(plain), make_trainer.weights(watched))
+        assert torch.equal(weights(plain), weights(watched))
 
-    def test_mode_and_data_are_restored_after_an_error(self, make_trainer):
+    def test_mode_and_data_are_restored_after_an_error(self):
         """The model is in training mode, and the state has its data."""
 
         class Fails(Callback):
             def eval_batch_end(self, state, logger):
                 raise ArithmeticError("on purpose")
 
-        trainer = make_trainer(eval_dataloader=make_trainer.loader(), callbacks=Fails(), max_duration="1ep")
+        trainer = small_run(eval_dataloader=make_loader(), callbacks=Fails(), max_duration="1ep")
 
         with pytest.raises(ArithmeticError):
             trainer.fit()
@@ -248,16 +243,14 @@ class TestNoSideEffects:
         assert trainer.state.model.training
         assert trainer.state.dataloader_label == "train"
 
-    def test_modules_keep_their_modes(self, make_trainer):
+    def test_modules_keep_their_modes(self):
         """A module in evaluation mode, such as a frozen batch norm, stays in it."""
 
         class Freeze(Callback):
             def epoch_start(self, state, logger):
                 state.model.module[0].eval()
 
-        trainer = make_trainer(
-            eval_dataloader=make_trainer.loader(), eval_interval="2ba", callbacks=Freeze(), max_duration="4ba"
-        )
+        trainer = small_run(eval_dataloader=make_loader(), eval_interval="2ba", callbacks=Freeze(), max_duration="4ba")
 
         trainer.fit()
 
@@ -265,7 +258,7 @@ class TestNoSideEffects:
         assert trainer.state.model.training
         assert trainer.state.model.module[2].training
 
-    def test_evaluation_time_is_excluded(self, make_trainer):
+    def test_evaluation_time_is_excluded(self):
         """The training clock does not advance during an evaluation."""
         import time
 
@@ -273,7 +266,7 @@ class TestNoSideEffects:
             def eval_start(self, state, logger):
                 time.sleep(0.3)
 
-        trainer = make_trainer(eval_dataloader=make_trainer.loader(), callbacks=Slow(), max_duration="1ep")
+        trainer = small_run(eval_dataloader=make_loader(), callbacks=Slow(), max_duration="1ep")
 
         trainer.fit()
 
@@ -281,26 +274,26 @@ class TestNoSideEffects:
 
 
 class TestErrors:
-    def test_missing_data(self, make_trainer):
+    def test_missing_data(self):
         """The error states the missing argument."""
         with pytest.raises(ValueError, match="eval_dataloader"):
-            make_trainer().eval()
+            small_run().eval()
 
-    def test_unknown_metric(self, make_trainer):
+    def test_unknown_metric(self):
         """An unknown metric raises at construction, with the model's metrics."""
-        evaluator = Evaluator(label="eval", dataloader=make_trainer.loader(), metric_names=["F1"])
+        evaluator = Evaluator(label="eval", dataloader=make_loader(), metric_names=["F1"])
 
         with pytest.raises(ValueError, match=r"'F1'.*MulticlassAccuracy"):
-            make_trainer(eval_dataloader=evaluator)
+            small_run(eval_dataloader=evaluator)
 
-    def test_repeated_label(self, make_trainer):
+    def test_repeated_label(self):
         """Two evaluators with one label raise."""
-        evaluators = [Evaluator(label="eval", dataloader=make_trainer.loader()) for _ in range(2)]
+        evaluators = [Evaluator(label="eval", dataloader=make_loader()) for _ in range(2)]
 
         with pytest.raises(ValueError, match="label of its own"):
-            make_trainer(eval_dataloader=evaluators)
+            small_run(eval_dataloader=evaluators)
 
-    def test_model_without_metrics(self, make_trainer):
+    def test_model_without_metrics(self):
         """A model without metrics raises when it is evaluated."""
 
         class OnlyLoss(nn.Linear):
@@ -311,11 +304,11 @@ class TestErrors:
                 return nn.functional.cross_entropy(outputs, batch[1])
 
         with pytest.raises(TypeError, match="get_metrics"):
-            make_trainer(model=OnlyLoss(4, 3), eval_dataloader=make_trainer.loader())
+            small_run(model=OnlyLoss(4, 3), eval_dataloader=make_loader())
 
 
 class TestTrainingMetric:
-    def test_is_logged_each_epoch(self, make_trainer):
+    def test_is_logged_each_epoch(self):
         """The training metric is computed from the training outputs and reset in each epoch."""
         from composer.loggers import InMemoryLogger
 
@@ -327,7 +320,7 @@ class TestTrainingMetric:
                 outputs.append(state.outputs.detach().argmax(dim=1))
                 targets.append(state.batch[1])
 
-        trainer = make_trainer(train_metrics=None, loggers=log, callbacks=Observer(), max_duration="2ep")
+        trainer = small_run(train_metrics=None, loggers=log, callbacks=Observer(), max_duration="2ep")
 
         trainer.fit()
 
@@ -338,10 +331,10 @@ class TestTrainingMetric:
         ]
         assert logged == pytest.approx(by_epoch)
 
-    def test_no_training_metrics(self, make_trainer):
+    def test_no_training_metrics(self):
         """A classifier without training metrics trains."""
         model = ComposerClassifier(nn.Linear(4, 3), num_classes=3, train_metrics=[])
-        trainer = make_trainer(model=model, max_duration="1ba")
+        trainer = small_run(model=model, max_duration="1ba")
 
         trainer.fit()
 

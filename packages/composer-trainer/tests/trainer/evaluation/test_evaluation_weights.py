@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from composer.algorithms import EMA, SAM, SWA
 from composer.callbacks import CheckpointSaver, ExportForInferenceCallback
 from composer.core import Callback
+from fixtures import make_classifier, make_loader, small_run
 
 
 class Averaging(torch.optim.SGD):
@@ -68,11 +69,11 @@ def with_sam(request):
 
 
 @pytest.fixture(params=RUNS, ids=str)
-def trained(request, with_sam, make_trainer, tmp_path):
+def trained(request, with_sam, tmp_path):
     """A trainer whose training and evaluation weights differ, and the latter."""
-    look, model = Observer(), make_trainer.model()
+    look, model = Observer(), make_classifier()
     optimizer = Averaging if request.param == "schedule-free" else torch.optim.SGD
-    trainer = make_trainer(
+    trainer = small_run(
         model=model,
         optimizers=optimizer(model.parameters(), lr=0.1),
         algorithms=RUNS[request.param]() + ([SAM()] if with_sam else []),
@@ -81,7 +82,7 @@ def trained(request, with_sam, make_trainer, tmp_path):
             CheckpointSaver(tmp_path / "saver", "final", weights_only=True),
             ExportForInferenceCallback("torchexport", tmp_path / "model.pt2"),
         ],
-        eval_dataloader=make_trainer.loader(),
+        eval_dataloader=make_loader(),
         max_duration="5ba",
     )
     trainer.fit()
@@ -109,11 +110,11 @@ class TestSavedWeights:
         assert same(load_file(f"{path}/model.safetensors"), evaluated)
         assert same(trainer.state.model.state_dict(), before)
 
-    def test_export(self, trained, make_trainer, tmp_path):
+    def test_export(self, trained, tmp_path):
         """The callback and the trainer's method export them."""
         trainer, evaluated = trained
         trainer.export_for_inference("torchexport", tmp_path / "other.pt2")
-        reference = make_trainer.model()
+        reference = make_classifier()
         reference.load_state_dict(evaluated)
 
         inputs = torch.rand(3, 4)

@@ -13,6 +13,7 @@ from composer.checkpoint import CheckpointMismatchError, save_checkpoint
 from composer.core import Callback
 from composer.loggers import FileLogger, InMemoryLogger, TensorboardLogger
 from composer.trainer.evaluation.metrics import load_metrics, save_metrics
+from fixtures import make_classifier, small_run
 
 
 class Seen(Callback):
@@ -68,9 +69,9 @@ SAMPLERS = {"with a length": Counting, "with set_epoch": CountingByEpoch, "witho
 
 
 @pytest.fixture
-def stopped(make_trainer, tmp_path):
+def stopped(tmp_path):
     """Return the path of a checkpoint within the second epoch of five batches."""
-    trainer = make_trainer(train_dataloader=plain_loader(), max_duration="8ba")
+    trainer = small_run(train_dataloader=plain_loader(), max_duration="8ba")
     trainer.fit()
     return trainer.save_checkpoint(str(tmp_path / "stopped"))
 
@@ -116,14 +117,14 @@ class TestCheck:
             ("world_size", "x"),
         ],
     )
-    def test_invalid_state_raises(self, make_trainer, tmp_path, part, value):
+    def test_invalid_state_raises(self, tmp_path, part, value):
         """An invalid state raises with its name before anything is loaded."""
-        trainer = make_trainer(max_duration="1ep")
+        trainer = small_run(max_duration="1ep")
         extra = {**trainer._progress.to_data(), part: value}
         path = save_checkpoint(trainer.state, tmp_path / "one", extra=extra)
 
         with pytest.raises(CheckpointMismatchError, match=rf"extra(\.|: ){part}"):
-            make_trainer(max_duration="1ep", load_path=path)
+            small_run(max_duration="1ep", load_path=path)
 
     @pytest.mark.parametrize(
         ("path", "value"),
@@ -165,13 +166,13 @@ class TestCheck:
             ("rng.numpy.position", 10**6),
         ],
     )
-    def test_invalid_parts_raise(self, make_trainer, tmp_path, path, value):
+    def test_invalid_parts_raise(self, tmp_path, path, value):
         """Each part is checked, and the run does not change: weights, clock and generators."""
         first, own = (
             [FileLogger(str(tmp_path / "{run_name}.txt")), TensorboardLogger(str(tmp_path)), InMemoryLogger()]
             for _ in range(2)
         )
-        trainer = make_trainer(run_name="a", train_metrics=MulticlassAccuracy(3), loggers=first, max_duration="1ep")
+        trainer = small_run(run_name="a", train_metrics=MulticlassAccuracy(3), loggers=first, max_duration="1ep")
         extra = trainer._progress.to_data()
         *outer, last = path.split(".")
         place = extra["processes"][0]
@@ -179,18 +180,18 @@ class TestCheck:
             place = place.setdefault(key, {})
         place[last] = value
         checkpoint = save_checkpoint(trainer.state, tmp_path / "one", extra=extra)
-        model = make_trainer.model(seed=3, train_metrics=MulticlassAccuracy(3))
+        model = make_classifier(seed=3, train_metrics=MulticlassAccuracy(3))
         weights = {name: weight.clone() for name, weight in model.state_dict().items()}
 
         with pytest.raises(CheckpointMismatchError, match="nothing has been changed"):
-            make_trainer(run_name="b", loggers=own, model=model, max_duration="1ep", load_path=checkpoint)
+            small_run(run_name="b", loggers=own, model=model, max_duration="1ep", load_path=checkpoint)
 
         assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items())
         assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(7).get_state())  # the trainer's seed
 
-    def test_ignored_state_is_not_checked(self, make_trainer, stopped):
+    def test_ignored_state_is_not_checked(self, stopped):
         """With an ignored clock the saved position may be beyond the data."""
-        trainer = make_trainer(
+        trainer = small_run(
             train_dataloader=plain_loader(batch_size=10),
             max_duration="1ep",
             load_path=stopped,
@@ -203,11 +204,11 @@ class TestCheck:
 
 
 class TestResume:
-    def test_ignored_clock(self, make_trainer, stopped):
+    def test_ignored_clock(self, stopped):
         """A run that ignores the saved clock starts with a complete epoch."""
         recorder = Seen()
 
-        make_trainer(
+        small_run(
             train_dataloader=plain_loader(),
             max_duration="1ep",
             load_path=stopped,
@@ -218,11 +219,11 @@ class TestResume:
         assert recorder.batches == [(0, 1, 0), (0, 2, 16), (0, 3, 32), (0, 4, 48), (0, 5, 64)]
 
     @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # of torchdata's own
-    def test_new_stateful_loader(self, make_trainer, stopped):
+    def test_new_stateful_loader(self, stopped):
         """A stateful loader that was not saved is fast-forwarded."""
         module = pytest.importorskip("torchdata.stateful_dataloader", reason="it is an optional loader")
         recorder = Seen()
-        trainer = make_trainer(
+        trainer = small_run(
             train_dataloader=plain_loader(module.StatefulDataLoader),
             max_duration="2ep",
             load_path=stopped,
@@ -234,19 +235,19 @@ class TestResume:
 
         assert recorder.batches == [(1, 4, 48), (1, 5, 64)]
 
-    def test_position_beyond_the_epoch_raises(self, make_trainer, stopped):
+    def test_position_beyond_the_epoch_raises(self, stopped):
         """The error states the likely reason."""
         with pytest.raises(
             CheckpointMismatchError, match=r"3 batches .* were done, and train_dataloader has 2\. .* same batch size"
         ):
-            make_trainer(train_dataloader=plain_loader(batch_size=10), max_duration="2ep", load_path=stopped)
+            small_run(train_dataloader=plain_loader(batch_size=10), max_duration="2ep", load_path=stopped)
 
     @pytest.mark.parametrize(("batch_size", "length", "left"), [(5, 4, [(1, 4, 60)]), (7, 3, []), (3, 7, None)])
-    def test_other_epoch_length_warns(self, make_trainer, stopped, batch_size, length, left):
+    def test_other_epoch_length_warns(self, stopped, batch_size, length, left):
         """A run resumes in an epoch of another length with a warning that samples differ."""
         recorder = Seen()
         options = {"max_duration": "2ep", "load_path": stopped, "callbacks": [recorder]}
-        trainer = make_trainer(train_dataloader=plain_loader(batch_size=batch_size), **options)
+        trainer = small_run(train_dataloader=plain_loader(batch_size=batch_size), **options)
 
         with pytest.warns(UserWarning, match=f"had 5 batches when the run stopped in an epoch, and has {length}, so"):
             trainer.fit()
@@ -260,29 +261,29 @@ class TestResume:
             ({"samples": 19}, "had 20 samples when .*, and has 19, so"),
         ],
     )
-    def test_other_batch_size_with_equal_length_warns(self, make_trainer, stopped, options, message):
+    def test_other_batch_size_with_equal_length_warns(self, stopped, options, message):
         """Equal numbers of batches with another batch size or number of samples give a warning."""
-        trainer = make_trainer(train_dataloader=plain_loader(**options), max_duration="2ep", load_path=stopped)
+        trainer = small_run(train_dataloader=plain_loader(**options), max_duration="2ep", load_path=stopped)
 
         with pytest.warns(UserWarning, match=f"^train_dataloader {message} some samples of this epoch may"):
             trainer.fit()
 
-    def test_other_batch_size_of_a_list(self, make_trainer, tmp_path):
+    def test_other_batch_size_of_a_list(self, tmp_path):
         """The samples of a list's first batches are counted."""
-        trainer = make_trainer(train_dataloader=list(plain_loader(batch_size=6)), max_duration="1ep")
+        trainer = small_run(train_dataloader=list(plain_loader(batch_size=6)), max_duration="1ep")
         trainer.fit(duration="2ba")
         path = trainer.save_checkpoint(str(tmp_path / "one"))
-        other = make_trainer(train_dataloader=list(plain_loader(batch_size=5)), max_duration="1ep", load_path=path)
+        other = small_run(train_dataloader=list(plain_loader(batch_size=5)), max_duration="1ep", load_path=path)
 
         with pytest.warns(UserWarning, match="had 12 samples in the first 2 batches when .*, and has 10, so"):
             other.fit()
 
-    def test_other_batch_size_of_replayed_batches(self, make_trainer, tmp_path):
+    def test_other_batch_size_of_replayed_batches(self, tmp_path):
         """The samples of replayed batches are counted."""
-        trainer = make_trainer(train_dataloader=OnlyIterable(6), max_duration="1ep")
+        trainer = small_run(train_dataloader=OnlyIterable(6), max_duration="1ep")
         trainer.fit(duration="2ba")
         path = trainer.save_checkpoint(str(tmp_path / "one"))
-        other = make_trainer(train_dataloader=OnlyIterable(5), max_duration="1ep", load_path=path)
+        other = small_run(train_dataloader=OnlyIterable(5), max_duration="1ep", load_path=path)
 
         with (
             pytest.warns(UserWarning, match="first 2 batches are loaded again"),
@@ -290,12 +291,12 @@ class TestResume:
         ):
             other.fit()
 
-    def test_other_number_of_workers_of_a_stream(self, make_trainer, tmp_path):
+    def test_other_number_of_workers_of_a_stream(self, tmp_path):
         """A stream is usually split over workers, so another number of them gives a warning; two workers are slow."""
-        trainer = make_trainer(train_dataloader=DataLoader(Split(), batch_size=4, num_workers=2), max_duration="1ep")
+        trainer = small_run(train_dataloader=DataLoader(Split(), batch_size=4, num_workers=2), max_duration="1ep")
         trainer.fit(duration="2ba")
         path = trainer.save_checkpoint(str(tmp_path / "one"))
-        other = make_trainer(train_dataloader=DataLoader(Split(), batch_size=4), max_duration="1ep", load_path=path)
+        other = small_run(train_dataloader=DataLoader(Split(), batch_size=4), max_duration="1ep", load_path=path)
 
         with (
             pytest.warns(UserWarning, match="first 2 batches are loaded again"),
@@ -303,57 +304,57 @@ class TestResume:
         ):
             other.fit()
 
-    def test_other_length_between_epochs(self, make_trainer, tmp_path):
+    def test_other_length_between_epochs(self, tmp_path):
         """Between two epochs data may change without a warning."""
         options = {"save_folder": str(tmp_path), "save_interval": "5ba"}
-        make_trainer(train_dataloader=plain_loader(), max_duration="1ep", **options).fit()
+        small_run(train_dataloader=plain_loader(), max_duration="1ep", **options).fit()
         recorder, [path] = Seen(), tmp_path.glob("*-ba5")
         options = {"load_path": path, "callbacks": [recorder]}
 
-        make_trainer(train_dataloader=plain_loader(batch_size=10), max_duration="2ep", **options).fit()
+        small_run(train_dataloader=plain_loader(batch_size=10), max_duration="2ep", **options).fit()
 
         assert recorder.batches == [(1, 1, 0), (1, 2, 40)]
 
-    def test_subset_of_the_batches(self, make_trainer, stopped):
+    def test_subset_of_the_batches(self, stopped):
         """Ending the epoch earlier gives no warning."""
         recorder = Seen()
         options = {"max_duration": "2ep", "load_path": stopped, "callbacks": [recorder]}
 
-        make_trainer(train_dataloader=plain_loader(), train_subset_num_batches=4, **options).fit()
+        small_run(train_dataloader=plain_loader(), train_subset_num_batches=4, **options).fit()
 
         assert recorder.batches == [(1, 4, 48)]
 
-    def test_unreproducible_sampler_warns(self, make_trainer, tmp_path):
+    def test_unreproducible_sampler_warns(self, tmp_path):
         """Indices in another order than before are detected."""
-        first = make_trainer(train_dataloader=plain_loader(sampler=list(range(20))), max_duration="1ep")
+        first = small_run(train_dataloader=plain_loader(sampler=list(range(20))), max_duration="1ep")
         first.fit(duration="3ba")
         path = first.save_checkpoint(str(tmp_path / "one"))
         backwards = plain_loader(sampler=list(range(19, -1, -1)))
-        other = make_trainer(train_dataloader=backwards, max_duration="1ep", load_path=path)
+        other = small_run(train_dataloader=backwards, max_duration="1ep", load_path=path)
 
         with pytest.warns(UserWarning, match="sampler gives another order than before the run stopped"):
             other.fit()
 
     @pytest.mark.parametrize("kind", SAMPLERS)
-    def test_stateful_sampler_warns(self, make_trainer, tmp_path, kind):
+    def test_stateful_sampler_warns(self, tmp_path, kind):
         """An order that cannot be restored within an epoch is detected, for any sampler."""
         options = {"train_subset_num_batches": 5, "max_duration": "3ep"}
         COUNTED.clear()
-        first = make_trainer(train_dataloader=plain_loader(sampler=SAMPLERS[kind]()), **options)
+        first = small_run(train_dataloader=plain_loader(sampler=SAMPLERS[kind]()), **options)
         first.fit(duration="7ba")
         path = first.save_checkpoint(str(tmp_path / "one"))
         COUNTED.clear()  # as in a new process
-        again = make_trainer(train_dataloader=plain_loader(sampler=SAMPLERS[kind]()), load_path=path, **options)
+        again = small_run(train_dataloader=plain_loader(sampler=SAMPLERS[kind]()), load_path=path, **options)
 
         with pytest.warns(UserWarning, match="sampler gives another order than before the run stopped"):
             again.fit()
 
-    def test_weights_only_warns(self, make_trainer, tmp_path, caplog):
+    def test_weights_only_warns(self, tmp_path, caplog):
         """A run that saves only weights cannot resume, and warns when it is restarted."""
         options = {"save_folder": str(tmp_path), "run_name": "blur", "autoresume": True, "save_weights_only": True}
-        make_trainer(max_duration="1ep", **options).fit()
+        small_run(max_duration="1ep", **options).fit()
 
-        later = make_trainer(max_duration="1ep", **options)
+        later = small_run(max_duration="1ep", **options)
 
         assert int(later.state.timestamp.batch) == 0
         assert "there are only weights of 'blur'" in caplog.text

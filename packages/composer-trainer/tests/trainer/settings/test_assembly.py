@@ -3,9 +3,10 @@
 import pytest
 
 from composer.core import Callback
+from fixtures import small_run
 
 
-def test_error_at_init_closes_callbacks(make_trainer):
+def test_error_at_init_closes_callbacks():
     """Callbacks are closed after an error at INIT."""
     closed = []
 
@@ -17,14 +18,14 @@ def test_error_at_init_closes_callbacks(make_trainer):
             closed.append(True)
 
     with pytest.raises(LookupError, match="on purpose"):
-        make_trainer(callbacks=Fails())
+        small_run(callbacks=Fails())
 
     assert closed == [True]
 
 
-def test_text_of_a_trainer(make_trainer):
+def test_text_of_a_trainer():
     """The text of a trainer names model, run and device, and how far it has trained."""
-    trainer = make_trainer(max_duration="2ep", run_name="first")
+    trainer = small_run(max_duration="2ep", run_name="first")
     trainer.fit(duration="3ba")
 
     assert repr(trainer) == (

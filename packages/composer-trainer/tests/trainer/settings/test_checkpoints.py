@@ -8,6 +8,7 @@ from torchmetrics import Metric
 from composer.checkpoint import KeepBest, find_checkpoints
 from composer.core import Evaluator
 from composer.trainer.settings.checkpoints import best_by
+from fixtures import make_loader, small_run
 
 
 class Undirected(Metric):
@@ -30,41 +31,39 @@ class WithMetrics:
         return {"Metric": self.metric}
 
 
-def evaluated(make_trainer, folder, **options):
+def evaluated(folder, **options):
     """Train with an evaluation after each epoch, and return the trainer and the accuracy of each checkpoint by name."""
-    trainer = make_trainer(
-        max_duration="4ep", eval_dataloader=make_trainer.loader(seed=1), save_folder=str(folder), **options
-    )
+    trainer = small_run(max_duration="4ep", eval_dataloader=make_loader(seed=1), save_folder=str(folder), **options)
     trainer.fit()
     name = "metrics/eval/MulticlassAccuracy"
     return trainer, {one.name: one.manifest.metrics[name] for one in find_checkpoints(str(folder))}
 
 
-def test_best_checkpoint_of_a_training(make_trainer, tmp_path):
+def test_best_checkpoint_of_a_training(tmp_path):
     """The link and the trainer name the first checkpoint with the highest accuracy."""
-    trainer, accuracies = evaluated(make_trainer, tmp_path, save_best="eval/MulticlassAccuracy")
+    trainer, accuracies = evaluated(tmp_path, save_best="eval/MulticlassAccuracy")
 
     best = max(accuracies, key=accuracies.get)
     assert len(accuracies) == 4
     assert Path(trainer.best_checkpoint).name == (tmp_path / "best").resolve().name == best
 
 
-def test_only_the_last_and_the_best_are_kept(make_trainer, tmp_path):
+def test_only_the_last_and_the_best_are_kept(tmp_path):
     """With a number of checkpoints to keep, the best one is kept in addition."""
     options = {"save_num_checkpoints_to_keep": 1, "save_best": "metrics/eval/MulticlassAccuracy"}
 
-    trainer, accuracies = evaluated(make_trainer, tmp_path, **options)
+    trainer, accuracies = evaluated(tmp_path, **options)
 
     assert {*accuracies} == {"ep4-ba20", Path(trainer.best_checkpoint).name}
     assert trainer.fit().best_checkpoint == trainer.best_checkpoint
 
 
-def test_best_checkpoint_can_be_loaded_by_its_link(make_trainer, tmp_path):
+def test_best_checkpoint_can_be_loaded_by_its_link(tmp_path):
     """The link is a path to load."""
-    trainer, _ = evaluated(make_trainer, tmp_path, save_best="eval/MulticlassAccuracy")
+    trainer, _ = evaluated(tmp_path, save_best="eval/MulticlassAccuracy")
     trainer.close()
 
-    again = make_trainer(load_path=str(tmp_path / "best"))
+    again = small_run(load_path=str(tmp_path / "best"))
 
     assert f"ep{int(again.state.timestamp.epoch)}-" in trainer.best_checkpoint
 
@@ -78,23 +77,23 @@ def test_best_checkpoint_can_be_loaded_by_its_link(make_trainer, tmp_path):
         (3, "save_best must be a metric such as 'eval/MulticlassAccuracy' or a KeepBest, got 3"),
     ],
 )
-def test_bad_value(make_trainer, tmp_path, save_best, message):
+def test_bad_value(tmp_path, save_best, message):
     """An unknown metric or label raises at construction, with the known ones."""
     with pytest.raises((TypeError, ValueError), match=message):
-        make_trainer(save_best=save_best, save_folder=str(tmp_path), eval_dataloader=make_trainer.loader())
+        small_run(save_best=save_best, save_folder=str(tmp_path), eval_dataloader=make_loader())
 
 
-def test_folder_is_needed(make_trainer):
+def test_folder_is_needed():
     """Without a folder there is nothing to choose among."""
     with pytest.raises(ValueError, match="save_best chooses among the checkpoints in save_folder"):
-        make_trainer(save_best="eval/MulticlassAccuracy", eval_dataloader=make_trainer.loader())
+        small_run(save_best="eval/MulticlassAccuracy", eval_dataloader=make_loader())
 
 
-def test_metric_of_an_evaluator_that_is_given_to_fit(make_trainer, tmp_path):
+def test_metric_of_an_evaluator_that_is_given_to_fit(tmp_path):
     """Without evaluators at construction, the label is that of a later one."""
-    trainer = make_trainer(max_duration="1ep", save_folder=str(tmp_path), save_best="late/MulticlassAccuracy")
+    trainer = small_run(max_duration="1ep", save_folder=str(tmp_path), save_best="late/MulticlassAccuracy")
 
-    result = trainer.fit(eval_dataloader=Evaluator(label="late", dataloader=make_trainer.loader()))
+    result = trainer.fit(eval_dataloader=Evaluator(label="late", dataloader=make_loader()))
 
     assert result.best_checkpoint == str(tmp_path / "ep1-ba5")
 

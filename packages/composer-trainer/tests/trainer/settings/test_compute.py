@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from composer.models import ComposerClassifier
+from fixtures import small_run, weights
 
 
 def wide_model():
@@ -14,17 +15,17 @@ def wide_model():
 
 
 class TestFP8:
-    def test_unsupported_device_raises(self, make_trainer):
+    def test_unsupported_device_raises(self):
         """On a device without 8-bit matrix products, the error states the alternative."""
         with pytest.raises(ValueError, match=r"amp_fp8.*needs a GPU.*amp_bf16"):
-            make_trainer(precision="amp_fp8")
+            small_run(precision="amp_fp8")
 
-    def test_emulated(self, make_trainer):
+    def test_emulated(self):
         """Emulated, matching layers compute in 8 bits, train, and keep their names and weights."""
         pytest.importorskip("torchao", reason="the extra fp8 is not installed")
         model = wide_model()
         before = dict(model.named_parameters())
-        trainer = make_trainer(
+        trainer = small_run(
             model=model,
             optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
             precision="amp_fp8",
@@ -40,32 +41,32 @@ class TestFP8:
         assert list(dict(model.named_parameters())) == list(before)
         assert not torch.equal(model.module[1].weight, start)
 
-    def test_no_matching_layers_warn(self, make_trainer):
+    def test_no_matching_layers_warn(self):
         """A model without matching layers gives a warning."""
         pytest.importorskip("torchao", reason="the extra fp8 is not installed")
 
         with pytest.warns(UserWarning, match="changed none of the model's"):
-            make_trainer(precision="amp_fp8", precision_config={"emulate": True})
+            small_run(precision="amp_fp8", precision_config={"emulate": True})
 
-    def test_settings_without_fp8_raise(self, make_trainer):
+    def test_settings_without_fp8_raise(self):
         """Settings without effect raise."""
         with pytest.raises(ValueError, match="precision_config is only for"):
-            make_trainer(precision="amp_bf16", precision_config={"emulate": True})
+            small_run(precision="amp_bf16", precision_config={"emulate": True})
 
-    def test_cannot_be_enabled_in_fit(self, make_trainer):
+    def test_cannot_be_enabled_in_fit(self):
         """The layers are created with the trainer, so that fit cannot enable 8 bits."""
-        trainer = make_trainer(max_duration="1ba")
+        trainer = small_run(max_duration="1ba")
 
         with pytest.raises(ValueError, match="Give precision to the Trainer"):
             trainer.fit(precision="amp_fp8")
 
 
 class TestCompile:
-    def test_names_are_preserved(self, make_trainer):
+    def test_names_are_preserved(self):
         """A compiled model trains like the plain one, with equal names."""
         plain, compiled = (
-            make_trainer(max_duration="3ba"),
-            make_trainer(max_duration="3ba", compile_config={"backend": "eager"}),
+            small_run(max_duration="3ba"),
+            small_run(max_duration="3ba", compile_config={"backend": "eager"}),
         )
 
         plain.fit()
@@ -73,16 +74,16 @@ class TestCompile:
 
         assert list(compiled.state.model.state_dict()) == list(plain.state.model.state_dict())
         assert compiled.state.model._compiled_call_impl is not None
-        torch.testing.assert_close(make_trainer.weights(compiled), make_trainer.weights(plain))
+        torch.testing.assert_close(weights(compiled), weights(plain))
 
-    def test_invalid_config_raises(self, make_trainer):
+    def test_invalid_config_raises(self):
         """Other values than arguments raise."""
         with pytest.raises(TypeError, match=r"compile_config must be a dictionary of arguments.*\{\}"):
-            make_trainer(compile_config=True)
+            small_run(compile_config=True)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "all"])
-def test_invalid_microbatch_size_raises(make_trainer, wrong):
+def test_invalid_microbatch_size_raises(wrong):
     """A size is None, "auto" or a positive integer."""
     with pytest.raises(ValueError, match="device_train_microbatch_size must be"):
-        make_trainer(device_train_microbatch_size=wrong)
+        small_run(device_train_microbatch_size=wrong)

@@ -20,13 +20,14 @@ from composer.core import Algorithm, Evaluator, Event, Stage, State
 from composer.loggers import ConsoleLogger, InMemoryLogger
 from composer.optim import MultiStepScheduler, StepScheduler, plot_schedule
 from composer.trainer.settings.groups import ArgumentsError
+from fixtures import make_classifier, small_run
 
 
 class TestSeveralErrors:
-    def test_all_wrong_arguments_are_listed(self, make_trainer):
+    def test_all_wrong_arguments_are_listed(self):
         """Several invalid arguments raise one error that states how to fix each."""
         with pytest.raises(ArgumentsError) as warned:
-            make_trainer(
+            small_run(
                 model=torch.nn.Linear(4, 3),
                 optimizers=torch.optim.SGD([torch.zeros(1)], lr=0.1),
                 max_duration="0ep",
@@ -51,30 +52,30 @@ class TestSeveralErrors:
         ):
             assert name in text
 
-    def test_is_a_value_error_and_a_type_error(self, make_trainer):
+    def test_is_a_value_error_and_a_type_error(self):
         """The error can be caught as either."""
         for kind in (ValueError, TypeError):
             with pytest.raises(kind, match="2 arguments are wrong"):
-                make_trainer(seed=-1, max_duration="0ep")
+                small_run(seed=-1, max_duration="0ep")
 
-    def test_single_error_is_raised_directly(self, make_trainer):
+    def test_single_error_is_raised_directly(self):
         """A single error is raised without a list."""
         with pytest.raises(ValueError, match=r"^seed must be in"):
-            make_trainer(seed=-1)
+            small_run(seed=-1)
 
-    def test_errors_have_no_side_effects(self, make_trainer):
+    def test_errors_have_no_side_effects(self):
         """Wrong arguments do not change generators and model."""
-        model = make_trainer.model().double()
+        model = make_classifier().double()
         torch.manual_seed(3)
         expected = torch.rand(1)
         torch.manual_seed(3)
 
         with pytest.raises(ValueError, match="max_duration"):
-            make_trainer(model=model, max_duration="0ep", seed=5)
+            small_run(model=model, max_duration="0ep", seed=5)
 
         assert torch.equal(torch.rand(1), expected)
 
-    def test_algorithms_and_callbacks_of_wrong_types(self, make_trainer):
+    def test_algorithms_and_callbacks_of_wrong_types(self):
         """A class instead of an instance, and an object that is not a callback, are reported together."""
 
         class Nothing(Algorithm):
@@ -84,7 +85,7 @@ class TestSeveralErrors:
                 pass
 
         with pytest.raises(ArgumentsError, match=r"(?s)write Nothing\(\).*callbacks must be Callback objects"):
-            make_trainer(algorithms=Nothing, callbacks="monitor")
+            small_run(algorithms=Nothing, callbacks="monitor")
 
 
 GIVEN = {
@@ -127,19 +128,19 @@ GIVEN = {
 
 class TestGroups:
     @pytest.mark.parametrize("name", GIVEN)
-    def test_each_argument_arrives_under_its_name(self, make_trainer, tmp_path, monkeypatch, name):
+    def test_each_argument_arrives_under_its_name(self, tmp_path, monkeypatch, name):
         """What is given to an argument is logged for it and for no other: no group mixes up two of them."""
         monkeypatch.chdir(tmp_path)
         history, usual = InMemoryLogger(), {"progress_bar": False, "device": "cpu", "seed": 7}
 
-        make_trainer(loggers=history, **{name: GIVEN[name]})
+        small_run(loggers=history, **{name: GIVEN[name]})
 
         assert history.hyperparameters["trainer"] == usual | {name: GIVEN[name]}
 
-    def test_arguments_that_contradict_each_other_are_listed(self, make_trainer):
+    def test_arguments_that_contradict_each_other_are_listed(self):
         """Arguments that are valid by themselves, but not together, are reported together."""
         with pytest.raises(ArgumentsError) as caught:
-            make_trainer(
+            small_run(
                 autoresume=True, save_best="eval/MulticlassAccuracy", train_dataloader=repeat(1), max_duration="2ep"
             )
 
@@ -164,10 +165,10 @@ class TestNames:
             ({"console_log_interval": "often"}, "console_log_interval must be a number followed by a unit"),
         ],
     )
-    def test_constructor_parameters(self, make_trainer, options, begin):
+    def test_constructor_parameters(self, options, begin):
         """An error has the constructor's parameter name, also if the value is used later."""
         with pytest.raises((TypeError, ValueError), match=f"^{begin}"):
-            make_trainer(**options)
+            small_run(**options)
 
     @pytest.mark.parametrize(
         ("options", "begin"),
@@ -178,10 +179,10 @@ class TestNames:
             ({"eval_interval": "often", "eval_dataloader": []}, "eval_interval must be a number followed by a unit"),
         ],
     )
-    def test_fit_parameters(self, make_trainer, options, begin):
+    def test_fit_parameters(self, options, begin):
         """Errors of fit() have its parameter names."""
         with pytest.raises(ValueError, match=f"^{begin}"):
-            make_trainer().fit(**options)
+            small_run().fit(**options)
 
     @pytest.mark.parametrize(
         ("make", "name"),
@@ -222,12 +223,12 @@ class TestPaths:
             ({"load_path": "ep1\0"}, "load_path must be the path or URL of a checkpoint"),
         ],
     )
-    def test_invalid_paths_raise(self, make_trainer, options, begin, tmp_path, monkeypatch):
+    def test_invalid_paths_raise(self, options, begin, tmp_path, monkeypatch):
         """A path that leads elsewhere or is empty raises before anything is created."""
         monkeypatch.chdir(tmp_path)
 
         with pytest.raises(ValueError, match=f"^{begin}"):
-            make_trainer(**options)
+            small_run(**options)
 
         assert not list(tmp_path.iterdir())
 
@@ -246,25 +247,25 @@ class TestTypes:
             ),
         ],
     )
-    def test_wrong_types_raise(self, make_trainer, options, begin):
+    def test_wrong_types_raise(self, options, begin):
         """A value of the wrong type raises with the parameter's name."""
         with pytest.raises(TypeError, match=f"^{begin}"):
-            make_trainer(**options)
+            small_run(**options)
 
-    def test_wrong_flag_is_reported_once(self, make_trainer):
+    def test_wrong_flag_is_reported_once(self):
         """An error that a component would raise again is not repeated."""
         with pytest.raises(TypeError) as caught:
-            make_trainer(save_folder="runs", save_overwrite="no")
+            small_run(save_folder="runs", save_overwrite="no")
 
         assert str(caught.value) == "save_overwrite must be True or False, got 'no'."
 
 
 class TestLogLevel:
-    def test_messages_are_printed(self, make_trainer, capsys):
+    def test_messages_are_printed(self, capsys):
         """Messages from the level on are printed."""
         log = logging.getLogger("composer")
         try:
-            make_trainer(python_log_level="info")
+            small_run(python_log_level="info")
 
             logging.getLogger("composer.trainer").info("something happened")
 

@@ -13,6 +13,7 @@ from composer.loggers import InMemoryLogger
 from composer.optim import CosineAnnealingWithWarmupScheduler, DecoupledSGDW
 from composer.trainer import Trainer
 from composer.trainer.tools.config import registered, trainer_arguments
+from fixtures import make_classifier, make_loader, small_run, weights
 
 RECIPE = """
 seed: 17
@@ -33,14 +34,14 @@ loggers: [InMemoryLogger: {every: 2ba}]
 
 
 @pytest.fixture
-def from_config(make_trainer):
+def from_config():
     """Return a function that builds a trainer of a small model from a configuration; it is closed at the end."""
     trainers = []
 
     def make(config, **arguments):
-        given = {"train_dataloader": make_trainer.loader(), **arguments}
+        given = {"train_dataloader": make_loader(), **arguments}
         if not isinstance(config, dict) or "model" not in config:
-            given["model"] = make_trainer.model()
+            given["model"] = make_classifier()
         trainers.append(Trainer.from_config(config, **given))
         return trainers[-1]
 
@@ -64,11 +65,11 @@ class TestComponents:
         assert (type(state.optimizers[0]), state.optimizers[0].param_groups[0]["lr"]) == (DecoupledSGDW, 0.1)
         assert (state.rank_zero_seed, str(state.max_duration)) == (17, "2ep")
 
-    def test_trains_as_the_program_with_the_same_components(self, from_config, make_trainer, tmp_path):
+    def test_trains_as_the_program_with_the_same_components(self, from_config, tmp_path):
         """The weights are bit-identical to those of a trainer that is built in Python."""
         (tmp_path / "run.yaml").write_text(RECIPE)
-        model = make_trainer.model()
-        written = make_trainer(
+        model = make_classifier()
+        written = small_run(
             model=model,
             seed=17,
             max_duration="2ep",
@@ -81,7 +82,7 @@ class TestComponents:
         written.fit()
         read.fit()
 
-        assert torch.equal(make_trainer.weights(read), make_trainer.weights(written))
+        assert torch.equal(weights(read), weights(written))
 
     @pytest.mark.parametrize(
         "algorithms",
@@ -110,7 +111,7 @@ class TestComponents:
 
         assert str(trainer.state.max_duration) == "1ep"
 
-    def test_model(self, make_trainer):
+    def test_model(self):
         """A model of a library is built by name, with weights that depend on the seed alone."""
         config = {"model": {"composer_torchvision": {"model_name": "mobilenet_v3_small", "num_classes": 3}}, "seed": 3}
 

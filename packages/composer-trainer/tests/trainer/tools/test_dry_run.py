@@ -6,6 +6,7 @@ from composer.callbacks import CheckpointSaver
 from composer.core import Callback, DataSpec, Evaluator, Event
 from composer.loggers import FileLogger
 from composer.optim import CosineAnnealingWithWarmupScheduler
+from fixtures import make_loader, small_run, weights
 
 
 class Count(Callback):
@@ -18,10 +19,10 @@ class Count(Callback):
         self.counts[event] += 1
 
 
-def test_batches_of_each_kind(make_trainer):
+def test_batches_of_each_kind():
     """Three batches are trained, evaluated and predicted, whatever the durations and intervals are."""
-    count, loader = Count(), make_trainer.loader()
-    trainer = make_trainer(
+    count, loader = Count(), make_loader()
+    trainer = small_run(
         fast_dev_run=3, max_duration="90ep", eval_dataloader=loader, eval_interval="70ba", callbacks=count
     )
 
@@ -35,13 +36,13 @@ def test_batches_of_each_kind(make_trainer):
     assert (evaluated_in_fit, count.counts[Event.EVAL_BATCH_END], len(outputs)) == (3, 6, 3)
 
 
-def test_evaluators_with_numbers_of_their_own(make_trainer):
+def test_evaluators_with_numbers_of_their_own():
     """Evaluators with another interval or number of batches have three, too, also those given to fit and eval."""
-    count, loader = Count(), make_trainer.loader()
+    count, loader = Count(), make_loader()
     evaluators = [
         Evaluator(label=label, dataloader=loader, subset_num_batches=5, eval_interval="9ep") for label in ("a", "b")
     ]
-    trainer = make_trainer(fast_dev_run=3, max_duration="90ep", callbacks=count)
+    trainer = small_run(fast_dev_run=3, max_duration="90ep", callbacks=count)
 
     trainer.fit(eval_dataloader=evaluators)
     trainer.eval(evaluators)
@@ -49,17 +50,17 @@ def test_evaluators_with_numbers_of_their_own(make_trainer):
     assert count.counts[Event.EVAL_BATCH_END] == 12
 
 
-def test_writes_nothing(make_trainer, tmp_path, monkeypatch):
+def test_writes_nothing(tmp_path, monkeypatch):
     """No checkpoint and no file of a logger is written."""
     monkeypatch.chdir(tmp_path)
-    trainer = make_trainer(
+    trainer = small_run(
         fast_dev_run=True,
         max_duration="2ep",
         save_folder="checkpoints",
         save_best="eval/MulticlassAccuracy",
         run_name="first",
         autoresume=True,
-        eval_dataloader=make_trainer.loader(),
+        eval_dataloader=make_loader(),
         callbacks=CheckpointSaver("others"),
         loggers=FileLogger("log.jsonl"),
     )
@@ -71,7 +72,7 @@ def test_writes_nothing(make_trainer, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_schedule_is_that_of_the_complete_training(make_trainer):
+def test_schedule_is_that_of_the_complete_training():
     """The learning rates are those of the first batches of the training with epochs of three batches."""
     rates = []
 
@@ -79,7 +80,7 @@ def test_schedule_is_that_of_the_complete_training(make_trainer):
         def batch_start(self, state, logger):
             rates.append(state.optimizers[0].param_groups[0]["lr"])
 
-    trainer = make_trainer(
+    trainer = small_run(
         fast_dev_run=3,
         max_duration="10ep",
         schedulers=CosineAnnealingWithWarmupScheduler("1ep"),
@@ -91,30 +92,30 @@ def test_schedule_is_that_of_the_complete_training(make_trainer):
     assert rates == pytest.approx([0.0, 0.1 / 3, 0.2 / 3])
 
 
-def test_duration_of_fit_and_endless_data(make_trainer):
+def test_duration_of_fit_and_endless_data():
     """A duration that is given to fit ends after three batches, also with data that never end."""
-    (batch, *_) = make_trainer.loader()
-    trainer = make_trainer(fast_dev_run=3, train_dataloader=DataSpec(iter(lambda: batch, None)))
+    (batch, *_) = make_loader()
+    trainer = small_run(fast_dev_run=3, train_dataloader=DataSpec(iter(lambda: batch, None)))
 
     result = trainer.fit(duration="1000ba")
 
     assert result.steps == 3
 
 
-def test_checkpoint_to_load(make_trainer, tmp_path):
+def test_checkpoint_to_load(tmp_path):
     """Of a checkpoint only the weights are loaded, so that a complete run trains three more batches."""
-    trained = make_trainer(max_duration="2ep")
+    trained = small_run(max_duration="2ep")
     trained.fit()
     path = trained.save_checkpoint(str(tmp_path / "done"))
 
-    trainer = make_trainer(max_duration="2ep", load_path=path, fast_dev_run=3)
+    trainer = small_run(max_duration="2ep", load_path=path, fast_dev_run=3)
 
-    assert make_trainer.weights(trainer).equal(make_trainer.weights(trained))
+    assert weights(trainer).equal(weights(trained))
     assert trainer.fit().steps == 3
 
 
 @pytest.mark.parametrize("fast_dev_run", ["yes", -1, 2.5])
-def test_bad_value(make_trainer, fast_dev_run):
+def test_bad_value(fast_dev_run):
     """Anything but a flag or a number of batches raises."""
     with pytest.raises(ValueError, match=r"fast_dev_run must be False, True or a number of batches, got"):
-        make_trainer(fast_dev_run=fast_dev_run)
+        small_run(fast_dev_run=fast_dev_run)

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from composer.trainer.tools.environment import warn_of_mosaicml
+from fixtures import small_run
 
 
 @pytest.fixture
@@ -28,53 +29,53 @@ def mosaicml(tmp_path, monkeypatch):
         ({"RUN_NAME": "plain", "COMPOSER_RUN_NAME": ""}, "plain"),
     ],
 )
-def test_the_run_name_is_read(make_trainer, monkeypatch, variables, expected):
+def test_the_run_name_is_read(monkeypatch, variables, expected):
     """Without run_name, a variable of the environment is the name; an empty one is none."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
 
-    trainer = make_trainer()
+    trainer = small_run()
 
     assert trainer.state.run_name == expected
 
 
-def test_an_argument_comes_first(make_trainer, monkeypatch):
+def test_an_argument_comes_first(monkeypatch):
     """The argument run_name is used before the environment."""
     monkeypatch.setenv("COMPOSER_RUN_NAME", "environment")
 
-    trainer = make_trainer(run_name="argument")
+    trainer = small_run(run_name="argument")
 
     assert trainer.state.run_name == "argument"
 
 
-def test_a_generated_name(make_trainer, monkeypatch):
+def test_a_generated_name(monkeypatch):
     """Without argument and variables, the name is generated from the time."""
     for name in ["RUN_NAME", "COMPOSER_RUN_NAME"]:
         monkeypatch.delenv(name, raising=False)
 
-    trainer = make_trainer()
+    trainer = small_run()
 
     assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{6}", trainer.state.run_name)
 
 
-def test_autoresume_uses_the_name_of_the_environment(make_trainer, monkeypatch, tmp_path):
+def test_autoresume_uses_the_name_of_the_environment(monkeypatch, tmp_path):
     """A run that is named by the environment resumes by that name."""
     monkeypatch.setenv("COMPOSER_RUN_NAME", "again")
     settings = {"save_folder": str(tmp_path), "autoresume": True}
-    first = make_trainer(max_duration="1ep", **settings)
+    first = small_run(max_duration="1ep", **settings)
     first.fit()
     first.close()
 
-    second = make_trainer(max_duration="2ep", **settings)
+    second = small_run(max_duration="2ep", **settings)
 
     assert second.state.timestamp.epoch == 1
 
 
 @pytest.mark.usefixtures("mosaicml")
-def test_mosaicml_warns_once(make_trainer, recwarn):
+def test_mosaicml_warns_once(recwarn):
     """The first trainer warns of the other distribution, with the commands that repair the installation."""
-    make_trainer()
-    make_trainer()
+    small_run()
+    small_run()
 
     (warning,) = recwarn
     assert "mosaicml 0.32.1" in str(warning.message)

@@ -14,6 +14,7 @@ from composer.algorithms import SAM
 from composer.models import ComposerClassifier
 from composer.optim import DecoupledSGDW
 from composer.trainer.tools.find_lr import LRSearch
+from fixtures import make_classifier, make_loader, small_run
 
 
 class Noisy(nn.Module):
@@ -29,13 +30,13 @@ class Noisy(nn.Module):
         return self.layers(inputs + 0.01 * noise) * (1 + 0.01 * random.random() + 0.01 * np.random.rand())  # noqa: NPY002  (the global generator)
 
 
-def make_noisy(make_trainer, make_optimizer, **options):
+def make_noisy(make_optimizer, **options):
     """Return a trainer of the noisy network with shuffled data."""
     torch.manual_seed(0)
     model = ComposerClassifier(Noisy(), num_classes=3)
     inputs = torch.randn(40, 4)
     data = TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
-    return make_trainer(
+    return small_run(
         model=model,
         train_dataloader=DataLoader(data, batch_size=4, shuffle=True),
         optimizers=make_optimizer(model.parameters()),
@@ -74,9 +75,9 @@ OPTIMIZERS = {
 class TestNothingStaysChanged:
     @pytest.mark.parametrize("make_optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
     @pytest.mark.parametrize("trained", [0, 7])
-    def test_state_is_bit_identical(self, make_trainer, make_optimizer, trained):
+    def test_state_is_bit_identical(self, make_optimizer, trained):
         """Weights, buffers, gradients, optimizers, generators and the clock are those of before, also mid-epoch."""
-        trainer = make_noisy(make_trainer, make_optimizer)
+        trainer = make_noisy(make_optimizer)
         if trained:
             trainer.fit(duration=f"{trained}ba")
         before = everything(trainer)
@@ -86,11 +87,11 @@ class TestNothingStaysChanged:
         after = everything(trainer)
         assert {name for name in before if before[name] != after[name]} == set()
 
-    def test_training_is_bit_identical(self, make_trainer):
+    def test_training_is_bit_identical(self):
         """A run with a search before and in the middle of it computes the weights of a run without one."""
         weights = []
         for searches in (False, True):
-            trainer = make_noisy(make_trainer, OPTIMIZERS["SGD"])  # which seeds the global generators
+            trainer = make_noisy(OPTIMIZERS["SGD"])  # which seeds the global generators
             for duration in ("7ba", "6ba"):
                 if searches:
                     trainer.find_lr(num_batches=15)
@@ -99,9 +100,9 @@ class TestNothingStaysChanged:
 
         assert weights[0] == weights[1]
 
-    def test_error_restores_everything(self, make_trainer):
+    def test_error_restores_everything(self):
         """An error of the model in a step leaves weights and optimizers as they were."""
-        trainer = make_noisy(make_trainer, OPTIMIZERS["SGD"])
+        trainer = make_noisy(OPTIMIZERS["SGD"])
         model, before, calls = trainer.state.model, everything(trainer), []
         loss = model.loss
 
@@ -118,9 +119,9 @@ class TestNothingStaysChanged:
 
         assert everything(trainer) == before
 
-    def test_wrapped_optimizer(self, make_trainer):
+    def test_wrapped_optimizer(self):
         """The state of an optimizer that an algorithm wraps is restored, too."""
-        trainer = make_noisy(make_trainer, OPTIMIZERS["SGD"], algorithms=SAM())
+        trainer = make_noisy(OPTIMIZERS["SGD"], algorithms=SAM())
         trainer.fit(duration="3ba")
         before = everything(trainer)
 
@@ -131,23 +132,23 @@ class TestNothingStaysChanged:
 
 
 class TestSearch:
-    def test_rates_grow_by_a_constant_factor(self, make_trainer):
+    def test_rates_grow_by_a_constant_factor(self):
         """The rates are a geometric series from start_lr to end_lr, with a loss for each."""
-        search = make_trainer().find_lr(start_lr=1e-4, end_lr=1e-2, num_batches=21, stop_factor=100.0)
+        search = small_run().find_lr(start_lr=1e-4, end_lr=1e-2, num_batches=21, stop_factor=100.0)
 
         assert search.lrs == pytest.approx(np.geomspace(1e-4, 1e-2, 21).tolist())
         assert len(search.losses) == 21
 
-    def test_losses_are_those_of_a_plain_loop(self, make_trainer):
+    def test_losses_are_those_of_a_plain_loop(self):
         """The losses equal those of a plain loop over the same batches, with rates in proportion in each group."""
 
         def make():
-            model = make_trainer.model()
+            model = make_classifier()
             first, *_, last = model.module
             groups = [{"params": first.parameters(), "lr": 0.1}, {"params": last.parameters(), "lr": 0.02}]
             return model, torch.optim.SGD(groups, lr=0.1)
 
-        data = list(make_trainer.loader())
+        data = list(make_loader())
         model, optimizer = make()
         expected = []
         for lr, (inputs, targets) in zip(np.geomspace(1e-3, 1.0, 5), data, strict=True):
@@ -160,42 +161,41 @@ class TestSearch:
             expected.append(loss.item())
         model, optimizer = make()
 
-        search = make_trainer(model=model, optimizers=optimizer, train_dataloader=data).find_lr(
+        search = small_run(model=model, optimizers=optimizer, train_dataloader=data).find_lr(
             start_lr=1e-3, end_lr=1.0, num_batches=5, stop_factor=100.0
         )
 
         assert search.losses == pytest.approx(expected)
 
-    def test_microbatches_do_not_change_the_losses(self, make_trainer):
+    def test_microbatches_do_not_change_the_losses(self):
         """With microbatches the losses are those of complete batches."""
         losses = [
-            make_trainer(device_train_microbatch_size=size).find_lr(num_batches=8, end_lr=0.1).losses
-            for size in (None, 3)
+            small_run(device_train_microbatch_size=size).find_lr(num_batches=8, end_lr=0.1).losses for size in (None, 3)
         ]
 
         assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
-    def test_ends_where_the_loss_explodes(self, make_trainer):
+    def test_ends_where_the_loss_explodes(self):
         """Steps end when the loss is several times the lowest; no loss that is infinite or NaN is in the result."""
-        search = make_trainer().find_lr(end_lr=1e9, num_batches=60)
+        search = small_run().find_lr(end_lr=1e9, num_batches=60)
 
         assert len(search.losses) < 60
         assert all(map(math.isfinite, search.losses))
 
-    def test_data_is_repeated(self, make_trainer):
+    def test_data_is_repeated(self):
         """More steps than an epoch has batches continue with the next epoch."""
-        search = make_trainer().find_lr(num_batches=12, end_lr=1e-3)
+        search = small_run().find_lr(num_batches=12, end_lr=1e-3)
 
         assert len(search.losses) == 12
 
-    def test_suggestion_trains(self, make_trainer):
+    def test_suggestion_trains(self):
         """A training with the suggested rate reduces the loss more than one with a hundredth of it."""
         final = {}
-        lr = make_trainer().find_lr(num_batches=60).suggestion
+        lr = small_run().find_lr(num_batches=60).suggestion
         for rate in (lr, lr / 100):
-            model = make_trainer.model()
+            model = make_classifier()
             optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-            result = make_trainer(model=model, optimizers=optimizer, max_duration="10ep").fit()
+            result = small_run(model=model, optimizers=optimizer, max_duration="10ep").fit()
             final[rate] = result.metrics["loss/train/total"]
 
         assert final[lr] < 0.9 * final[lr / 100]
@@ -213,9 +213,9 @@ class TestResult:
         """Losses that never decrease suggest nothing."""
         assert LRSearch((0.1, 0.2, 0.3, 0.4)[: len(losses)], losses).suggestion is None
 
-    def test_plot(self, make_trainer):
+    def test_plot(self):
         """The plot has both curves on a logarithmic axis, and a line at the suggestion."""
-        search = make_trainer(train_dataloader=make_trainer.loader(batch_size=20)).find_lr(num_batches=30)
+        search = small_run(train_dataloader=make_loader(batch_size=20)).find_lr(num_batches=30)
 
         ax = search.plot(plt.figure().gca())
 
@@ -236,22 +236,22 @@ class TestBadInput:
             ({"lr": 0.5}, "find_lr.. has no argument 'lr'"),
         ],
     )
-    def test_arguments(self, make_trainer, options, message):
+    def test_arguments(self, options, message):
         """Each argument out of range raises an error with its name."""
         with pytest.raises((TypeError, ValueError), match=message):
-            make_trainer().find_lr(**options)
+            small_run().find_lr(**options)
 
-    def test_data_that_can_be_read_once(self, make_trainer):
+    def test_data_that_can_be_read_once(self):
         """An iterator raises, as its batches would be missing in the training."""
         with pytest.raises(ValueError, match="find_lr cannot use train_dataloader, an iterator"):
-            make_trainer(train_dataloader=iter(list(make_trainer.loader()))).find_lr()
+            small_run(train_dataloader=iter(list(make_loader()))).find_lr()
 
-    def test_no_data(self, make_trainer):
+    def test_no_data(self):
         """Without data there is nothing to train on."""
         with pytest.raises(ValueError, match="find_lr has nothing to train on"):
-            make_trainer(train_dataloader=None).find_lr()
+            small_run(train_dataloader=None).find_lr()
 
-    def test_first_loss_is_not_finite(self, make_trainer):
+    def test_first_loss_is_not_finite(self):
         """A first loss that is NaN raises."""
         with pytest.raises(ValueError, match="the loss of the first batch is not a finite number"):
-            make_trainer(train_dataloader=[(torch.full((4, 4), math.nan), torch.zeros(4, dtype=torch.long))]).find_lr()
+            small_run(train_dataloader=[(torch.full((4, 4), math.nan), torch.zeros(4, dtype=torch.long))]).find_lr()

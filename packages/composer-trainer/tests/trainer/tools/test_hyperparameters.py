@@ -18,6 +18,7 @@ from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 from composer.optim import LinearWithWarmupScheduler
 from composer.trainer.tools.hyperparameters import commit, hardware, hyperparameters, plain_settings, versions
+from fixtures import small_run
 
 
 @pytest.fixture
@@ -140,15 +141,15 @@ class TestRun:
 
 
 class TestArgumentsOfTheTrainer:
-    def logged(self, make_trainer, **options):
+    def logged(self, **options):
         """Return the logged hyperparameters of a run."""
         log = InMemoryLogger()
-        make_trainer(loggers=log, **options)
+        small_run(loggers=log, **options)
         return log.hyperparameters
 
-    def test_arguments_that_differ_from_defaults_are_logged(self, make_trainer):
+    def test_arguments_that_differ_from_defaults_are_logged(self):
         """Defaults, and components that have an entry of their own, are left out."""
-        logged = self.logged(make_trainer, max_duration="3ep", eval_interval="5ba", algorithms=MixUp())
+        logged = self.logged(max_duration="3ep", eval_interval="5ba", algorithms=MixUp())
 
         assert logged["trainer"] == {
             "max_duration": "3ep",
@@ -158,9 +159,9 @@ class TestArgumentsOfTheTrainer:
             "seed": 7,
         }
 
-    def test_can_be_left_out(self, make_trainer):
+    def test_can_be_left_out(self):
         """With auto_log_hparams=False only the settings of components are logged."""
-        logged = self.logged(make_trainer, auto_log_hparams=False, algorithms=MixUp())
+        logged = self.logged(auto_log_hparams=False, algorithms=MixUp())
 
         assert "trainer" not in logged
         assert "MixUp" in logged["algorithms"]

@@ -6,6 +6,7 @@ import pytest
 
 from composer.trainer import Trainer
 from composer.trainer.tools.names import _OURS
+from fixtures import make_classifier, small_run
 
 
 class TestConstructor:
@@ -29,22 +30,22 @@ class TestConstructor:
             ("xyz", "see help(Trainer)."),
         ],
     )
-    def test_unknown_name(self, make_trainer, name, answer):
+    def test_unknown_name(self, name, answer):
         """The error states the argument and the alternative."""
         with pytest.raises(TypeError) as raised:
-            make_trainer(**{name: 3})
+            small_run(**{name: 3})
 
         assert str(raised.value).startswith(f"Trainer has no argument '{name}': {answer}")
 
-    def test_several_unknown_names(self, make_trainer):
+    def test_several_unknown_names(self):
         """All unknown names are reported together."""
         with pytest.raises(TypeError, match=r"(?s)'max_epochs'.*'grad_accum'"):
-            make_trainer(max_epochs=3, grad_accum=2)
+            small_run(max_epochs=3, grad_accum=2)
 
-    def test_positional_arguments(self, make_trainer):
+    def test_positional_arguments(self):
         """The error for Trainer(model) shows the correct call."""
         with pytest.raises(TypeError, match=r"Trainer takes its arguments by name, such as model=\.\.\., got 1"):
-            Trainer(make_trainer.model())
+            Trainer(make_classifier())
 
     def test_signature_is_preserved(self):
         """Inspect shows the constructor's arguments, without **kwargs."""
@@ -73,10 +74,10 @@ class TestMethods:
             ("save_checkpoint", "weight_only", "did you mean 'weights_only'?"),
         ],
     )
-    def test_unknown_name(self, make_trainer, method, name, answer):
+    def test_unknown_name(self, method, name, answer):
         """The error suggests arguments of the method and of the constructor."""
         with pytest.raises(TypeError) as raised:
-            getattr(make_trainer(), method)(**{name: 3})
+            getattr(small_run(), method)(**{name: 3})
 
         assert str(raised.value) == f"{method}() has no argument '{name}': {answer}"
 
@@ -97,8 +98,8 @@ class TestPrecision:
             ("amp_bf61", "amp_bf16"),
         ],
     )
-    def test_name_of_another_library(self, make_trainer, precision, actual):
+    def test_name_of_another_library(self, precision, actual):
         """The constructor and fit() suggest the equivalent name."""
-        for use in (lambda: make_trainer(precision=precision), lambda: make_trainer().fit(precision=precision)):
+        for use in (lambda: small_run(precision=precision), lambda: small_run().fit(precision=precision)):
             with pytest.raises(ValueError, match=rf"precision must be one of .*; did you mean '{actual}'\?"):
                 use()

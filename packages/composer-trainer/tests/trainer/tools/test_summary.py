@@ -6,9 +6,10 @@ from torch import nn
 
 from composer.algorithms import BlurPool
 from composer.models import ComposerClassifier
+from fixtures import small_run
 
 
-def make_images(make_trainer, **options):
+def make_images(**options):
     """Return a trainer of a small convolutional network with batch norm and dropout."""
     network = nn.Sequential(
         nn.Conv2d(1, 8, 3, stride=2, padding=1, bias=False),
@@ -20,7 +21,7 @@ def make_images(make_trainer, **options):
     )
     data = [(torch.rand(10, 1, 8, 8), torch.randint(3, (10,)))] * 2
     model = ComposerClassifier(network, num_classes=3)
-    return make_trainer(
+    return small_run(
         model=model,
         train_dataloader=data,
         optimizers=torch.optim.Adam(model.parameters()),
@@ -30,9 +31,9 @@ def make_images(make_trainer, **options):
 
 
 class TestLayers:
-    def test_paths_classes_and_shapes(self, make_trainer):
+    def test_paths_classes_and_shapes(self):
         """Each module has its class, and the shapes of its input and output; the model has those of the batch."""
-        summary = make_trainer().summary()
+        summary = small_run().summary()
 
         assert [(one.path, one.kind, one.output) for one in summary.layers[:1] + summary.layers[-4:]] == [
             ("", "ComposerClassifier", "float32[4, 3]"),
@@ -44,9 +45,9 @@ class TestLayers:
         assert summary.layers[0].input == summary.batch == "[float32[4, 4], int64[4]]"
         assert summary.layers[-1].input == "float32[4, 8]"
 
-    def test_parameters(self, make_trainer):
+    def test_parameters(self):
         """Parameters are counted with those of children, and apart from frozen ones."""
-        trainer = make_trainer()
+        trainer = small_run()
         trainer.state.model.module[0].bias.requires_grad_(False)
 
         summary = trainer.summary()
@@ -55,24 +56,24 @@ class TestLayers:
         assert (counts["module.0"], counts["module.2"], counts["module"], counts[""]) == (40, 27, 67, 67)
         assert (summary.num_parameters, summary.num_trainable) == (67, 59)
 
-    def test_surgery(self, make_trainer):
+    def test_surgery(self):
         """A replaced layer names its algorithm and the former class."""
-        summary = make_images(make_trainer, algorithms=BlurPool(min_channels=1)).summary()
+        summary = make_images(algorithms=BlurPool(min_channels=1)).summary()
 
         replaced = {one.path: one.replaced for one in summary.layers if one.replaced}
         assert replaced == {"module.0": "BlurPool (was Conv2d)"}
         assert "BlurPool (was Conv2d)" in str(summary)
 
-    def test_depth(self, make_trainer):
+    def test_depth(self):
         """Deeper modules are left out of the list, and counted in their parents."""
-        summary = make_trainer().summary(max_depth=1)
+        summary = small_run().summary(max_depth=1)
 
         assert {one.path.count(".") for one in summary.layers} == {0}
         assert summary.num_parameters == 67
 
-    def test_prints_as_a_table(self, make_trainer):
+    def test_prints_as_a_table(self):
         """Each layer has a line, below it are the totals."""
-        lines = str(make_trainer().summary()).splitlines()
+        lines = str(small_run().summary()).splitlines()
 
         assert lines[0].split() == ["LAYER", "CLASS", "INPUT", "OUTPUT", "PARAMETERS"]
         assert [line.split()[:2] for line in lines if line.strip().startswith("0 ")] == [["0", "Linear"]]
@@ -81,9 +82,9 @@ class TestLayers:
 
 
 class TestMemory:
-    def test_weights_gradients_and_batch(self, make_trainer):
+    def test_weights_gradients_and_batch(self):
         """Bytes of weights, gradients, buffers and the batch are those of their tensors."""
-        trainer = make_images(make_trainer)
+        trainer = make_images()
 
         memory = trainer.summary().memory
 
@@ -92,9 +93,9 @@ class TestMemory:
         assert memory["buffers"] == 4 * 16 + 8
         assert memory["batch"] == 10 * 64 * 4 + 10 * 8
 
-    def test_optimizer_state(self, make_trainer):
+    def test_optimizer_state(self):
         """The state of Adam is counted once there is one."""
-        trainer = make_images(make_trainer)
+        trainer = make_images()
         before = trainer.summary().memory["optimizer state"]
         trainer.fit()
 
@@ -103,29 +104,29 @@ class TestMemory:
         assert before == 0
         assert after["optimizer state"] == 2 * after["parameters"] + 4 * 5
 
-    def test_activations_of_known_layers(self, make_trainer):
+    def test_activations_of_known_layers(self):
         """What two linear layers and a ReLU store is the input of the second layer, and the log-probabilities."""
-        trainer = make_trainer()
+        trainer = small_run()
 
         memory = trainer.summary().memory
 
         assert memory["activations"] == pytest.approx(4 * (4 * 8 + 4 * 3), abs=64)
 
-    def test_activations_grow_with_the_microbatch(self, make_trainer):
+    def test_activations_grow_with_the_microbatch(self):
         """The memory is that of one microbatch."""
-        whole, half = (make_images(make_trainer, device_train_microbatch_size=size).summary() for size in (None, 5))
+        whole, half = (make_images(device_train_microbatch_size=size).summary() for size in (None, 5))
 
         assert half.batch == "(float32[5, 1, 8, 8], int64[5])"
         assert half.memory["activations"] == pytest.approx(whole.memory["activations"] / 2, rel=0.1)
 
 
 class TestNothingStaysChanged:
-    def test_training_is_bit_identical(self, make_trainer):
+    def test_training_is_bit_identical(self):
         """A summary before and in the middle of a training changes no weight, buffer, gradient or draw."""
         trained = []
         for summarizes in (False, True):
             torch.manual_seed(0)
-            trainer = make_images(make_trainer)
+            trainer = make_images()
             for _ in range(2):
                 if summarizes:
                     trainer.summary()
@@ -136,9 +137,9 @@ class TestNothingStaysChanged:
         assert all(torch.equal(plain[name], summarized[name]) for name in plain)
         assert torch.equal(draws, same_draws)
 
-    def test_hooks_and_modes(self, make_trainer):
+    def test_hooks_and_modes(self):
         """No hook stays, and a module in evaluation mode stays in it."""
-        trainer = make_images(make_trainer)
+        trainer = make_images()
         trainer.state.model.module[3].eval()
 
         trainer.summary()
@@ -147,9 +148,9 @@ class TestNothingStaysChanged:
         assert not any(module._forward_hooks for module in modules)
         assert [module.training for module in modules].count(False) == 1
 
-    def test_error_of_the_model(self, make_trainer):
+    def test_error_of_the_model(self):
         """An error names the batch, and leaves no hook."""
-        trainer = make_images(make_trainer)
+        trainer = make_images()
 
         with pytest.raises(RuntimeError) as caught:
             trainer.summary((torch.rand(2, 3), torch.zeros(2)))
@@ -158,14 +159,14 @@ class TestNothingStaysChanged:
         assert not any(module._forward_hooks for module in trainer.state.model.modules())
 
 
-def test_sample_input(make_trainer):
+def test_sample_input():
     """A given batch is used instead of the data's first one."""
-    summary = make_trainer(train_dataloader=None).summary((torch.rand(7, 4), torch.zeros(7, dtype=torch.long)))
+    summary = small_run(train_dataloader=None).summary((torch.rand(7, 4), torch.zeros(7, dtype=torch.long)))
 
     assert summary.batch == "(float32[7, 4], int64[7])"
 
 
-def test_no_batch(make_trainer):
+def test_no_batch():
     """Without data and sample there is no batch."""
     with pytest.raises(ValueError, match="summary has no batch to compute: give sample_input"):
-        make_trainer(train_dataloader=None).summary()
+        small_run(train_dataloader=None).summary()
