@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from composer.callbacks import SystemMetricsMonitor, system_metrics_monitor
-from composer.callbacks.system_metrics_monitor import _of_gpus, _Sampler
+from composer.callbacks.system_metrics_monitor import _of_gpus
 from composer.loggers import InMemoryLogger
 from fixtures import make_network, small_run, vector_batches
 
@@ -67,36 +67,6 @@ class TestSystemMetricsMonitor:
             fit(SystemMetricsMonitor(), network)
 
         assert only_threads_of_before()
-
-    def test_interval(self):
-        """Values are read at the interval in seconds."""
-        looks, enough = [], threading.Event()
-
-        def read():
-            looks.append(1)
-            if len(looks) == 3:
-                enough.set()
-            return {"looks": float(len(looks))}
-
-        sampler = _Sampler(read, seconds=0.001)
-        assert enough.wait(60)
-        sampler.stop()
-
-        assert sampler.latest()["looks"] >= 3
-
-    def test_failing_driver(self):
-        """An error in the thread is reported once in the training thread, and no stale value is logged."""
-
-        def read():
-            raise OSError("driver is gone")
-
-        sampler = _Sampler(read, seconds=60)
-        sampler.stop()
-
-        with pytest.warns(RuntimeWarning, match="driver is gone") as caught:
-            assert sampler.latest() == {}
-        assert sampler.latest() == {}
-        assert len(caught) == 1
 
     def test_minimum_and_maximum(self):
         """The extremes over several processes' GPUs are logged with their ranks."""

@@ -1,5 +1,6 @@
 """Shared fixtures of the profiler's tests: small trainings, and reading of files."""
 
+import gzip
 import json
 
 import pytest
@@ -7,34 +8,43 @@ import torch
 
 from composer import Trainer
 from composer.algorithms import LabelSmoothing
-from composer.core import Callback
+from composer.core import Callback, LoggerDestination
 from composer.models import ComposerClassifier
 
 
 @pytest.fixture
-def train(tmp_path):
-    """Return a function that trains for some batches of an epoch of five, and returns the closed trainer."""
+def make_trainer():
+    """Return a function that creates a trainer for some batches of epochs of five."""
 
-    def run(profiler, duration="8ba", callbacks=(), **options):
+    def make(profiler, duration="8ba", callbacks=(), **options):
         torch.manual_seed(0)
         network = torch.nn.Linear(3, 2)
         data = [(torch.rand(4, 3), torch.tensor([0, 1, 0, 1]))] * 5
-        profilers = [] if profiler is None else [profiler]
-        trainer = Trainer(
+        return Trainer(
             model=ComposerClassifier(network, num_classes=2),
             train_dataloader=data,
             optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
             max_duration=duration,
             algorithms=options.pop("algorithms", LabelSmoothing()),
-            callbacks=[*callbacks, *profilers],
+            callbacks=callbacks,
+            profiler=profiler,
             progress_bar=False,
-            device="cpu",
+            device=options.pop("device", "cpu"),
             precision="fp32",
             run_name="mine",
             seed=17,
             **options,
         )
-        with trainer:
+
+    return make
+
+
+@pytest.fixture
+def train(make_trainer):
+    """Return a function that trains for some batches of epochs of five, and returns the closed trainer."""
+
+    def run(profiler, duration="8ba", callbacks=(), **options):
+        with make_trainer(profiler, duration, callbacks, **options) as trainer:
             trainer.fit()
         return trainer
 
@@ -56,17 +66,19 @@ def watch():
 
 @pytest.fixture
 def read():
-    """Return a function that reads a trace, and checks that its spans nest and its times are plausible."""
+    """Return a function that reads the ranges of a trace's training thread, sorted, and checks that they nest."""
 
     def from_file(path):
-        trace = json.loads(path.read_text())
-        for thread in {event["tid"] for event in trace["traceEvents"]}:
-            check_nesting([e for e in trace["traceEvents"] if e["ph"] == "X" and e["tid"] == thread])
-        return trace["traceEvents"]
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt") as file:
+            events = json.load(file)["traceEvents"]
+        spans = [e for e in events if e.get("cat") == "user_annotation"]
+        for thread in {(span["pid"], span["tid"]) for span in spans}:
+            check_nesting([span for span in spans if (span["pid"], span["tid"]) == thread])
+        return events
 
     def check_nesting(spans):
         open_until = []
-        for span in spans:
+        for span in sorted(spans, key=lambda span: (span["ts"], -span["dur"])):
             begin, end = round(span["ts"] * 1000), round((span["ts"] + span["dur"]) * 1000)
             assert 0 <= begin <= end
             while open_until and open_until[-1] <= begin:
@@ -75,3 +87,38 @@ def read():
             open_until.append(end)
 
     return from_file
+
+
+@pytest.fixture
+def spans(read):
+    """Return a function that returns the ranges of a trace, in the order in which they begin."""
+
+    def of_file(path):
+        found = [event for event in read(path) if event.get("cat") == "user_annotation"]
+        return sorted(found, key=lambda span: (span["ts"], -span["dur"]))
+
+    return of_file
+
+
+@pytest.fixture
+def names(spans):
+    """Return a function that returns the names of the ranges of a trace, in the order in which they begin."""
+    return lambda path: [span["name"] for span in spans(path)]
+
+
+@pytest.fixture
+def uploads():
+    """Return a logger that stores the names of the files uploaded to it."""
+
+    class Uploads(LoggerDestination):
+        def __init__(self):
+            self.names = []
+
+        def upload_file(self, state, remote_file_name, file_path, *, overwrite=False):
+            assert file_path.stat().st_size > 1000
+            self.names.append(remote_file_name)
+
+        def can_upload_files(self):
+            return True
+
+    return Uploads()

@@ -1,83 +1,39 @@
-"""Files in Chrome's trace format from real trainings."""
-
-import json
-import threading
+"""Files in Chrome's trace format: names, merging, retention and uploads."""
 
 import pytest
 
 from composer.core import Logger, LoggerDestination, State, Timestamp
-from composer.profiler import JSONTraceHandler, Profiler, TraceEvent, cyclic_schedule
-from composer.profiler.json_trace_handler import chrome_trace, merged_traces
+from composer.profiler import JSONTraceHandler, Profiler, cyclic_schedule
+from composer.profiler.traces import read_trace
 
 
 def make_profiler(handler, **options):
     options = {"sys_prof_cpu": False, **options}
-    return Profiler(cyclic_schedule(wait=1, warmup=0, active=2, repeat=2), handler, torch_prof_folder=None, **options)
+    return Profiler(cyclic_schedule(active=2, repeat=2), handler, torch_prof_folder=None, **options)
 
 
-class Uploads(LoggerDestination):
-    """Stores the names of uploads."""
-
-    def __init__(self):
-        self.names = []
-
-    def upload_file(self, state, remote_file_name, file_path, *, overwrite=False):
-        json.loads(file_path.read_text())
-        self.names.append(remote_file_name)
-
-    def can_upload_files(self):
-        return True
-
-
-def span(name, begin, duration=1000, thread=1):
-    return TraceEvent("span", name, (), begin, duration, thread, {})
+def write_batches(handler, state, batches=(1, 2, 3)):
+    for batch in batches:
+        state.timestamp = Timestamp(batch=batch)
+        handler.write(lambda path, text=str(batch): path.write_text(text), state, Logger(state))
+    return sorted(path.name for path in handler.existing(state))
 
 
 class TestTraining:
-    def test_files_of_a_training(self, train, read, tmp_path):
-        """Each cycle of active batches has a file with nested, ordered spans, and a merged file has all."""
-        train(make_profiler(JSONTraceHandler(str(tmp_path / "{run_name}"))))
+    def test_files_of_a_training(self, train, names, tmp_path, uploads):
+        """Each cycle of active batches has a file, a merged file has all, and all are uploaded."""
+        train(make_profiler(JSONTraceHandler(str(tmp_path / "{run_name}"))), loggers=uploads)
 
-        folder = tmp_path / "mine"
-        assert sorted(path.name for path in folder.iterdir()) == [
-            "ep0-ba3-rank0.json",
-            "ep1-ba6-rank0.json",
-            "merged_trace.json",
-        ]
-        parts = [read(folder / name) for name in ("ep0-ba3-rank0.json", "ep1-ba6-rank0.json")]
-        merged = read(folder / "merged_trace.json")
-        batches = [[e["args"]["batch"] for e in events if e["name"] == "forward"] for events in (*parts, merged)]
-        assert batches == [[1, 2], [4, 5], [1, 2, 4, 5]]
-        counts = [sum(event["ph"] != "M" for event in events) for events in (*parts, merged)]
-        assert counts[0] + counts[1] == counts[2]
+        files = ["ep0-ba3-rank0.json", "ep1-ba6-rank0.json", "merged_trace.json"]
+        found = [names(tmp_path / "mine" / name) for name in files]
+        assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == files
+        steps = [[name for name in part if name.startswith("ProfilerStep")] for part in found]
+        assert steps[:2] == [["ProfilerStep#1", "ProfilerStep#2"], ["ProfilerStep#4", "ProfilerStep#5"]]
+        assert found[2] == [*found[0], *found[1]]
+        assert uploads.names == [f"mine/traces/{name}" for name in files]
 
-    def test_required_fields(self, train, read, tmp_path):
-        """Every event has phase, process and thread; spans have microseconds, counters values."""
-        pytest.importorskip("psutil", reason="the extra is not installed")
-        train(make_profiler(JSONTraceHandler(str(tmp_path)), sys_prof_memory=True))
-
-        events = read(tmp_path / "ep0-ba3-rank0.json")
-        assert {event["ph"] for event in events} == {"M", "X", "C"}
-        assert all({"name", "ph", "ts", "pid", "tid", "args"} <= event.keys() for event in events)
-        assert all("dur" in event for event in events if event["ph"] == "X")
-        [batch, second] = [event for event in events if event["name"] == "batch"]
-        assert 10 < batch["dur"] < 60e6
-        assert batch["ts"] + batch["dur"] <= second["ts"]
-
-    def test_files_are_uploaded(self, train, tmp_path):
-        """Each file and the merged one are uploaded under their remote names."""
-        uploads = Uploads()
-        train(make_profiler(JSONTraceHandler(str(tmp_path))), loggers=uploads)
-
-        assert uploads.names == [
-            "mine/traces/ep0-ba3-rank0.json",
-            "mine/traces/ep1-ba6-rank0.json",
-            "mine/traces/merged_trace.json",
-        ]
-
-    def test_no_remote_names(self, train, tmp_path):
+    def test_no_remote_names(self, train, tmp_path, uploads):
         """Without remote names nothing is uploaded."""
-        uploads = Uploads()
         handler = JSONTraceHandler(str(tmp_path), remote_file_name=None, merged_trace_remote_file_name=None)
         train(make_profiler(handler), loggers=uploads)
 
@@ -89,133 +45,146 @@ class TestTraining:
 
         assert [path.name for path in tmp_path.iterdir()] == ["ep1-ba6-rank0.json"]
 
-    def test_traces_of_another_training(self, train, tmp_path):
-        """A second training raises before its first batch, unless overwrite=True."""
-        train(make_profiler(JSONTraceHandler(str(tmp_path))))
-
-        with pytest.raises(FileExistsError, match="Set overwrite=True to overwrite them"):
-            train(make_profiler(JSONTraceHandler(str(tmp_path))))
-        train(make_profiler(JSONTraceHandler(str(tmp_path), overwrite=True)))
-
     def test_reused_handler(self, train, tmp_path):
-        """A reused handler raises for the same folder, like a new one, and deletes nothing."""
+        """A second training raises before its first batch and deletes nothing, unless overwrite=True."""
         profiler = make_profiler(JSONTraceHandler(str(tmp_path), merged_trace_filename=None, num_traces_to_keep=1))
         train(profiler)
 
         with pytest.raises(FileExistsError, match="Set overwrite=True to overwrite them"):
             train(profiler)
         assert [path.name for path in tmp_path.iterdir()] == ["ep1-ba6-rank0.json"]
+        train(make_profiler(JSONTraceHandler(str(tmp_path), overwrite=True)))
 
-    def test_two_fits_of_a_training(self, train, tmp_path):
+    def test_two_fits_of_a_training(self, make_trainer, tmp_path):
         """A continued training appends to its own traces."""
-        import torch
-
-        from composer import Trainer
-        from composer.models import ComposerClassifier
-
-        network = torch.nn.Linear(3, 2)
-        trainer = Trainer(
-            model=ComposerClassifier(network, num_classes=2),
-            train_dataloader=[(torch.rand(4, 3), torch.tensor([0, 1, 0, 1]))] * 5,
-            optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
-            callbacks=make_profiler(JSONTraceHandler(str(tmp_path))),
-            progress_bar=False,
-            device="cpu",
-            precision="fp32",
-        )
-        for _ in range(2):
+        with make_trainer(make_profiler(JSONTraceHandler(str(tmp_path)))) as trainer:
             trainer.fit(duration="3ba")
-        trainer.fit(duration="2ba", reset_time=True)
-        trainer.close()
+            trainer.fit(duration="3ba")
+            trainer.fit(duration="2ba", reset_time=True)
 
         names = sorted(path.name for path in tmp_path.iterdir())
         assert names == ["ep0-ba2-rank0.json", "ep0-ba3-rank0.json", "ep1-ba6-rank0.json", "merged_trace.json"]
 
+    def test_two_ranks(self, train, watch, tmp_path):
+        """Names contain the rank, and the process of rank 0 merges the files of all."""
 
-class TestRanks:
-    def test_rank_zero_merges_all(self, tmp_path):
-        """The merged file has the traces of other processes with their process ids."""
-        for rank in (1, 0):
-            state = State(model=None, rank=rank)
-            state.timestamp = Timestamp(batch=4)
-            handler = JSONTraceHandler(str(tmp_path))
-            handler.save([span("forward", 1_000_000 * (2 - rank))], state, Logger(state))
-            handler.close(state, Logger(state))
+        def be_second(state):
+            state.rank = 1
 
-        events = json.loads((tmp_path / "merged_trace.json").read_text())["traceEvents"]
-        assert [(e["pid"], e["ts"]) for e in events if e["name"] == "forward"] == [(1, 0.0), (0, 1000.0)]
-        assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {"rank 0", "rank 1"}
+        train(make_profiler(JSONTraceHandler(str(tmp_path))), callbacks=[watch("init", be_second)])
+        train(make_profiler(JSONTraceHandler(str(tmp_path))))
 
-    def test_nothing_to_merge(self, tmp_path):
-        """Without a trace there is no merged file."""
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            "ep0-ba3-rank0.json",
+            "ep0-ba3-rank1.json",
+            "ep1-ba6-rank0.json",
+            "ep1-ba6-rank1.json",
+            "merged_trace.json",
+        ]
+        events = read_trace(tmp_path / "merged_trace.json")["traceEvents"]
+        forwards = [event["pid"].split(":")[0] for event in events if event["name"] == "forward"]
+        assert sorted(forwards) == ["rank 0"] * 4 + ["rank 1"] * 4
+
+
+class TestFiles:
+    def test_names_are_filled_in(self, tmp_path):
+        """Names contain run, epoch, batch and rank at the time of writing."""
+        state = State(model=None, run_name="mine", rank=3)
+        state.timestamp = Timestamp(epoch=2, batch=7)
+        handler = JSONTraceHandler(tmp_path / "{run_name}", "ep{epoch}-ba{batch:03d}-{rank}.json")
+
+        handler.write(lambda path: path.write_text("x"), state, Logger(state))
+
+        assert handler.existing(state) == [tmp_path / "mine" / "ep2-ba007-3.json"]
+
+    @pytest.mark.parametrize(
+        ("keep", "left"), [(-1, ["1", "2", "3"]), (2, ["2", "3"]), (1, ["3"]), (0, []), (7, ["1", "2", "3"])]
+    )
+    def test_only_the_newest_are_kept(self, tmp_path, keep, left):
+        """Older files are removed as newer ones are written."""
+        handler = JSONTraceHandler(str(tmp_path), "{batch}", num_traces_to_keep=keep)
+
+        assert write_batches(handler, State(model=None)) == left
+
+    def test_failed_write_leaves_no_file(self, tmp_path):
+        """A failed write leaves no partial file and preserves existing ones."""
+        path = tmp_path / "trace.json"
+        path.write_text("former")
+
+        def fail(unfinished):
+            unfinished.write_text("half")
+            raise OSError("disk full")
+
+        handler = JSONTraceHandler(str(tmp_path), "trace.json")
+        with pytest.raises(OSError, match="disk full"):
+            handler.write(fail, State(model=None), Logger(State(model=None)))
+
+        assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("trace.json", "former")]
+
+    def test_uploads_of_files_that_are_not_kept(self, tmp_path):
+        """Files with a remote name are uploaded, also if they are not kept locally."""
+
+        class Keeping(LoggerDestination):
+            kept = ()
+
+            def upload_file(self, state, remote_file_name, file_path, *, overwrite=False):
+                self.kept = (remote_file_name, file_path.read_text(), overwrite)
+
+            def can_upload_files(self):
+                return True
+
+        state, keeping = State(model=None, run_name="mine"), Keeping()
+        handler = JSONTraceHandler(
+            str(tmp_path), remote_file_name="{run_name}/{batch}", num_traces_to_keep=0, overwrite=True
+        )
+        handler.write(lambda path: path.write_text("x"), state, Logger(state, keeping))
+
+        assert keeping.kept == ("mine/0", "x", True)
+        assert handler.existing(state) == []
+
+
+class TestExistingTraces:
+    def test_of_another_training_raise(self, tmp_path):
+        """A training that starts in a folder with traces raises with the remedy."""
         state = State(model=None)
-        JSONTraceHandler(str(tmp_path)).close(state, Logger(state))
+        write_batches(JSONTraceHandler(str(tmp_path)), state)
+        state.timestamp = Timestamp()
 
-        assert [*tmp_path.iterdir()] == []
+        with pytest.raises(FileExistsError, match=r"'.*' already contains traces, such as 'ep0-ba1-rank0.json'"):
+            JSONTraceHandler(str(tmp_path)).open(state, Logger(state))
+        JSONTraceHandler(str(tmp_path), overwrite=True).open(state, Logger(state))
+
+    def test_of_a_resumed_training_or_other_ranks_are_accepted(self, tmp_path):
+        """A resumed training, and other ranks' files, are accepted."""
+        state = State(model=None)
+        write_batches(JSONTraceHandler(str(tmp_path)), state)
+        JSONTraceHandler(str(tmp_path)).open(state, Logger(state))
+        other = State(model=None, rank=1)
+        handler = JSONTraceHandler(str(tmp_path))
+        handler.open(other, Logger(other))
+
+        assert handler.existing(other) == []
+        assert len(handler.existing(other, of_all_ranks=True)) == 3
+
+    def test_unfinished_files_are_ignored(self, tmp_path):
+        """A file that another process is writing is not a trace."""
+        (tmp_path / ".unfinished-1").write_text("half")
+
+        assert JSONTraceHandler(str(tmp_path), "{batch}").existing(State(model=None)) == []
 
 
-class TestFormat:
-    def test_worked_example(self):
-        """Each kind of event has the form of the format: times relative to the first, in microseconds."""
-        events = [
-            TraceEvent("span", "a", ("x", "y"), 5_000_000, 2_500, 70, {"batch": 3}),
-            TraceEvent("instant", "b", (), 5_001_000, 0, 80, {}),
-            TraceEvent("counter", "c", (), 5_001_500, 0, 70, {"v": 1.5}),
-        ]
-
-        trace = chrome_trace(events, rank=2)
-
-        assert trace["baseTimeNanoseconds"] == 5_000_000
-        assert [event for event in trace["traceEvents"] if event["ph"] != "M"] == [
-            {
-                "ph": "X",
-                "name": "a",
-                "cat": "x,y",
-                "ts": 0.0,
-                "pid": 2,
-                "tid": 0,
-                "args": {"batch": 3},
-                "dur": 2.5,
-            },
-            {"ph": "i", "name": "b", "cat": "", "ts": 1.0, "pid": 2, "tid": 1, "args": {}, "s": "t"},
-            {"ph": "C", "name": "c", "cat": "", "ts": 1.5, "pid": 2, "tid": 0, "args": {"v": 1.5}},
-        ]
-
-    def test_empty_trace(self):
-        """An empty cycle is a valid trace."""
-        assert [event["ph"] for event in chrome_trace([], rank=0)["traceEvents"]] == ["M", "M"]
-        assert merged_traces([])["traceEvents"] == []
-
-    def test_merged_traces_keep_their_times(self):
-        """Traces with different start times keep their offset, to the nanosecond."""
-        now = 1_790_000_000_123_456_789
-        traces = [chrome_trace([span("a", now), span("b", now + 7)], 0), chrome_trace([span("c", now + 1_000_003)], 0)]
-
-        events = merged_traces(traces)["traceEvents"]
-
-        assert [(e["name"], e["ts"]) for e in events if e["ph"] == "X"] == [("a", 0.0), ("b", 0.007), ("c", 1000.003)]
-
-    def test_bad_names(self):
-        """An unknown placeholder raises with its name."""
-        with pytest.raises(ValueError, match="merged_trace_filename may have"):
-            JSONTraceHandler(merged_trace_filename="{step}")
-
-    def test_files_are_written_atomically(self, tmp_path):
-        """A concurrent reader only finds valid files."""
-        state, handler = State(model=None), JSONTraceHandler(str(tmp_path), overwrite=True)
-        events = [span(f"span {number}", number) for number in range(2000)]
-        recorded = []
-
-        def look():
-            while not done.is_set():
-                recorded.extend(json.loads(path.read_text()) for path in handler.files.existing(state))
-
-        done, watcher = threading.Event(), threading.Thread(target=look)
-        watcher.start()
-        for _ in range(10):
-            handler.save(events, state, Logger(state))
-        done.set()
-        watcher.join()
-
-        assert all(len(trace["traceEvents"]) == 2002 for trace in recorded)
-        assert len(handler.files.existing(state)) == 1
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"filename": "{step}.json"}, r"filename may have \{run_name\}, .* in it, nothing else in braces"),
+        ({"filename": "{epoch.__class__}.json"}, r"filename may have .* in it, nothing else in braces"),
+        ({"filename": "ep\0.json"}, "filename must be the name of a file or folder"),
+        ({"remote_file_name": "{}"}, "remote_file_name may have"),
+        ({"merged_trace_filename": "{step}"}, "merged_trace_filename may have"),
+        ({"num_traces_to_keep": -2}, "num_traces_to_keep must be at least -1, got -2"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    """Invalid arguments raise with their names."""
+    with pytest.raises(ValueError, match=message):
+        JSONTraceHandler(**arguments)

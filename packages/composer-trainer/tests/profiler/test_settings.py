@@ -23,6 +23,8 @@ def test_flags_reject_strings(name):
         (lambda: JSONTraceHandler(filename=5), "filename must be a string or a path, got 5"),
         (lambda: JSONTraceHandler(merged_trace_filename=5), "merged_trace_filename must be a string or a path, got 5"),
         (lambda: TorchProfiler(filename=5, use_gzip=True), "filename must be a string or a path, got 5"),
+        (lambda: Profiler("cyclic", []), "'schedule' must be callable"),
+        (lambda: Profiler(cyclic_schedule(), ["json"]), "trace_handlers must be TraceHandlers"),
         (
             lambda: Profiler(cyclic_schedule(), [], sys_prof_stats_thread_interval_seconds="1"),
             "sys_prof_stats_thread_interval_seconds must be a number, got '1'",
@@ -33,3 +35,19 @@ def test_wrong_types_raise(make, message):
     """A value of the wrong type raises with the parameter's name."""
     with pytest.raises(TypeError, match=f"^{message}"):
         make()
+
+
+def test_nonpositive_interval():
+    """The interval must be positive."""
+    with pytest.raises(ValueError, match="sys_prof_stats_thread_interval_seconds must be more than 0, got 0"):
+        Profiler(cyclic_schedule(), [], sys_prof_stats_thread_interval_seconds=0)
+
+
+def test_single_handler():
+    """A single handler is accepted; the one of torch's files is added to it."""
+    handler = JSONTraceHandler()
+    profiler = Profiler(cyclic_schedule(), handler, sys_prof_cpu=False, torch_prof_with_flops=False)
+
+    assert profiler.trace_handlers[0] is handler
+    assert profiler.trace_handlers[1].options["with_flops"] is False
+    assert Profiler(cyclic_schedule(), handler, sys_prof_cpu=False, torch_prof_folder=None).trace_handlers == (handler,)

@@ -1,85 +1,75 @@
-"""The load of the machine is recorded in a thread."""
+"""Measuring the machine in a thread."""
 
-import importlib.util
-import sys
 import threading
 
 import pytest
 
-from composer.profiler import Profiler, cyclic_schedule, system_metrics
-from composer.profiler.recording import Recording
-from composer.profiler.system_metrics import SystemMetrics
-
-needs_psutil = pytest.mark.skipif(importlib.util.find_spec("psutil") is None, reason="the extra is not installed")
-NOTHING = {"cpu": False, "memory": False, "disk": False, "net": False}
+from composer.profiler import system_metrics
+from composer.profiler.system_metrics import Sampler, read_machine
 
 
-@needs_psutil
-@pytest.mark.parametrize(
-    ("kind", "names"),
-    [
-        ("cpu", {"system/CPU, %"}),
-        ("memory", {"system/memory, MiB"}),
-        ("disk", {"system/disk, MiB per second"}),
-        ("net", {"system/net, MiB per second"}),
-    ],
-)
-def test_requested_counters(kind, names):
-    """Only what is requested is recorded, at least at the start and the end."""
-    metrics, recording = SystemMetrics(**NOTHING | {kind: True}), Recording()
+def test_interval():
+    """Values are read at the interval in seconds."""
+    looks, enough = [], threading.Event()
 
-    metrics.start(recording)
-    metrics.stop()
+    def read():
+        looks.append(1)
+        if len(looks) == 3:
+            enough.set()
+        return {"looks": float(len(looks))}
 
-    recorded = recording.finished()
-    assert {event.name for event in recorded} == names
-    assert {event.kind for event in recorded} == {"counter"}
+    sampler = Sampler(read, seconds=0.001)
+    assert enough.wait(60)
+    sampler.stop()
+
+    assert sampler.latest()["looks"] >= 3
 
 
-def test_nothing_requested():
-    """Without counters there is no thread, and psutil is not needed."""
-    metrics, recording = SystemMetrics(**NOTHING), Recording()
+def test_last_value():
+    """A value is read at the start and at the end."""
+    values = iter([{"value": 1.0}, {"value": 2.0}])
+    sampler = Sampler(lambda: next(values), seconds=60)
+    sampler.stop()
 
-    metrics.start(recording)
-    metrics.stop()
-
-    assert list(recording.finished()) == []
+    assert sampler.latest() == {"value": 2.0}
 
 
-@needs_psutil
-@pytest.mark.parametrize(
-    ("answer", "problem"),
-    [(OSError("driver is gone"), "OSError: driver is gone"), (None, "did not end within 30 seconds")],
-)
-def test_failing_counters(monkeypatch, answer, problem):
-    """The end of recording waits at most half a minute, and reports the thread's error."""
-    go = threading.Event()
+def test_failing_driver():
+    """An error in the thread is reported once in the calling thread, and no stale value is returned."""
 
-    def look(*_):
-        if answer is not None:
-            raise answer
-        assert go.wait(60)
+    def read():
+        raise OSError("driver is gone")
 
-    monkeypatch.setattr(system_metrics, "_memory", look)
+    sampler = Sampler(read, seconds=60)
+    sampler.stop()
+
+    with pytest.warns(RuntimeWarning, match="driver is gone") as caught:
+        assert sampler.latest() == {}
+    assert sampler.latest() == {}
+    assert len(caught) == 1
+
+
+def test_hanging_driver(monkeypatch):
+    """A measurement that does not end delays the end by a limited time, and is reported."""
     monkeypatch.setattr(system_metrics, "_SECONDS_TO_END", 0.05)
-    metrics = SystemMetrics(cpu=False, memory=True, disk=False, net=False)
-    metrics.start(Recording())
+    free = threading.Event()
+    sampler = Sampler(lambda: {"value": float(free.wait(60))}, seconds=60)
 
-    with pytest.warns(RuntimeWarning, match=problem):
-        metrics.stop()
+    sampler.stop()
 
-    go.set()
-
-
-def test_psutil_missing(monkeypatch):
-    """Without psutil the error states how to install it."""
-    monkeypatch.setitem(sys.modules, "psutil", None)
-
-    with pytest.raises(ModuleNotFoundError, match=r'psutil is not installed.*pip install "composer-trainer\['):
-        Profiler(cyclic_schedule(), [])
+    with pytest.warns(RuntimeWarning, match="did not end within 0.05 seconds"):
+        sampler.latest()
+    free.set()
 
 
-def test_nonpositive_interval():
-    """The interval must be positive."""
-    with pytest.raises(ValueError, match="sys_prof_stats_thread_interval_seconds must be a number of seconds"):
-        SystemMetrics(**NOTHING, interval=0)
+def test_machine():
+    """Values match psutil's."""
+    psutil = pytest.importorskip("psutil")
+
+    values = read_machine()
+
+    assert values["cpu_memory_total"] == psutil.virtual_memory().total
+    assert values["disk_memory_total"] == psutil.disk_usage(".").total
+    assert 0 < values["process_memory_rss"] < values["cpu_memory_total"]
+    assert 0 <= values["cpu_percentage"] <= 100
+    assert values["network_bytes_sent"] <= psutil.net_io_counters().bytes_sent

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import math
-import threading
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
-from composer.core.background import Task
 from composer.core.checks import is_flag, number_between
 from composer.distributed import is_initialized
-from composer.loggers.products import import_product, require_product
+from composer.loggers.products import require_product
+from composer.profiler.system_metrics import Sampler, read_machine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
 __all__ = ["SystemMetricsMonitor"]
 
 _GPU_METRICS = ("gpu_percentage", "memory_percentage", "gpu_temperature_C", "gpu_power_usage_W")
-_SECONDS_TO_END = 30.0
 
 
 def _to_time(given: Time | str | int) -> Time:
@@ -41,7 +38,9 @@ class SystemMetricsMonitor(Callback):
     - ``cpu_memory_percent``, ``cpu_memory_used``, ``cpu_memory_available``, ``cpu_memory_total`` and
       ``process_memory_rss``, of this process, in bytes;
     - ``disk_memory_percent``, ``disk_memory_used``, ``disk_memory_free`` and ``disk_memory_total``, in bytes, of the
-      disk of the working directory; ``network_bytes_sent`` and ``network_bytes_recv``, since the machine started.
+      disk of the working directory;
+    - ``disk_bytes_read``, ``disk_bytes_written``, ``network_bytes_sent`` and ``network_bytes_recv``, since the machine
+      started.
 
     For the processes' NVIDIA GPUs, with NVML, the minimum and maximum with their rank, as in
     ``max_gpu_temperature_C_rank_3``; with ``log_all_data`` the values of all ranks, as in ``gpu_temperature_C_rank_3``:
@@ -73,7 +72,7 @@ class SystemMetricsMonitor(Callback):
         kw_only=True,
     )
 
-    _sampler: _Sampler | None = attrs.field(default=None, init=False, repr=False)
+    _sampler: Sampler | None = attrs.field(default=None, init=False, repr=False)
     _group: Any = attrs.field(default=None, init=False, repr=False)
     _gathering: tuple[Any, list[Tensor]] | None = attrs.field(default=None, init=False, repr=False)
 
@@ -92,7 +91,7 @@ class SystemMetricsMonitor(Callback):
         if is_initialized():
             # On the CPU, so that no process synchronizes with its device.
             self._group = torch.distributed.new_group(backend="gloo")
-        self._sampler = _Sampler(lambda: _read_machine() | _read_gpu(state.device), self.sample_seconds)
+        self._sampler = Sampler(lambda: read_machine() | _read_gpu(state.device), self.sample_seconds)
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Log the latest sample."""
@@ -123,73 +122,6 @@ class SystemMetricsMonitor(Callback):
         # Read at the next call, so that no process waits for a slower one.
         self._gathering = torch.distributed.all_gather(gathered, row, group=self._group, async_op=True), gathered
         return rows
-
-
-class _Sampler:
-    """Call a function periodically in a thread, and store its last result.
-
-    Args:
-        read: Function that returns numbers by name.
-        seconds: Seconds between two calls; the first is immediate.
-
-    Example:
-        >>> sampler = _Sampler(lambda: {"answer": 42.0}, seconds=60)
-        >>> sampler.stop()
-        >>> sampler.latest()
-        {'answer': 42.0}
-    """
-
-    def __init__(self, read: Callable[[], dict[str, float]], seconds: float) -> None:
-        self._read, self._seconds = read, seconds
-        self._latest: dict[str, float] = {}
-        self._error: Exception | None = None
-        self._is_over = threading.Event()
-        self._task = Task(self._work)
-
-    def latest(self) -> dict[str, float]:
-        """Return the latest numbers; none before the first call has returned."""
-        error, self._error = self._error, None
-        if error is not None:
-            warnings.warn(
-                f"SystemMetricsMonitor can no longer read the machine: {type(error).__name__}: {error}",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-        return self._latest
-
-    def stop(self) -> None:
-        """Stop the thread, and wait up to 30 seconds for it to end."""
-        self._is_over.set()
-        self._task.wait(_SECONDS_TO_END)
-
-    def _work(self) -> None:
-        try:
-            while True:
-                self._latest = self._read()
-                if self._is_over.wait(self._seconds):
-                    return
-        except Exception as error:  # noqa: BLE001  (errors of drivers are reported in the training's thread)
-            self._latest, self._error = {}, error
-
-
-def _read_machine() -> dict[str, float]:
-    psutil = import_product("psutil", "system")
-    memory, disk, network = psutil.virtual_memory(), psutil.disk_usage("."), psutil.net_io_counters()
-    sent = {} if network is None else {"bytes_sent": network.bytes_sent, "bytes_recv": network.bytes_recv}
-    return {
-        # Since the last call; the first call returns 0.
-        "cpu_percentage": psutil.cpu_percent() or psutil.cpu_percent(interval=0.1),
-        "cpu_memory_percent": memory.percent,
-        "cpu_memory_used": memory.used,
-        "cpu_memory_available": memory.available,
-        "cpu_memory_total": memory.total,
-        "process_memory_rss": psutil.Process().memory_info().rss,
-        "disk_memory_percent": disk.percent,
-        "disk_memory_used": disk.used,
-        "disk_memory_free": disk.free,
-        "disk_memory_total": disk.total,
-        **{f"network_{name}": value for name, value in sent.items()},
-    }
 
 
 def _read_gpu(device: torch.device) -> dict[str, float]:

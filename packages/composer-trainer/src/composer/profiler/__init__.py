@@ -1,9 +1,8 @@
-"""Profile some batches of a run, in traces for chrome://tracing and Perfetto."""
+"""Profile some batches of a run with torch's profiler, in traces for chrome://tracing and Perfetto."""
 
 from composer.functional.signatures import unquote_annotations
-from composer.profiler.json_trace_handler import JSONTraceHandler
-from composer.profiler.profiler import Profiler
-from composer.profiler.recording import Marker, TraceEvent, TraceHandler
+from composer.profiler.json_trace_handler import JSONTraceHandler, TraceHandler
+from composer.profiler.profiler import Marker, Profiler
 from composer.profiler.schedule import ProfilerAction, cyclic_schedule
 from composer.profiler.torch_profiler import TorchProfiler
 
@@ -13,7 +12,6 @@ __all__ = [
     "Profiler",
     "ProfilerAction",
     "TorchProfiler",
-    "TraceEvent",
     "TraceHandler",
     "cyclic_schedule",
 ]

@@ -1,33 +1,69 @@
-"""Write traces as files for chrome://tracing and Perfetto."""
+"""Receive the traces of a profiler, and write them as files for chrome://tracing and Perfetto."""
 
 from __future__ import annotations
 
-import json
-import time
+import glob
+import re
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from composer.core.files import fill_in_run, write_atomically
-from composer.profiler.files import TraceFiles, check_optional_template
-from composer.profiler.recording import TraceEvent, TraceHandler
+import attrs
+
+from composer.core import TimeUnit
+from composer.core.checks import fill_in, is_flag, whole_number_from
+from composer.core.files import UNFINISHED, check_template, fill_in_run, write_atomically
+from composer.profiler.traces import merged_traces, read_trace, write_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable
+
+    from torch.profiler import profile
 
     from composer.core import Logger, State
+    from composer.profiler.traces import Trace
 
-__all__ = ["JSONTraceHandler", "chrome_trace", "merged_traces"]
+__all__ = ["JSONTraceHandler", "TraceHandler", "number_of_traces"]
 
-_BASE = "baseTimeNanoseconds"
+number_of_traces = whole_number_from(-1, meaning="It is a number of traces; -1 keeps all.")
+_FIELDS = ("run_name", "rank", "epoch", "batch")
+_NAMES = ("folder", "filename", "remote_file_name", "merged_trace_filename", "merged_trace_remote_file_name")
 
 
+class TraceHandler:
+    """Receives the traces that a :class:`Profiler` records.
+
+    Example:
+        >>> class Slowest(TraceHandler):
+        ...     def save(self, trace, profile, state, logger):
+        ...         print(profile.key_averages().table(sort_by="cpu_time_total", row_limit=10))
+    """
+
+    def open(self, state: State, logger: Logger) -> None:
+        """Prepare; called once, when training starts."""
+
+    def save(self, trace: Trace, profile: profile, state: State, logger: Logger) -> None:
+        """Receive the trace of a sequence of active batches.
+
+        Args:
+            trace: The content of a file in Chrome's format, with the operations, ranges and counters in
+                ``trace["traceEvents"]``.
+            profile: torch's profiler, with the statistics of these batches. It cannot export its trace a second time.
+            state: The run.
+            logger: Its logger.
+        """
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Finish; called once, also after an error."""
+
+
+@attrs.define(eq=False)
 class JSONTraceHandler(TraceHandler):
     """Write each sequence of active batches to a file in Chrome's trace format, and all of them to another at the end.
 
-    Open them at https://ui.perfetto.dev or ``chrome://tracing``. A process of the trace is a rank of the run. In the
-    names ``{run_name}``, ``{rank}``, ``{epoch}`` and ``{batch}`` are filled in, the latter two with the completed
-    epochs and batches. Files are written atomically.
+    Open them at https://ui.perfetto.dev or ``chrome://tracing``. In the names ``{run_name}``, ``{rank}``, ``{epoch}``
+    and ``{batch}`` are filled in, the latter two with the completed epochs and batches; a name that ends with ``.gz``
+    compresses the file. Files are written atomically.
 
     Args:
         folder: Folder of the files; created if it does not exist.
@@ -44,116 +80,69 @@ class JSONTraceHandler(TraceHandler):
         FileExistsError: When training starts: traces exist, and ``overwrite`` is False.
 
     Example:
-        >>> JSONTraceHandler("runs/{run_name}", "ep{epoch}-ba{batch}.json").files.filename
+        >>> JSONTraceHandler("runs/{run_name}", "ep{epoch}-ba{batch}.json").filename
         'ep{epoch}-ba{batch}.json'
     """
 
-    def __init__(
-        self,
-        folder: str = "{run_name}/traces",
-        filename: str = "ep{epoch}-ba{batch}-rank{rank}.json",
-        remote_file_name: str | None = "{run_name}/traces/ep{epoch}-ba{batch}-rank{rank}.json",
-        merged_trace_filename: str | None = "merged_trace.json",
-        merged_trace_remote_file_name: str | None = "{run_name}/traces/merged_trace.json",
-        *,
-        overwrite: bool = False,
-        num_traces_to_keep: int = -1,
-    ) -> None:
-        self.files = TraceFiles(
-            folder, filename, remote_file_name, overwrite=overwrite, num_traces_to_keep=num_traces_to_keep
-        )
-        self.merged_trace_filename = check_optional_template(merged_trace_filename, "merged_trace_filename")
-        self.merged_trace_remote_file_name = check_optional_template(
-            merged_trace_remote_file_name, "merged_trace_remote_file_name"
-        )
+    folder: str = "{run_name}/traces"
+    filename: str = "ep{epoch}-ba{batch}-rank{rank}.json"
+    remote_file_name: str | None = "{run_name}/traces/ep{epoch}-ba{batch}-rank{rank}.json"
+    merged_trace_filename: str | None = "merged_trace.json"
+    merged_trace_remote_file_name: str | None = "{run_name}/traces/merged_trace.json"
+    overwrite: bool = attrs.field(default=False, validator=is_flag, kw_only=True)
+    num_traces_to_keep: int = attrs.field(default=-1, validator=number_of_traces, kw_only=True)
+    _paths: list[Path] = attrs.field(factory=list, init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        for name in _NAMES:
+            value = getattr(self, name)
+            setattr(self, name, None if value is None else check_template(value, name, _FIELDS))
 
     def open(self, state: State, logger: Logger) -> None:
-        """Reset the state of an earlier run, and reject a folder that contains traces."""
-        self.files.paths = []
-        self.files.check_folder(state)
+        """Reset the state of an earlier run, and raise an error if a new training finds traces of another."""
+        self._paths = []
+        if self.overwrite or state.timestamp.count(TimeUnit.BATCH):
+            return
+        existing = self.existing(state)
+        if existing:
+            raise FileExistsError(
+                f"{str(existing[0].parent)!r} already contains traces, such as {existing[0].name!r}. "
+                "Set overwrite=True to overwrite them, choose another folder, or add {run_name} to its name."
+            )
 
-    def save(self, events: Sequence[TraceEvent], state: State, logger: Logger) -> None:
+    def save(self, trace: Trace, profile: profile, state: State, logger: Logger) -> None:
         """Write a file."""
-        trace = chrome_trace(events, state.rank)
-        self.files.write(partial(_write, trace), state, logger)
+        self.write(partial(write_trace, trace), state, logger)
 
     def close(self, state: State, logger: Logger) -> None:
         """Merge all files of the folder into one."""
-        if self.merged_trace_filename is None or state.rank != 0 or not self.files.paths:
+        if self.merged_trace_filename is None or state.rank != 0 or not self._paths:
             return
-        path = self.files.folder_of(state) / fill_in_run(self.merged_trace_filename, state)
-        parts = [part for part in self.files.existing(state, of_all_ranks=True) if part != path]
-        merged = merged_traces(json.loads(part.read_text(encoding="utf-8")) for part in parts)
-        write_atomically(partial(_write, merged), path)
-        if self.merged_trace_remote_file_name is not None and logger.has_file_upload_destination():
-            name = fill_in_run(self.merged_trace_remote_file_name, state)
-            logger.upload_file(name, path, overwrite=self.files.overwrite)
+        path = self._folder_of(state) / fill_in_run(self.merged_trace_filename, state)
+        parts = [part for part in self.existing(state, of_all_ranks=True) if part != path]
+        write_atomically(partial(write_trace, merged_traces(map(read_trace, parts))), path)
+        self._upload(self.merged_trace_remote_file_name, path, state, logger)
 
+    def existing(self, state: State, *, of_all_ranks: bool = False) -> list[Path]:
+        """Return the files in the folder with names of this process, or of all processes."""
+        pattern = glob.escape(self.filename)
+        for field in ("epoch", "batch", "rank") if of_all_ranks else ("epoch", "batch"):
+            pattern = re.sub(rf"\{{{field}[^}}]*\}}", "*", pattern)
+        pattern = fill_in(pattern, {"run_name": glob.escape(state.run_name), "rank": state.rank}, "filename")
+        return sorted(path for path in self._folder_of(state).glob(pattern) if not path.name.startswith(UNFINISHED))
 
-def chrome_trace(events: Sequence[TraceEvent], rank: int) -> dict[str, Any]:
-    """Return events in Chrome's trace format: spans as ``X``, instants as ``i``, counters as ``C``, times in µs.
+    def write(self, write: Callable[[Path], object], state: State, logger: Logger) -> None:
+        """Write a file atomically by ``write(path)``, upload it to the loggers, and delete the oldest files."""
+        path = self._folder_of(state) / fill_in_run(self.filename, state)
+        write_atomically(write, path)
+        self._upload(self.remote_file_name, path, state, logger)
+        self._paths = [*(each for each in self._paths if each != path), path]
+        while 0 <= self.num_traces_to_keep < len(self._paths):
+            self._paths.pop(0).unlink(missing_ok=True)
 
-    Args:
-        events: The recorded events, sorted by their start.
-        rank: The rank of the process.
+    def _folder_of(self, state: State) -> Path:
+        return Path(fill_in_run(self.folder, state)).absolute()
 
-    Example:
-        >>> span = TraceEvent("span", "forward", ("phase",), begin=5_000, duration=2_500, thread=7, args={"batch": 3})
-        >>> chrome_trace([span], rank=0)["traceEvents"][-1]["dur"]
-        2.5
-    """
-    base = events[0].begin if events else time.time_ns()
-    threads = {thread: number for number, thread in enumerate(dict.fromkeys(event.thread for event in events))}
-    shown: list[dict[str, Any]] = [
-        {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "ts": 0, "args": {"name": f"rank {rank}"}},
-        {"ph": "M", "name": "process_sort_index", "pid": rank, "tid": 0, "ts": 0, "args": {"sort_index": rank}},
-    ]
-    shown += [_shown(event, rank, threads[event.thread], base) for event in events]
-    return {"traceEvents": shown, "displayTimeUnit": "ms", _BASE: base}
-
-
-def merged_traces(traces: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return several traces as one, with their times aligned.
-
-    Example:
-        >>> first, second = (chrome_trace([TraceEvent("instant", "x", (), t, 0, 1, {})], 0) for t in (1_000, 4_000))
-        >>> [event["ts"] for event in merged_traces([second, first])["traceEvents"] if event["name"] == "x"]
-        [0.0, 3.0]
-    """
-    traces = list(traces)
-    base = min((trace[_BASE] for trace in traces), default=0)
-    described: dict[tuple[Any, ...], dict[str, Any]] = {}
-    events: list[dict[str, Any]] = []
-    for trace in traces:
-        later = (trace[_BASE] - base) / 1e3
-        for event in trace["traceEvents"]:
-            if event["ph"] == "M":
-                described[event["name"], event["pid"], event["tid"]] = event
-            else:
-                # Rounded to nanoseconds, so that rounding errors do not move an event out of its span.
-                events.append({**event, "ts": round(event["ts"] + later, 3)})
-    events.sort(key=lambda event: event["ts"])
-    return {"traceEvents": [*described.values(), *events], "displayTimeUnit": "ms", _BASE: base}
-
-
-def _shown(event: TraceEvent, rank: int, thread: int, base: int) -> dict[str, Any]:
-    kinds = {"span": "X", "instant": "i", "counter": "C"}
-    shown: dict[str, Any] = {
-        "ph": kinds[event.kind],
-        "name": event.name,
-        "cat": ",".join(event.categories),
-        "ts": (event.begin - base) / 1e3,
-        "pid": rank,
-        "tid": thread,
-        "args": dict(event.args),
-    }
-    if event.kind == "span":
-        shown["dur"] = event.duration / 1e3
-    if event.kind == "instant":
-        shown["s"] = "t"
-    return shown
-
-
-def _write(trace: Mapping[str, Any], path: Path) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        json.dump(trace, file)
+    def _upload(self, name: str | None, path: Path, state: State, logger: Logger) -> None:
+        if name is not None and logger.has_file_upload_destination():
+            logger.upload_file(fill_in_run(name, state), path, overwrite=self.overwrite)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import StrEnum
+from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
+import torch
+
 from composer.core import TimeUnit
+from composer.functional.checks import check_sizes, check_whole
 
 if TYPE_CHECKING:
     from composer.core import State
@@ -14,21 +17,21 @@ if TYPE_CHECKING:
 __all__ = ["ProfilerAction", "Schedule", "cyclic_schedule"]
 
 
-class ProfilerAction(StrEnum):
-    """The profiler's action in a batch.
+class ProfilerAction(Enum):
+    """The profiler's action in a batch; the value is the action of torch's profiler.
 
     Example:
-        >>> ProfilerAction("active") is ProfilerAction.ACTIVE
-        True
+        >>> ProfilerAction(torch.profiler.ProfilerAction.NONE).name
+        'SKIP'
     """
 
-    SKIP = "skip"
+    SKIP = torch.profiler.ProfilerAction.NONE
     """Do nothing."""
-    WARMUP = "warmup"
+    WARMUP = torch.profiler.ProfilerAction.WARMUP
     """Warm up torch's profiler, whose first batches are slow, and discard the recording."""
-    ACTIVE = "active"
+    ACTIVE = torch.profiler.ProfilerAction.RECORD
     """Record."""
-    ACTIVE_AND_SAVE = "active_and_save"
+    ACTIVE_AND_SAVE = torch.profiler.ProfilerAction.RECORD_AND_SAVE
     """Record, and write the recording at the end of the batch."""
 
 
@@ -41,17 +44,19 @@ def cyclic_schedule(
 ) -> Callable[[State], ProfilerAction]:
     """Return a schedule that repeats waiting, warming up and recording after the first ``skip_first`` batches.
 
-    It depends only on the number of batches since the start of the training, as :func:`torch.profiler.schedule` does,
-    so that it is the same in a resumed run.
+    It is :func:`torch.profiler.schedule` of the number of batches since the start of the training, so that it is the
+    same in a resumed run.
 
     Args:
         skip_first: Batches before the first cycle.
         wait: Batches of a cycle that are skipped.
-        warmup: Batches after that in which torch's profiler warms up.
+        warmup: Batches after that in which torch's profiler warms up. torch warns of 0, as the first recorded batch is
+            then slow.
         active: Batches after that which are recorded; the recording is written after the last of them.
         repeat: Number of cycles; 0 repeats until the training ends.
 
     Raises:
+        TypeError: A number is not an integer.
         ValueError: A number is negative, or ``active`` is 0.
 
     Example:
@@ -59,28 +64,14 @@ def cyclic_schedule(
         >>> state, schedule = State(model=None), cyclic_schedule(wait=1, warmup=1, active=2)
         >>> for batch in range(4):
         ...     state.timestamp = Timestamp(batch=batch)
-        ...     print(schedule(state).value)
-        skip
-        warmup
-        active
-        active_and_save
+        ...     print(schedule(state).name)
+        SKIP
+        WARMUP
+        ACTIVE
+        ACTIVE_AND_SAVE
     """
-    numbers = {"skip_first": skip_first, "wait": wait, "warmup": warmup, "active": active, "repeat": repeat}
-    for name, number in numbers.items():
-        least, counted = (1 if name == "active" else 0), ("cycles" if name == "repeat" else "batches")
-        if not isinstance(number, int) or isinstance(number, bool) or number < least:
-            raise ValueError(f"{name} must be a number of {counted}, {least} or more, got {number!r}.")
-    cycle = wait + warmup + active
-
-    def schedule(state: State) -> ProfilerAction:
-        batch = int(state.timestamp.count(TimeUnit.BATCH)) - skip_first
-        if batch < 0 or (repeat and batch >= cycle * repeat):
-            return ProfilerAction.SKIP
-        place = batch % cycle
-        if place < wait:
-            return ProfilerAction.SKIP
-        if place < wait + warmup:
-            return ProfilerAction.WARMUP
-        return ProfilerAction.ACTIVE if place < cycle - 1 else ProfilerAction.ACTIVE_AND_SAVE
-
-    return schedule
+    for name, number in {"skip_first": skip_first, "wait": wait, "warmup": warmup, "repeat": repeat}.items():
+        check_whole(name, number, 0)
+    check_sizes(active=active)
+    of_torch = torch.profiler.schedule(skip_first=skip_first, wait=wait, warmup=warmup, active=active, repeat=repeat)
+    return lambda state: ProfilerAction(of_torch(int(state.timestamp.count(TimeUnit.BATCH))))

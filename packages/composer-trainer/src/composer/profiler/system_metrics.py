@@ -1,130 +1,103 @@
-"""Record the load of the machine while batches are profiled."""
+"""Measure the load of the machine in a thread."""
 
 from __future__ import annotations
 
 import threading
-import time
 import warnings
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from composer.core.background import Task
-from composer.functional.checks import check_flags, check_numbers
-from composer.loggers.products import import_product, require_product
+from composer.loggers.products import import_product
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
-    from composer.profiler.recording import Recording
+__all__ = ["Sampler", "read_machine"]
 
-__all__ = ["SystemMetrics"]
-
-_MIB = 2**20
 _SECONDS_TO_END = 30.0
 
 
-class SystemMetrics:
-    """Record counters of the machine in a thread: at the start, every ``interval`` seconds, and at the stop.
+class Sampler:
+    """Call a function periodically in a thread, also once at the end, and store its last result.
 
     Args:
-        cpu: Whether to record the CPU usage of the machine and of this process, in percent (of one CPU).
-        memory: Whether to record the memory in use, of the machine and of this process, in MiB.
-        disk: Whether to record disk reads and writes, in MiB per second.
-        net: Whether to record network traffic received and sent, in MiB per second.
-        interval: Seconds between two records.
+        read: Function that returns numbers by name.
+        seconds: Seconds between two calls; the first is immediate.
+
+    Raises:
+        ThreadError: No thread can be started.
+
+    Example:
+        >>> sampler = Sampler(lambda: {"answer": 42.0}, seconds=60)
+        >>> sampler.stop()
+        >>> sampler.latest()
+        {'answer': 42.0}
+    """
+
+    def __init__(self, read: Callable[[], dict[str, float]], seconds: float) -> None:
+        self._read, self._seconds = read, seconds
+        self._latest: dict[str, float] = {}
+        self._error: Exception | None = None
+        self._is_over = threading.Event()
+        self._task = Task(self._work)
+
+    def latest(self) -> dict[str, float]:
+        """Return the latest numbers; none before the first call has returned. Warn once of an error in the thread."""
+        error, self._error = self._error, None
+        if error is not None:
+            warnings.warn(
+                f"The load of the machine can no longer be read: {type(error).__name__}: {error}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return self._latest
+
+    def stop(self) -> None:
+        """Stop the thread, and wait up to 30 seconds for it to end."""
+        self._is_over.set()
+        if not self._task.wait(_SECONDS_TO_END):
+            self._error = TimeoutError(f"a measurement did not end within {_SECONDS_TO_END:g} seconds")
+
+    def _work(self) -> None:
+        try:
+            self._latest = self._read()
+            is_over = False
+            while not is_over:
+                is_over = self._is_over.wait(self._seconds)
+                self._latest = self._read()
+        except Exception as error:  # noqa: BLE001  (errors of drivers are reported in the training's thread)
+            self._latest, self._error = {}, error
+
+
+def read_machine() -> dict[str, float]:
+    """Return the load of this machine by name, as measured by psutil: percentages, bytes, and bytes since it started.
 
     Raises:
         ModuleNotFoundError: psutil is not installed.
-        ValueError: ``interval`` is not more than 0.
 
     Example:
-        >>> from composer.profiler.recording import Recording
-        >>> metrics, recording = SystemMetrics(cpu=False, memory=True, disk=False, net=False), Recording()
-        >>> metrics.start(recording)
-        >>> metrics.stop()
-        >>> {event.name for event in recording.finished()}
-        {'system/memory, MiB'}
+        >>> sorted(read_machine())[:2]
+        ['cpu_memory_available', 'cpu_memory_percent']
     """
-
-    def __init__(self, *, cpu: bool, memory: bool, disk: bool, net: bool, interval: float = 0.5) -> None:
-        check_flags(sys_prof_cpu=cpu, sys_prof_memory=memory, sys_prof_disk=disk, sys_prof_net=net)
-        check_numbers(sys_prof_stats_thread_interval_seconds=interval)
-        if not interval > 0:
-            raise ValueError(
-                f"sys_prof_stats_thread_interval_seconds must be a number of seconds above 0, got {interval!r}."
-            )
-        self.cpu, self.memory, self.disk, self.net, self.interval = cpu, memory, disk, net, interval
-        if self.is_wanted:
-            require_product("psutil", "system")
-        self._task: Task[None] | None = None
-        self._is_over = threading.Event()
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether any counter is recorded."""
-        return self.cpu or self.memory or self.disk or self.net
-
-    def start(self, recording: Recording) -> None:
-        """Start recording.
-
-        Raises:
-            ThreadError: No thread can be started.
-        """
-        if not self.is_wanted:
-            return
-        self._is_over.clear()
-        self._task = Task(partial(self._record, recording))
-
-    def stop(self) -> None:
-        """Record a last time, and wait up to 30 seconds for the thread to end; do nothing without a thread."""
-        task, self._task = self._task, None
-        if task is None:
-            return
-        self._is_over.set()
-        problem = "" if task.wait(_SECONDS_TO_END) else "the thread did not end within 30 seconds"
-        try:
-            problem or task.result()
-        except Exception as error:  # noqa: BLE001  (whatever a driver raises)
-            problem = f"{type(error).__name__}: {error}"
-        if problem:
-            warnings.warn(
-                f"The profiler could not record all of the system's metrics: {problem}", RuntimeWarning, stacklevel=2
-            )
-
-    def _record(self, recording: Recording) -> None:
-        psutil = import_product("psutil", "system")
-        process = psutil.Process()
-        transferred, since = self._transferred(psutil), time.perf_counter()
-        if self.cpu:  # the first call returns 0
-            psutil.cpu_percent()
-            process.cpu_percent()
-        is_over = False
-        while True:
-            if self.memory:
-                recording.add_counter("system/memory, MiB", ("system",), _memory(psutil, process))
-            if is_over:
-                return
-            is_over = self._is_over.wait(self.interval)
-            now, later = time.perf_counter(), self._transferred(psutil)
-            if self.cpu:
-                used = {"machine": psutil.cpu_percent(), "process": process.cpu_percent()}
-                recording.add_counter("system/CPU, %", ("system",), used)
-            for name, values in later.items():
-                rates = {what: (values[what] - transferred[name][what]) / (now - since) / _MIB for what in values}
-                recording.add_counter(f"system/{name}, MiB per second", ("system",), rates)
-            transferred, since = later, now
-
-    def _transferred(self, psutil: Any) -> Mapping[str, Mapping[str, int]]:
-        """Return the bytes transferred by disks and networks, if the machine counts them."""
-        disk = psutil.disk_io_counters() if self.disk else None
-        net = psutil.net_io_counters() if self.net else None
-        transferred = {}
-        if disk is not None:
-            transferred["disk"] = {"read": disk.read_bytes, "written": disk.write_bytes}
-        if net is not None:
-            transferred["net"] = {"received": net.bytes_recv, "sent": net.bytes_sent}
-        return transferred
-
-
-def _memory(psutil: Any, process: Any) -> Mapping[str, float]:
-    return {"machine": psutil.virtual_memory().used / _MIB, "process": process.memory_info().rss / _MIB}
+    psutil = import_product("psutil", "system")
+    memory, disk = psutil.virtual_memory(), psutil.disk_usage(".")
+    transferred, network = psutil.disk_io_counters(), psutil.net_io_counters()
+    counted: dict[str, float] = {}  # a container may not count them
+    if transferred is not None:
+        counted |= {"disk_bytes_read": transferred.read_bytes, "disk_bytes_written": transferred.write_bytes}
+    if network is not None:
+        counted |= {"network_bytes_sent": network.bytes_sent, "network_bytes_recv": network.bytes_recv}
+    return {
+        # Since the last call; the first call returns 0.
+        "cpu_percentage": psutil.cpu_percent() or psutil.cpu_percent(interval=0.1),
+        "cpu_memory_percent": memory.percent,
+        "cpu_memory_used": memory.used,
+        "cpu_memory_available": memory.available,
+        "cpu_memory_total": memory.total,
+        "process_memory_rss": psutil.Process().memory_info().rss,
+        "disk_memory_percent": disk.percent,
+        "disk_memory_used": disk.used,
+        "disk_memory_free": disk.free,
+        "disk_memory_total": disk.total,
+        **counted,
+    }

@@ -1,29 +1,29 @@
-"""Run torch's profiler, which records each operation, also on the GPU."""
+"""Write the traces of torch's profiler, and timelines of memory."""
 
 from __future__ import annotations
 
 import warnings
 from typing import TYPE_CHECKING, Any
 
-import torch
+import attrs
 
-from composer.core import TimeUnit
-from composer.core.checks import to_path
-from composer.functional.checks import check_flags
-from composer.profiler.files import TraceFiles
-from composer.profiler.schedule import ProfilerAction
+from composer.core.checks import is_flag
+from composer.profiler.json_trace_handler import JSONTraceHandler, number_of_traces
 
 if TYPE_CHECKING:
+    from torch.profiler import profile
+
     from composer.core import Logger, State
+    from composer.profiler.traces import Trace
 
 __all__ = ["TorchProfiler"]
 
 
-class TorchProfiler:
-    """Run :class:`torch.profiler.profile` in the batches of a schedule, and write its traces.
+@attrs.define(eq=False)
+class TorchProfiler(JSONTraceHandler):
+    """Write each trace to a file, and a timeline of the memory to another; holds the options of torch's profiler.
 
-    A :class:`~composer.profiler.Profiler` creates and controls it. The steps in the trace are the numbers of the
-    batches, from 0; the trace also contains events, algorithms, callbacks and markers. In the names ``{run_name}``,
+    A :class:`~composer.profiler.Profiler` creates it from its arguments ``torch_prof_*``. In the names ``{run_name}``,
     ``{rank}``, ``{epoch}`` and ``{batch}`` are filled in, the latter two with the completed epochs and batches.
 
     Args:
@@ -47,101 +47,57 @@ class TorchProfiler:
         FileExistsError: When training starts: traces exist, and ``overwrite`` is False.
 
     Example:
-        >>> TorchProfiler("runs/{run_name}", use_gzip=True).files.filename
+        >>> TorchProfiler("runs/{run_name}", use_gzip=True).filename
         'rank{rank}.{batch}.pt.trace.json.gz'
     """
 
-    def __init__(
-        self,
-        folder: str = "{run_name}/torch_traces",
-        filename: str = "rank{rank}.{batch}.pt.trace.json",
-        remote_file_name: str | None = "{run_name}/torch_traces/rank{rank}.{batch}.pt.trace.json",
-        memory_filename: str | None = None,
-        memory_remote_file_name: (
-            str | None
-        ) = "{run_name}/torch_memory_traces/rank{rank}.{batch}.pt.memory_trace.html",
-        overwrite: bool = False,
-        use_gzip: bool = False,
-        record_shapes: bool = False,
-        profile_memory: bool = True,
-        with_stack: bool = False,
-        with_flops: bool = True,
-        num_traces_to_keep: int = -1,
-    ) -> None:
-        self.options: dict[str, Any] = {
-            "record_shapes": record_shapes,
-            "profile_memory": profile_memory,
-            "with_stack": with_stack,
-            "with_flops": with_flops,
-        }
-        check_flags(use_gzip=use_gzip, **self.options)
-        options: dict[str, Any] = {"overwrite": overwrite, "num_traces_to_keep": num_traces_to_keep}
-        self.files = TraceFiles(
-            folder,
-            _zipped("filename", filename, use_gzip),
-            _zipped("remote_file_name", remote_file_name, use_gzip),
-            **options,
-        )
-        self.memory_files: TraceFiles | None = None
-        if memory_filename is not None:
-            if not (record_shapes and profile_memory and with_stack):
-                raise ValueError(
-                    "memory_filename requires record_shapes=True, profile_memory=True and with_stack=True, got "
-                    f"record_shapes={record_shapes}, profile_memory={profile_memory}, with_stack={with_stack}."
-                )
-            self.memory_files = TraceFiles(folder, memory_filename, memory_remote_file_name, **options)
-        self._action = ProfilerAction.SKIP
-        self._profile: torch.profiler.profile | None = None
+    folder: str = "{run_name}/torch_traces"
+    filename: str = "rank{rank}.{batch}.pt.trace.json"
+    remote_file_name: str | None = "{run_name}/torch_traces/rank{rank}.{batch}.pt.trace.json"
+    memory_filename: str | None = None
+    memory_remote_file_name: str | None = "{run_name}/torch_memory_traces/rank{rank}.{batch}.pt.memory_trace.html"
+    overwrite: bool = attrs.field(default=False, validator=is_flag)
+    use_gzip: bool = attrs.field(default=False, validator=is_flag)
+    record_shapes: bool = attrs.field(default=False, validator=is_flag)
+    profile_memory: bool = attrs.field(default=True, validator=is_flag)
+    with_stack: bool = attrs.field(default=False, validator=is_flag)
+    with_flops: bool = attrs.field(default=True, validator=is_flag)
+    num_traces_to_keep: int = attrs.field(default=-1, validator=number_of_traces)
+    merged_trace_filename: None = attrs.field(default=None, init=False, repr=False)
+    merged_trace_remote_file_name: None = attrs.field(default=None, init=False, repr=False)
+    _memory: JSONTraceHandler | None = attrs.field(default=None, init=False, repr=False)
 
-    def open(self, state: State) -> None:
-        """Reset the state of an earlier run, and reject a folder that contains traces."""
-        self.files.paths = []
-        if self.memory_files is not None:
-            self.memory_files.paths = []
-        self.files.check_folder(state)
-
-    def follow(self, action: ProfilerAction, state: State, logger: Logger) -> None:
-        """Start, continue or finish profiling, as the schedule's action for the next batch requires."""
-        self._action = action
-        if action is ProfilerAction.SKIP:
-            self.finish(state, logger)
-        elif self._profile is None:
-            self._profile = self._begin(state)
-        else:
-            self._profile.step()
-
-    def finish(self, state: State, logger: Logger) -> None:
-        """Stop the profile, and write its recording, if any."""
-        profile, self._profile = self._profile, None
-        if profile is None:
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        if self.use_gzip:
+            self.filename = f"{self.filename.removesuffix('.gz')}.gz"
+            if self.remote_file_name is not None:
+                self.remote_file_name = f"{self.remote_file_name.removesuffix('.gz')}.gz"
+        if self.memory_filename is None:
             return
-        is_recording = profile.current_action is not torch.profiler.ProfilerAction.WARMUP
-        profile.stop()
-        if is_recording:
-            self.files.write(lambda path: profile.export_chrome_trace(str(path)), state, logger)
-            if self.memory_files is not None:
-                with warnings.catch_warnings():
-                    warnings.filterwarnings("ignore", "`export_memory_timeline` is deprecated", FutureWarning)
-                    self.memory_files.write(lambda path: profile.export_memory_timeline(str(path)), state, logger)
+        if not (self.record_shapes and self.profile_memory and self.with_stack):
+            raise ValueError(
+                "memory_filename requires record_shapes=True, profile_memory=True and with_stack=True, got "
+                f"record_shapes={self.record_shapes}, profile_memory={self.profile_memory}, "
+                f"with_stack={self.with_stack}."
+            )
+        self._memory = JSONTraceHandler(
+            self.folder,
+            self.memory_filename,
+            self.memory_remote_file_name,
+            overwrite=self.overwrite,
+            num_traces_to_keep=self.num_traces_to_keep,
+        )
 
-    def _begin(self, state: State) -> torch.profiler.profile:
-        # torch calls the schedule with its own step; the action of the batch is already known here.
-        profile = torch.profiler.profile(schedule=lambda _: _TORCH_ACTIONS[self._action], **self.options)
-        profile.step_num = int(state.timestamp.count(TimeUnit.BATCH))
-        profile.start()
-        return profile
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of :class:`torch.profiler.profile`."""
+        return {name: getattr(self, name) for name in ("record_shapes", "profile_memory", "with_stack", "with_flops")}
 
-
-_TORCH_ACTIONS = {
-    ProfilerAction.SKIP: torch.profiler.ProfilerAction.NONE,
-    ProfilerAction.WARMUP: torch.profiler.ProfilerAction.WARMUP,
-    ProfilerAction.ACTIVE: torch.profiler.ProfilerAction.RECORD,
-    # The recording is written when the profile is stopped, so torch's own saving is not needed.
-    ProfilerAction.ACTIVE_AND_SAVE: torch.profiler.ProfilerAction.RECORD,
-}
-
-
-def _zipped(parameter: str, name: str | None, use_gzip: bool) -> Any:
-    if name is None or not use_gzip:
-        return name
-    return f"{to_path(parameter, name).removesuffix('.gz')}.gz"
+    def save(self, trace: Trace, profile: profile, state: State, logger: Logger) -> None:
+        """Write the files."""
+        super().save(trace, profile, state, logger)
+        if self._memory is not None:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "`export_memory_timeline` is deprecated", FutureWarning)
+                self._memory.write(lambda path: profile.export_memory_timeline(str(path)), state, logger)
