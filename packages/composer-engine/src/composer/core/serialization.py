@@ -62,9 +62,6 @@ class NotSerializableError(TypeError):
         self.path, self.reason = path, reason
 
 
-# Encoding ------------------------------------------------------------------------------------------------------------
-
-
 def to_data(value: Any, kind: Any = Any, path: str = "") -> Any:
     """Encode a value of a declared type as plain data and tensors.
 
@@ -363,9 +360,6 @@ def field_types(kind: Any, *, init: bool = False) -> dict[str, Any]:
                 names = vars(sys.modules[owner.__module__])
                 known[field.name] = typing.get_type_hints(holder, names, dict(vars(owner)))[field.name]
     return {field.name: known.get(field.name, Any) for field in attrs.fields(kind) if field.init or not init}
-
-
-# Decoding ------------------------------------------------------------------------------------------------------------
 
 
 def from_data(data: Any, kind: Any = Any, path: str = "") -> Any:
