@@ -254,7 +254,7 @@ class TestFileLogger:
         (tmp_path / "log.txt").mkdir()
 
         with pytest.warns(
-            RuntimeWarning, match=r"FileLogger\.flush failed .* training goes on\. The cause: IsADirectoryError"
+            RuntimeWarning, match=r"FileLogger\.flush failed .* training continues\. The cause: IsADirectoryError"
         ) as caught:
             [loop.batch() for _ in range(2)]
         (tmp_path / "log.txt").rmdir()

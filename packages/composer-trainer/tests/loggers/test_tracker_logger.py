@@ -237,7 +237,7 @@ class TestFailures:
         loop = make_loop(tracker)
         tracker.failing = {"metrics"}
 
-        with pytest.warns(RuntimeWarning, match=r"Tracker\.flush failed .* training goes on.*OSError: no metrics"):
+        with pytest.warns(RuntimeWarning, match=r"Tracker\.flush failed .* training continues.*OSError: no metrics"):
             loop.batch()
         with warnings.catch_warnings():
             warnings.simplefilter("error")

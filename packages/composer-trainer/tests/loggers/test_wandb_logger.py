@@ -158,7 +158,7 @@ class TestRun:
         loop = make_loop(logger)
         logger.run.finish()
 
-        with pytest.warns(RuntimeWarning, match=r"WandBLogger\.flush failed .* training goes on"):
+        with pytest.warns(RuntimeWarning, match=r"WandBLogger\.flush failed .* training continues"):
             loop.fit()
 
         assert loop.state.timestamp.epoch == 2

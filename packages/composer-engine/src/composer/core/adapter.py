@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Adapter", "SplitStep", "served_fields"]
 
+# An adapter has no hook before a batch is loaded, and none in the batches of the host's evaluations.
 _NOT_RUN = frozenset(event for event in Event if event.startswith("predict_")) | {
     Event.BEFORE_DATALOADER,
     Event.EVAL_BATCH_START,
@@ -45,6 +46,7 @@ _NOT_RUN = frozenset(event for event in Event if event.startswith("predict_")) |
 _NOT_READABLE = frozenset(
     {"algorithms", "callbacks", "eval_metrics", "evaluators", "scaler", "schedulers", "train_metrics"}
 )
+# The host iterates over its loader and counts the steps itself.
 _NOT_WRITABLE = _NOT_READABLE | {"dataloader", "dataloader_len", "max_duration", "timestamp"}
 
 
@@ -259,6 +261,7 @@ class Adapter:
         self.prepare(
             optimizers, max_duration=max_duration, train_dataloader=train_dataloader, dataloader_len=dataloader_len
         )
+        # The host has loaded its weights by now; algorithms that follow the loading still need its events.
         for event in (Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START):
             self.engine.run_event(event)
         self._begun_with = tuple(self.state.algorithms)
@@ -287,6 +290,7 @@ class Adapter:
         """
         if not self._described_batch:
             self._described_batch = _describe_keys(batch)
+        # Before algorithms change the batch, as the trainer counts.
         self._samples += count_samples(batch)
         self._tokens += count_tokens(batch)
         self._batch = self._step.begin_batch(batch)
@@ -362,6 +366,7 @@ class Adapter:
         state.timestamp = state.timestamp.to_next_epoch()
         event("epoch_end")
         event("epoch_checkpoint")
+        # Hosts have no iterations of several epochs.
         state.timestamp = state.timestamp.to_next_iteration()
         event("iteration_end")
         event("iteration_checkpoint")
@@ -417,6 +422,7 @@ class Adapter:
         return report
 
     def _reject_late_algorithms(self) -> None:
+        # None meanwhile, because restoring the former list calls this function again.
         before, self._begun_with = self._begun_with, None
         if before is not None and any(all(one is not other for other in before) for one in self.state.algorithms):
             self.state.algorithms = before
@@ -501,6 +507,7 @@ class SplitStep:
             restore()
             return forward(*args, **kwargs)
 
+        # An attribute of the object hides the method of its class, also where hooks or wrappers call the module.
         attributes["forward"] = call
         try:
             return self._step(batch)

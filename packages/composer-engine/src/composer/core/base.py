@@ -372,6 +372,7 @@ def run_surgery(state: State, logger: Logger, passes: Sequence[AlgorithmPass]) -
     ownership = Ownership(state)
     for event in (Event.INIT, Event.BEFORE_LOAD):
         ownership.begin()
+        # Algorithms without declared events are called at each event, and decide by ``match``.
         listed = [one for one in state.algorithms if event in (runs_at := one.runs_at_events()) or not runs_at]
         for algorithm in apply_passes(listed, event, passes).algorithms:
             key = state.component_key(algorithm)
@@ -401,6 +402,7 @@ def algorithm_classes(classes: Iterable[type[Algorithm]] = ()) -> dict[str, list
         [<class 'composer.core.base.Halve'>]
     """
     preferred = {kind.__name__: [kind] for kind in classes}
+    # Subclasses are listed in the order of their definition, so the last class of a name is the present one.
     latest = {(kind.__module__, kind.__qualname__): kind for kind in _subclasses(Algorithm)}
     known: dict[str, list[type[Algorithm]]] = {}
     for kind in latest.values():

@@ -41,6 +41,7 @@ __all__ = [
 P = ParamSpec("P")
 T = TypeVar("T")
 
+# Absolute paths of POSIX and of Windows, with and without a drive, and URLs.
 _BEGINS_ELSEWHERE = re.compile(r"[/\\]|[A-Za-z]:[/\\]|.*://", re.DOTALL)
 _LONGEST_NAME = 500
 _LONGEST_LINE = 600
@@ -114,9 +115,7 @@ def to_strings(name: str, given: str | Iterable[str] | None) -> list[str]:
         >>> to_strings("tags", "first"), to_strings("tags", ("a", "b"))
         (['first'], ['a', 'b'])
     """
-    strings = (
-        [] if given is None else [given] if isinstance(given, str) or not isinstance(given, Iterable) else [*given]
-    )
+    strings: list[str] = as_list(given)
     if not all(isinstance(one, str) for one in strings):
         raise TypeError(f"{name} must be a string or a list of strings, got {shortened(given)}.")
     return strings
@@ -158,6 +157,7 @@ class _Names(string.Formatter):
     """Looks values up by their complete names, without attributes, indices or positions."""
 
     def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, str]:
+        # str.format would also read attributes and items of the values, as in {epoch.__class__}.
         del args
         return kwargs[field_name], field_name
 
@@ -243,6 +243,7 @@ def error_text(error: BaseException) -> str:
         ...     error_text(error)
         "'mode' must be in ['min'] (got 'best')"
     """
+    # attrs passes the sentence first, and then the field, what was expected and the value.
     return str(error.args[0] if len(error.args) > 1 and isinstance(error.args[1], attrs.Attribute) else error)
 
 

@@ -79,6 +79,7 @@ class ObservableList(MutableSequence[T]):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         value = [*value] if isinstance(index, slice) else value
+        # All are checked before any is inserted, so that an error leaves the list as it was.
         for item in value if isinstance(index, slice) else [value]:
             self._check(item)
         self._items[index] = value
@@ -86,6 +87,7 @@ class ObservableList(MutableSequence[T]):
 
     def extend(self, values: Iterable[T]) -> None:
         """Append all items, or none of them if the check raises for one."""
+        # MutableSequence appends one by one, and each change makes the engine discard its plan.
         self[len(self) :] = values
 
     def sort(self, *, key: Callable[[T], Any], reverse: bool = False) -> None:

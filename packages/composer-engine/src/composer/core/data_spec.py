@@ -31,8 +31,9 @@ __all__ = [
     "usual_key",
 ]
 
-_MANY = 8
-_PLAIN = {list, tuple}
+# The items of a container that a description shows.
+_MOST_ITEMS_SHOWN = 8
+_BUILTIN_SEQUENCES = {list, tuple}
 _USUAL_NAMES = {
     0: ("input_ids", "pixel_values", "input_values", "input_features", "inputs", "input", "images", "image", "x"),
     1: ("labels", "label", "targets", "target", "y"),
@@ -64,6 +65,7 @@ def _checked_count(name: str, lowest: int, count: Callable[..., Any]) -> Callabl
     def counted(*arguments: Any, **options: Any) -> int:
         number = count(*arguments, **options)
         try:
+            # int() accepts strings, and comparing with it lets floats such as 8.0 and tensors of one number pass.
             whole = None if isinstance(number, (str, bytes)) or int(number) != number else int(number)
         except (TypeError, ValueError, OverflowError, RuntimeError):
             whole = None
@@ -433,7 +435,7 @@ def batch_set(batch: Batch, key: BatchKey, value: Any) -> Batch:
         {'x': 3, 'y': 4}
     """
     # These two are fast, and nearly always one of them, in each step.
-    if type(key) is int and type(batch) in _PLAIN and -len(batch) <= key < len(batch):
+    if type(key) is int and type(batch) in _BUILTIN_SEQUENCES and -len(batch) <= key < len(batch):
         items = [*batch]
         items[key] = value
         return items if type(batch) is list else tuple(items)
@@ -484,12 +486,12 @@ def describe_batch(batch: Batch) -> str:
         dtype = str(batch.dtype).removeprefix("torch.")
         return f"nested {dtype}" if batch.is_nested else f"{dtype}{list(batch.shape)}"  # those may have no shape
     if isinstance(batch, Mapping):
-        items = [f"{key!r}: {describe_batch(item)}" for key, item in itertools.islice(batch.items(), _MANY)]
+        items = [f"{key!r}: {describe_batch(item)}" for key, item in itertools.islice(batch.items(), _MOST_ITEMS_SHOWN)]
     elif isinstance(batch, (list, tuple)):
-        items = [describe_batch(item) for item in batch[:_MANY]]
+        items = [describe_batch(item) for item in batch[:_MOST_ITEMS_SHOWN]]
     else:
         return type(batch).__name__
-    items += [f"... {len(batch)} in all"] if len(batch) > _MANY else []
+    items += [f"... {len(batch)} in all"] if len(batch) > _MOST_ITEMS_SHOWN else []
     left, right = "{}" if isinstance(batch, Mapping) else "[]" if isinstance(batch, list) else "()"
     return f"{left}{', '.join(items)}{right}"
 

@@ -101,6 +101,7 @@ class FieldsByEvent(frozenset[str]):
         self.by_event = by_event
         return self
 
+    # That of frozenset would pass the fields to __new__ instead of the mapping.
     def __reduce__(self) -> tuple[type[FieldsByEvent], tuple[Mapping[Event, frozenset[str]]]]:
         return type(self), (self.by_event,)
 
@@ -229,6 +230,7 @@ class AlgorithmConflictError(ValueError):
         self.conflicts = tuple(conflicts)
         super().__init__("\n".join(map(str, self.conflicts)))
 
+    # That of an exception would pass the message to __init__ instead of the conflicts.
     def __reduce__(self) -> tuple[type[AlgorithmConflictError], tuple[tuple[Conflict, ...]]]:
         return type(self), (self.conflicts,)
 

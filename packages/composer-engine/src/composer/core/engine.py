@@ -110,6 +110,7 @@ class Engine:
             ValueError: There is no such event.
             RuntimeError: The engine is closed.
         """
+        # An event of the plan costs one look-up; only the first run of an event raises the KeyError.
         try:
             calls = self._table[event]
         except KeyError:
@@ -217,6 +218,7 @@ class Engine:
         self._table = {}
         self._loop.close()
         errors: list[Exception] = []
+        # Loggers last, because callbacks may log what they have found when they are closed.
         components = sorted(self._callbacks(), key=lambda one: isinstance(one, LoggerDestination))
         closing: list[Call] = [partial(component.close, self.state, self.logger) for component in components]
         num_loggers = sum(isinstance(one, LoggerDestination) for one in components)
@@ -272,9 +274,11 @@ class Engine:
         call = unwrapped
         for wrapper in self._wrappers("wrap_event"):
             call = _checked_call(wrapper.wrap_event(event, call), wrapper, "wrap_event")
+        # Without a wrapper run_event makes the calls itself, which saves a call of Python at each event.
         return calls if call is unwrapped else (call,)
 
     def _with_checks(self, event: Event, entries: Sequence[Entry], calls: Sequence[Call]) -> tuple[Call, ...]:
+        # After each component by itself, so that the error names the one that replaced parameters.
         ownership = Ownership(self.state)
         checked: list[Call] = [ownership.begin]
         for entry, call in zip(entries, calls, strict=True):

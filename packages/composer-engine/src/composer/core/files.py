@@ -64,6 +64,7 @@ def check_template(template: str, parameter: str, fields: Sequence[str] | None =
 def write_atomically(write: Callable[[Path], object], path: Path) -> None:
     """Call ``write(unfinished)`` with another name in the same folder, and rename the file to ``path`` on success."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, because only a rename within one file system is atomic.
     unfinished = path.with_name(f"{UNFINISHED}{path.name}")
     try:
         write(unfinished)

@@ -257,6 +257,7 @@ def _window(unit: TimeUnit, event: Event, clock: Clock) -> tuple[int | float, in
     after, before = clock.timestamp, clock.previous_timestamp
     now = after.count(unit)
     if unit in (TimeUnit.EPOCH, TimeUnit.ITERATION):
+        # An epoch is counted when it ends. Within a batch, that is news only in the first one of the next epoch.
         is_new = event not in _IN_BATCH or not after.count(TimeUnit.BATCH, in_epoch=True)
         return (now - 1 if is_new and now else now), now
     if unit is TimeUnit.BATCH and event not in _EPOCH_DONE:
@@ -270,5 +271,6 @@ def _window(unit: TimeUnit, event: Event, clock: Clock) -> tuple[int | float, in
         )
     if event not in _EPOCH_DONE:
         return before.count(unit), now
+    # The window of an epoch begins where the epoch did, and not before its last batch.
     in_epoch = before.epoch_wct.total_seconds() if unit is TimeUnit.SECOND else before.count(unit, in_epoch=True)
     return before.count(unit) - in_epoch, now

@@ -131,6 +131,7 @@ class _Waiting:
 
     def is_due(self, state: State) -> bool:
         """Return whether a multiple of the interval has been passed since the last delivery."""
+        # Each step makes a new timestamp, so the same object means that no time has passed.
         if state.timestamp is self.checked_at:
             return False
         self.checked_at = state.timestamp
@@ -205,7 +206,7 @@ class Logger:
             step = self._step(step)
         for destination in self._current:
             if destination.every is not None:
-                self._let_wait(destination, metrics, step)
+                self._delay(destination, metrics, step)
                 continue
             try:
                 destination.log_metrics(metrics, step)
@@ -261,7 +262,7 @@ class Logger:
             return
         self._reported.add((id(destination), method))
         warnings.warn(
-            f"{type(destination).__name__}.{method} failed and may have lost what was logged; training goes on. "
+            f"{type(destination).__name__}.{method} failed and may have lost what was logged; training continues. "
             f"The cause: {type(error).__name__}: {error}",
             RuntimeWarning,
             stacklevel=stacklevel,
@@ -304,7 +305,7 @@ class Logger:
     def _step(self, step: int | None) -> int:
         return int(self._state.timestamp.count(TimeUnit.BATCH)) if step is None else step
 
-    def _let_wait(self, destination: LoggerDestination, metrics: Mapping[str, Any], step: int) -> None:
+    def _delay(self, destination: LoggerDestination, metrics: Mapping[str, Any], step: int) -> None:
         waiting = self._waiting.get(id(destination))
         if waiting is None:
             clock = self._state.timestamp

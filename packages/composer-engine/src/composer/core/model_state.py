@@ -36,6 +36,7 @@ __all__ = [
     "weights",
 ]
 
+# torch.compile, activation checkpointing and FSDP 1 put these into the names of weights.
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 _REMEDY = "Pass optimizers=state.optimizers to the surgery, so that it moves them over."
 _HINTS = 10
@@ -76,9 +77,9 @@ def check_weights(own: Mapping[str, Any], saved: Mapping[str, Any]) -> tuple[lis
         model has; weights that only the saved state has.
     """
     wrong = [
-        f"model.{name}: must be {_looks(own[name])}, got {_looks(value)}."
+        f"model.{name}: must be {_describe_shape(own[name])}, got {_describe_shape(value)}."
         for name, value in saved.items()
-        if name in own and _looks(value) != _looks(own[name])
+        if name in own and _describe_shape(value) != _describe_shape(own[name])
     ]
     return wrong, *compare_names("model.", own, saved, "the model has no such weight")
 
@@ -116,7 +117,7 @@ def changed_dtypes(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str
     ]
 
 
-def _looks(value: Any) -> str:
+def _describe_shape(value: Any) -> str:
     return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else "no tensor"
 
 
@@ -337,6 +338,7 @@ def load_optimizers(model: Any, optimizers: Sequence[Optimizer], saved: Mapping[
                 _load_named_state(_parameter_names(model, optimizer), optimizer, saved[key])
             except Exception as error:
                 undo()
+                # This is a limit of the machine, and not an error in the saved state.
                 if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
                     raise
                 reason = f"{type(error).__name__}: {error}"
@@ -353,6 +355,7 @@ def _load_named_state(names: list[list[str]], optimizer: Optimizer, saved: Mappi
         for number, name in zip(group["params"], group_names, strict=True)
     }
     saved_names = {name for group in groups for name in group["params"]}
+    # Optimizer.load_state_dict replaces the states of all parameters: those without a saved one keep their own.
     state = {
         number: own["state"][number]
         for name, number in numbers.items()

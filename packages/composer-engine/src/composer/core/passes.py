@@ -207,6 +207,7 @@ def apply_passes(algorithms: Algorithms, event: Event, passes: Sequence[Algorith
         name = getattr(each_pass, "__name__", None) or repr(each_pass)
         before, order = order, _checked(each_pass(list(order), event), order, event, name)
         left_out += [(algorithm, name) for algorithm in before if not _contains(order, algorithm)]
+        # The order by the default passes alone, with which the final one is compared to see what was moved.
         if each_pass in rules:
             by_rules = each_pass(by_rules, event)
             continue

@@ -95,6 +95,7 @@ def build_plan(
     callbacks = [one for one in callbacks if not isinstance(one, LoggerDestination)]
     plan: dict[Event, tuple[Entry, ...]] = {}
     left_out: list[LeftOut] = []
+    # Passes run once for each event. Their warnings become a part of the plan, each of them once.
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for event in Event:

@@ -33,6 +33,7 @@ def derive_seed(*words: object) -> int:
         >>> derive_seed(17, "epoch", 3) == derive_seed(17, "epoch", 3) != derive_seed(17, "epoch", 4)
         True
     """
+    # Not hash(), which is different in each process for strings.
     return int.from_bytes(hashlib.blake2b("/".join(map(str, words)).encode(), digest_size=8).digest())
 
 
@@ -51,6 +52,7 @@ def seed_globals(seed: int) -> None:
     random.seed(seed)
     numpy = sys.modules.get("numpy")
     if numpy is not None:  # without an import of NumPy, nothing draws from it
+        # NumPy accepts 32 bits.
         numpy.random.seed(seed & 0xFFFFFFFF)
 
 
@@ -89,6 +91,7 @@ def seeded_draws(seed: int) -> Iterator[None]:
         ...     first == torch.rand(1)
         tensor([True])
     """
+    # Without devices, fork_rng would save the generators of all GPUs, too.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield

@@ -193,10 +193,12 @@ class RebuiltAlgorithms:
 
     def try_out(self) -> Run:
         """Return the state as it would be with the new algorithms, on copies of what they change."""
+        # In one call, so that the copied optimizers hold the parameters of the copied model.
         model, optimizers, made = copy.deepcopy((self.state.model, self.state.optimizers, self.made))
         algorithms = _merged(self.state.algorithms, made)
         check_conflicts(algorithms)
         copied = _evolve(self.state, model=model, optimizers=optimizers)
+        # The run warns and draws when the algorithms are added to it, and a trial must do neither.
         with warnings.catch_warnings(), torch.random.fork_rng():
             warnings.simplefilter("ignore")
             changed = copied.after_surgery([*made.values()], self.passes)
@@ -232,14 +234,14 @@ class CheckedState:
         saved: The saved state.
         report: The effects of loading it.
         rebuilt: Algorithms that the saved weights need and the run lacks.
-        put: Loads the saved state into the run, without further checks.
+        load_into: Loads the saved state into the run, without further checks.
     """
 
     state: Run
     saved: Mapping[str, Any]
     report: LoadReport
     rebuilt: RebuiltAlgorithms | None
-    put: Callable[[Run, Mapping[str, Any]], object]
+    load_into: Callable[[Run, Mapping[str, Any]], object]
 
     def load(self, logger: Any = None, *, stacklevel: int = 4) -> LoadReport:
         """Load the saved state, and warn of differences; the run must not have changed since the check.
@@ -249,7 +251,7 @@ class CheckedState:
         """
         if self.rebuilt is not None:
             self.rebuilt.add(logger)
-        self.put(self.state, self.saved)
+        self.load_into(self.state, self.saved)
         if self.report.differences:
             title = "The saved state was loaded, and this run differs from it:"
             warnings.warn("\n- ".join([title, *self.report.differences]), UserWarning, stacklevel=stacklevel)
@@ -483,6 +485,7 @@ def _load_state(state: Run, saved: Mapping[str, Any]) -> None:
     loaded: list[str] = []
     with contextlib.ExitStack() as on_error:
         if "optimizers" in saved:
+            # It returns a function that restores the former states, in case that a component raises an error.
             on_error.callback(_load_optimizers(state, saved))
         for kind in _RECORDS:
             saved_states = {record["key"]: record["state"] for record in saved[kind]}

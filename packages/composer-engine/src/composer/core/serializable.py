@@ -153,6 +153,7 @@ class Serializable:
         Raises:
             ValueError: ``state`` is not the state of an object of this class.
         """
+        # A class with a load_state_dict of its own has a form of the state that is unknown here.
         if type(self).load_state_dict is Serializable.load_state_dict:
             _read_state(self, state)
 

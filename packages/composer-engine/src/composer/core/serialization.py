@@ -50,6 +50,7 @@ __all__ = [
     "to_data",
 ]
 
+# Both are far below what Python limits, recursion and digits of a number, so that no saved data exceeds it.
 MAX_DEPTH = 64
 MAX_BITS = 4096
 
@@ -261,6 +262,7 @@ def _is_instance(value: Any, expected: type) -> bool:
 
 
 _PLAIN = frozenset({bool, int, float, types.NoneType})
+# The first that fits is used: a StrEnum is an Enum and a str.
 _WRITERS: Mapping[type, Callable[[Any], Any]] = {
     enum.Enum: operator.attrgetter("value"),
     str: lambda text: str(text.value if isinstance(text, enum.Enum) else text),
@@ -501,6 +503,7 @@ def _make_reader(kind: Any) -> Callable[[Any, Any], Any]:
 
 def _make_converter() -> cattrs.Converter:
     converter = cattrs.Converter(forbid_extra_keys=True)
+    # Of the conditions below, cattrs checks those registered last first.
     converter.register_structure_hook(Time, lambda text, _: Time.from_timestring(text))
     converter.register_structure_hook(Timestamp, lambda state, _: Timestamp.from_state_dict(state))
     converter.register_structure_hook(dt.timedelta, lambda seconds, _: dt.timedelta(seconds=seconds))

@@ -238,6 +238,7 @@ class State:
             self.dataloader_len = length_of(self.dataloader)
 
     def _components_changed(self) -> None:
+        # Keys are numbered within a class, so that one change may renumber others.
         self._owners.clear()
         for call in self._listeners:
             call()
@@ -340,6 +341,7 @@ class State:
 
     def stop_training(self) -> None:
         """End the training after this batch."""
+        # A duration that is reached already, in a unit that every loop counts.
         self._max_duration = self.timestamp.batch
 
     def compute_outputs(self, batch: Batch) -> Any:
@@ -362,8 +364,8 @@ class State:
     def generator(self, owner: object, microbatch: int | None = None) -> torch.Generator:
         """Return the owner's random generator for this batch.
 
-        It is seeded from the run's seed, the rank, the owner, the batch and the microbatch, goes on within a microbatch
-        and restarts with the next; so a draw depends on nothing that happened before, and nothing has to be saved.
+        It is seeded from the run's seed, the rank, the owner, the batch and the microbatch. It continues within a
+        microbatch and restarts with the next one, so that no draw depends on earlier ones and nothing has to be saved.
 
         Args:
             owner: An algorithm or callback, or any name. One that does not belong to this state, such as an algorithm

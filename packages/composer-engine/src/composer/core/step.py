@@ -142,6 +142,7 @@ class Step:
             self._state.restart_draws()
             for set_state, before in self._rng_states:
                 set_state(before)
+        # Only for optimizers that compute again, as copying the states takes time in each step.
         elif self._computes_again:
             self._rng_states = global_rng_states(self._state.device)
         self.times_computed += 1
@@ -192,6 +193,7 @@ class Step:
         try:
             torch.autograd.backward(total, create_graph=self._create_graph)
         except RuntimeError:
+            # After an error only, so that a step does not pay for the check.
             _check_loss(total, type(state.model).__name__)
             raise
 
@@ -329,6 +331,7 @@ class LoopCheck:
         return int(self._state.timestamp.count(TimeUnit.EPOCH))
 
 
+# Weak, so that an engine that is never closed is still freed.
 _observers: weakref.WeakSet[_Steps] = weakref.WeakSet()
 _handles: list[RemovableHandle] = []
 """The hook of torch's optimizers that reports to the observers, if there are any."""

@@ -29,13 +29,13 @@ def train(run: Run) -> None:
             run.begin_epoch()
         _train_batches(run)
         if not run.batches.epoch_is_over:
-            break
+            break  # the next call of fit continues this epoch
         run.count_epoch()
         event("epoch_end")
         run.evaluate_if_due(Event.EPOCH_END)
         event("epoch_checkpoint")
         _end_iteration_if_done(run)
-    run.log_train_metrics()
+    run.log_train_metrics()  # of an epoch that is not complete
     run.evaluate_if_due(Event.FIT_END)
     event("fit_end")
     state.batch = state.outputs = state.loss = None
@@ -55,10 +55,10 @@ def _train_batches(run: Run) -> None:
         state.microbatch = -1
         event("before_dataloader")
         if not run.next_batch():
-            break
+            break  # the end of a loader without a length shows only here
         step.begin_batch(state.batch)  # after_dataloader, batch_start
         run.optimization.step(run.compute_gradients)  # before_train_batch to after_train_batch
-        run.log_batch()
+        run.log_batch()  # before it is counted, so that its losses have its own number
         run.count_batch()
         event("batch_end")
         run.evaluate_if_due(Event.BATCH_END)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["MicrobatchSearch", "is_out_of_memory", "split_microbatches"]
 
 _log = logging.getLogger(__name__)
+# cuBLAS and cuDNN report allocations that fail by a RuntimeError with these codes, and not by an OutOfMemoryError.
 _WORDS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
 
@@ -94,6 +95,7 @@ class MicrobatchSearch:
         """
         state, parallel, is_alone = self._state, self._parallel, not self._parallel.is_connected
         step = self._step
+        # Each trial exchanges a number between the processes, which is too slow for every batch.
         if self._is_found and not is_alone:
             return step.compute_gradients()
         before, times_computed = _Snapshot(state), step.times_computed
@@ -111,13 +113,16 @@ class MicrobatchSearch:
                 failure = error.with_traceback(None)
             parallel.is_apart = False
             fits = bool(all_reduce_min(failure is None))
+            # The gradients of a trial are those of the batch, but several processes have not summed them yet.
             if fits and is_alone:
                 return loss
             before.restore(state)
+            # The metrics use the outputs of the first computation of a step, which the next trial is.
             step.times_computed = times_computed
             if fits:
                 self._is_found = True
                 return step.compute_gradients()
+            # A process in which a single sample does not fit sends 0, so that all raise the error.
             size = all_reduce_min((tried + 1) // 2 if tried > 1 else 0)
             if not size:
                 raise RuntimeError(
@@ -129,6 +134,7 @@ class MicrobatchSearch:
             del failure
             for optimizer in state.optimizers:
                 optimizer.zero_grad()
+            # Tensors in cycles of references are freed only by the collector.
             gc.collect()
             if state.device.type == "cuda":
                 torch.cuda.empty_cache()

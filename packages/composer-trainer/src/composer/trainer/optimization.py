@@ -114,6 +114,7 @@ class Optimization:
             scaler.update()
             after = _scale(scaler)
             if before is not None and after is not None:
+                # The scale decreases exactly if the step was skipped. This comparison does not wait for the device.
                 self._skipped_steps += after < before
 
     def figures(self) -> dict[str, Tensor]:

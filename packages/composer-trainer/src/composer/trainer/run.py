@@ -71,6 +71,8 @@ class Run:
         )
         self.compute_gradients = self.step.compute_gradients
         self._is_in_batch = False
+        # The number of the batch shows the watch on signals that a batch has ended. Between batches, in an evaluation
+        # or while a checkpoint is written, it sets no limit.
         self.signals = StopSignals(lambda: int(self.state.timestamp.batch) if self._is_in_batch else None)
         self._evaluate, self._resume = evaluate, resume
         self._length = self.state.max_duration
@@ -81,9 +83,11 @@ class Run:
         self._count_samples = batches.spec.get_num_samples_in_batch
         self._count_tokens = batches.spec.get_num_tokens_in_batch
         self._weigh = batches.spec.get_num_loss_tokens_in_batch if weigh_by_tokens else self._count_samples
+        # Batches have equal numbers of samples but not of tokens, so that only the former can be known in advance.
         self._usual = None if weigh_by_tokens else batches.usual_samples
         self._seconds, self._is_counted = 0.0, True
         self._num_samples = self._num_tokens = 0
+        # The search reduces the size itself, and one that is larger than a batch is not a mistake of the user.
         self._is_first_split = not self.state.auto_microbatching
 
     def is_over(self) -> bool:
@@ -103,6 +107,7 @@ class Run:
         self.begin_epoch()
         self.state.model.train()
         self.optimization.train_mode()
+        # Last, because wrapping the model and the callbacks at FIT_START may draw random numbers.
         if self._resume is not None:
             self._resume()
         self.clock.elapsed()  # the time before is not training time
@@ -138,6 +143,7 @@ class Run:
         self._num_tokens = self._count_tokens(batch)
         self._is_counted = self.batches.counts
         self.state.batch, self.state.batch_counts = batch, self._is_counted
+        # Several processes send their seconds with the counts of the batch, before it is computed; see count_batch.
         if self.parallel.is_connected:
             self._seconds = self.clock.elapsed() / 1e6
         return True
@@ -152,10 +158,12 @@ class Run:
         if size is not None or spec.microbatch_transforms is not None:
             parts = split_microbatches(self.state.batch, spec, size, self._weigh)
         self._begin_global_batch(len(parts))
+        # Gradients are averaged over processes, so that one with more samples than the others has to weigh more.
         weight = self.parallel.weight()
         if weight != 1:
             parts = [(part, share * weight) for part, share in parts]
         if size is not None:
+            # A forward pass of a sharded model gathers weights from all processes, so all need as many.
             parts = self.parallel.padded(parts)
         # Of several computations in a step, the metrics use the first outputs.
         is_measured = self.state.train_metrics and self.step.times_computed == 1
@@ -184,6 +192,7 @@ class Run:
 
     def _complete_gradients(self) -> None:
         """Sum the gradients of all processes, if that is not done yet, and unscale them."""
+        # The weights assumed usual counts; the actual ones arrive while the gradients are computed.
         factor = self.parallel.end_batch()
         if factor != 1:
             self.step.scale_losses(factor)
@@ -242,12 +251,13 @@ class Run:
         self.clock.count_epoch()
         self.batches.rewind()
         self._step_schedulers(self.schedules.every_epoch)
+        # Also those that step after each batch: the epoch has changed the clock, of which their rates are a function.
         self._step_schedulers(self.schedules.by_clock)
         duration = self.state.max_duration
         is_in_tokens = duration is not None and duration.unit is TimeUnit.TOKEN
         if is_in_tokens and not self.state.timestamp.count(TimeUnit.TOKEN):
             raise ValueError(
-                f"max_duration={str(duration)!r} would never be reached: a whole epoch had no token. Tokens are "
+                f"max_duration={str(duration)!r} would never be reached: an epoch had no token. Tokens are "
                 "counted in batch['input_ids']; for other batches give DataSpec(loader, get_num_tokens_in_batch=...)."
             )
 
@@ -271,6 +281,7 @@ class Run:
 
     def _is_signalled(self) -> bool:
         """Return whether any process has received a signal, also since the last exchange; all must call it."""
+        # Evaluations take long, and processes that disagree whether to evaluate would wait for each other.
         self._is_stop_agreed |= any_rank(self.signals.received is not None)
         return self._is_stop_agreed
 

@@ -29,7 +29,7 @@ _BATCH_SECONDS = 20.0
 
 _LOST_SECONDS = 1.0
 """How long it may take after another process has ended. The batch's collectives failed when that process closed its
-connections, which is earlier, so that only a process that hangs goes on."""
+connections, which is earlier, so that only a process that hangs is still computing."""
 
 _STDERR = 2
 
@@ -91,6 +91,7 @@ class StopSignals:
         before = dict(self._before)
         self._restore_handlers()
         self._before = before
+        # Otherwise the thread that reads the signals watches.
         if self.received is signal.SIGTERM and self._wakeup is None:
             threading.Thread(target=self._watch, name="stopping", daemon=True).start()
         _log.warning("%s: training stops after this batch; a second one stops it at once.", self.received.name)
@@ -139,10 +140,12 @@ class StopSignals:
                     self._abort(f"batch {batch} did not end after a SIGTERM and the end of another process")
 
     def _abort(self, reason: str) -> None:
+        # Not print(), which may wait for a lock that a blocked thread holds.
         os.write(_STDERR, f"{reason}; the stacks of all threads:\n".encode())
         faulthandler.dump_traceback(_STDERR, all_threads=True)
         frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001  (documented)
         error = TimeoutError(reason)
         error.add_note("".join(["The stack of the main thread:\n", *traceback.format_stack(frame)]))
         report_failure(error)
+        # sys.exit() would only end this thread.
         os._exit(128 + signal.SIGTERM)

@@ -41,7 +41,7 @@ from composer.trainer.resume.state import SavesProgress
 from composer.trainer.run import Run
 from composer.trainer.schedules import SchedulerLike, TrainingSchedule, scaled
 from composer.trainer.settings.assembly import Assembly
-from composer.trainer.settings.checkpoints import Loading, Saving, save_together
+from composer.trainer.settings.checkpoints import Loading, Saving, save_in_all_processes
 from composer.trainer.settings.compute import Compute, check_microbatch_size, choose_precision
 from composer.trainer.settings.consistency import check_same_run
 from composer.trainer.settings.groups import Components, Console, Identity, Problems, Processes, Settings
@@ -407,6 +407,7 @@ class Trainer(Assembly):
         check_same_run(state)
         if state.has_reached(length):
             return self._result(f"max_duration='{length}' was reached before", began)
+        # Only now, so that a call which has raised an error leaves the schedule as it was.
         self._schedule = schedule
         run = Run(
             self.engine,
@@ -548,7 +549,7 @@ class Trainer(Assembly):
         """
         check_flags(weights_only=weights_only)
         extra = self._progress.to_data(reports=not weights_only)
-        return save_together(self.state, name, extra=extra, weights_only=weights_only)
+        return save_in_all_processes(self.state, name, extra=extra, weights_only=weights_only)
 
     def save_checkpoint_to_save_folder(self) -> None:
         """Save a checkpoint to ``save_folder`` in the background, as at ``save_interval``.

@@ -93,7 +93,7 @@ class TestEndlessLoaders:
 
     def test_very_many_batches(self, monkeypatch, caplog):
         """An epoch of unknown length with very many batches gives one warning."""
-        monkeypatch.setattr(composer.trainer.data.batches, "_MANY", 3)
+        monkeypatch.setattr(composer.trainer.data.batches, "_MANY_BATCHES", 3)
 
         class Stream:
             def __iter__(self):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from composer.core import Batch, DataSpec
 
-__all__ = ["END", "Batches", "check_place", "none_given"]
+__all__ = ["END", "Batches", "batch_is_none", "check_place"]
 
 
 @attrs.frozen
@@ -53,9 +53,10 @@ class _Place:
 
 _log = logging.getLogger(__name__)
 
-_MANY = 100_000
+_MANY_BATCHES = 100_000
 """Batches after which an epoch of unknown length is reported, because it may never end."""
 
+# The numbers of each tensor by which first batches are compared between processes.
 _COMPARED = 1000
 
 
@@ -110,10 +111,13 @@ class Batches:
                 "train_dataloader has no batches: its data set is smaller than one batch of all processes with "
                 "drop_last=True."
             )
+        # Rounded up, because the last batch may have fewer samples.
         self.length = length if end is None else -(-end // self._step)
         if subset_num_batches != -1:
             self.length = subset_num_batches if self.length is None else min(self.length, subset_num_batches)
         parts = parts_of(spec.dataloader)
+        # A sampler draws its order when an epoch begins, and what loads samples again draws for them again. The others
+        # are restored as they are at the resume point.
         self.replayed = {name: one for name, one in parts.items() if not order.skips or name.endswith("sampler")}
         """The parts of the loader that a resumed run needs as they were at the start of the epoch."""
         self.parts = {name: one for name, one in parts.items() if name not in self.replayed}
@@ -122,6 +126,8 @@ class Batches:
             if getattr(spec, name) is not None:
                 self.parts[name] = getattr(spec, name)
         loader: Any = spec.dataloader
+        # Not those of a stream whose workers start again in each epoch: it is loaded again from the start of the epoch,
+        # from copies of the objects as they were then.
         has_copies = getattr(loader, "num_workers", 0) and (order.skips or getattr(loader, "persistent_workers", False))
         self.copied = {name: one for name, one in parts.items() if has_copies and not name.endswith("sampler")}
         """The parts of which worker processes have copies that may differ from those here."""
@@ -196,14 +202,15 @@ class Batches:
             self._exhausted = True
             return END
         if batch is None:
-            raise none_given("train_dataloader", self._num_batches)
+            raise batch_is_none("train_dataloader", self._num_batches)
         self._place += self._step
+        # Batches are on the CPU, and walking through their containers takes time in each step.
         if self._device.type != "cpu":
             batch = move_batch(batch, self._device)
         if self.spec.batch_transforms is not None:
             batch = self.spec.batch_transforms(batch)
             if batch is None:
-                raise none_given("batch_transforms of train_dataloader", self._num_batches - 1)
+                raise batch_is_none("batch_transforms of train_dataloader", self._num_batches - 1)
         if self._may_be_equal:
             self._may_be_equal = False
             _warn_if_equal(batch if self.counts else None)
@@ -240,11 +247,13 @@ class Batches:
 
     def _begin(self, place: int = 0) -> Iterator[Batch]:
         self._at_begin = save_objects(self.replayed)
+        # After the states were saved, because the order may draw from these objects.
         batches = self._order.begin(self._epoch, place)
         self._iterator = batches if self.length is not None else _watched(batches)
         if self._may_be_at_end:
             self._may_be_at_end = False
             first = next(self._iterator, END)
+            # The restored loader was at the end of its data: iterated over once more, it begins the new epoch.
             if first is END:
                 return self._begin()
             self._iterator = itertools.chain([first], self._iterator)
@@ -269,6 +278,7 @@ class Batches:
             "sizes": self._order.sizes(),
             "order": self._order.fingerprint(self._place) if in_epoch else None,
             "loader": loader.state_dict() if has_state(loader) else None,
+            # In an epoch the states from its start, because a resumed run draws its order again.
             "parts": self._at_begin if in_epoch else save_objects(self.replayed),
             "has_ended": self._has_ended,
         }
@@ -284,6 +294,7 @@ class Batches:
         place: int = state["place"]
         if self.is_of_same_order(state):
             return place
+        # The data has another size or another split, and only the number of batches is comparable.
         return -(-place // (state["global_batch_size"] or 1)) * self._step
 
     def check_state_dict(self, state: Mapping[str, Any]) -> list[str]:
@@ -340,6 +351,7 @@ class Batches:
 
         def load_again() -> Iterator[Batch]:
             for batch in itertools.islice(self._begin(), given):
+                # in_step computes with a copy of it if this process has no batch left, and others have.
                 self._last = batch
                 yield batch
 
@@ -390,7 +402,7 @@ def check_place(place: Mapping[str, Any] | None, path: str) -> None:
         check_objects(from_data(place, _Place, path).parts, f"{path}.parts")
 
 
-def none_given(what: str, place: int) -> ValueError:
+def batch_is_none(what: str, place: int) -> ValueError:
     """Return the error for a loader, or transforms, that returned None as a batch."""
     return ValueError(
         f"{what} returned None as batch {place} of the epoch (counted from 0). Every batch must hold data: does "
@@ -440,7 +452,7 @@ def _warn_if_equal(batch: Batch | None) -> None:
 def _watched(batches: Iterator[Batch]) -> Iterator[Batch]:
     """Yield the batches of a loader without a length, and log a warning if there are very many."""
     for number, batch in enumerate(batches, start=1):
-        if number == _MANY:
+        if number == _MANY_BATCHES:
             _log.warning(
                 "train_dataloader has no length and has returned %d batches in one epoch. If it is endless, the epoch "
                 "never ends, and evaluations and checkpoints at its end never run: give train_subset_num_batches.",

@@ -39,16 +39,19 @@ if TYPE_CHECKING:
 
 __all__ = ["DataOrder", "make_order"]
 
+# Samplers of torch that draw from their generator alone, so that a copy with a seeded generator replaces them.
 _DRAW_AT_ONCE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-_FAR = 2**62
-_DIGEST = 8
+# A sampler with more keys is endless, and its order cannot be drawn in advance.
+_ENDLESS = 2**62
+# Bytes of a digest: short, as one is stored for each key of an epoch.
+_DIGEST_BYTES = 8
 
 
 class DataOrder:
     """Iterates over any epoch of a loader, from any place on.
 
-    A place is the number of samples before it in the order of all processes, if a ``DistributedSampler`` gives each
-    process its part of one order, which is the same for any number of processes; otherwise the number of batches.
+    With a ``DistributedSampler``, which gives each process a part of one order, a place is the number of samples before
+    it in this order; it is then the same for any number of processes. Otherwise a place is a number of batches.
 
     Args:
         loader: The loader.
@@ -126,6 +129,7 @@ def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
     own = seed if get_data_rank() == 0 else derive_seed(seed, "rank", get_data_rank())
     if has_state(loader):
         return OpaqueOrder(loader, own)
+    # A subclass with its own __iter__ may use the sampler in any way, or not at all.
     if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
         is_stream = isinstance(loader.dataset, IterableDataset)
         return StreamOrder(loader, own) if is_stream else IndexedOrder(loader, seed)
@@ -153,6 +157,7 @@ class _CopiedOrder(DataOrder):
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         generator, copied = loader.generator, copy.copy(loader)
         super().__init__(copied, seed if generator is None else derive_seed(seed, generator.initial_seed()))
+        # A loader with persistent workers keeps its iterator, which the copy must not share.
         copied.__dict__["_iterator"] = None
         copied.generator = torch.Generator()
         self.is_collated_by_torch = loader.collate_fn is default_collate
@@ -164,6 +169,7 @@ class _CopiedOrder(DataOrder):
     def _iterate(self, epoch: int) -> Iterator[Batch]:
         assert self.loader.generator is not None
         self.loader.generator.manual_seed(derive_seed(self.seed, "loader", epoch))
+        # Workers have global generators of their own, and such data draws nothing.
         if self.loader.num_workers or self._is_plain:
             return iter(self.loader)
         return _preserve_torch_rng_state(lambda: iter(self.loader))
@@ -178,6 +184,7 @@ class IndexedOrder(_CopiedOrder):
         self._name = "sampler" if loader.batch_sampler is None else "batch_sampler"
         self._sampler: Any = getattr(loader, self._name)
         self._chosen: Iterator[Any] = iter(())
+        # In __dict__, because DataLoader.__setattr__ rejects another sampler or data set.
         # Persistent workers use the same object in the next epoch.
         self._keys = self.loader.__dict__[self._name] = _Keys(self._sampler)
         self._loads_here = not (loader.num_workers or loader.pin_memory) and type(loader) is DataLoader
@@ -201,6 +208,7 @@ class IndexedOrder(_CopiedOrder):
         else:
             remaining = self._own_part(epoch, place)
         if not self._is_plain:
+            # Each batch has its own seed, whichever worker loads it and wherever the epoch continues.
             first = _first_key(self.seed, get_data_rank(), epoch) + place
             remaining = zip(itertools.count(first, self.step), remaining)
         self._keys.next = remaining
@@ -224,6 +232,8 @@ class IndexedOrder(_CopiedOrder):
         sampler: Any = self._distributed
         _set_epoch(self._dataset, epoch)
         _set_epoch(sampler, epoch)
+        # The order of all processes, as if there were one. It is split from ``place`` on and not from its start, so
+        # that another number of processes continues with exactly the samples that are left.
         drawing = copy.copy(sampler)
         drawing.seed, drawing.epoch = derive_seed(derive_seed(self._order_seed, "order", epoch), sampler.seed), 0
         drawing.num_replicas, drawing.rank, drawing.drop_last = 1, 0, False
@@ -259,7 +269,7 @@ class IndexedOrder(_CopiedOrder):
 
     def fingerprint(self, batches: int) -> str | None:
         """Return a digest of the epoch's indices if the type of the sampler is unknown."""
-        return self._chosen.fingerprint(batches) if isinstance(self._chosen, _Noted) else None
+        return self._chosen.fingerprint(batches) if isinstance(self._chosen, _WithDigests) else None
 
 
 class StreamOrder(_CopiedOrder):
@@ -299,13 +309,13 @@ def _draws_nothing(dataset: Any) -> bool:
 
 
 def _order_of(sampler: Any, seed: int, epoch: int) -> Iterator[Any]:
-    """Return a sampler's keys for an epoch; a :class:`_Noted` if its type is unknown, so that it may draw others."""
+    """Return a sampler's keys for an epoch, with digests if its type is unknown, so that it may draw others."""
     _set_epoch(sampler, epoch)
     if type(sampler) is BatchSampler:
         batches = copy.copy(sampler)
         keys = _order_of(sampler.sampler, seed, epoch)
-        batches.sampler = _Keys(sampler.sampler, keys.keys if isinstance(keys, _Noted) else keys)
-        return _Noted(iter(batches)) if isinstance(keys, _Noted) else iter(batches)
+        batches.sampler = _Keys(sampler.sampler, keys.keys if isinstance(keys, _WithDigests) else keys)
+        return _WithDigests(iter(batches)) if isinstance(keys, _WithDigests) else iter(batches)
     key = derive_seed(seed, "order", epoch)
     if type(sampler) in (*_DRAW_AT_ONCE, SequentialSampler):
         drawing = copy.copy(sampler)
@@ -315,17 +325,19 @@ def _order_of(sampler: Any, seed: int, epoch: int) -> Iterator[Any]:
         return drawn
     _set_epoch(getattr(sampler, "sampler", None), epoch)
     if not _has_length(sampler):
-        return _Noted(_seeded_batches(lambda: iter(sampler), seed, epoch))
+        return _WithDigests(_seeded_batches(lambda: iter(sampler), seed, epoch))
+    # An unknown sampler may draw from any generator: the global ones are seeded, and it is read completely before they
+    # are restored.
     with preserve_rng_state():
         seed_globals(key)
         if isinstance(getattr(sampler, "generator", None), torch.Generator):
             sampler.generator.manual_seed(key)
-        return _Noted(iter(list(sampler)))
+        return _WithDigests(iter(list(sampler)))
 
 
 def _has_length(sampler: Any) -> bool:
     try:
-        return isinstance(sampler, Sized) and len(sampler) < _FAR
+        return isinstance(sampler, Sized) and len(sampler) < _ENDLESS
     except (TypeError, NotImplementedError):
         return False
 
@@ -380,12 +392,12 @@ def _load_seeded(load: Callable[[Any], Batch], keys: Iterator[tuple[int, Any]]) 
         yield load(indices)
 
 
-class _Noted:
+class _WithDigests:
     """Yields an iterator's items, and stores a digest of the items up to each."""
 
     def __init__(self, keys: Iterator[Any]) -> None:
         self.keys = keys
-        self._digest, self._digests = hashlib.blake2b(digest_size=_DIGEST), bytearray()
+        self._digest, self._digests = hashlib.blake2b(digest_size=_DIGEST_BYTES), bytearray()
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -398,8 +410,8 @@ class _Noted:
 
     def fingerprint(self, count: int) -> str | None:
         """Return the digest of the first items; None if there are fewer."""
-        end = count * _DIGEST
-        return bytes(self._digests[end - _DIGEST : end]).hex() if 0 < end <= len(self._digests) else None
+        end = count * _DIGEST_BYTES
+        return bytes(self._digests[end - _DIGEST_BYTES : end]).hex() if 0 < end <= len(self._digests) else None
 
 
 class _Keys:

@@ -42,7 +42,7 @@ from composer.distributed import (
 )
 from composer.distributed.samplers import in_step, is_split_by_rank
 from composer.distributed.sharding import is_sharded
-from composer.trainer.data.batches import none_given
+from composer.trainer.data.batches import batch_is_none
 from composer.trainer.data.order import make_order
 from composer.trainer.evaluation.metrics import SupportsMetrics, compute_metrics, metrics_of, reduce_over_data
 
@@ -219,6 +219,7 @@ def in_evaluation(engine: Engine) -> Iterator[None]:
         with evaluation_mode(state.model), preserve_rng_state(state.device), torch.no_grad():
             yield
     except BaseException:
+        # Algorithms that have changed the model for the evaluation undo it at an event that is not reached now.
         engine.restore()
         raise
     finally:
@@ -373,12 +374,12 @@ def prepare_batch(batch: Any, spec: DataSpec, state: State, name: str, clock: Ti
         ValueError: The loader, which errors call ``name``, or its transforms returned None.
     """
     if batch is None:
-        raise none_given(name, int(clock.batch))
+        raise batch_is_none(name, int(clock.batch))
     batch = move_batch(batch, state.device)
     if spec.batch_transforms is not None:
         batch = spec.batch_transforms(batch)
         if batch is None:
-            raise none_given(f"batch_transforms of {name}", int(clock.batch))
+            raise batch_is_none(f"batch_transforms of {name}", int(clock.batch))
     return batch
 
 

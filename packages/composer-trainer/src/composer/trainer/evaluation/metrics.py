@@ -64,7 +64,7 @@ def metrics_of(model: SupportsMetrics, *, is_train: bool) -> Mapping[str, Any]:
 
 
 def reduce_over_data(metrics: Iterable[Any]) -> None:
-    """Let metrics be reduced over the processes with different samples, not over groups of tensor parallelism."""
+    """Let metrics be reduced over processes with different samples; those of a tensor-parallel group have the same."""
     group = data_group()
     if group is not None:
         for metric in metrics:
@@ -165,10 +165,10 @@ def load_metrics(metrics: Mapping[str, Any], saved: Mapping[str, Any], device: t
 def merge_metrics(
     metrics: Mapping[str, Any], saved: Sequence[Mapping[str, Any]], *, is_first: bool
 ) -> dict[str, dict[str, Any]]:
-    """Return the states of metrics for another number of processes, such that all together have what was counted.
+    """Return the states of metrics for another number of processes, which together contain all counted samples.
 
-    States are merged such that torchmetrics' own reductions over all processes give the values of the former ones.
-    Totals and concatenations are in the first process, and the others begin with none; maxima and means are in all.
+    The reductions of torchmetrics over the new processes return the same values as over the former ones. Totals and
+    concatenations are in the first process, and the others begin with none; maxima and means are in all.
     Lists and tensors without a reduction are distributed. A metric whose states cannot be divided in that way is reset,
     with a warning: a list without a reduction must have the same number of elements in all processes, and tensors
     without one are merged for fewer processes only if they are those of PearsonCorrCoef.

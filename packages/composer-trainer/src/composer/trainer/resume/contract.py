@@ -49,6 +49,7 @@ _REMEDY = """An object that has both of these methods is saved by them (a module
 
     def load_state_dict(self, state):
         self.count = state["count"]"""
+# Attributes that each module has, such as ``training`` and the dictionaries of its parts.
 _HIDDEN = frozenset(vars(nn.Module()))
 _HASHED = 1 << 20
 """The largest array whose contents are compared, in bytes."""
@@ -122,6 +123,7 @@ def load_objects(
             continue
         try:
             objects[path].load_state_dict(state)
+        # This is code of the user, which may raise anything.
         except Exception as error:
             raise ValueError(
                 f"load_state_dict() of {path} rejected what was saved of it: is it the same object, of the same data? "

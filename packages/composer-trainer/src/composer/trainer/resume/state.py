@@ -119,6 +119,7 @@ class ResumeState:
             reports: Whether to warn, once in a run, about changed attributes that are not saved.
         """
         state, batches = self._state, self._data.batches
+        # A checkpoint contains the buffers of rank 0: without an interruption all must continue with these, too.
         broadcast_buffers(state.model)
         if reports and self._changes is not None:
             self._report(self._changes)
@@ -170,7 +171,7 @@ class ResumeState:
         ]
         if problems or "timestamp" in ignored:
             return problems
-        if _is_as_before(saved):
+        if _has_same_processes(saved):
             problems += [
                 f"extra.processes[{rank}].metrics.{problem}"
                 for rank, own in enumerate(processes)
@@ -197,7 +198,7 @@ class ResumeState:
 
     def _place(self, saved: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the place in the data to continue at; None if none was saved."""
-        is_as_before, processes = _is_as_before(saved), saved["processes"]
+        is_as_before, processes = _has_same_processes(saved), saved["processes"]
         place: dict[str, Any] | None = processes[get_global_rank() if is_as_before else 0]["data"]
         if place is None or is_as_before:
             return place
@@ -211,6 +212,7 @@ class ResumeState:
             ignored: The paths not to load, such as ``"callbacks/Mine"``. With ``"timestamp"``, the data starts at the
                 beginning of an epoch.
         """
+        # Ignored paths are written with slashes, the paths of generators with dots.
         prefixes = tuple(f"{path.replace('/', '.')}." for path in ignored)
         self._loaded = {**saved, "processes": [dict(own) for own in saved["processes"]]}
         for own in self._loaded["processes"]:
@@ -241,7 +243,7 @@ class ResumeState:
             clock = state.timestamp
             counts_all = get_world_size() == 1 and clock.batch_in_epoch == place["place"]
             batches.load_state_dict(place, int(clock.sample_in_epoch) if counts_all else None)
-        if _is_as_before(saved):
+        if _has_same_processes(saved):
             self._own = saved["processes"][get_global_rank()]
             load_metrics(state.train_metrics, self._own["metrics"], state.device)
         else:
@@ -254,6 +256,7 @@ class ResumeState:
     def _resume_elsewhere(self, saved: Mapping[str, Any]) -> None:
         """Restore what does not depend on the number of processes, and warn of the rest."""
         state, batches, place = self._state, self._data.batches, saved["processes"][0]["data"]
+        # The processes of a group of tensor parallelism have the same samples, so one of each group is counted.
         metrics = [own["metrics"] for own in saved["processes"]][:: saved["tensor_parallel"]]
         merged = merge_metrics(state.train_metrics, metrics, is_first=get_data_rank() == 0)
         load_metrics(state.train_metrics, merged, state.device)
@@ -282,6 +285,7 @@ class ResumeState:
             batches = self._data.batches
             replayed = {} if batches is None else _named("train_dataloader", batches.replayed)
             self._changes = Changes({**self._components(), **self._objects(), **replayed})
+        # The generators come last, because loading an object may draw from them.
         if seed is not None:
             seed_all(seed)
         elif own:
@@ -317,6 +321,6 @@ def _named(path: str, objects: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{path}.{name}": one for name, one in objects.items()}
 
 
-def _is_as_before(saved: Mapping[str, Any]) -> bool:
+def _has_same_processes(saved: Mapping[str, Any]) -> bool:
     """Return whether as many processes saved, with the same samples in each."""
     return (saved["world_size"], saved["tensor_parallel"]) == (get_world_size(), get_tensor_parallel_size())

@@ -48,6 +48,7 @@ class Assembly:
 
     def __init__(self, settings: Settings, given: Mapping[str, Any]) -> None:
         components, compute, model = settings.components, settings.compute, settings.components.model
+        # All arguments are checked before anything has an effect: seeds, process groups, files of loggers.
         savers, displays = settings.check()
         settings.console.set_log_level()
         self._data, self._evaluations, self._compute = settings.data, settings.evaluations, compute
@@ -55,6 +56,7 @@ class Assembly:
         if compute.is_deterministic:
             configure_deterministic_mode()
         initialize_dist(compute.device, settings.processes.dist_timeout)
+        # Processes that split the model differently would wait for each other forever in the exchanges below.
         check_same_values(plain_settings(self._parallel.sections()))
         self.state = settings.make_state()
         optimizers = as_list(components.optimizers)
@@ -71,12 +73,14 @@ class Assembly:
         self.logger = Logger(self.state, [*as_list(components.loggers), *displays])
         passes, log_traces = components.algorithm_passes, settings.console.log_traces
         self.engine: Engine = Engine(self.state, self.logger, passes, log_traces=log_traces)
+        # Only a model that declares the attribute; 0 replaces a missing one, as None is what a model declares.
         if isinstance(getattr(model, "logger", 0), Logger | None):
             model.logger = self.logger  # type: ignore[assignment]  # no parameter or module
         self._data.install(self.state)
         self._evaluations.install(self.state)
         self._progress = ResumeState(self.state, self._data, self.logger)
         self._progress.attach_to(self.state.callbacks)
+        # From INIT on, loggers have open files and runs.
         with self._closing_on_error():
             self._initialize(settings, given)
         if self._dry_run:
@@ -86,6 +90,7 @@ class Assembly:
         """Run the events of the construction, load what the run starts from, and log the hyperparameters."""
         state, model = self.state, self.state.model
         self.engine.run_event(Event.INIT)
+        # After INIT, so that the linear layers which algorithms have inserted are converted, too.
         self._compute.prepare(model)
         self._parallel.compile_config = self._compute.compile_config
         self.engine.run_event(Event.BEFORE_LOAD)
@@ -97,8 +102,10 @@ class Assembly:
             settings.loading.load(self.engine, self._progress, passes, settings.saving.save_folder)
             self._data.install(state)  # the order of the data depends on the seed, which is that of the saved run
         self.engine.run_event(Event.AFTER_LOAD)
+        # The processes may have drawn different weights.
         if not is_sharded(state.model):
             broadcast_model(state.model)
+        # A model that is split is compiled block by block when it is split.
         if not self._parallel.splits_model:
             self._compute.compile(state.model)
         if loggers := self.logger.destinations:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from composer.core.passes import Passes
     from composer.trainer.resume.state import ResumeState
 
-__all__ = ["Loading", "Saving", "best_by", "save_together"]
+__all__ = ["Loading", "Saving", "best_by", "save_in_all_processes"]
 
 _log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class Loading:
             return None
         given = str(self.path).replace("{run_name}", state.run_name)
         path = agreed_path(lambda: given, "load_path", folder=folder)
-        return self._load(path or given, folder, engine, progress, passes, weights_only=self.weights_only, picky=True)
+        return self._load(path or given, folder, engine, progress, passes, weights_only=self.weights_only, is_path=True)
 
     def _load(
         self,
@@ -139,7 +139,7 @@ class Loading:
         passes: Passes,
         *,
         weights_only: bool = False,
-        picky: bool = False,
+        is_path: bool = False,
     ) -> LoadedCheckpoint:
         state = engine.state
         checked = check_together(
@@ -147,8 +147,8 @@ class Loading:
             state,
             folder=folder,
             weights_only=weights_only,
-            strict_model_weights=self.strict if picky else True,
-            ignore_keys=self.ignore_keys if picky else None,
+            strict_model_weights=self.strict if is_path else True,
+            ignore_keys=self.ignore_keys if is_path else None,
             exclude_algorithms=self.exclude_algorithms,
             algorithm_passes=passes,
             logger=engine.logger,
@@ -251,7 +251,7 @@ def best_by(save_best: str | KeepBest | None, model: Any, labels: Collection[str
     return KeepBest(f"metrics/{label}/{name}", mode="max" if more_is_better else "min")
 
 
-def save_together(state: State, path: str, *, extra: Mapping[str, Any], weights_only: bool) -> str:
+def save_in_all_processes(state: State, path: str, *, extra: Mapping[str, Any], weights_only: bool) -> str:
     """Save a checkpoint from rank 0 while the other processes wait, or a sharded model from all; all must call it.
 
     Raises:
@@ -266,6 +266,7 @@ def save_together(state: State, path: str, *, extra: Mapping[str, Any], weights_
         try:
             saved = save_checkpoint(state, path, extra=extra, weights_only=weights_only)
         except BaseException:
+            # The other processes wait in the same call below, and raise.
             any_rank(flag=True)
             raise
     if any_rank(flag=False):

@@ -98,6 +98,7 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc, name-defined]
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            # PyYAML silently uses the last of several equal keys.
             names = [key.value for key, _ in node.value]
             for name in names:
                 if names.count(name) > 1:

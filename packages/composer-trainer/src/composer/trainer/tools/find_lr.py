@@ -122,6 +122,7 @@ def find_lr(
             if not math.isfinite(loss):
                 break
             losses.append(loss)
+            # abs, because a loss may be negative; more than the first one, because losses near 0 vary by any factor.
             if loss > stop_factor * abs(min(losses)) and loss > losses[0]:
                 break
     if not losses:

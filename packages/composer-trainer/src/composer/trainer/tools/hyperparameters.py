@@ -38,6 +38,7 @@ _SECRET = re.compile(
     r"(^|[_\W])(api_?key|token|pass_?word|passwd|passphrase|secret|credentials?|authorization|(private|access)_?key)s?$",
     re.IGNORECASE,
 )
+# Special tokens of tokenizers, which are no secrets although they are called tokens.
 _TOKEN_OF_TEXT = re.compile(
     r"(^|_)(eos|bos|pad|unk|sep|cls|mask|start|end|special|additional)\w*_tokens?$", re.IGNORECASE
 )
@@ -305,6 +306,7 @@ def _git(folder: Path, *command: str) -> str | None:
             timeout=_GIT_SECONDS,
             check=True,
             stdin=subprocess.DEVNULL,
+            # ``git status`` must not lock a repository in which someone works, and nothing may ask for a password.
             env=os.environ | {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"},
         )
     except (OSError, ValueError, subprocess.SubprocessError):

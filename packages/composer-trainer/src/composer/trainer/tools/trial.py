@@ -25,11 +25,11 @@ __all__ = ["trial"]
 
 @contextlib.contextmanager
 def trial(state: State, loader: Any = None, *, steps: bool) -> Iterator[None]:
-    """Restore at the end of the block, bit for bit, what passes through the model and steps outside of the loop change.
+    """Restore, at the end of the block, what forward passes and steps of optimizers outside of the loop change.
 
-    These are the buffers, the gradients and the modes of the model; the batch, the outputs and the loss of the state;
-    the global generators, and those that the model and the loader hold; and, if the block makes ``steps``, the weights,
-    the optimizers and the loss scale.
+    The restored values are bit-identical. They are the buffers, the gradients and the modes of the model; the batch,
+    the outputs and the loss of the state; the global generators, and those that the model and the loader hold; and, if
+    the block makes ``steps``, the weights, the optimizers and the loss scale.
 
     Args:
         state: The run.
@@ -50,6 +50,7 @@ def trial(state: State, loader: Any = None, *, steps: bool) -> Iterator[None]:
         for optimizer in map(unwrapped, state.optimizers if steps else ()):
             stack.enter_context(_on_copies(optimizer))
         try:
+            # Set aside instead of copied, as gradients take as much memory as the weights.
             for parameter, _ in gradients:
                 parameter.grad = None
             if steps:
