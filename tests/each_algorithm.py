@@ -29,6 +29,7 @@ from composer import Trainer, distributed
 from composer.core import NoEffectWarning
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
+from fixtures.models import WrittenOutNorm
 from test_resume import FOR_TEXT, SETTINGS, bits, made, text_model
 
 WAYS = {
@@ -64,17 +65,6 @@ class Samples(Dataset):
         return self.images[index], self.labels[index]
 
 
-class RootMeanSquareNorm(nn.Module):
-    """A norm that is written in Python."""
-
-    def __init__(self, features):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(features))
-
-    def forward(self, inputs):
-        return self.weight * inputs * torch.rsqrt(inputs.square().mean(-1, keepdim=True) + 1e-6)
-
-
 def image_model(name):
     """Return a residual network that each surgery on images changes, and that treats samples separately."""
     from torchvision.models.resnet import Bottleneck
@@ -84,7 +74,7 @@ def image_model(name):
     layers = [nn.Conv2d(3, 16, 3, padding=1), norm(16), nn.ReLU()]
     layers += [Bottleneck(16, 4, norm_layer=norm) for _ in range(2)]
     layers += [nn.Conv2d(16, 16, 3, stride=2), nn.AdaptiveAvgPool2d(2), nn.Flatten()]
-    layers += [nn.Linear(64, 32), RootMeanSquareNorm(32) if name == "FusedLayerNorm" else nn.LayerNorm(32)]
+    layers += [nn.Linear(64, 32), WrittenOutNorm(32) if name == "FusedLayerNorm" else nn.LayerNorm(32)]
     layers += [nn.Dropout(0.1), nn.Linear(32, 3)]
     return ComposerClassifier(nn.Sequential(*layers), num_classes=3, train_metrics=MulticlassAccuracy(3))
 

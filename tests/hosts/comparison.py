@@ -47,6 +47,7 @@ from composer import Trainer
 from composer.core import Algorithm, Event, Stage, State
 from composer.core.evaluator import evaluation_weights
 from composer.models import ComposerModel, HuggingFaceModel
+from fixtures.models import WrittenOutNorm
 
 __all__ = [
     "CASES",
@@ -91,17 +92,6 @@ class Block(nn.Module):
 
     def forward(self, x):
         return torch.relu(x + self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x))))))
-
-
-class WrittenOutNorm(nn.Module):
-    """A norm written as single operations, for FusedLayerNorm."""
-
-    def __init__(self, features):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(features))
-
-    def forward(self, x):
-        return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
 
 
 class ResNet(nn.Module):

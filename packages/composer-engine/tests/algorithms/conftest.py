@@ -1,6 +1,5 @@
 """A small model that records its inputs, and a plain loop that runs algorithms by events."""
 
-import copy
 from types import SimpleNamespace
 
 import pytest
@@ -151,18 +150,6 @@ def end_epoch():
         engine.run_event("epoch_end")
 
     return run
-
-
-@pytest.fixture
-def get_weights():
-    """Return a function that copies a model's parameters and buffers by name."""
-    return lambda model: copy.deepcopy(model.state_dict())
-
-
-@pytest.fixture
-def same_bits():
-    """Return a function that compares two dictionaries of tensors bitwise."""
-    return lambda one, other: one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from torch import nn
 
 from composer.algorithms import BlurPool
 from composer.core import Engine, Event, Logger, LoggerDestination, NoEffectWarning, Stage, State, explain
+from fixtures import full_copy
 
 
 def classes_of(model):
@@ -87,11 +88,11 @@ class TestSurgery:
 
 
 class TestOptimizers:
-    def test_optimizer_updates_all_parameters(self, conv_net, make_engine, step, images, get_weights):
+    def test_optimizer_updates_all_parameters(self, conv_net, make_engine, step, images):
         """One optimizer step after the surgery changes each parameter, but for a bias that a norm subtracts again."""
         model = conv_net()
         engine = make_engine(model, BlurPool())
-        before = get_weights(model)
+        before = full_copy(model)
 
         step(engine, images)
 

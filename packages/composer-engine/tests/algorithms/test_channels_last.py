@@ -6,6 +6,7 @@ from torch import nn
 
 from composer.algorithms import ChannelsLast
 from composer.core import Event, NoEffectWarning, Stage, explain
+from fixtures import full_copy, same_bits
 
 
 def is_channels_last(tensor):
@@ -21,14 +22,14 @@ class TestLayout:
 
         assert all(is_channels_last(weight) for weight in model.parameters() if weight.ndim == 4)
 
-    def test_values_do_not_change(self, conv_net, make_engine, get_weights, same_bits):
+    def test_values_do_not_change(self, conv_net, make_engine):
         """The weights' values do not change."""
         model = conv_net()
-        before = get_weights(model)
+        before = full_copy(model)
 
         make_engine(model, ChannelsLast())
 
-        assert same_bits(get_weights(model), before)
+        assert same_bits(full_copy(model), before)
 
     def test_activations_are_channels_last(self, conv_net, make_engine, images):
         """A convolution's output for a contiguous image is in channels-last format."""
@@ -38,11 +39,11 @@ class TestLayout:
 
         assert is_channels_last(model.layers[0](images[0]))
 
-    def test_optimizer_updates_all_parameters(self, conv_net, make_engine, step, images, get_weights):
+    def test_optimizer_updates_all_parameters(self, conv_net, make_engine, step, images):
         """The optimizer still refers to the model's parameters: one step changes each."""
         model = conv_net()
         engine = make_engine(model, ChannelsLast())
-        before = get_weights(model)
+        before = full_copy(model)
 
         step(engine, images)
 

@@ -21,6 +21,7 @@ from composer.algorithms import (
     WeightStandardization,
 )
 from composer.core import AlgorithmConflictError, Engine, Event, State, explain
+from fixtures import full_copy, same_bits
 from fixtures.surgery import bottlenecks, start
 
 SMOOTHING = 0.2
@@ -126,10 +127,10 @@ class TestRecipe:
         """The five algorithms of the quick start."""
         return lambda: [BlurPool(), LabelSmoothing(), MixUp(), EMA(half_life="3ba"), ChannelsLast()]
 
-    def test_list_order_does_not_matter(self, conv_net, make_engine, step, images, get_weights, same_bits, recipe):
+    def test_list_order_does_not_matter(self, conv_net, make_engine, step, images, recipe):
         """The five algorithms give bit-identical weights in either list order."""
         model = conv_net()
-        first = get_weights(model)
+        first = full_copy(model)
         results = []
         for algorithms in (recipe(), recipe()[::-1]):
             model = conv_net()
@@ -137,7 +138,7 @@ class TestRecipe:
             engine = make_engine(model, *algorithms)
             for _ in range(3):
                 step(engine, images)
-            results.append(get_weights(model))
+            results.append(full_copy(model))
 
         assert same_bits(*results)
 

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from composer.algorithms import EMA
 from composer.core import Event, Stage, explain
+from fixtures import full_copy, same_bits
 
 
 class RunningMean(nn.Module):
@@ -82,11 +83,11 @@ class TestAverage:
         ids=lambda value: str(value) if isinstance(value, dict) else "",
     )
     def test_per_batch(
-        self, norm_net, make_engine, step, batch, get_weights, make_ema, average, close, settings, options, smoothing
+        self, norm_net, make_engine, step, batch, make_ema, average, close, settings, options, smoothing
     ):
         """The average starts as the first step's weights and is updated with the same smoothing at each later step."""
         engine = make_engine(norm_net(), EMA(**settings), **options)
-        weights = [get_weights(step(engine, batch).model) for _ in range(4)]
+        weights = [full_copy(step(engine, batch).model) for _ in range(4)]
 
         averaged = make_ema(engine)
 
@@ -109,7 +110,6 @@ class TestAverage:
         step,
         end_epoch,
         batch,
-        get_weights,
         make_ema,
         average,
         close,
@@ -124,58 +124,52 @@ class TestAverage:
             for _ in range(2):
                 step(engine, batch)
             end_epoch(engine)
-            weights.append(get_weights(engine.state.model))
+            weights.append(full_copy(engine.state.model))
         step(engine, batch)
 
         averaged = make_ema(engine)
 
         assert close(averaged, average(weights, [smoothing] * 2))
 
-    def test_interval_across_epochs(
-        self, norm_net, make_engine, step, end_epoch, batch, get_weights, make_ema, average, close
-    ):
+    def test_interval_across_epochs(self, norm_net, make_engine, step, end_epoch, batch, make_ema, average, close):
         """Intervals in epochs are counted evenly within and between epochs."""
         engine = make_engine(norm_net(), EMA(half_life="0.25dur"), max_duration="4ep", dataloader_len=2)
         weights = []
         for _ in range(3):
-            weights += [get_weights(step(engine, batch).model) for _ in range(2)]
+            weights += [full_copy(step(engine, batch).model) for _ in range(2)]
             end_epoch(engine)
 
         averaged = make_ema(engine)
 
         assert close(averaged, average(weights, [0.5**0.5] * 5))
 
-    def test_epochs_of_unknown_length(
-        self, norm_net, make_engine, step, end_epoch, batch, get_weights, make_ema, average, close
-    ):
+    def test_epochs_of_unknown_length(self, norm_net, make_engine, step, end_epoch, batch, make_ema, average, close):
         """An epoch of unknown length is counted at its end."""
         engine = make_engine(norm_net(), EMA(half_life="1ep", update_interval="1ba"))
         weights = []
         for _ in range(2):
-            weights += [get_weights(step(engine, batch).model) for _ in range(2)]
+            weights += [full_copy(step(engine, batch).model) for _ in range(2)]
             end_epoch(engine)
 
         averaged = make_ema(engine)
 
         assert close(averaged, average(weights, [1, 0.5, 1]))
 
-    def test_longer_training_rescales_half_life(
-        self, norm_net, make_engine, step, batch, get_weights, make_ema, average, close
-    ):
+    def test_longer_training_rescales_half_life(self, norm_net, make_engine, step, batch, make_ema, average, close):
         """After a training is extended, the half-life is a fraction of the new length."""
         engine = make_engine(norm_net(), EMA(half_life="0.5dur"), max_duration="2ba")
-        weights = [get_weights(step(engine, batch).model) for _ in range(2)]
+        weights = [full_copy(step(engine, batch).model) for _ in range(2)]
         engine.state.max_duration = "8ba"
-        weights += [get_weights(step(engine, batch).model)]
+        weights += [full_copy(step(engine, batch).model)]
 
         averaged = make_ema(engine)
 
         assert close(averaged, average(weights, [0.5, 0.5**0.25]))
 
-    def test_update_interval(self, norm_net, make_engine, step, batch, get_weights, make_ema, average, close):
+    def test_update_interval(self, norm_net, make_engine, step, batch, make_ema, average, close):
         """With an interval of two batches, every second one is averaged."""
         engine = make_engine(norm_net(), EMA(half_life="4ba", update_interval="2ba"))
-        weights = [get_weights(step(engine, batch).model) for _ in range(7)]
+        weights = [full_copy(step(engine, batch).model) for _ in range(7)]
 
         averaged = make_ema(engine)
 
@@ -188,25 +182,25 @@ class TestAverage:
         assert not torch.allclose(averaged["layers.1.running_mean"], weights["layers.1.running_mean"])
         assert averaged["layers.1.num_batches_tracked"] == 3
 
-    def test_replaced_buffers(self, watch, make_engine, step, batch, get_weights, make_ema, average, close):
+    def test_replaced_buffers(self, watch, make_engine, step, batch, make_ema, average, close):
         """A buffer whose tensor a module replaces is read from the model."""
         model = watch(nn.Sequential(nn.Linear(8, 3), RunningMean()))
         engine = make_engine(model, EMA(half_life="1ba"))
-        weights = [get_weights(step(engine, batch).model) for _ in range(3)]
+        weights = [full_copy(step(engine, batch).model) for _ in range(3)]
 
         averaged = make_ema(engine)
         engine.run_event("eval_start")
 
         assert close(averaged, average(weights, [0.5] * 2))
-        assert close(get_weights(model), averaged)
+        assert close(full_copy(model), averaged)
 
-    def test_shared_weights(self, watch, make_engine, step, batch, get_weights, make_ema, average, close):
+    def test_shared_weights(self, watch, make_engine, step, batch, make_ema, average, close):
         """Tied weights are averaged once."""
         first, second = nn.Linear(8, 8), nn.Linear(8, 8)
         second.weight = first.weight
         model = watch(nn.Sequential(first, nn.Tanh(), second, nn.Linear(8, 3)))
         engine = make_engine(model, EMA(half_life="1ba"))
-        weights = [get_weights(step(engine, batch).model) for _ in range(3)]
+        weights = [full_copy(step(engine, batch).model) for _ in range(3)]
 
         averaged = make_ema(engine)
 
@@ -215,39 +209,35 @@ class TestAverage:
 
 class TestStart:
     @pytest.mark.parametrize("start", ["3ba", 3, "0.5dur", "24sp"])
-    def test_starts_at_ema_start(
-        self, norm_net, make_engine, step, batch, get_weights, make_ema, average, close, start
-    ):
+    def test_starts_at_ema_start(self, norm_net, make_engine, step, batch, make_ema, average, close, start):
         """Weights before ema_start are not averaged."""
         engine = make_engine(norm_net(), EMA(half_life="1ba", ema_start=start), max_duration="6ba")
-        weights = [get_weights(step(engine, batch).model) for _ in range(4)]
+        weights = [full_copy(step(engine, batch).model) for _ in range(4)]
 
         averaged = make_ema(engine)
 
         assert close(averaged, average(weights[2:], [0.5]))
 
-    def test_continues_in_a_longer_training(
-        self, norm_net, make_engine, step, batch, get_weights, make_ema, average, close
-    ):
+    def test_continues_in_a_longer_training(self, norm_net, make_engine, step, batch, make_ema, average, close):
         """Averaging continues after the training is extended, even if ema_start is then later than the current time."""
         engine = make_engine(norm_net(), EMA(half_life="1ba", ema_start="0.5dur"), max_duration="2ba")
-        weights = [get_weights(step(engine, batch).model) for _ in range(2)]
+        weights = [full_copy(step(engine, batch).model) for _ in range(2)]
         engine.state.max_duration = "100ba"
-        weights.append(get_weights(step(engine, batch).model))
+        weights.append(full_copy(step(engine, batch).model))
 
         averaged = make_ema(engine)
 
         assert close(averaged, average(weights, [0.5] * 2))
 
-    def test_no_average_before_start(self, norm_net, make_engine, step, batch, get_weights, same_bits):
+    def test_no_average_before_start(self, norm_net, make_engine, step, batch):
         """Before the start there is no averaged model, and evaluation uses the training weights."""
         engine = make_engine(norm_net(), EMA(ema_start="3ba"))
         step(engine, batch)
-        before = get_weights(engine.state.model)
+        before = full_copy(engine.state.model)
 
         engine.run_event("eval_start")
 
-        assert same_bits(get_weights(engine.state.model), before)
+        assert same_bits(full_copy(engine.state.model), before)
         assert same_bits(engine.state.algorithms[0].get_training_model(engine.state.model).state_dict(), before)
         with pytest.raises(RuntimeError, match="EMA has not averaged anything yet: it begins at 3ba"):
             engine.state.algorithms[0].get_ema_model(engine.state.model)
@@ -273,13 +263,13 @@ class TestStart:
 
 class TestEvaluation:
     @pytest.mark.parametrize("kind", ["eval", "predict"])
-    def test_evaluation_uses_averages(self, started_engine, get_weights, same_bits, make_ema, kind):
+    def test_evaluation_uses_averages(self, started_engine, make_ema, kind):
         """During an evaluation the model has the averaged weights."""
         averaged = make_ema(started_engine)
 
         started_engine.run_event(f"{kind}_start")
 
-        assert same_bits(get_weights(started_engine.state.model), averaged)
+        assert same_bits(full_copy(started_engine.state.model), averaged)
 
     @pytest.mark.parametrize(
         "events",
@@ -294,24 +284,24 @@ class TestEvaluation:
         ],
         ids=" ".join,
     )
-    def test_training_weights_are_restored(self, started_engine, get_weights, same_bits, make_ema, events):
+    def test_training_weights_are_restored(self, started_engine, make_ema, events):
         """After an evaluation the training weights are restored bit for bit, and the average has not changed."""
-        before, averaged = get_weights(started_engine.state.model), make_ema(started_engine)
+        before, averaged = full_copy(started_engine.state.model), make_ema(started_engine)
 
         for event in events:
             started_engine.run_event(event)
 
-        assert same_bits(get_weights(started_engine.state.model), before)
+        assert same_bits(full_copy(started_engine.state.model), before)
         assert same_bits(make_ema(started_engine), averaged)
 
-    def test_prediction_within_an_evaluation(self, started_engine, get_weights, same_bits, make_ema):
+    def test_prediction_within_an_evaluation(self, started_engine, make_ema):
         """After a nested prediction, the evaluation continues with the averaged weights."""
         averaged = make_ema(started_engine)
 
         for event in ("eval_start", "predict_start", "predict_end"):
             started_engine.run_event(event)
 
-        assert same_bits(get_weights(started_engine.state.model), averaged)
+        assert same_bits(full_copy(started_engine.state.model), averaged)
 
     def test_parameter_objects_are_preserved(self, started_engine):
         """The optimizer's parameters are the model's during and after an evaluation."""
@@ -321,28 +311,28 @@ class TestEvaluation:
 
         assert all(one is other for one, other in zip(before, started_engine.state.model.parameters(), strict=True))
 
-    def test_restored_after_an_error(self, started_engine, get_weights, same_bits):
+    def test_restored_after_an_error(self, started_engine):
         """After an evaluation fails, engine.restore() restores the training weights, also if called twice."""
-        before = get_weights(started_engine.state.model)
+        before = full_copy(started_engine.state.model)
         started_engine.run_event("eval_start")
 
         started_engine.restore()
         started_engine.restore()
 
-        assert same_bits(get_weights(started_engine.state.model), before)
+        assert same_bits(full_copy(started_engine.state.model), before)
 
-    def test_next_evaluation_after_an_error(self, started_engine, get_weights, same_bits, make_ema):
+    def test_next_evaluation_after_an_error(self, started_engine, make_ema):
         """An evaluation after a failed and restored one works as usual."""
-        before, averaged = get_weights(started_engine.state.model), make_ema(started_engine)
+        before, averaged = full_copy(started_engine.state.model), make_ema(started_engine)
         started_engine.run_event("eval_start")
         started_engine.restore()
 
         started_engine.run_event("predict_start")
-        within = get_weights(started_engine.state.model)
+        within = full_copy(started_engine.state.model)
         started_engine.run_event("predict_end")
 
         assert same_bits(within, averaged)
-        assert same_bits(get_weights(started_engine.state.model), before)
+        assert same_bits(full_copy(started_engine.state.model), before)
 
     def test_training_on_averages_raises(self, started_engine, step, batch):
         """A loop that does not restore the weights before training raises."""
@@ -351,10 +341,10 @@ class TestEvaluation:
         with pytest.raises(RuntimeError, match=r"averages are still in the model.*engine.restore\(\)"):
             step(started_engine, batch)
 
-    def test_evaluation_does_not_change_training(self, norm_net, make_engine, step, batch, get_weights, same_bits):
+    def test_evaluation_does_not_change_training(self, norm_net, make_engine, step, batch):
         """Evaluations between steps change neither the training nor the average."""
         model, first, results = norm_net(), None, []
-        first = get_weights(model)
+        first = full_copy(model)
         for evaluates in (False, True):
             model = norm_net()
             model.load_state_dict(first)
@@ -363,7 +353,7 @@ class TestEvaluation:
                 step(engine, batch)
                 for event in ("eval_start", "eval_end") if evaluates else ():
                     engine.run_event(event)
-            results.append((get_weights(model), engine.state.algorithms[0].get_ema_model(model).state_dict()))
+            results.append((full_copy(model), engine.state.algorithms[0].get_ema_model(model).state_dict()))
 
         assert same_bits(results[0][0], results[1][0])
         assert same_bits(results[0][1], results[1][1])
@@ -371,31 +361,31 @@ class TestEvaluation:
 
 class TestCopies:
     @pytest.mark.parametrize("evaluating", [False, True])
-    def test_copies_of_both_models(self, started_engine, get_weights, same_bits, evaluating):
+    def test_copies_of_both_models(self, started_engine, evaluating):
         """Copies with averaged and with training weights are available inside and outside an evaluation."""
         (algorithm,), model = started_engine.state.algorithms, started_engine.state.model
-        before = get_weights(model)
+        before = full_copy(model)
         started_engine.run_event("eval_start")
-        averaged = get_weights(model)
+        averaged = full_copy(model)
         if not evaluating:
             started_engine.run_event("eval_end")
-        weights = get_weights(model)
+        weights = full_copy(model)
 
         copies = algorithm.get_ema_model(model), algorithm.get_training_model(model)
 
         assert same_bits(copies[0].state_dict(), averaged)
         assert same_bits(copies[1].state_dict(), before)
-        assert same_bits(get_weights(model), weights)
+        assert same_bits(full_copy(model), weights)
 
-    def test_copies_are_independent(self, started_engine, get_weights, same_bits):
+    def test_copies_are_independent(self, started_engine):
         """Modifying a copy does not modify the model or the average."""
         (algorithm,), model = started_engine.state.algorithms, started_engine.state.model
-        before, averaged = get_weights(model), algorithm.get_ema_model(model).state_dict()
+        before, averaged = full_copy(model), algorithm.get_ema_model(model).state_dict()
 
         for copy in (algorithm.get_ema_model(model), algorithm.get_training_model(model)):
             nn.init.zeros_(copy.layers[0].weight)
 
-        assert same_bits(get_weights(model), before)
+        assert same_bits(full_copy(model), before)
         assert same_bits(algorithm.get_ema_model(model).state_dict(), averaged)
 
 

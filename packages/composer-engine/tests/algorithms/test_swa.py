@@ -5,6 +5,7 @@ import torch
 
 from composer.algorithms import EMA, SWA, LayerFreezing
 from composer.core import AlgorithmConflictError, Engine, NoEffectWarning, State, Timestamp, explain
+from fixtures import full_copy, same_bits
 
 
 @pytest.fixture
@@ -46,13 +47,13 @@ def mean_of(weights):
 
 
 class TestAverage:
-    def test_averages_epoch_ends(self, run, get_weights, evaluate):
+    def test_averages_epoch_ends(self, run, evaluate):
         """From swa_start on, the weights at each epoch's end are averaged with equal weight."""
         at_ends = []
 
         def note(engine, moment):
             if moment == "epoch":
-                at_ends.append(get_weights(engine.state.model))
+                at_ends.append(full_copy(engine.state.model))
 
         engine = run(SWA(swa_start="4ep", swa_end="9ep"), epochs=8, callback=note)
 
@@ -60,13 +61,13 @@ class TestAverage:
         averaged = evaluate(engine)
         assert all(torch.allclose(averaged[name], expected[name], atol=1e-6) for name in expected)
 
-    def test_interval_in_batches(self, run, get_weights, evaluate):
+    def test_interval_in_batches(self, run, evaluate):
         """An interval in batches counts batches across epochs."""
         after = []
 
         def note(engine, moment):
             if moment == "batch":
-                after.append(get_weights(engine.state.model))
+                after.append(full_copy(engine.state.model))
 
         engine = run(SWA(swa_start="6ba", swa_end="19ba", update_interval="3ba"), epochs=6, callback=note)
 
@@ -74,62 +75,62 @@ class TestAverage:
         averaged = evaluate(engine)
         assert all(torch.allclose(averaged[name], expected[name], atol=1e-6) for name in expected)
 
-    def test_training_weights_are_restored(self, run, get_weights, same_bits, evaluate):
+    def test_training_weights_are_restored(self, run, evaluate):
         """After an evaluation the training weights are restored bit for bit, as the same objects."""
         engine = run(SWA(swa_start="2ep", swa_end="9ep"), epochs=5)
-        before, objects = get_weights(engine.state.model), list(engine.state.model.parameters())
+        before, objects = full_copy(engine.state.model), list(engine.state.model.parameters())
 
         during = evaluate(engine)
 
         assert not same_bits(during, before)
-        assert same_bits(get_weights(engine.state.model), before)
+        assert same_bits(full_copy(engine.state.model), before)
         assert all(one is other for one, other in zip(engine.state.model.parameters(), objects, strict=True))
 
-    def test_restored_after_an_error(self, run, get_weights, same_bits):
+    def test_restored_after_an_error(self, run):
         """engine.restore() restores the training weights after a failed evaluation."""
         engine = run(SWA(swa_start="2ep", swa_end="9ep"), epochs=5)
-        before = get_weights(engine.state.model)
+        before = full_copy(engine.state.model)
         engine.run_event("eval_start")
 
         engine.restore()
 
-        assert same_bits(get_weights(engine.state.model), before)
+        assert same_bits(full_copy(engine.state.model), before)
 
-    def test_no_average_before_start(self, run, get_weights, same_bits, evaluate):
+    def test_no_average_before_start(self, run, evaluate):
         """Evaluations before swa_start use the training weights, and there is no averaged model."""
         engine = run(SWA(swa_start="8ep", swa_end="9ep"), epochs=3)
 
-        assert same_bits(evaluate(engine), get_weights(engine.state.model))
+        assert same_bits(evaluate(engine), full_copy(engine.state.model))
         with pytest.raises(RuntimeError, match="8ep"):
             engine.state.algorithms[0].get_swa_model(engine.state.model)
 
 
 class TestEnd:
-    def test_model_has_the_averages_at_the_end(self, run, get_weights, evaluate):
+    def test_model_has_the_averages_at_the_end(self, run, evaluate):
         """At swa_end the model receives the averages, and evaluations use the model directly."""
         at_ends = []
 
         def note(engine, moment):
             if moment == "epoch":
-                at_ends.append(get_weights(engine.state.model))
+                at_ends.append(full_copy(engine.state.model))
 
         engine = run(SWA(swa_start="4ep", swa_end="7ep"), epochs=6, callback=note)
         run(engine=engine, epochs=1, callback=lambda engine, moment: None)
 
         # The seventh epoch's own end was averaged, too, before the model took over.
-        averaged = get_weights(engine.state.model)
+        averaged = full_copy(engine.state.model)
         assert torch.equal(evaluate(engine)["layers.0.weight"], averaged["layers.0.weight"])
         plain = mean_of(at_ends[3:])
         assert not torch.equal(averaged["layers.0.weight"], plain["layers.0.weight"])
 
-    def test_training_continues_after_the_end(self, run, get_weights, same_bits):
+    def test_training_continues_after_the_end(self, run):
         """After swa_end steps change the weights, and nothing is averaged."""
         engine = run(SWA(swa_start="2ep", swa_end="4ep"), epochs=4)
-        at_end = get_weights(engine.state.model)
+        at_end = full_copy(engine.state.model)
 
         run(engine=engine, epochs=1)
 
-        assert not same_bits(get_weights(engine.state.model), at_end)
+        assert not same_bits(full_copy(engine.state.model), at_end)
         assert engine.state.algorithms[0].state_dict()["is_over"]
 
 
@@ -189,7 +190,7 @@ class TestLearningRate:
 
 
 class TestState:
-    def test_resumes_exactly(self, norm_net, make_engine, run, get_weights, same_bits):
+    def test_resumes_exactly(self, norm_net, make_engine, run):
         """A resumed training ends with bit-identical weights and averages."""
         settings = {"swa_start": "3ep", "swa_end": "8ep"}
         torch.manual_seed(3)
@@ -207,7 +208,7 @@ class TestState:
         second.run_event("fit_start")
         run(engine=second, epochs=4)
 
-        assert same_bits(get_weights(second.state.model), get_weights(complete.state.model))
+        assert same_bits(full_copy(second.state.model), full_copy(complete.state.model))
 
     @pytest.mark.parametrize("kind", [SWA, EMA])
     def test_weights_to_save(self, kind, run):
@@ -224,13 +225,13 @@ class TestState:
         assert {"averaged_weights", "training_weights"} & during.keys() == {"training_weights"}
 
     @pytest.mark.parametrize("kind", [SWA, EMA])
-    def test_saved_during_an_evaluation(self, kind, run, norm_net, make_engine, get_weights, same_bits):
+    def test_saved_during_an_evaluation(self, kind, run, norm_net, make_engine):
         """A state saved during an evaluation restores both sets of weights."""
         settings = {"swa_start": "2ep", "swa_end": "9ep"} if kind is SWA else {}
         engine = run(kind(**settings), epochs=4)
-        training = get_weights(engine.state.model)
+        training = full_copy(engine.state.model)
         engine.run_event("eval_start")
-        in_model, saved = get_weights(engine.state.model), engine.state.algorithms[0].state_dict()
+        in_model, saved = full_copy(engine.state.model), engine.state.algorithms[0].state_dict()
 
         model = norm_net()
         model.load_state_dict(in_model)
@@ -238,9 +239,9 @@ class TestState:
         other.state.algorithms[0].load_state_dict(saved)
         other.run_event("fit_start")
 
-        assert same_bits(get_weights(model), training)
+        assert same_bits(full_copy(model), training)
         other.run_event("eval_start")
-        assert same_bits(get_weights(model), in_model)
+        assert same_bits(full_copy(model), in_model)
 
     @pytest.mark.parametrize("kind", [SWA, EMA])
     def test_weights_of_another_model_raise(self, kind, run, watch, make_engine):
@@ -322,7 +323,7 @@ def test_warns_of_one_update(run, swa_start, swa_end):
         engine.run_event("fit_end")
 
 
-def test_restarts_after_time_reset(run, same_bits, get_weights, evaluate):
+def test_restarts_after_time_reset(run, evaluate):
     """After its end, SWA restarts when the clock is reset."""
     engine = run(SWA(swa_start="1ep", swa_end="3ep"), epochs=4)
     engine.state.timestamp = Timestamp()
@@ -330,7 +331,7 @@ def test_restarts_after_time_reset(run, same_bits, get_weights, evaluate):
 
     run(engine=engine, epochs=2)
 
-    assert not same_bits(evaluate(engine), get_weights(engine.state.model))
+    assert not same_bits(evaluate(engine), full_copy(engine.state.model))
 
 
 def test_conflicts_with_ema():

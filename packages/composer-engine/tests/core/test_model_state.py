@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from composer.core import Engine, Event, NotSerializableError, Stage, State, StateMismatchError
+from fixtures import same_bits
 
 
 def make_net(bias=True):
@@ -31,10 +32,6 @@ def step(state, seed=0):
     for optimizer in state.optimizers:
         optimizer.step()
     return state
-
-
-def same_bits(one, other):
-    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 OPTIMIZERS = {

@@ -11,12 +11,9 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from composer import functional as cf
+from fixtures import seeded
 
 SIZE = (14, 18)
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def paint(boxes: torch.Tensor, size: tuple[int, int] = SIZE) -> torch.Tensor:

@@ -16,13 +16,10 @@ from torchvision import transforms
 from torchvision.datasets import FakeData
 
 from composer import functional as cf
+from fixtures import seeded
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.int64, torch.bool]
 MODES = ["1", "L", "P", "RGB", "RGBA", "CMYK", "I", "F", "I;16"]
-
-
-def _seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def _pick(images: torch.Tensor, rows: list[int], columns: list[int]) -> torch.Tensor:
@@ -81,14 +78,14 @@ class TestColoutBatch:
     def test_draws_can_be_passed_in(self, seed: int, height: int, width: int, p_row: float, p_col: float):
         """The same generator selects the same sorted rows and columns in all images and channels."""
         images = torch.arange(height * width).view(height, width).expand(2, 3, height, width)
-        generator = _seeded(seed)
+        generator = seeded(seed)
 
-        first = cf.colout_batch(images, p_row, p_col, generator=_seeded(seed))
+        first = cf.colout_batch(images, p_row, p_col, generator=seeded(seed))
         rows = cf.draw_kept(height, p_row, generator=generator).tolist()
         columns = cf.draw_kept(width, p_col, generator=generator).tolist()
 
         assert torch.equal(first, _pick(images, rows, columns))
-        assert torch.equal(first, cf.colout_batch(images, p_row, p_col, generator=_seeded(seed)))
+        assert torch.equal(first, cf.colout_batch(images, p_row, p_col, generator=seeded(seed)))
 
     def test_dropping_nothing_is_the_identity(self):
         """With fractions of 0 a bit-identical copy is returned."""
@@ -242,11 +239,11 @@ class TestPilImages:
         picture = _picture("RGB", 30, 20)
         tensor = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
 
-        output = cf.colout_batch(picture, 0.3, 0.2, generator=_seeded(5))
+        output = cf.colout_batch(picture, 0.3, 0.2, generator=seeded(5))
 
         assert output.size == (24, 14)
         assert np.array_equal(
-            np.asarray(output), cf.colout_batch(tensor, 0.3, 0.2, generator=_seeded(5)).permute(1, 2, 0).numpy()
+            np.asarray(output), cf.colout_batch(tensor, 0.3, 0.2, generator=seeded(5)).permute(1, 2, 0).numpy()
         )
 
     @pytest.mark.parametrize("setting", [True, "auto"])
@@ -255,9 +252,9 @@ class TestPilImages:
         picture = _picture("L", 30, 20)
         mask = torch.from_numpy(np.array(picture))
 
-        output, smaller = cf.colout_batch((picture, picture), resize_target=setting, generator=_seeded(5))
-        _, tensor = cf.colout_batch((picture, mask), resize_target=setting, generator=_seeded(5))
-        _, of_tensor = cf.colout_batch((mask[None], picture), resize_target=setting, generator=_seeded(5))
+        output, smaller = cf.colout_batch((picture, picture), resize_target=setting, generator=seeded(5))
+        _, tensor = cf.colout_batch((picture, mask), resize_target=setting, generator=seeded(5))
+        _, of_tensor = cf.colout_batch((mask[None], picture), resize_target=setting, generator=seeded(5))
 
         assert output.size == (25, 17)
         for other in (smaller, tensor.numpy(), of_tensor):
@@ -278,7 +275,7 @@ class TestDrawSelected:
         counts = torch.zeros(10)
 
         for seed in range(2000):
-            selected = cf.draw_kept(10, 0.3, generator=_seeded(seed))
+            selected = cf.draw_kept(10, 0.3, generator=seeded(seed))
             assert selected.tolist() == sorted(set(selected.tolist()))
             counts[selected] += 1
 
@@ -287,10 +284,10 @@ class TestDrawSelected:
 
     def test_device_follows_the_tensor(self, device: torch.device):
         """For a tensor the indices are on its device, with the same values as for a number."""
-        selected = cf.draw_kept(torch.zeros(9, 2, device=device), 0.5, generator=_seeded(1))
+        selected = cf.draw_kept(torch.zeros(9, 2, device=device), 0.5, generator=seeded(1))
 
         assert selected.device.type == device.type
-        assert selected.tolist() == cf.draw_kept(9, 0.5, generator=_seeded(1)).tolist()
+        assert selected.tolist() == cf.draw_kept(9, 0.5, generator=seeded(1)).tolist()
 
     def test_fraction_out_of_range_raises(self):
         """Not all can be dropped."""
@@ -335,7 +332,7 @@ class TestColOutTransform:
         plain, dropped = (
             FakeData(size=4, image_size=(3, 16, 16), transform=each) for each in (transforms.PILToTensor(), transform)
         )
-        loader = DataLoader(dropped, 2, num_workers=workers, multiprocessing_context=context, generator=_seeded(1))
+        loader = DataLoader(dropped, 2, num_workers=workers, multiprocessing_context=context, generator=seeded(1))
 
         images = torch.cat([images for images, _ in loader])
 

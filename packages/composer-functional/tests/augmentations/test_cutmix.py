@@ -11,12 +11,9 @@ from hypothesis import strategies as st
 from torchvision.transforms import v2
 
 from composer import functional as cf
+from fixtures import seeded
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.uint8]
-
-
-def _seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 class TestCutmixBatch:
@@ -70,7 +67,7 @@ class TestCutmixBatch:
     )
     def test_length_is_a_fraction_of_each_side(self, size: tuple[int, int], length: float, sides: tuple[int, int]):
         """The box has the image's aspect ratio, with sides rounded to pixels."""
-        boxes = [cf.draw_cutmix_box(size, length, generator=_seeded(seed)) for seed in range(200)]
+        boxes = [cf.draw_cutmix_box(size, length, generator=seeded(seed)) for seed in range(200)]
 
         assert max(x2 - x1 for x1, _, x2, _ in boxes) == sides[0]
         assert max(y2 - y1 for _, y1, _, y2 in boxes) == sides[1]
@@ -101,8 +98,8 @@ class TestCutmixBatch:
         def run(**draws: object) -> tuple[torch.Tensor, torch.Tensor, float, tuple[int, ...]]:
             return cf.cutmix_batch(images, labels, length, alpha, uniform_sampling=uniform, **draws)
 
-        first = run(generator=_seeded(seed))
-        second = run(generator=_seeded(seed))
+        first = run(generator=seeded(seed))
+        second = run(generator=seeded(seed))
         replayed = run(bbox=first[3], indices=first[1])
 
         for other in (second, replayed):
@@ -215,8 +212,8 @@ class TestDrawCutmixBox:
         size = (400, 800)
 
         for seed in range(50):
-            x1, y1, x2, y2 = cf.draw_cutmix_box(size, generator=_seeded(seed))
-            left_over = cf.draw_beta(1.0, generator=_seeded(seed))
+            x1, y1, x2, y2 = cf.draw_cutmix_box(size, generator=seeded(seed))
+            left_over = cf.draw_beta(1.0, generator=seeded(seed))
             rows, columns = (math.sqrt(1 - left_over) * side for side in size)
             assert x2 - x1 <= rows + 0.5
             assert y2 - y1 <= columns + 0.5
@@ -230,7 +227,7 @@ class TestDrawCutmixBox:
 
         for seed in range(draws):
             for counts, setting in ((uniform, True), (default, False)):
-                x1, y1, x2, y2 = cf.draw_cutmix_box(size, 0.5, uniform_sampling=setting, generator=_seeded(seed))
+                x1, y1, x2, y2 = cf.draw_cutmix_box(size, 0.5, uniform_sampling=setting, generator=seeded(seed))
                 counts[x1:x2, y1:y2] += 1
 
         fraction = (3 / 8) ** 2
@@ -253,7 +250,7 @@ class TestCutmix:
     @given(seed=st.integers(0, 2**40), alpha=st.floats(0, 5))
     def test_sum_of_probabilities_is_preserved(self, seed: int, alpha: float):
         """Rows still sum to one, and the target is not modified."""
-        generator = _seeded(seed)
+        generator = seeded(seed)
         target = torch.softmax(torch.randn(6, 4, generator=generator), 1)
         before = target.clone()
 
@@ -268,8 +265,8 @@ class TestCutmix:
         images, labels, logits = torch.rand(5, 2, 8, 8), torch.tensor([0, 1, 2, 0, 1]), torch.randn(5, 3)
         settings = {"length": 0.6, "uniform_sampling": uniform}
 
-        mixed, soft = cf.cutmix(images, labels, 0.4, 3, **settings, generator=_seeded(1))
-        expected, partner, weight, _ = cf.cutmix_batch(images, labels, alpha=0.4, **settings, generator=_seeded(1))
+        mixed, soft = cf.cutmix(images, labels, 0.4, 3, **settings, generator=seeded(1))
+        expected, partner, weight, _ = cf.cutmix_batch(images, labels, alpha=0.4, **settings, generator=seeded(1))
 
         loss = cf.soft_cross_entropy
         assert torch.equal(mixed, expected)

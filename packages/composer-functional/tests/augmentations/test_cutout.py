@@ -11,12 +11,9 @@ from hypothesis import strategies as st
 from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
 
 from composer import functional as cf
+from fixtures import seeded
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.int64, torch.bool]
-
-
-def _seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 class TestCutoutBatch:
@@ -25,9 +22,9 @@ class TestCutoutBatch:
         """A PIL image keeps its mode, and its pixels equal those of the tensor with the same holes."""
         picture = to_pil_image(torch.full((3, 7, 9), 255, dtype=torch.uint8)).convert(mode)
 
-        output = cf.cutout_batch(picture, 2, 0.5, generator=_seeded(3))
+        output = cf.cutout_batch(picture, 2, 0.5, generator=seeded(3))
 
-        expected = cf.cutout_batch(pil_to_tensor(picture), 2, 0.5, generator=_seeded(3))
+        expected = cf.cutout_batch(pil_to_tensor(picture), 2, 0.5, generator=seeded(3))
         assert output.mode == mode
         assert torch.equal(pil_to_tensor(output), expected)
         assert pil_to_tensor(picture).all()
@@ -63,7 +60,7 @@ class TestCutoutBatch:
         """The hole is a square with its side rounded to pixels."""
         images = torch.ones(1, 1, *shape)
 
-        areas = {int((cf.cutout_batch(images, length=length, generator=_seeded(i)) == 0).sum()) for i in range(60)}
+        areas = {int((cf.cutout_batch(images, length=length, generator=seeded(i)) == 0).sum()) for i in range(60)}
 
         assert max(areas) == side**2
 
@@ -72,9 +69,9 @@ class TestCutoutBatch:
         """The same generator gives the same holes, those of draw_holes."""
         images = torch.ones(2, 1, 9, 12)
 
-        first = cf.cutout_batch(images, holes, length, uniform, generator=_seeded(seed))
-        second = cf.cutout_batch(images, holes, length, uniform, generator=_seeded(seed))
-        boxes = cf.draw_holes((9, 12), holes, length, uniform, generator=_seeded(seed))
+        first = cf.cutout_batch(images, holes, length, uniform, generator=seeded(seed))
+        second = cf.cutout_batch(images, holes, length, uniform, generator=seeded(seed))
+        boxes = cf.draw_holes((9, 12), holes, length, uniform, generator=seeded(seed))
 
         assert len(boxes) == holes
         assert torch.equal(first, second)
@@ -189,9 +186,9 @@ class TestDrawHoles:
     @pytest.mark.parametrize("uniform", [False, True])
     def test_holes_are_drawn_one_after_the_other(self, uniform: bool):
         """Holes are squares drawn one after the other, with the selected sampling."""
-        generator = _seeded(5)
+        generator = seeded(5)
 
-        holes = cf.draw_holes((9, 12), 20, 0.5, uniform, generator=_seeded(5))
+        holes = cf.draw_holes((9, 12), 20, 0.5, uniform, generator=seeded(5))
 
         assert holes == [cf.draw_box((9, 12), (4, 4), uniform, generator=generator) for _ in range(20)]
         assert len(set(holes)) > 5
@@ -203,7 +200,7 @@ class TestDrawBox:
         counts = torch.zeros(5, 4)
 
         for seed in range(4000):
-            x1, y1, x2, y2 = cf.draw_box((5, 4), (1, 1), generator=_seeded(seed))
+            x1, y1, x2, y2 = cf.draw_box((5, 4), (1, 1), generator=seeded(seed))
             assert (x2 - x1, y2 - y1) == (1, 1)
             counts[x1, y1] += 1
 
@@ -212,7 +209,7 @@ class TestDrawBox:
 
     def test_box_is_around_its_centre(self):
         """Boxes of side 3 start one pixel before the center and are clipped at the border."""
-        boxes = {cf.draw_box((6, 6), (3, 1), generator=_seeded(seed))[::2] for seed in range(200)}
+        boxes = {cf.draw_box((6, 6), (3, 1), generator=seeded(seed))[::2] for seed in range(200)}
 
         assert boxes == {(0, 2), (0, 3), (1, 4), (2, 5), (3, 6), (4, 6)}
 
@@ -222,7 +219,7 @@ class TestDrawBox:
         draws = 6000
 
         for seed in range(draws):
-            x1, y1, x2, y2 = cf.draw_box((5, 4), (3, 2), uniform_sampling=True, generator=_seeded(seed))
+            x1, y1, x2, y2 = cf.draw_box((5, 4), (3, 2), uniform_sampling=True, generator=seeded(seed))
             covered[x1:x2, y1:y2] += 1
 
         fraction = 3 / 7 * 2 / 5
@@ -234,7 +231,7 @@ class TestDrawBox:
         covered = torch.zeros(8, 8)
 
         for seed in range(3000):
-            x1, y1, x2, y2 = cf.draw_box((8, 8), (5, 5), generator=_seeded(seed))
+            x1, y1, x2, y2 = cf.draw_box((8, 8), (5, 5), generator=seeded(seed))
             covered[x1:x2, y1:y2] += 1
 
         assert covered[0, 0] < 0.6 * covered[4, 4]
@@ -249,7 +246,7 @@ class TestDrawBox:
     )
     def test_lies_within_the_image(self, height: int, width: int, rows: int, columns: int, uniform: bool, seed: int):
         """For any sizes, the box lies within the image and has at most the requested side."""
-        x1, y1, x2, y2 = cf.draw_box((height, width), (rows, columns), uniform, generator=_seeded(seed))
+        x1, y1, x2, y2 = cf.draw_box((height, width), (rows, columns), uniform, generator=seeded(seed))
 
         assert 0 <= x1 <= x2 <= height
         assert 0 <= y1 <= y2 <= width

@@ -22,6 +22,7 @@ from torchvision.transforms import v2
 
 from composer import functional as cf
 from composer.functional.augmentations import pipelines
+from fixtures import seeded
 
 ARGUMENTS = {
     "CenterCrop": (16,),
@@ -89,10 +90,6 @@ def make(name):
     if name == "RandomCutMixV2" and "use_correct_lambda" in inspect.signature(kind).parameters:
         options["use_correct_lambda"] = True  # the other way is deprecated
     return kind(*ARGUMENTS.get(name, ()), **options)
-
-
-def seeded(seed=17):
-    return torch.Generator().manual_seed(seed)
 
 
 def images(count=8, size=32, seed=3):

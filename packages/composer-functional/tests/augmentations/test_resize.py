@@ -13,12 +13,9 @@ from PIL import Image
 from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
 
 from composer import functional as cf
+from fixtures import seeded
 
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
-
-
-def _seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 class TestResize:
@@ -150,9 +147,9 @@ class TestCrop:
         """The same generator gives the same crop, at the position of draw_corner."""
         images = torch.arange(10 * 14).view(1, 1, 10, 14)
 
-        first, mask = cf.resize_batch(images, images, scale, "crop", True, generator=_seeded(seed))
-        second, _ = cf.resize_batch(images, None, scale, "crop", generator=_seeded(seed))
-        corner = cf.draw_corner((10, 14), tuple(first.shape[2:]), generator=_seeded(seed))
+        first, mask = cf.resize_batch(images, images, scale, "crop", True, generator=seeded(seed))
+        second, _ = cf.resize_batch(images, None, scale, "crop", generator=seeded(seed))
+        corner = cf.draw_corner((10, 14), tuple(first.shape[2:]), generator=seeded(seed))
 
         assert torch.equal(first, second)
         assert torch.equal(first, mask)
@@ -162,7 +159,7 @@ class TestCrop:
         """Each position within the image is equally likely."""
         counts: dict[tuple[int, int], int] = {}
         for seed in range(1200):
-            corner = cf.draw_corner((4, 6), (3, 4), generator=_seeded(seed))
+            corner = cf.draw_corner((4, 6), (3, 4), generator=seeded(seed))
             counts[corner] = counts.get(corner, 0) + 1
 
         assert set(counts) == {(row, column) for row in range(2) for column in range(3)}

@@ -9,26 +9,14 @@ import torch
 from torch import nn
 
 from composer import functional as cf
-
-
-class Block(nn.Module):
-    """A small residual block with a strided branch and a strided shortcut."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(16, 24, 3, stride=2, padding=1)
-        self.shortcut = nn.Conv2d(16, 24, 1, stride=2, bias=False)
-        self.norm = nn.BatchNorm2d(24)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.norm(self.conv(images)) + self.shortcut(images)
+from fixtures.models import ResidualBlock
 
 
 def _network() -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, stride=2, padding=1),
         nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True),
-        Block(),
+        ResidualBlock(),
         nn.Conv2d(24, 24, 3, padding=1),
         nn.MaxPool2d(3, stride=1),
         nn.AdaptiveAvgPool2d(1),

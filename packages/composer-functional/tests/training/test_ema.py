@@ -14,29 +14,19 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from composer import functional as cf
-
-
-def _network() -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1, bias=False))
-
-
-def _randomize(model: nn.Module) -> None:
-    """Change every parameter and buffer."""
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            tensor.add_(torch.randn_like(tensor) if tensor.is_floating_point() else 1)
+from fixtures import make_conv_net, randomize
 
 
 class TestComputeEma:
     def test_agrees_with_torch_over_several_steps(self):
         """Parameters and buffers equal swa_utils.get_ema_multi_avg_fn."""
-        model = _network()
+        model = make_conv_net()
         actual = copy.deepcopy(model)
         reference = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
         reference.update_parameters(model)
 
         for _ in range(3):
-            _randomize(model)
+            randomize(model)
             cf.compute_ema(model, actual, smoothing=0.9)
             reference.update_parameters(model)
 
@@ -48,8 +38,8 @@ class TestComputeEma:
     @pytest.mark.parametrize("smoothing", [0.0, 0.3, 0.99, 1.0])
     def test_matches_the_formula(self, smoothing: float, device: torch.device):
         """Each value is smoothing * average + (1 - smoothing) * value; the model does not change."""
-        model, average = _network().to(device), _network().to(device)
-        _randomize(model)
+        model, average = make_conv_net().to(device), make_conv_net().to(device)
+        randomize(model)
         values, averages = copy.deepcopy(model.state_dict()), copy.deepcopy(average.state_dict())
 
         cf.compute_ema(model, average, smoothing)
@@ -62,7 +52,7 @@ class TestComputeEma:
 
     def test_counters_are_copied(self):
         """Integer buffers are copied."""
-        model, average = _network(), _network()
+        model, average = make_conv_net(), make_conv_net()
         model[1].num_batches_tracked.fill_(5)
 
         cf.compute_ema(model, average)
@@ -71,7 +61,7 @@ class TestComputeEma:
 
     def test_parameters_stay_leaves(self):
         """The average's parameters are the same leaf tensors."""
-        model, average = _network(), _network()
+        model, average = make_conv_net(), make_conv_net()
         before = list(average.parameters())
 
         cf.compute_ema(model, average)

@@ -12,29 +12,19 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 from composer import functional as cf
-
-
-def _network() -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1, bias=False))
-
-
-def _randomize(model: nn.Module) -> None:
-    """Change every parameter and buffer."""
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            tensor.add_(torch.randn_like(tensor) if tensor.is_floating_point() else 1)
+from fixtures import make_conv_net, randomize
 
 
 class TestComputeSwa:
     @pytest.mark.parametrize("use_buffers", [True, False])
     def test_agrees_with_torch_over_several_steps(self, use_buffers: bool):
         """Parameters and buffers equal swa_utils.AveragedModel."""
-        model, actual = _network(), _network()
+        model, actual = make_conv_net(), make_conv_net()
         reference = AveragedModel(model, use_buffers=use_buffers)
         num_averaged = 0
 
         for _ in range(4):
-            _randomize(model)
+            randomize(model)
             num_averaged = cf.compute_swa(model, actual, num_averaged, use_buffers=use_buffers)
             reference.update_parameters(model)
 
@@ -48,11 +38,11 @@ class TestComputeSwa:
 
     def test_is_the_mean(self, device: torch.device):
         """All models have equal weight, and the last one does not change."""
-        model, average = _network().to(device), _network().to(device)
+        model, average = make_conv_net().to(device), make_conv_net().to(device)
         recorded = []
 
         for number in range(5):
-            _randomize(model)
+            randomize(model)
             recorded.append(copy.deepcopy(model.state_dict()))
             cf.compute_swa(model, average, number)
 
@@ -63,7 +53,7 @@ class TestComputeSwa:
 
     def test_first_update_copies(self):
         """Any content of the average is replaced, also NaN."""
-        model, average = _network(), _network()
+        model, average = make_conv_net(), make_conv_net()
         nn.init.constant_(average[0].weight, torch.nan)
 
         cf.compute_swa(model, average, 0)
@@ -73,9 +63,9 @@ class TestComputeSwa:
 
     def test_buffers_can_be_copied(self):
         """With copied buffers, running statistics are the last model's, while weights are averaged."""
-        model, average = _network(), _network()
+        model, average = make_conv_net(), make_conv_net()
         cf.compute_swa(model, average, 0)
-        _randomize(model)
+        randomize(model)
 
         cf.compute_swa(model, average, 1, use_buffers=False)
 
@@ -84,9 +74,9 @@ class TestComputeSwa:
 
     def test_update_bn(self):
         """As in the docstring: update_bn computes the statistics of the averaged weights."""
-        model, average = _network(), _network()
+        model, average = make_conv_net(), make_conv_net()
         for number in range(2):
-            _randomize(model)
+            randomize(model)
             cf.compute_swa(model, average, number)
         batch = torch.randn(4, 3, 8, 8)
 
@@ -119,7 +109,7 @@ class TestComputeSwa:
 
     def test_parameters_stay_leaves(self):
         """The average's parameters are the same leaf tensors."""
-        model, average = _network(), _network()
+        model, average = make_conv_net(), make_conv_net()
         before = list(average.parameters())
 
         cf.compute_swa(model, average, 1)

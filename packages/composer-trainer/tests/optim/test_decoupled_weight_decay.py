@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from composer import Trainer
 from composer.algorithms import SAM
 from composer.callbacks import LRMonitor
 from composer.loggers import InMemoryLogger
-from composer.models import ComposerClassifier
 from composer.optim import DecoupledAdamW, DecoupledSGDW, LinearScheduler
+from fixtures import make_classifier, trained, vector_batches
 
 pytestmark = pytest.mark.filterwarnings("ignore:weight_decay=:UserWarning")
 
@@ -437,30 +436,12 @@ class TestArguments:
         assert caught[0].filename == __file__
 
 
-def fit(optimizer_of, algorithms=(), max_duration="4ep", **options):
+def fit(optimizer_of, **options):
     """Train a small classifier, and return its weights and history."""
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    history = InMemoryLogger()
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(24, 4, generator=generator)
-    data = list(zip(inputs.split(8), inputs[:, :3].argmax(dim=1).split(8), strict=True))
-    trainer = Trainer(
-        model=ComposerClassifier(network, num_classes=3),
-        train_dataloader=data,
-        optimizers=optimizer_of(network.parameters()),
-        max_duration=max_duration,
-        algorithms=list(algorithms),
-        callbacks=LRMonitor(),
-        loggers=history,
-        progress_bar=False,
-        device="cpu",
-        seed=3,
-        **options,
-    )
-    trainer.fit()
-    trainer.close()
-    return [parameter.detach().clone() for parameter in network.parameters()], history
+    model, history = make_classifier(), InMemoryLogger()
+    settings = {"train_dataloader": vector_batches(3, size=8), "max_duration": "4ep", "callbacks": LRMonitor()}
+    trained(model=model, optimizers=optimizer_of(model.parameters()), loggers=history, **settings | options)
+    return [parameter.detach().clone() for parameter in model.parameters()], history
 
 
 class TestInTraining:
@@ -479,8 +460,8 @@ class TestInTraining:
     def test_sam(self, make):
         """With SAM, the step uses the perturbed gradients; rho=0 changes nothing."""
         plain, _ = fit(lambda weights: make(weights, lr=0.05))
-        with_none, _ = fit(lambda weights: make(weights, lr=0.05), [SAM(rho=0.0)])
-        with_some, _ = fit(lambda weights: make(weights, lr=0.05), [SAM(rho=0.5)])
+        with_none, _ = fit(lambda weights: make(weights, lr=0.05), algorithms=SAM(rho=0.0))
+        with_some, _ = fit(lambda weights: make(weights, lr=0.05), algorithms=SAM(rho=0.5))
 
         assert all(torch.equal(one, other) for one, other in zip(plain, with_none, strict=True))
         assert not torch.equal(plain[0], with_some[0])

@@ -5,13 +5,10 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
-from composer import Trainer
 from composer.callbacks import LRMonitor
 from composer.core import State
 from composer.loggers import InMemoryLogger
-from composer.models import ComposerClassifier
 from composer.optim import (
     CosineAnnealingWithWarmupScheduler,
     ExponentialScheduler,
@@ -20,6 +17,7 @@ from composer.optim import (
     StepScheduler,
     plot_schedule,
 )
+from fixtures import make_classifier, trained, vector_batches
 
 matplotlib = pytest.importorskip("matplotlib", reason="it is what draws, and optional")
 
@@ -41,23 +39,11 @@ def drawn(axes):
 
 def rates_of_a_run(schedulers, max_duration, batches, lr, **options):
     """Return the learning rates of a real training."""
-    network, history = nn.Linear(3, 2), InMemoryLogger()
-    optimizer = torch.optim.SGD(network.parameters(), lr=lr)
-    trainer = Trainer(
-        model=ComposerClassifier(network, num_classes=2, train_metrics=[]),
-        train_dataloader=[(torch.rand(4, 3), torch.tensor([0, 1, 0, 1]))] * batches,
-        optimizers=optimizer,
-        schedulers=schedulers(optimizer),
-        max_duration=max_duration,
-        callbacks=LRMonitor(),
-        loggers=history,
-        progress_bar=False,
-        device="cpu",
-        precision="fp32",
-        **options,
-    )
-    trainer.fit()
-    trainer.close()
+    model, history = make_classifier(), InMemoryLogger()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    data = {"train_dataloader": vector_batches(batches), "max_duration": max_duration}
+    training = {"optimizers": optimizer, "schedulers": schedulers(optimizer), "callbacks": LRMonitor()}
+    trained(model=model, loggers=history, **data, **training, **options)
     return history.get_timeseries("lr-SGD/group0")["lr-SGD/group0"]
 
 

@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
-from composer import Trainer
 from composer import optim as schedules
 from composer.core import State, Timestamp
 from composer.loggers import InMemoryLogger
-from composer.models import ComposerClassifier
 from composer.optim import compile_composer_scheduler
+from fixtures import trained
 
 EPOCHS, BATCHES = 6, 10
 TOTAL = EPOCHS * BATCHES
@@ -561,28 +560,21 @@ class TestCompile:
 @pytest.mark.parametrize("step_schedulers_every_batch", [None, True])
 def test_real_training_follows_the_formula(step_schedulers_every_batch):
     """The optimizer steps with f(k) at batch k, for each of several optimizers."""
-    network = torch.nn.Linear(3, 2)
+    network = torch.nn.Linear(4, 3)
     optimizers = [torch.optim.SGD([network.weight], lr=1.0), torch.optim.Adam([network.bias], lr=0.1)]
     used = [[], []]
     for rates, optimizer in zip(used, optimizers, strict=True):
         optimizer.register_step_pre_hook(
             lambda optimizer, *_, rates=rates: rates.append(optimizer.param_groups[0]["lr"])
         )
-    trainer = Trainer(
-        model=ComposerClassifier(network, num_classes=2),
-        train_dataloader=[(torch.rand(4, 3), torch.tensor([0, 1, 0, 1]))] * 5,
+    trained(
+        network=network,
         optimizers=optimizers,
         schedulers=schedules.CosineAnnealingWithWarmupScheduler("3ba", alpha_f=0.1),
         step_schedulers_every_batch=step_schedulers_every_batch,
         max_duration="4ep",
         loggers=InMemoryLogger(),
-        progress_bar=False,
-        device="cpu",
-        precision="fp32",
     )
-
-    trainer.fit()
-    trainer.close()
 
     formula = [k / 3 if k < 3 else cosine((k - 3) / 17, 0.1) for k in range(20)]
     assert used[0] == pytest.approx(formula)

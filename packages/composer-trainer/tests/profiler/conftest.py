@@ -4,12 +4,10 @@ import gzip
 import json
 
 import pytest
-import torch
 
-from composer import Trainer
 from composer.algorithms import LabelSmoothing
 from composer.core import Callback, LoggerDestination
-from composer.models import ComposerClassifier
+from fixtures import small_run
 
 
 @pytest.fixture
@@ -17,24 +15,8 @@ def make_trainer():
     """Return a function that creates a trainer for some batches of epochs of five."""
 
     def make(profiler, duration="8ba", callbacks=(), **options):
-        torch.manual_seed(0)
-        network = torch.nn.Linear(3, 2)
-        data = [(torch.rand(4, 3), torch.tensor([0, 1, 0, 1]))] * 5
-        return Trainer(
-            model=ComposerClassifier(network, num_classes=2),
-            train_dataloader=data,
-            optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
-            max_duration=duration,
-            algorithms=options.pop("algorithms", LabelSmoothing()),
-            callbacks=callbacks,
-            profiler=profiler,
-            progress_bar=False,
-            device=options.pop("device", "cpu"),
-            precision="fp32",
-            run_name="mine",
-            seed=17,
-            **options,
-        )
+        options = {"algorithms": LabelSmoothing(), "train_metrics": None, "run_name": "mine", "seed": 17} | options
+        return small_run(max_duration=duration, callbacks=callbacks, profiler=profiler, **options)
 
     return make
 

@@ -11,6 +11,7 @@ from composer.algorithms import EMA, GradientClipping, LabelSmoothing
 from composer.core import Engine, Event, Logger, State, Timestamp
 from composer.core.event import STEP_EVENTS
 from composer.profiler import JSONTraceHandler, Profiler, ProfilerAction, TraceHandler, cyclic_schedule
+from fixtures import vector_batches
 
 HAS_PSUTIL = importlib.util.find_spec("psutil") is not None
 
@@ -135,9 +136,8 @@ class TestSpans:
     def test_evaluations_have_spans(self, train):
         """An evaluation among active batches is recorded with its phases."""
         keeping = Keeping()
-        data = [(torch.rand(4, 3), torch.tensor([0, 1, 0, 1]))] * 2
         profiler = make_profiler(cyclic_schedule(active=3), keeping)
-        train(profiler, eval_dataloader=data, eval_interval="2ba", algorithms=())
+        train(profiler, eval_dataloader=vector_batches(2), eval_interval="2ba", algorithms=())
 
         evaluation = [name for name in names(keeping.windows[0]) if name.startswith("eval")]
         assert evaluation == ["eval_all", "eval", *["eval_batch", "eval_forward"] * 2]

@@ -55,7 +55,7 @@ def test_options(train, read, tmp_path, uploads):
     assert [path.name for path in paths] == ["rank0.4.memory.json", "rank0.4.pt.trace.json.gz"]
     events = read(paths[1])
     linear = next(event for event in events if event["name"] == "aten::linear")
-    assert linear["args"]["Input Dims"][0] == [4, 3]
+    assert linear["args"]["Input Dims"][0] == [4, 4]
     assert any(re.search(r"loop\.py\(\d+\)", event["name"]) for event in events)
     times, _sizes = json.loads(paths[0].read_text())
     assert times == sorted(times)
