@@ -271,7 +271,7 @@ class TestBadInput:
         """Formats, fractions and values for masks are checked."""
         with pytest.raises(ValueError, match="box_format must be one of"):
             cf.cutmix_batch(scene(9), None, box_format="yxyx")
-        with pytest.raises(ValueError, match=r"min_visible must be in \[0, 1\]"):
+        with pytest.raises(ValueError, match=r"min_visible must lie in \[0, 1\]"):
             cf.cutmix_batch(scene(9), None, min_visible=2)
         with pytest.raises(ValueError, match="mask_value=255 needs masks"):
             cf.cutout_batch(torch.zeros(1, 3, 8, 8), mask_value=255)

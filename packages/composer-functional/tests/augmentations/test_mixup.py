@@ -108,7 +108,7 @@ class TestMixupBatch:
 
     def test_integer_samples_raise(self):
         """Bytes cannot be blended; the error states the remedy."""
-        with pytest.raises(TypeError, match=r"input must be floating point .* got torch.uint8. Convert it"):
+        with pytest.raises(TypeError, match=r"input must be a floating point tensor, got torch\.uint8"):
             cf.mixup_batch(torch.zeros(2, 3, dtype=torch.uint8), torch.arange(2))
 
     @pytest.mark.parametrize("images", [torch.rand(0, 3), torch.tensor(1.0)])
@@ -121,7 +121,7 @@ class TestMixupBatch:
         """Samples, targets and partners are tensors, and partners are int64."""
         images, labels = torch.rand(2, 3), torch.arange(2)
 
-        with pytest.raises(TypeError, match=r"input must be a tensor \(N, ...\), got list"):
+        with pytest.raises(TypeError, match="input must be a floating point tensor, got list"):
             cf.mixup_batch([[1.0]], labels)
         with pytest.raises(TypeError, match=r"target must be a tensor .* got list"):
             cf.mixup_batch(images, [0, 1])
@@ -208,7 +208,7 @@ class TestMixup:
 
     def test_lists_raise(self):
         """Data and targets are tensors."""
-        with pytest.raises(TypeError, match=r"data must be a tensor \(N, ...\), got list"):
+        with pytest.raises(TypeError, match="data must be a floating point tensor, got list"):
             cf.mixup([[1.0]], torch.arange(1), num_classes=3)
         with pytest.raises(TypeError, match=r"target must be a tensor .* got list"):
             cf.mixup(torch.rand(2, 3), [0, 1], num_classes=3)

@@ -585,7 +585,7 @@ class TestBadInput:
             ({"boxes": [torch.zeros(1, 5)] * 4}, ValueError, "one of shape"),
             ({"boxes": 3}, TypeError, "boxes must be a tensor"),
             ({"boxes": torch.zeros(4, 1, 4), "box_format": "yxyx"}, ValueError, "box_format must be one of"),
-            ({"boxes": torch.zeros(4, 1, 4), "min_visible": 2}, ValueError, r"min_visible must be in \[0, 1\]"),
+            ({"boxes": torch.zeros(4, 1, 4), "min_visible": 2}, ValueError, r"min_visible must lie in \[0, 1\]"),
             ({"labels": [torch.zeros(1)] * 4}, ValueError, "labels needs a list of boxes"),
             ({"boxes": [torch.zeros(1, 4)] * 4, "labels": [torch.zeros(2)] * 4}, ValueError, "labels must have one"),
             ({"keypoints": torch.zeros(4, 4)}, ValueError, "keypoints must be a tensor of shape"),

@@ -276,7 +276,7 @@ class TestBoth:
 
     def test_unknown_mode_raises(self):
         """The error lists the two modes."""
-        with pytest.raises(ValueError, match='mode must be "resize" or "crop", got \'shrink\''):
+        with pytest.raises(ValueError, match="mode must be one of 'resize', 'crop', got 'shrink'"):
             cf.resize_batch(torch.rand(2, 3, 8, 8), None, 0.5, "shrink")
 
     @pytest.mark.parametrize("shape", [(3, 8, 8), (0, 3, 8, 8), (2, 3, 0, 8)])

@@ -232,7 +232,7 @@ class TestGhostBatchNorm:
     @pytest.mark.parametrize("size", [0, -1, 2.0, float("nan"), "32", None])
     def test_bad_size_raises(self, size: object):
         """The ghost batch size is a positive integer."""
-        with pytest.raises(ValueError, match="ghost_batch_size must be a whole number of at least 1, got"):
+        with pytest.raises((TypeError, ValueError), match="ghost_batch_size must be"):
             cf.GhostBatchNorm2d(3, size)
 
     @pytest.mark.parametrize(("samples", "size"), [(3, 2), (4, 1)])

@@ -279,5 +279,5 @@ class TestStochasticDepthBlock:
 
     def test_unknown_method_raises(self):
         """There are two methods."""
-        with pytest.raises(ValueError, match="stochastic_method must be 'block' or 'sample', got 'row'"):
+        with pytest.raises(ValueError, match="stochastic_method must be one of 'block', 'sample', got 'row'"):
             cf.StochasticDepthBlock.around(Plain(), 0.1, "row")

@@ -173,7 +173,7 @@ class TestApplyGhostBatchnorm:
     @pytest.mark.parametrize("size", [0, 2.5, None])
     def test_bad_size_raises(self, size: object):
         """An invalid size raises, also for a model without norms."""
-        with pytest.raises(ValueError, match="ghost_batch_size must be a whole number of at least 1, got"):
+        with pytest.raises((TypeError, ValueError), match="ghost_batch_size must be"):
             cf.apply_ghost_batchnorm(nn.Sequential(), size)
 
     def test_non_module_raises(self):

@@ -246,10 +246,10 @@ class TestApplyStochasticDepth:
         ("arguments", "message"),
         [
             (("Bottleneck",), "target_layer_name must be one of 'ResNetBottleneck', 'ResNetBasicBlock', got 'Bottl"),
-            ((Block, "row"), "stochastic_method must be 'block' or 'sample', got 'row'"),
+            ((Block, "row"), "stochastic_method must be one of 'block', 'sample', got 'row'"),
             ((Block, "block", 1.5), r"drop_rate must lie in \[0, 1\], got 1.5"),
             ((Block, "block", float("nan")), r"drop_rate must lie in \[0, 1\], got nan"),
-            ((Block, "block", 0.5, "cubic"), "drop_distribution must be 'linear' or 'uniform', got 'cubic'"),
+            ((Block, "block", 0.5, "cubic"), "drop_distribution must be one of 'linear', 'uniform', got 'cubic'"),
         ],
     )
     def test_bad_settings_raise(self, arguments, message: str):

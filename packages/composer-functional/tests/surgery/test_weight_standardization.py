@@ -247,7 +247,7 @@ class TestApplyWeightStandardization:
     @pytest.mark.parametrize("number", [-1, 0.5, float("nan"), None])
     def test_bad_number_raises(self, number: object):
         """The number of layers is an integer."""
-        with pytest.raises(ValueError, match="n_last_layers_ignore must be a whole number of at least 0, got"):
+        with pytest.raises((TypeError, ValueError), match="n_last_layers_ignore must be"):
             cf.apply_weight_standardization(_network(), number)
 
     def test_non_module_raises(self):

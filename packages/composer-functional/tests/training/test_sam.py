@@ -648,8 +648,8 @@ class TestErrors:
             ({"rho": -0.1}, "rho must be at least 0, got -0.1"),
             ({"rho": math.nan}, "rho must be at least 0, got nan"),
             ({"rho": math.inf}, "rho must be at least 0, got inf"),
-            ({"epsilon": 0}, "epsilon must be above 0, got 0"),
-            ({"epsilon": math.nan}, "epsilon must be above 0, got nan"),
+            ({"epsilon": 0}, "epsilon must be more than 0, got 0"),
+            ({"epsilon": math.nan}, "epsilon must be more than 0, got nan"),
             ({"interval": 0}, "interval must be at least 1, got 0"),
         ],
     )

@@ -145,7 +145,7 @@ class TestMIoU:
 
         metric.update(torch.zeros(2, 3, 4, 4, device="meta"), torch.zeros(2, 4, 4, dtype=torch.long, device="meta"))
 
-        assert metric.intersection.device.type == "meta"
+        assert metric.overlap.device.type == "meta"
 
 
 class TestBadInput:

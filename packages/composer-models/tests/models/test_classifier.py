@@ -180,8 +180,8 @@ class TestNumClasses:
         ("settings", "error", "match"),
         [
             ({"num_classes": 0}, ValueError, "num_classes must be at least 1, got 0"),
-            ({"module": "resnet18"}, TypeError, "module must be an nn.Module .* got str"),
-            ({"loss_fn": 3}, TypeError, "loss_fn must be callable .* got int"),
+            ({"module": "resnet18"}, TypeError, "module must be a torch.nn.Module, got str"),
+            ({"loss_fn": 3}, TypeError, "loss_fn must be callable, got 3"),
             ({"train_metrics": "accuracy"}, TypeError, "train_metrics must be .* got str"),
             ({"val_metrics": [nn.ReLU()]}, TypeError, r"val_metrics must be .* got \['ReLU'\]"),
         ],

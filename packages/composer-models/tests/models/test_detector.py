@@ -204,7 +204,7 @@ class TestMetrics:
 class TestBadInput:
     def test_non_module(self):
         """A string is not a module."""
-        with pytest.raises(TypeError, match=r"module must be an nn\.Module that detects objects, got str"):
+        with pytest.raises(TypeError, match=r"module must be a torch\.nn\.Module, got str"):
             ComposerDetector("fasterrcnn_resnet50_fpn")
 
     @pytest.mark.parametrize(

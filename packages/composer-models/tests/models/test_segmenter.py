@@ -233,7 +233,7 @@ class TestBadInput:
 
     def test_non_module(self):
         """A function is not a module."""
-        with pytest.raises(TypeError, match=r"module must be an nn\.Module that maps images to scores, got function"):
+        with pytest.raises(TypeError, match=r"module must be a torch\.nn\.Module, got function"):
             ComposerSegmenter(lambda images: images)
 
     @pytest.mark.parametrize(("batch", "got"), [({"image": 1}, "dict"), ((1, 2, 3), "tuple of 3"), (IMAGES, "Tensor")])

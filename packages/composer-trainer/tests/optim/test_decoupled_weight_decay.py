@@ -368,9 +368,9 @@ class TestArguments:
         ("options", "message"),
         [
             ({"lr": -0.1}, r"lr must be at least 0, got -0\.1"),
-            ({"lr": float("nan")}, "lr must be at least 0, got nan"),
-            ({"lr": 0.1, "weight_decay": -1e-5}, "weight_decay must be at least 0"),
-            ({"lr": 0.1, "momentum": -1}, "momentum must be at least 0, got -1"),
+            ({"lr": float("nan")}, r"lr must be at least 0, got nan"),
+            ({"lr": 0.1, "weight_decay": -1e-5}, r"weight_decay must be at least 0"),
+            ({"lr": 0.1, "momentum": -1}, r"momentum must be at least 0, got -1"),
             ({"lr": 0.1, "nesterov": True}, "nesterov requires momentum above 0 and dampening=0, got momentum=0"),
             ({"lr": 0.1, "momentum": 0.9, "dampening": 0.5, "nesterov": True}, r"dampening=0\.5"),
         ],
@@ -385,7 +385,7 @@ class TestArguments:
         [
             ({"betas": (0.9, 1.0)}, r"betas must be two numbers in \[0, 1\), got \(0\.9, 1\.0\)"),
             ({"betas": (0.9,)}, "betas must be two numbers"),
-            ({"eps": -1e-8}, "eps must be at least 0"),
+            ({"eps": -1e-8}, r"eps must be at least 0"),
         ],
     )
     def test_invalid_adamw_arguments_raise(self, options, message):
@@ -410,14 +410,14 @@ class TestArguments:
 
     def test_tensor_rate_raises(self, make):
         """A rate must be a number, as reading a tensor synchronizes."""
-        with pytest.raises(TypeError, match=r"lr must be a number, got tensor\(0\.1000\)"):
+        with pytest.raises(TypeError, match="lr must be a number, got a tensor"):
             make(make_weights([(1,)]), lr=torch.tensor(0.1))
 
     def test_invalid_group_is_not_added(self, make):
         """Settings of a group are validated like the optimizer's."""
         optimizer = make(make_weights([(1,)]))
 
-        with pytest.raises(ValueError, match="lr must be at least 0"):
+        with pytest.raises(ValueError, match=r"lr must be at least 0"):
             optimizer.add_param_group({"params": make_weights([(2,)]), "lr": -1.0})
 
         assert len(optimizer.param_groups) == 1

@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from composer import functional as cf
+from composer.core.checks import number_between, one_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["annotated_images", "check_keys", "set_annotated_images"]
 
+BOX_FORMAT = one_of("xyxy", "xywh", "cxcywh")
+VISIBLE_FRACTION = number_between(0, 1, meaning="It is a fraction of a box's area.")
 _KEYS = {"masks": "mask_key", "boxes": "boxes_key", "keypoints": "keypoints_key", "labels": "labels_key"}
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import warnings
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 import torch
 from torch import Tensor, nn
 
-from composer.core import Algorithm, Event, ExclusiveResource, NoEffectWarning, Stage, Time, TimeUnit
+from composer.algorithms._idle import warn_of_no_effect
+from composer.core import Algorithm, Event, ExclusiveResource, Stage, Time, TimeUnit
 from composer.core.evaluator import reshard
 from composer.core.serialization import from_data
+from composer.functional import update_averages
 from composer.functional.dtensors import local_parts, shard_like
 
 if TYPE_CHECKING:
@@ -135,6 +136,13 @@ class AveragedWeights:
         averages, weights = list(self._outside.values()), [holder[name] for holder, name in self._slots]
         return (local_parts(averages), local_parts(weights)) if self._is_sharded else (averages, weights)
 
+    def update(self, model: nn.Module, smoothing: float) -> None:
+        """Begin with the weights of the model, or move the averages towards them; ``smoothing`` is their share."""
+        if self:
+            update_averages(*self.tensors(), smoothing)
+        else:
+            self.begin(model)
+
     def swap(self, event: Event) -> None:
         """Move the averages into the model when an evaluation or prediction starts, and out at its end."""
         if event in _SWAP_IN:
@@ -192,10 +200,8 @@ class AveragedWeights:
     def warn_if_empty(self, algorithm: Algorithm, start: Time) -> None:
         """Warn if a fit has ended without an average."""
         if not self._outside:
-            warnings.warn(
-                f"{algorithm!r} has averaged nothing: it begins at {start}, and the fit ended before. Start earlier.",
-                NoEffectWarning,
-                stacklevel=3,
+            warn_of_no_effect(
+                f"{algorithm!r} has averaged nothing: it begins at {start}, and the fit ended before. Start earlier."
             )
 
     def copy_into(self, model: nn.Module, *, averaged: bool) -> nn.Module:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import importlib
-import warnings
 from abc import abstractmethod
 
 # At run time, too, as attrs looks up what the annotations of a subclass and of its bases mean.
 from collections.abc import Mapping  # noqa: TC003
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from composer.core import Algorithm, Event, NoEffectWarning, Stage
+from composer.algorithms._idle import warn_of_no_effect
+from composer.core import Algorithm, Event, FieldsByEvent, Stage
+from composer.core.checks import number_between, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,12 +21,21 @@ if TYPE_CHECKING:
 
 __all__ = ["ImageAugmentation"]
 
+AUGMENTATION_SET = one_of("all", "safe", "original")
+SEVERITY = number_between(0, 10, meaning="It is the strength of the operations.")
+
 
 class ImageAugmentation(Algorithm):
     """Base of augmentations of batches after they are loaded (``batch=True``), or of the training dataset's images."""
 
     batch: bool
     _transform: Any
+
+    runs_at: ClassVar = {Event.FIT_START: Stage.AUGMENT, Event.AFTER_DATALOADER: Stage.AUGMENT}
+    reads: ClassVar = FieldsByEvent(
+        {Event.FIT_START: {"train_dataloader", "evaluators"}, Event.AFTER_DATALOADER: {"batch.input"}}
+    )
+    writes: ClassVar = FieldsByEvent({Event.FIT_START: {"train_dataloader"}, Event.AFTER_DATALOADER: {"batch.input"}})
 
     def runs_at_events(self) -> Mapping[Event, Stage]:
         """Return the event at which it runs: after each batch is loaded, or once for the dataset."""
@@ -87,10 +97,8 @@ def _add_transform(algorithm: Algorithm, transform: Any, state: State) -> None:
     if any(each is transform for each in _steps(dataset.transform)):
         return  # added by an earlier fit
     if any(type(each) is type(transform) for each in _steps(dataset.transform)):
-        warnings.warn(
-            f"{algorithm!r} changed nothing: the dataset already applies a {type(transform).__name__}. Remove one.",
-            NoEffectWarning,
-            stacklevel=4,
+        warn_of_no_effect(
+            f"{algorithm!r} changed nothing: the dataset already applies a {type(transform).__name__}. Remove one."
         )
         return
     if subset is not None:

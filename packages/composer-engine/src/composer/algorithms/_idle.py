@@ -1,4 +1,4 @@
-"""The warning of settings with which an algorithm changes nothing."""
+"""Warnings of algorithms that change nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from composer.core import NoEffectWarning
 if TYPE_CHECKING:
     from composer.core import Algorithm
 
-__all__ = ["warn_if_idle"]
+__all__ = ["warn_if_idle", "warn_of_no_effect"]
 
 
 def warn_if_idle(algorithm: Algorithm, **idle: bool) -> None:
@@ -23,3 +23,8 @@ def warn_if_idle(algorithm: Algorithm, **idle: bool) -> None:
             NoEffectWarning,
             stacklevel=4,
         )
+
+
+def warn_of_no_effect(message: str) -> None:
+    """Warn, from a method of an algorithm, that it has changed nothing, and how to change that."""
+    warnings.warn(message, NoEffectWarning, stacklevel=3)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from composer.core.checks import number_between
+
 if TYPE_CHECKING:
     from composer.core import Algorithm, State
 
 __all__ = ["elapsed_duration"]
+
+FRACTION_OF_TRAINING = number_between(0, 1, meaning="It is a fraction of the training.")
 
 
 def elapsed_duration(algorithm: Algorithm, state: State) -> float:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import warnings
+import inspect
 from abc import abstractmethod
 
 # At run time, too, as attrs looks up what the annotations of a subclass and of its bases mean.
-from collections.abc import Mapping  # noqa: TC003
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Mapping  # noqa: TC003
+from collections.abc import Set as AbstractSet  # noqa: TC003
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from composer.core import Algorithm, Event, ExclusiveResource, NoEffectWarning, Stage
+import attrs
+
+from composer.algorithms._idle import warn_of_no_effect
+from composer.core import Algorithm, Event, ExclusiveResource, Stage
 
 if TYPE_CHECKING:
     from composer.core import Logger, State
     from composer.functional import SurgeryReport
 
-__all__ = ["LAYER_NORMS", "LowPrecisionNorm", "ModelSurgery", "report_surgery", "to_apply_at"]
+__all__ = ["LAYER_NORMS", "LowPrecisionNorm", "ModelSurgery", "to_apply_at"]
 
 LAYER_NORMS = ExclusiveResource(
     "the layer norms",
@@ -23,42 +27,24 @@ LAYER_NORMS = ExclusiveResource(
 )
 
 
-def report_surgery(algorithm: Algorithm, report: SurgeryReport, logger: Logger, *, missing: str) -> None:
-    """Store the report in the algorithm, log the number of replaced layers, and warn if there are none.
-
-    It is logged by :attr:`ModelSurgery.former_names`, too.
-
-    Args:
-        algorithm: The algorithm.
-        report: What it replaced.
-        logger: The logger.
-        missing: What the model lacks if nothing was replaced.
-    """
-    algorithm.surgery_report = report
-    if not report:
-        warnings.warn(f"{algorithm!r} found nothing to change: {missing}", NoEffectWarning, stacklevel=3)
-    counts = {f"{type(algorithm).__name__}/replaced_layers": len(report)}
-    former_names: Mapping[str, str | None] = getattr(algorithm, "former_names", {})
-    for name, kind in former_names.items():
-        counts[name] = sum(kind in {None, replacement.new} for replacement in report)
-    logger.log_hyperparameters(counts)
-
-
 class ModelSurgery(Algorithm):
-    """Base of algorithms whose only effect is to replace layers of the model at one event.
+    """Base of algorithms that replace layers of the model by a kernel.
 
     Attributes:
+        kernel: The function that changes the model. It is called with those of the algorithm's fields that it has as
+            parameters, and with the state's ``optimizers`` and ``precision`` if it has these parameters.
         former_names: The names under which MosaicML Composer logs the number of new layers, with the class of these
             layers; None for all. They will not be logged any more after one release.
     """
 
-    reads: ClassVar = {"model", "optimizers"}
-    writes: ClassVar = {"model", "optimizers"}
+    kernel: ClassVar[Callable[..., SurgeryReport]]
+    reads: ClassVar[AbstractSet[str]] = {"model", "optimizers"}
+    writes: ClassVar[AbstractSet[str]] = {"model", "optimizers"}
     former_names: ClassVar[Mapping[str, str | None]] = {}
 
     @abstractmethod
-    def replace(self, state: State) -> tuple[SurgeryReport, str]:
-        """Replace the layers; return the report, and what the model lacks if the report is empty."""
+    def explain_nothing(self, model: str) -> str:
+        """Return what a model of this class lacks if nothing was replaced, and the remedy."""
 
     @staticmethod
     def required_on_load() -> bool:
@@ -67,8 +53,26 @@ class ModelSurgery(Algorithm):
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Replace the layers, update the optimizers and log the number of replaced layers."""
-        report, missing = self.replace(state)
-        report_surgery(self, report, logger, missing=missing)
+        self.replace(state, logger)
+
+    def replace(self, state: State, logger: Logger, **arguments: Any) -> SurgeryReport:
+        """Call the kernel, with further arguments; store the report, log its length, and warn if it is empty."""
+        kind: Any = type(self)
+        parameters = inspect.signature(self.kernel).parameters
+        arguments |= {name: getattr(self, name) for name in attrs.fields_dict(kind) if name in parameters}
+        if "optimizers" in parameters:
+            arguments["optimizers"] = state.optimizers
+        if "precision" in parameters:
+            arguments["precision"] = state.precision.value
+        report = self.surgery_report = self.kernel(state.model, **arguments)
+        if not report:
+            missing = self.explain_nothing(type(state.model).__name__)
+            warn_of_no_effect(f"{self!r} found nothing to change: {missing}")
+        counts = {f"{kind.__name__}/replaced_layers": len(report)}
+        for name, layer in self.former_names.items():
+            counts[name] = sum(layer in {None, replacement.new} for replacement in report)
+        logger.log_hyperparameters(counts)
+        return report
 
 
 class LowPrecisionNorm(ModelSurgery):

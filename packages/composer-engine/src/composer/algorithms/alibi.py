@@ -9,8 +9,8 @@ import attrs
 from torch import nn  # noqa: TC002
 
 from composer import functional as cf
-from composer.algorithms._surgery import report_surgery
-from composer.core import Algorithm, Event, ExclusiveResource, FieldsByEvent, Logger, Stage, State
+from composer.algorithms._surgery import ModelSurgery
+from composer.core import Event, ExclusiveResource, FieldsByEvent, Logger, Stage, State
 from composer.core.checks import is_flag, number_between, whole_number_from
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ __all__ = ["Alibi"]
 
 
 @attrs.define(eq=False)
-class Alibi(Algorithm):
+class Alibi(ModelSurgery):
     """Replace position embeddings by a bias that decreases with distance (arXiv:2108.12409).
 
     See :func:`composer.functional.apply_alibi`. Training sequences are folded into shorter, cheaper ones. With
@@ -63,6 +63,7 @@ class Alibi(Algorithm):
     mask_replacement_function: Callable[[Any, int], Any] | None = attrs.field(default=None, repr=False, kw_only=True)
     causal: bool = attrs.field(default=False, validator=is_flag, repr=False, kw_only=True)
 
+    kernel: ClassVar = staticmethod(cf.apply_alibi)
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE, Event.AFTER_DATALOADER: Stage.RESHAPE}
     reads: ClassVar = FieldsByEvent({Event.INIT: {"model", "optimizers"}, Event.AFTER_DATALOADER: {"batch"}})
     writes: ClassVar = reads
@@ -75,11 +76,6 @@ class Alibi(Algorithm):
         folds = self.train_sequence_length_scaling < 1
         return self.runs_at if folds else {Event.INIT: Stage.ARCHITECTURE}
 
-    @staticmethod
-    def required_on_load() -> bool:
-        """Return True: the model no longer has position embeddings."""
-        return True
-
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Change the attention, or fold the sequences of the batch."""
         if event is Event.AFTER_DATALOADER:
@@ -87,16 +83,8 @@ class Alibi(Algorithm):
             shorter = max(1, int(length * self.train_sequence_length_scaling))
             state.batch = cf.set_batch_sequence_length(state.batch, shorter, truncate=False)
             return
-        report = cf.apply_alibi(
-            state.model,
-            self.max_sequence_length,
-            state.optimizers,
-            heads_per_layer=self.heads_per_layer,
-            position_embedding_attribute=self.position_embedding_attribute,
-            attention_module=self.attention_module,
-            attr_to_replace=self.attr_to_replace,
-            alibi_attention=self.alibi_attention,
-            mask_replacement_function=self.mask_replacement_function,
-            causal=self.causal,
-        )
-        report_surgery(self, report, logger, missing=f"{type(state.model).__name__} already has this bias. Remove it.")
+        self.replace(state, logger)
+
+    def explain_nothing(self, model: str) -> str:
+        """Return what the model lacks, and the remedy."""
+        return f"{model} already has this bias. Remove it."

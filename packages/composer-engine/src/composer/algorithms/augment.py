@@ -11,9 +11,14 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from composer import functional as cf
-from composer.algorithms._annotations import annotated_images, check_keys, set_annotated_images
+from composer.algorithms._annotations import (
+    BOX_FORMAT,
+    VISIBLE_FRACTION,
+    annotated_images,
+    check_keys,
+    set_annotated_images,
+)
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
-from composer.core.checks import number_between, one_of
 
 __all__ = ["Augment"]
 
@@ -104,10 +109,8 @@ class Augment(Algorithm):
     boxes_key: BatchKey | None = None
     keypoints_key: BatchKey | None = None
     labels_key: BatchKey | None = None
-    box_format: str = attrs.field(default="xyxy", validator=one_of("xyxy", "xywh", "cxcywh"))
-    min_visible: float = attrs.field(
-        default=0.0, validator=number_between(0, 1, meaning="It is a fraction of a box's area.")
-    )
+    box_format: str = attrs.field(default="xyxy", validator=BOX_FORMAT)
+    min_visible: float = attrs.field(default=0.0, validator=VISIBLE_FRACTION)
 
     runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.AUGMENT}
     reads: ClassVar = {"batch"}

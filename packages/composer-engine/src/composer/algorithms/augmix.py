@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._dataset import ImageAugmentation
+from composer.algorithms._dataset import AUGMENTATION_SET, SEVERITY, ImageAugmentation
 from composer.algorithms._idle import warn_if_idle
-from composer.core import BatchKey, Event, FieldsByEvent, Stage, State
-from composer.core.checks import is_flag, number_between, one_of, whole_number_from
+from composer.core import BatchKey, State  # noqa: TC001  (attrs looks up annotations at run time)
+from composer.core.checks import is_flag, number_between, whole_number_from
 from composer.core.serializable import transient
 
 __all__ = ["AugMix"]
@@ -43,25 +43,17 @@ class AugMix(ImageAugmentation):
         {<Event.AFTER_DATALOADER: 'after_dataloader'>: <Stage.AUGMENT: 30>}
     """
 
-    severity: float = attrs.field(
-        default=3, validator=number_between(0, 10, meaning="It is the strength of the operations.")
-    )
+    severity: float = attrs.field(default=3, validator=SEVERITY)
     depth: int = attrs.field(default=-1, validator=whole_number_from(-1, meaning="It is the length of a chain."))
     width: int = attrs.field(default=3, validator=whole_number_from(1, meaning="It is the number of chains."))
     alpha: float = attrs.field(
         default=1.0,
         validator=number_between(0, above=True, meaning="It is the parameter of the weights' distributions."),
     )
-    augmentation_set: str = attrs.field(default="all", validator=one_of("all", "safe", "original"))
+    augmentation_set: str = attrs.field(default="all", validator=AUGMENTATION_SET)
     batch: bool = attrs.field(default=False, validator=is_flag)
     input_key: BatchKey = 0
     _transform: Any = transient(default=None)
-
-    runs_at: ClassVar = {Event.FIT_START: Stage.AUGMENT, Event.AFTER_DATALOADER: Stage.AUGMENT}
-    reads: ClassVar = FieldsByEvent(
-        {Event.FIT_START: {"train_dataloader", "evaluators"}, Event.AFTER_DATALOADER: {"batch.input"}}
-    )
-    writes: ClassVar = FieldsByEvent({Event.FIT_START: {"train_dataloader"}, Event.AFTER_DATALOADER: {"batch.input"}})
 
     def __attrs_post_init__(self) -> None:
         warn_if_idle(self, depth=self.depth == 0)

@@ -8,7 +8,7 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._surgery import ModelSurgery
-from composer.core import Event, ExclusiveResource, Stage, State
+from composer.core import Event, ExclusiveResource, Stage
 from composer.core.checks import is_flag, whole_number_from
 
 __all__ = ["BlurPool"]
@@ -46,6 +46,7 @@ class BlurPool(ModelSurgery):
         "blurpool/num_blurpool_layers": "BlurMaxPool2d",
         "blurpool/num_blurconv_layers": "BlurConv2d",
     }
+    kernel: ClassVar = staticmethod(cf.apply_blurpool)
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
     owns: ClassVar = {
         ExclusiveResource(
@@ -60,17 +61,9 @@ class BlurPool(ModelSurgery):
                 "replace_convs and replace_maxpools are both False, so BlurPool has nothing to do; set one."
             )
 
-    def replace(self, state: State) -> tuple[cf.SurgeryReport, str]:
-        """Replace the layers, and move the optimizers to the new ones."""
-        report = cf.apply_blurpool(
-            state.model,
-            replace_convs=self.replace_convs,
-            replace_maxpools=self.replace_maxpools,
-            blur_first=self.blur_first,
-            min_channels=self.min_channels,
-            optimizers=state.optimizers,
-        )
+    def explain_nothing(self, model: str) -> str:
+        """Return what the model lacks, and the remedy."""
         wanted = [f"no strided convolution with at least {self.min_channels} input channels"] * self.replace_convs
         wanted += ["no strided max pool"] * self.replace_maxpools
         remedy = "lower min_channels" if self.replace_convs else "set replace_convs=True"
-        return report, f"{type(state.model).__name__} has {' and '.join(wanted)}. Remove it, or {remedy}."
+        return f"{model} has {' and '.join(wanted)}. Remove it, or {remedy}."

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import ClassVar
 
 import attrs
 
 from composer import functional as cf
-from composer.core import Algorithm, Event, ExclusiveResource, Logger, NoEffectWarning, Stage, State
+from composer.algorithms._idle import warn_of_no_effect
+from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State
 
 __all__ = ["ChannelsLast"]
 
@@ -36,9 +36,7 @@ class ChannelsLast(Algorithm):
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Change the memory format of the model's weights."""
         if not cf.apply_channels_last(state.model):
-            warnings.warn(
+            warn_of_no_effect(
                 f"ChannelsLast found nothing to change: {type(state.model).__name__} has no tensor with four "
-                "dimensions, or all of them are in this format already. Remove it.",
-                NoEffectWarning,
-                stacklevel=2,
+                "dimensions, or all of them are in this format already. Remove it."
             )

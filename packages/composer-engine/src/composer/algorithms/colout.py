@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._annotations import annotated_images, check_keys, set_annotated_images
+from composer.algorithms._annotations import BOX_FORMAT, annotated_images, check_keys, set_annotated_images
 from composer.algorithms._dataset import ImageAugmentation
 from composer.algorithms._idle import warn_if_idle
 from composer.core import BatchKey, Event, FieldsByEvent, Stage, State
-from composer.core.checks import is_flag, number_between, one_of
+from composer.core.checks import is_flag, number_between
 from composer.core.serializable import transient
 
 __all__ = ["ColOut"]
@@ -64,7 +64,7 @@ class ColOut(ImageAugmentation):
     boxes_key: BatchKey | None = None
     keypoints_key: BatchKey | None = None
     labels_key: BatchKey | None = None
-    box_format: str = attrs.field(default="xyxy", validator=one_of("xyxy", "xywh", "cxcywh"))
+    box_format: str = attrs.field(default="xyxy", validator=BOX_FORMAT)
     _transform: Any = transient(default=None)
 
     runs_at: ClassVar = {Event.FIT_START: Stage.RESHAPE, Event.AFTER_DATALOADER: Stage.RESHAPE}

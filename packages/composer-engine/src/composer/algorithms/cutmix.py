@@ -9,9 +9,10 @@ import torch  # noqa: TC002  (attrs looks up annotations at run time)
 from torch import Tensor  # noqa: TC002
 
 from composer import functional as cf
+from composer.algorithms._annotations import BOX_FORMAT, VISIBLE_FRACTION
 from composer.algorithms._mixing import SampleMixing
 from composer.core import BatchKey  # noqa: TC001
-from composer.core.checks import is_flag, number_between, one_of
+from composer.core.checks import is_flag, number_between
 from composer.core.serializable import transient
 
 __all__ = ["CutMix"]
@@ -59,10 +60,8 @@ class CutMix(SampleMixing):
     mask_key: BatchKey | None = None
     boxes_key: BatchKey | None = None
     labels_key: BatchKey | None = None
-    box_format: str = attrs.field(default="xyxy", validator=one_of("xyxy", "xywh", "cxcywh"))
-    min_visible: float = attrs.field(
-        default=0.0, validator=number_between(0, 1, meaning="It is a fraction of a box's area.")
-    )
+    box_format: str = attrs.field(default="xyxy", validator=BOX_FORMAT)
+    min_visible: float = attrs.field(default=0.0, validator=VISIBLE_FRACTION)
     _partner_weight: float = transient(default=0.0)
     _partners: Tensor | None = transient(default=None)
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
-from composer import functional as cf
 from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveraging, to_time
 from composer.algorithms._idle import warn_if_idle
 from composer.core import Event, Logger, State, Time, Timestamp, TimeUnit
@@ -147,13 +146,9 @@ class EMA(WeightAveraging):
         self._updated_at = Timestamp.from_state_dict(state["updated_at"])
 
     def _update(self, state: State) -> None:
-        if not self._averages:
-            self._averages.begin(state.model)
-        else:
-            # By the time since the last update, so that the half-life does not depend on the interval of updates.
-            smoothing = 0.5 ** self._half_lives_passed(state) if self.smoothing is None else self.smoothing
-            averages, weights = self._averages.tensors()
-            cf.update_averages(averages, weights, smoothing)
+        # By the time since the last update, so that the half-life does not depend on the interval of updates.
+        smoothing = 0.5 ** self._half_lives_passed(state) if self.smoothing is None else self.smoothing
+        self._averages.update(state.model, smoothing)
         self._updated_at = state.timestamp
 
     def _warn_of_slow_average(self, state: State) -> None:

@@ -8,8 +8,8 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._surgery import ModelSurgery
-from composer.core import Event, ExclusiveResource, Stage, State
-from composer.core.checks import by_name, is_flag, number_between, whole_number_from
+from composer.core import Event, ExclusiveResource, Stage
+from composer.core.checks import by_name, is_flag, whole_number_from
 from composer.functional.layers.factorized import resolve_latent_size
 
 __all__ = ["Factorize"]
@@ -43,28 +43,17 @@ class Factorize(ModelSurgery):
     min_channels: int = attrs.field(
         default=256, validator=whole_number_from(0, meaning="Convolutions with fewer channels are not replaced.")
     )
-    latent_channels: float = attrs.field(
-        default=0.25,
-        validator=[
-            number_between(0, above=True, meaning="It is the channels between two convolutions."),
-            by_name(resolve_latent_size),
-        ],
-    )
+    latent_channels: float = attrs.field(default=0.25, validator=by_name(resolve_latent_size))
     min_features: int = attrs.field(
         default=256, validator=whole_number_from(0, meaning="Linear layers with fewer features are not replaced.")
     )
-    latent_features: float = attrs.field(
-        default=128,
-        validator=[
-            number_between(0, above=True, meaning="It is the features between two linear layers."),
-            by_name(resolve_latent_size),
-        ],
-    )
+    latent_features: float = attrs.field(default=128, validator=by_name(resolve_latent_size))
 
     former_names: ClassVar = {
         "factorize/num_conv2d_replacements": "FactorizedConv2d",
         "factorize/num_linear_replacements": "FactorizedLinear",
     }
+    kernel: ClassVar = staticmethod(cf.apply_factorization)
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
     owns: ClassVar = {
         ExclusiveResource(
@@ -79,22 +68,11 @@ class Factorize(ModelSurgery):
                 "factorize_convs and factorize_linears are both False, so Factorize has nothing to do; set one."
             )
 
-    def replace(self, state: State) -> tuple[cf.SurgeryReport, str]:
-        """Factorize the layers, and move the optimizers to the new ones."""
-        report = cf.apply_factorization(
-            state.model,
-            factorize_convs=self.factorize_convs,
-            factorize_linears=self.factorize_linears,
-            min_channels=self.min_channels,
-            latent_channels=self.latent_channels,
-            min_features=self.min_features,
-            latent_features=self.latent_features,
-            optimizers=state.optimizers,
-        )
+    def explain_nothing(self, model: str) -> str:
+        """Return what the model lacks, and the remedy."""
         wanted = [f"convolution with at least {self.min_channels} channels"] * self.factorize_convs
         wanted += [f"linear layer with at least {self.min_features} features"] * self.factorize_linears
-        missing = (
-            f"{type(state.model).__name__} has no {' and no '.join(wanted)} that two smaller ones could replace. "
+        return (
+            f"{model} has no {' and no '.join(wanted)} that two smaller ones could replace. "
             "Remove it, or lower min_channels, min_features or the latent sizes."
         )
-        return report, missing

@@ -8,7 +8,7 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._surgery import LAYER_NORMS, ModelSurgery
-from composer.core import Event, Stage, State
+from composer.core import Event, Stage
 
 __all__ = ["FusedLayerNorm"]
 
@@ -24,6 +24,7 @@ class FusedLayerNorm(ModelSurgery):
         FusedLayerNorm()
     """
 
+    kernel: ClassVar = staticmethod(cf.apply_fused_layernorm)
     runs_at: ClassVar = {Event.INIT: Stage.PRECISION}
     owns: ClassVar = {LAYER_NORMS}
 
@@ -32,7 +33,6 @@ class FusedLayerNorm(ModelSurgery):
         """Return False: the weights are those of the replaced norms."""
         return False
 
-    def replace(self, state: State) -> tuple[cf.SurgeryReport, str]:
-        """Replace the norms."""
-        report = cf.apply_fused_layernorm(state.model, state.optimizers)
-        return report, f"{type(state.model).__name__} has no norm that is written in Python. Remove it."
+    def explain_nothing(self, model: str) -> str:
+        """Return what the model lacks, and the remedy."""
+        return f"{model} has no norm that is written in Python. Remove it."

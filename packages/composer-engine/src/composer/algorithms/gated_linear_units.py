@@ -10,7 +10,7 @@ from torch import Tensor, nn  # noqa: TC002
 
 from composer import functional as cf
 from composer.algorithms._surgery import ModelSurgery
-from composer.core import Event, ExclusiveResource, Stage, State
+from composer.core import Event, ExclusiveResource, Stage
 from composer.core.checks import is_flag
 
 __all__ = ["GatedLinearUnits"]
@@ -46,6 +46,7 @@ class GatedLinearUnits(ModelSurgery):
     first_layer_attribute: str | None = attrs.field(default=None, repr=False, kw_only=True)
     activation_attribute: str | None = attrs.field(default=None, repr=False, kw_only=True)
 
+    kernel: ClassVar = staticmethod(cf.apply_gated_linear_units)
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
     owns: ClassVar = {
         ExclusiveResource(
@@ -57,16 +58,6 @@ class GatedLinearUnits(ModelSurgery):
         if self.act_fn is not None and not callable(self.act_fn):
             raise TypeError(f"act_fn must be a function of a tensor such as torch.nn.GELU(), got {self.act_fn!r}.")
 
-    def replace(self, state: State) -> tuple[cf.SurgeryReport, str]:
-        """Replace the feed-forward layers, and add the gates' parameters to the optimizers."""
-        report = cf.apply_gated_linear_units(
-            state.model,
-            state.optimizers,
-            act_fn=self.act_fn,
-            gated_layer_bias=self.gated_layer_bias,
-            non_gated_layer_bias=self.non_gated_layer_bias,
-            feed_forward_module=self.feed_forward_module,
-            first_layer_attribute=self.first_layer_attribute,
-            activation_attribute=self.activation_attribute,
-        )
-        return report, f"the feed-forward layers of {type(state.model).__name__} already have gates."
+    def explain_nothing(self, model: str) -> str:
+        """Return what the model lacks, and the remedy."""
+        return f"the feed-forward layers of {model} already have gates."

@@ -8,7 +8,7 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._surgery import ModelSurgery
-from composer.core import Event, ExclusiveResource, Stage, State
+from composer.core import Event, ExclusiveResource, Stage
 from composer.core.checks import whole_number_from
 
 __all__ = ["GhostBatchNorm"]
@@ -37,6 +37,7 @@ class GhostBatchNorm(ModelSurgery):
     )
 
     former_names: ClassVar = {"GhostBatchNorm/num_new_modules": None}
+    kernel: ClassVar = staticmethod(cf.apply_ghost_batchnorm)
     runs_at: ClassVar = {Event.INIT: Stage.NORMALIZATION}
     owns: ClassVar = {
         ExclusiveResource(
@@ -44,7 +45,6 @@ class GhostBatchNorm(ModelSurgery):
         )
     }
 
-    def replace(self, state: State) -> tuple[cf.SurgeryReport, str]:
-        """Replace the batch norms."""
-        report = cf.apply_ghost_batchnorm(state.model, self.ghost_batch_size, state.optimizers)
-        return report, f"{type(state.model).__name__} has no BatchNorm layer. Remove it."
+    def explain_nothing(self, model: str) -> str:
+        """Return what the model lacks, and the remedy."""
+        return f"{model} has no BatchNorm layer. Remove it."

@@ -10,15 +10,15 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._idle import warn_if_idle
-from composer.algorithms._surgery import report_surgery
-from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State, TimeUnit
+from composer.algorithms._surgery import ModelSurgery
+from composer.core import Event, ExclusiveResource, Logger, Stage, State, TimeUnit
 from composer.core.checks import number_between, whole_number_from
 
 __all__ = ["GyroDropout"]
 
 
 @attrs.define(eq=False)
-class GyroDropout(Algorithm):
+class GyroDropout(ModelSurgery):
     """Drop neurons by a fixed set of masks that alternate (Lee et al., "Gyro Dropout", MLSys 2022).
 
     See :func:`composer.functional.apply_gyro_dropout`. Layers are replaced at ``INIT``, so that a checkpoint can be
@@ -44,6 +44,7 @@ class GyroDropout(Algorithm):
     sigma: int = attrs.field(default=256, validator=whole_number_from(1, meaning="It is the number of masks."))
     tau: int = attrs.field(default=16, validator=whole_number_from(1, meaning="It is the number of masks in use."))
 
+    kernel: ClassVar = staticmethod(cf.apply_gyro_dropout)
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE, Event.FIT_START: Stage.ARCHITECTURE}
     reads: ClassVar = {"model", "max_duration", "train_dataloader", "dataloader_len", "device_train_microbatch_size"}
     writes: ClassVar = {"model"}
@@ -58,20 +59,15 @@ class GyroDropout(Algorithm):
             raise ValueError(f"sigma must be at least tau, got {self.sigma} and {self.tau}. It is the number of masks.")
         warn_if_idle(self, p=self.p == 0)
 
-    @staticmethod
-    def required_on_load() -> bool:
-        """Return True: the masks and their position are saved with the model."""
-        return True
-
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Replace the dropout layers, once, and divide the training among their masks."""
         passes = _count_passes(state)
         layers = [layer for layer in state.model.modules() if isinstance(layer, cf.GyroDropout)]
-        if layers and passes is not None:
-            for layer in layers:
-                # The training may be longer, or have more microbatches, than at INIT.
-                layer.period = math.ceil(passes * layer.tau / layer.sigma)
         if layers:
+            if passes is not None:
+                for layer in layers:
+                    # The training may be longer, or have more microbatches, than at INIT.
+                    layer.period = math.ceil(passes * layer.tau / layer.sigma)
             return
         if passes is None:
             if event is Event.FIT_START:
@@ -80,8 +76,11 @@ class GyroDropout(Algorithm):
                     "State.max_duration in epochs or batches, and train on a loader that has a len()."
                 )
             return
-        report = cf.apply_gyro_dropout(state.model, passes, 1, self.p, self.sigma, self.tau)
-        report_surgery(self, report, logger, missing=f"{type(state.model).__name__} has no Dropout layer. Remove it.")
+        self.replace(state, logger, iters_per_epoch=passes, max_epoch=1)
+
+    def explain_nothing(self, model: str) -> str:
+        """Return what the model lacks, and the remedy."""
+        return f"{model} has no Dropout layer. Remove it."
 
 
 def _count_passes(state: State) -> int | None:

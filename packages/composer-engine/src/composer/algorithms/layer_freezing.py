@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import ClassVar
 
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._idle import warn_if_idle
-from composer.algorithms._progress import elapsed_duration
-from composer.core import Algorithm, Event, ExclusiveResource, Logger, NoEffectWarning, Stage, State, TimeUnit, saved
+from composer.algorithms._idle import warn_if_idle, warn_of_no_effect
+from composer.algorithms._progress import FRACTION_OF_TRAINING, elapsed_duration
+from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State, TimeUnit, saved
 from composer.core.checks import number_between
 from composer.core.serializable import transient
 
@@ -37,9 +36,7 @@ class LayerFreezing(Algorithm):
         LayerFreezing(freeze_start=0.3, freeze_level=0.5)
     """
 
-    freeze_start: float = attrs.field(
-        default=0.5, validator=number_between(0, 1, meaning="It is a fraction of the training.")
-    )
+    freeze_start: float = attrs.field(default=0.5, validator=FRACTION_OF_TRAINING)
     freeze_level: float = attrs.field(
         default=1.0, validator=number_between(0, 1, meaning="It is a fraction of the layers.")
     )
@@ -84,10 +81,8 @@ class LayerFreezing(Algorithm):
 
     def _warn_if_never_begun(self, state: State) -> None:
         if not self._has_frozen:
-            warnings.warn(
+            warn_of_no_effect(
                 f"{self!r} has frozen no layer before the fit ended at {state.max_duration}: layers are frozen at the "
-                "end of an epoch that others follow. Start earlier, or train for more epochs.",
-                NoEffectWarning,
-                stacklevel=2,
+                "end of an epoch that others follow. Start earlier, or train for more epochs."
             )
         self._has_frozen = False

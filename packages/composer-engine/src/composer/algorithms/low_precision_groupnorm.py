@@ -8,7 +8,7 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._surgery import LowPrecisionNorm, to_apply_at
-from composer.core import Event, ExclusiveResource, State
+from composer.core import Event, ExclusiveResource
 
 __all__ = ["LowPrecisionGroupNorm"]
 
@@ -32,11 +32,11 @@ class LowPrecisionGroupNorm(LowPrecisionNorm):
 
     apply_at: Event = attrs.field(default=Event.AFTER_LOAD, converter=to_apply_at)
 
+    kernel: ClassVar = staticmethod(cf.apply_low_precision_groupnorm)
     owns: ClassVar = {
         ExclusiveResource("the group norms", remedy="A second one would find no plain norms: one is enough.")
     }
 
-    def replace(self, state: State) -> tuple[cf.SurgeryReport, str]:
-        """Replace the norms."""
-        report = cf.apply_low_precision_groupnorm(state.model, state.precision.value, state.optimizers)
-        return report, f"{type(state.model).__name__} has no nn.GroupNorm, or the run's precision is fp32. Remove it."
+    def explain_nothing(self, model: str) -> str:
+        """Return what the model lacks, and the remedy."""
+        return f"{model} has no nn.GroupNorm, or the run's precision is fp32. Remove it."

@@ -8,7 +8,7 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._surgery import LAYER_NORMS, LowPrecisionNorm, to_apply_at
-from composer.core import Event, State
+from composer.core import Event
 
 __all__ = ["LowPrecisionLayerNorm"]
 
@@ -32,9 +32,9 @@ class LowPrecisionLayerNorm(LowPrecisionNorm):
 
     apply_at: Event = attrs.field(default=Event.AFTER_LOAD, converter=to_apply_at)
 
+    kernel: ClassVar = staticmethod(cf.apply_low_precision_layernorm)
     owns: ClassVar = {LAYER_NORMS}
 
-    def replace(self, state: State) -> tuple[cf.SurgeryReport, str]:
-        """Replace the norms."""
-        report = cf.apply_low_precision_layernorm(state.model, state.precision.value, state.optimizers)
-        return report, f"{type(state.model).__name__} has no nn.LayerNorm, or the run's precision is fp32. Remove it."
+    def explain_nothing(self, model: str) -> str:
+        """Return what the model lacks, and the remedy."""
+        return f"{model} has no nn.LayerNorm, or the run's precision is fp32. Remove it."

@@ -9,10 +9,11 @@ import torch  # noqa: TC002  (attrs looks up annotations at run time)
 from torch import Tensor  # noqa: TC002
 
 from composer import functional as cf
+from composer.algorithms._annotations import BOX_FORMAT
 from composer.algorithms._idle import warn_if_idle
 from composer.algorithms._mixing import SampleMixing
 from composer.core import BatchKey  # noqa: TC001
-from composer.core.checks import is_flag, number_between, one_of
+from composer.core.checks import is_flag, number_between
 from composer.core.serializable import transient
 
 __all__ = ["MixUp"]
@@ -56,7 +57,7 @@ class MixUp(SampleMixing):
     mask_key: BatchKey | None = None
     boxes_key: BatchKey | None = None
     labels_key: BatchKey | None = None
-    box_format: str = attrs.field(default="xyxy", validator=one_of("xyxy", "xywh", "cxcywh"))
+    box_format: str = attrs.field(default="xyxy", validator=BOX_FORMAT)
     _partner_weight: float = transient(default=0.0)
     _partners: Tensor | None = transient(default=None)
 

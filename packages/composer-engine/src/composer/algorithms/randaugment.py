@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._dataset import ImageAugmentation
+from composer.algorithms._dataset import AUGMENTATION_SET, SEVERITY, ImageAugmentation
 from composer.algorithms._idle import warn_if_idle
-from composer.core import BatchKey, Event, FieldsByEvent, Stage, State
-from composer.core.checks import is_flag, number_between, one_of, whole_number_from
+from composer.core import BatchKey, State  # noqa: TC001  (attrs looks up annotations at run time)
+from composer.core.checks import is_flag, whole_number_from
 from composer.core.serializable import transient
 
 __all__ = ["RandAugment"]
@@ -40,20 +40,12 @@ class RandAugment(ImageAugmentation):
         {<Event.AFTER_DATALOADER: 'after_dataloader'>: <Stage.AUGMENT: 30>}
     """
 
-    severity: float = attrs.field(
-        default=9, validator=number_between(0, 10, meaning="It is the strength of the operations.")
-    )
+    severity: float = attrs.field(default=9, validator=SEVERITY)
     depth: int = attrs.field(default=2, validator=whole_number_from(0, meaning="It is the number of operations."))
-    augmentation_set: str = attrs.field(default="all", validator=one_of("all", "safe", "original"))
+    augmentation_set: str = attrs.field(default="all", validator=AUGMENTATION_SET)
     batch: bool = attrs.field(default=False, validator=is_flag)
     input_key: BatchKey = 0
     _transform: Any = transient(default=None)
-
-    runs_at: ClassVar = {Event.FIT_START: Stage.AUGMENT, Event.AFTER_DATALOADER: Stage.AUGMENT}
-    reads: ClassVar = FieldsByEvent(
-        {Event.FIT_START: {"train_dataloader", "evaluators"}, Event.AFTER_DATALOADER: {"batch.input"}}
-    )
-    writes: ClassVar = FieldsByEvent({Event.FIT_START: {"train_dataloader"}, Event.AFTER_DATALOADER: {"batch.input"}})
 
     def __attrs_post_init__(self) -> None:
         warn_if_idle(self, depth=self.depth == 0)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import ClassVar
 
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._idle import warn_if_idle
-from composer.core import Algorithm, Event, ExclusiveResource, Logger, NoEffectWarning, Stage, State
+from composer.algorithms._idle import warn_if_idle, warn_of_no_effect
+from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State
 from composer.core.checks import number_between, whole_number_from
 
 __all__ = ["SAM"]
@@ -53,7 +52,7 @@ class SAM(Algorithm):
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Wrap the optimizers."""
         if not state.optimizers:
-            warnings.warn("SAM found no optimizer to wrap: set State.optimizers.", NoEffectWarning, stacklevel=2)
+            warn_of_no_effect("SAM found no optimizer to wrap: set State.optimizers.")
         state.optimizers = tuple(
             optimizer
             if isinstance(optimizer, cf.SAMOptimizer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from typing import Any, ClassVar
 
 import attrs
@@ -11,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from composer import functional as cf
-from composer.algorithms._idle import warn_if_idle
-from composer.algorithms._progress import elapsed_duration
+from composer.algorithms._idle import warn_if_idle, warn_of_no_effect
+from composer.algorithms._progress import FRACTION_OF_TRAINING, elapsed_duration
 from composer.core import (
     Algorithm,
     Batch,
@@ -21,7 +20,6 @@ from composer.core import (
     ExclusiveResource,
     FieldsByEvent,
     Logger,
-    NoEffectWarning,
     Stage,
     State,
     TimeUnit,
@@ -65,8 +63,8 @@ class SelectiveBackprop(Algorithm):
         0.7
     """
 
-    start: float = attrs.field(default=0.5, validator=number_between(0, 1, meaning="It is a fraction of the training."))
-    end: float = attrs.field(default=0.9, validator=number_between(0, 1, meaning="It is a fraction of the training."))
+    start: float = attrs.field(default=0.5, validator=FRACTION_OF_TRAINING)
+    end: float = attrs.field(default=0.9, validator=FRACTION_OF_TRAINING)
     keep: float = attrs.field(
         default=0.5, validator=number_between(0, 1, above=True, meaning="It is the fraction of the samples to keep.")
     )
@@ -164,11 +162,9 @@ class SelectiveBackprop(Algorithm):
 
     def _warn_if_never_begun(self, state: State) -> None:
         if self._is_due:
-            warnings.warn(
+            warn_of_no_effect(
                 f"{self!r} has chosen no samples: of the fit that ended at {state.max_duration}, no batch came between "
-                "start and end. Start earlier, or train longer.",
-                NoEffectWarning,
-                stacklevel=2,
+                "start and end. Start earlier, or train longer."
             )
         self._is_due = False
 

@@ -7,9 +7,9 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._progress import elapsed_duration
+from composer.algorithms._progress import FRACTION_OF_TRAINING, elapsed_duration
 from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State
-from composer.core.checks import is_flag, number_between, whole_number_from
+from composer.core.checks import is_flag, whole_number_from
 
 __all__ = ["SeqLengthWarmup"]
 
@@ -41,9 +41,7 @@ class SeqLengthWarmup(Algorithm):
         512
     """
 
-    duration: float = attrs.field(
-        default=0.3, validator=number_between(0, 1, meaning="It is a fraction of the training.")
-    )
+    duration: float = attrs.field(default=0.3, validator=FRACTION_OF_TRAINING)
     min_seq_length: int = attrs.field(default=8, validator=whole_number_from(1, meaning=_LENGTH))
     max_seq_length: int = attrs.field(default=1024, validator=whole_number_from(1, meaning=_LENGTH))
     step_size: int = attrs.field(default=8, validator=whole_number_from(1, meaning=_LENGTH))

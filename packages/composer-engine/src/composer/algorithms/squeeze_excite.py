@@ -8,8 +8,8 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._surgery import ModelSurgery
-from composer.core import Event, ExclusiveResource, Stage, State
-from composer.core.checks import by_name, number_between, whole_number_from
+from composer.core import Event, ExclusiveResource, Stage
+from composer.core.checks import by_name, whole_number_from
 from composer.functional.layers.factorized import resolve_latent_size
 
 __all__ = ["SqueezeExcite"]
@@ -35,18 +35,13 @@ class SqueezeExcite(ModelSurgery):
         SqueezeExcite(latent_channels=32, min_channels=128)
     """
 
-    latent_channels: float = attrs.field(
-        default=64,
-        validator=[
-            number_between(0, above=True, meaning="It is the size of the block's hidden layer."),
-            by_name(resolve_latent_size),
-        ],
-    )
+    latent_channels: float = attrs.field(default=64, validator=by_name(resolve_latent_size))
     min_channels: int = attrs.field(
         default=128, validator=whole_number_from(0, meaning="Convolutions with fewer channels are not changed.")
     )
 
     former_names: ClassVar = {"squeeze_excite/num_squeeze_excite_layers": None}
+    kernel: ClassVar = staticmethod(cf.apply_squeeze_excite)
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
     owns: ClassVar = {
         ExclusiveResource(
@@ -55,8 +50,7 @@ class SqueezeExcite(ModelSurgery):
         )
     }
 
-    def replace(self, state: State) -> tuple[cf.SurgeryReport, str]:
-        """Add the blocks, and add their parameters to the optimizers."""
-        report = cf.apply_squeeze_excite(state.model, self.latent_channels, self.min_channels, state.optimizers)
-        missing = f"{type(state.model).__name__} has no convolution with at least {self.min_channels} channels."
-        return report, f"{missing} Remove it, or lower min_channels."
+    def explain_nothing(self, model: str) -> str:
+        """Return what the model lacks, and the remedy."""
+        missing = f"{model} has no convolution with at least {self.min_channels} channels."
+        return f"{missing} Remove it, or lower min_channels."

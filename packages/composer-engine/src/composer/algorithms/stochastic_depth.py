@@ -8,9 +8,9 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._idle import warn_if_idle
-from composer.algorithms._progress import elapsed_duration
-from composer.algorithms._surgery import report_surgery
-from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State, Time, TimeUnit
+from composer.algorithms._progress import FRACTION_OF_TRAINING, elapsed_duration
+from composer.algorithms._surgery import ModelSurgery
+from composer.core import Event, ExclusiveResource, Logger, Stage, State, Time, TimeUnit
 from composer.core.checks import number_between, one_of
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def _to_drop_warmup(given: Time | str | float) -> float:
 
 
 @attrs.define(eq=False)
-class StochasticDepth(Algorithm):
+class StochasticDepth(ModelSurgery):
     """Skip residual blocks at random while training (arXiv:1603.09382).
 
     See :func:`composer.functional.apply_stochastic_depth`.
@@ -58,15 +58,11 @@ class StochasticDepth(Algorithm):
     stochastic_method: str = attrs.field(default="block", validator=one_of("block", "sample"))
     drop_rate: float = attrs.field(default=0.2, validator=number_between(0, 1, meaning="It is a probability."))
     drop_distribution: str = attrs.field(default="linear", validator=one_of("linear", "uniform"))
-    drop_warmup: float = attrs.field(
-        default=0.0,
-        converter=_to_drop_warmup,
-        validator=number_between(0, 1, meaning="It is a fraction of the training."),
-    )
+    drop_warmup: float = attrs.field(default=0.0, converter=_to_drop_warmup, validator=FRACTION_OF_TRAINING)
 
+    kernel: ClassVar = staticmethod(cf.apply_stochastic_depth)
     runs_at: ClassVar = dict.fromkeys((Event.INIT, Event.AFTER_LOAD, Event.BATCH_START), Stage.ARCHITECTURE)
     reads: ClassVar = {"model", "optimizers", "timestamp", "max_duration", "dataloader_len"}
-    writes: ClassVar = {"model", "optimizers"}
     owns: ClassVar = {
         ExclusiveResource(
             "the residual blocks",
@@ -91,11 +87,6 @@ class StochasticDepth(Algorithm):
         """Return whether each process draws which blocks it skips for its batch."""
         return self.stochastic_method == "block"
 
-    @staticmethod
-    def required_on_load() -> bool:
-        """Return True: evaluation scales the blocks by their rate."""
-        return True
-
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Replace the blocks, or update their drop rates."""
         if event is not Event.INIT:
@@ -104,15 +95,9 @@ class StochasticDepth(Algorithm):
                 warm = min(1.0, elapsed_duration(self, state) / self.drop_warmup)
                 cf.set_drop_rates(state.model, self.drop_rate * warm, self.drop_distribution)
             return
-        report = cf.apply_stochastic_depth(
-            state.model,
-            self.target_layer_name,
-            self.stochastic_method,
-            self.drop_rate,
-            self.drop_distribution,
-            optimizers=state.optimizers,
-        )
-        report_surgery(
-            self, report, logger, missing=f"{type(state.model).__name__} has no such block. Pass another name or class."
-        )
+        report = self.replace(state, logger)
         logger.log_metrics({"stochastic_depth/num_stochastic_layers": len(report)})  # the name in MosaicML Composer
+
+    def explain_nothing(self, model: str) -> str:
+        """Return what the model lacks, and the remedy."""
+        return f"{model} has no such block. Pass another name or class."

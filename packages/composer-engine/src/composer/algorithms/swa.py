@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
-from composer import functional as cf
 from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveraging, to_time
-from composer.algorithms._idle import warn_if_idle
-from composer.core import Event, Logger, NoEffectWarning, Stage, State, Time, TimeUnit
+from composer.algorithms._idle import warn_if_idle, warn_of_no_effect
+from composer.core import Event, Logger, Stage, State, Time, TimeUnit
 from composer.core.checks import is_flag, number_between, one_of, whole_number_from
 from composer.core.serializable import transient
 
@@ -151,28 +149,19 @@ class SWA(WeightAveraging):
             # Saved, because in a resumed run the groups already have annealed learning rates.
             self._first_lrs = [[group["lr"] for group in each.param_groups] for each in state.optimizers]
         if self.is_update_due(event, state):
-            self._update(state)
+            # The mean of n + 1 values from that of n, as in Algorithm 1 of the paper.
+            self._averages.update(state.model, self._num_averaged / (self._num_averaged + 1))
+            self._num_averaged += 1
         if self._averages and state.has_reached(self.swa_end):
             self._averages.keep_in_model()
             self._is_over = True
         elif self.schedule_swa_lr:
             self._set_learning_rates(state, self._first_lrs)
 
-    def _update(self, state: State) -> None:
-        if not self._averages:
-            self._averages.begin(state.model)
-        else:
-            averages, weights = self._averages.tensors()
-            # The mean of n + 1 values from that of n, as in Algorithm 1 of the paper.
-            cf.update_averages(averages, weights, self._num_averaged / (self._num_averaged + 1))
-        self._num_averaged += 1
-
     def _warn_of_one_update(self) -> None:
-        warnings.warn(
+        warn_of_no_effect(
             f"{self!r} has averaged only one state of the weights, so its averages are the weights of that time. "
-            "Choose a shorter update_interval, or a longer time from swa_start to swa_end.",
-            NoEffectWarning,
-            stacklevel=3,
+            "Choose a shorter update_interval, or a longer time from swa_start to swa_end."
         )
 
     def _set_learning_rates(self, state: State, first_lrs: list[list[float]]) -> None:

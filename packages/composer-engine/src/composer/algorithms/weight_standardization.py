@@ -8,7 +8,7 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._surgery import ModelSurgery
-from composer.core import Event, ExclusiveResource, Stage, State
+from composer.core import Event, ExclusiveResource, Stage
 from composer.core.checks import whole_number_from
 
 __all__ = ["WeightStandardization"]
@@ -37,6 +37,7 @@ class WeightStandardization(ModelSurgery):
     )
 
     former_names: ClassVar = {"WeightStandardization/num_weights_standardized": None}
+    kernel: ClassVar = staticmethod(cf.apply_weight_standardization)
     runs_at: ClassVar = {Event.INIT: Stage.NORMALIZATION}
     reads: ClassVar = {"model"}
     writes: ClassVar = {"model"}
@@ -47,8 +48,7 @@ class WeightStandardization(ModelSurgery):
         )
     }
 
-    def replace(self, state: State) -> tuple[cf.SurgeryReport, str]:
-        """Standardize the weights."""
-        report = cf.apply_weight_standardization(state.model, self.n_last_layers_ignore)
-        missing = f"{type(state.model).__name__} has no convolution except the last {self.n_last_layers_ignore}."
-        return report, f"{missing} Remove it, or lower n_last_layers_ignore."
+    def explain_nothing(self, model: str) -> str:
+        """Return what the model lacks, and the remedy."""
+        missing = f"{model} has no convolution except the last {self.n_last_layers_ignore}."
+        return f"{missing} Remove it, or lower n_last_layers_ignore."

@@ -179,33 +179,18 @@ __all__ = [
 unquote_annotations(globals())
 
 _OTHER_NAMES = {
-    "apply_ema": "compute_ema",
-    "apply_swa": "compute_swa",
-    "apply_mixup": "mixup_batch",
-    "apply_cutmix": "cutmix_batch",
-    "apply_cutout": "cutout_batch",
-    "cutout": "cutout_batch",
-    "apply_colout": "colout_batch",
-    "apply_augmix": "augmix_batch",
-    "apply_randaugment": "randaugment_batch",
-    "apply_label_smoothing": "smooth_labels",
+    "ema": "compute_ema",
+    "swa": "compute_swa",
     "label_smoothing": "smooth_labels",
-    "apply_layer_freezing": "freeze_layers",
     "layer_freezing": "freeze_layers",
-    "apply_selective_backprop": "select_using_loss",
     "selective_backprop": "select_using_loss",
-    "apply_progressive_resizing": "resize_batch",
     "progressive_resizing": "resize_batch",
-    "apply_seq_length_warmup": "set_batch_sequence_length",
-    "apply_sequence_length_warmup": "set_batch_sequence_length",
-    "apply_sam": "SAMOptimizer",
-    "SAM": "SAMOptimizer",
-    "apply_factorize": "apply_factorization",
+    "seq_length_warmup": "set_batch_sequence_length",
+    "sam": "SAMOptimizer",
     "clip_grad_norm_": "apply_gradient_clipping",
     "clip_grad_value_": "apply_gradient_clipping",
     "clip_gradients": "apply_gradient_clipping",
     "adaptive_clip_grad": "apply_gradient_clipping",
-    "cross_entropy": "soft_cross_entropy",
     "one_hot": "ensure_targets_one_hot",
 }
 """Names that other libraries, or their users, use for functions of this package."""
@@ -217,7 +202,8 @@ if not TYPE_CHECKING:  # otherwise type checkers would accept every name
         """Raise an AttributeError that suggests a public name."""
         import difflib  # noqa: PLC0415  (only a wrong name needs it)
 
-        other = _OTHER_NAMES.get(name)
+        stem = name.lower().removeprefix("apply_")
+        other = f"{stem}_batch" if f"{stem}_batch" in __all__ else _OTHER_NAMES.get(stem)
         close = [other] if other is not None else difflib.get_close_matches(name, __all__, n=1, cutoff=0.7)
         hint = f". Did you mean {close[0]!r}?" if close else ". See composer.functional.__all__ for what there is."
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}", name=None)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from composer.functional.checks import check_sizes, check_whole_numbers
+from composer.functional.checks import check_sizes, check_tensors, check_whole_numbers
 
 __all__ = ["check_for_index_targets", "ensure_targets_one_hot", "infer_target_type", "soft_cross_entropy"]
 
@@ -32,7 +32,7 @@ def check_for_index_targets(targets: Tensor) -> bool:
         >>> check_for_index_targets(torch.tensor([2, 0])), check_for_index_targets(torch.rand(2, 3))
         (True, False)
     """
-    _check_tensor("targets", targets)
+    check_tensors(targets=targets)
     return targets.dtype in _INTEGERS
 
 
@@ -57,8 +57,7 @@ def infer_target_type(input: Tensor, targets: Tensor) -> Literal["indices", "pro
         'probabilities'
     """
     # This runs at every step: the order of the checks is the fastest for class ids.
-    _check_tensor("input", input)
-    _check_tensor("targets", targets)
+    check_tensors(input=input, targets=targets)
     scores, shape = input.shape, targets.shape
     if len(scores) < 2:
         raise ValueError(f"input must have shape (N, C, ...), got {tuple(scores)}. It holds scores of C classes.")
@@ -99,7 +98,7 @@ def ensure_targets_one_hot(input: Tensor, targets: Tensor, num_classes: int | No
         tensor([[0., 0., 1.],
                 [0., 0., 0.]])
     """
-    _check_tensor("input", input)
+    check_tensors(input=input)
     dtype = _at_least_float32(input)
     if infer_target_type(input, targets) == "probabilities":
         return targets if targets.is_floating_point() else targets.to(dtype)
@@ -196,19 +195,11 @@ def soft_cross_entropy(
 
 
 def _check_weight(weight: Tensor, input: Tensor) -> None:
-    _check_tensor("weight", weight)
-    _check_tensor("input", input)
+    check_tensors(weight=weight, input=input)
     if not weight.is_floating_point() or weight.shape != input.shape[1:2]:
         raise ValueError(
             f"weight must hold a floating-point number for each class, shape {tuple(input.shape[1:2])}, "
             f"got {weight.dtype} of shape {tuple(weight.shape)}."
-        )
-
-
-def _check_tensor(name: str, value: object) -> None:
-    if not isinstance(value, Tensor):
-        raise TypeError(
-            f"{name} must be a tensor, got {type(value).__name__}. If there are several, pass one at a time."
         )
 
 

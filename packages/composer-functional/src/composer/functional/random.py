@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from composer.functional.checks import check_numbers, check_whole, described
+from composer.functional.checks import check_interval, check_whole, described
 
 __all__ = ["draw_beta", "draw_permutation"]
 
@@ -32,9 +32,7 @@ def draw_beta(alpha: float, *, generator: torch.Generator | None = None) -> floa
         >>> 0 <= draw_beta(0.2, generator=torch.Generator().manual_seed(17)) <= 1
         True
     """
-    check_numbers(alpha=alpha)
-    if not (math.isfinite(alpha) and alpha > 0):
-        raise ValueError(f"alpha must be positive and finite, got {alpha}. It is both parameters of the distribution.")
+    check_alpha(alpha)
     check_generator(generator)
     log_odds = _draw_log_gamma(alpha, generator) - _draw_log_gamma(alpha, generator)
     odds = math.exp(-abs(log_odds))  # of the smaller part, because the larger could overflow
@@ -72,6 +70,12 @@ def draw_permutation(count: int | Tensor, *, generator: torch.Generator | None =
     # A copy from pinned memory does not wait for pending work of the device.
     order = torch.randperm(count.shape[0], generator=generator, device="cpu", pin_memory=on_cuda)
     return order.to(count.device, non_blocking=on_cuda)
+
+
+def check_alpha(alpha: float) -> None:
+    """Raise an error for a number that cannot be all parameters of a Beta or Dirichlet distribution."""
+    meaning = "It is the parameter of the distribution."
+    check_interval("alpha", alpha, 0, math.inf, meaning, open_low=True, open_high=True)
 
 
 def check_generator(generator: torch.Generator | None) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch.nn import functional
 
 from composer.functional import ensure_targets_one_hot
+from composer.functional.checks import check_choice
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,8 +48,7 @@ def binary_cross_entropy_with_logits(
         >>> binary_cross_entropy_with_logits(torch.zeros(2, 3), torch.tensor([0, 2]))  # 3 times log(2) a sample
         tensor(2.0794)
     """
-    if reduction not in {"none", "mean", "sum"}:
-        raise ValueError(f'reduction must be "none", "mean" or "sum", got {reduction!r}.')
+    check_choice("reduction", reduction, "none", "mean", "sum")
     target = ensure_targets_one_hot(input, target)
     if scale_by_batch_size and not input.shape[0]:
         raise ValueError("scale_by_batch_size divides by the number of samples, but input has none.")

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from composer.functional import ensure_targets_one_hot
+from composer.functional.checks import check_choice
 
 __all__ = ["DiceLoss"]
 
@@ -57,8 +58,7 @@ class DiceLoss(nn.Module):
         super().__init__()
         if sigmoid and softmax:
             raise ValueError("sigmoid and softmax are both True; only one of them can be applied to the input.")
-        if reduction not in {"none", "mean", "sum"}:
-            raise ValueError(f'reduction must be "none", "mean" or "sum", got {reduction!r}.')
+        check_choice("reduction", reduction, "none", "mean", "sum")
         self.sigmoid = sigmoid
         self.softmax = softmax
         self.squared_pred = squared_pred

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torchmetrics import Metric
+from typing import TYPE_CHECKING
 
-from composer.metrics.overlap import class_mean, count_overlap
+from composer.metrics.overlap import OverlapMetric, class_mean, count_overlap
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["Dice"]
 
 
-class Dice(Metric):
+class Dice(OverlapMetric):
     """Twice the overlap of prediction and target, divided by the sum of both, averaged over the classes.
 
     ``dice = 2 |P & T| / (|P| + |T|)`` for each class
@@ -28,27 +29,13 @@ class Dice(Metric):
         ValueError: ``num_classes`` is less than 1.
 
     Example:
+        >>> import torch
         >>> metric = Dice(num_classes=2)
         >>> logits = torch.tensor([[[4.0, 4.0, 0.0], [0.0, 0.0, 4.0]]])  # one image of three pixels: 0, 0, 1
         >>> metric.update(logits, torch.tensor([[0, 1, 1]]))
         >>> metric.compute()  # 2/3 for both
         tensor(0.6667)
     """
-
-    is_differentiable = False
-    higher_is_better = True
-    full_state_update = False
-
-    agreed: Tensor
-    total: Tensor
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        if num_classes < 1:
-            raise ValueError(f"num_classes must be at least 1, got {num_classes}.")
-        self.num_classes = num_classes
-        self.add_state("agreed", torch.zeros(num_classes, dtype=torch.long), dist_reduce_fx="sum")
-        self.add_state("total", torch.zeros(num_classes, dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, preds: Tensor, targets: Tensor) -> None:
         """Add a batch.
@@ -61,12 +48,12 @@ class Dice(Metric):
             ValueError: The shapes do not match each other or the number of classes, or on a CPU, an id is out of range.
         """
         agreed, predicted, actual = count_overlap(preds, targets, self.num_classes)
-        self.agreed = self.agreed + agreed
-        self.total = self.total + (predicted + actual)
+        self.overlap = self.overlap + agreed
+        self.whole = self.whole + (predicted + actual)
 
     def compute(self) -> Tensor:
         """Return the mean over the classes that occur, a scalar; ``nan`` if there are none."""
-        return class_mean(2 * self.agreed, self.total)
+        return class_mean(2 * self.overlap, self.whole)
 
     @staticmethod
     def compute_stats(preds: Tensor, targets: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from composer.functional.checks import check_callables
 from composer.metrics._mean import MeanMetricBase
 
 if TYPE_CHECKING:
@@ -36,10 +37,7 @@ class LossMetric(MeanMetricBase):
 
     def __init__(self, loss_function: Callable[[Any, Any], Tensor], dist_sync_on_step: bool = False) -> None:
         super().__init__(dist_sync_on_step=dist_sync_on_step)
-        if not callable(loss_function):
-            raise TypeError(
-                f"loss_function must be callable as loss_function(preds, targets), got {type(loss_function).__name__}."
-            )
+        check_callables(loss_function=loss_function)
         self.loss_function = loss_function
 
     def update(self, preds: Any, targets: Any) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
-from composer.metrics.overlap import class_mean, count_overlap
+from composer.metrics.overlap import OverlapMetric, class_mean, count_overlap
 
 __all__ = ["MIoU"]
 
 
-class MIoU(Metric):
+class MIoU(OverlapMetric):
     """The intersection over union of prediction and target, averaged over the classes.
 
     Pixels are counted over the entire data set and divided at the end, so the value does not depend on the split
@@ -34,21 +33,9 @@ class MIoU(Metric):
         tensor(25.)
     """
 
-    is_differentiable = False
-    higher_is_better = True
-    full_state_update = False
-
-    intersection: Tensor
-    union: Tensor
-
     def __init__(self, num_classes: int, ignore_index: int = -1) -> None:
-        super().__init__()
-        if num_classes < 1:
-            raise ValueError(f"num_classes must be at least 1, got {num_classes}.")
-        self.num_classes = num_classes
+        super().__init__(num_classes)
         self.ignore_index = ignore_index
-        self.add_state("intersection", torch.zeros(num_classes, dtype=torch.long), dist_reduce_fx="sum")
-        self.add_state("union", torch.zeros(num_classes, dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Add a batch.
@@ -61,10 +48,10 @@ class MIoU(Metric):
             ValueError: The shapes do not match each other or the number of classes, or on a CPU, an id is out of range.
         """
         agreed, predicted, actual = count_overlap(logits, targets, self.num_classes, self.ignore_index)
-        self.intersection = self.intersection + agreed
-        self.union = self.union + (predicted + actual - agreed)
+        self.overlap = self.overlap + agreed
+        self.whole = self.whole + (predicted + actual - agreed)
 
     def compute(self) -> Tensor:
         """Return the mean over the classes that occur, in percent, a scalar; ``nan`` if there are none."""
-        counts = torch.arange(self.num_classes, device=self.union.device) != self.ignore_index
-        return 100 * class_mean(self.intersection, self.union, counts)
+        counts = torch.arange(self.num_classes, device=self.whole.device) != self.ignore_index
+        return 100 * class_mean(self.overlap, self.whole, counts)

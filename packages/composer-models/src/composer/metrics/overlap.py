@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
+from abc import ABC
+
 import torch
 from torch import Tensor
+from torchmetrics import Metric
 
-__all__ = ["class_mean", "count_overlap"]
+from composer.functional.checks import check_sizes
+
+__all__ = ["OverlapMetric", "class_mean", "count_overlap"]
+
+
+class OverlapMetric(Metric, ABC):
+    """Base of metrics that add up an overlap of predictions and targets, and what it is a part of, for each class."""
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+
+    overlap: Tensor
+    whole: Tensor
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        check_sizes(num_classes=num_classes)
+        self.num_classes = num_classes
+        for name in ("overlap", "whole"):
+            self.add_state(name, torch.zeros(num_classes, dtype=torch.long), dist_reduce_fx="sum")
 
 
 def count_overlap(

@@ -6,6 +6,7 @@ import base64
 import json
 import tempfile
 import warnings
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import torch
 from composer.models._huggingface_peft import base_of, is_peft_model, with_adapters
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from peft import PeftModel
     from torch import Tensor
@@ -39,118 +40,120 @@ def describe(
     """
     base = base_of(model)
     described: dict[str, Any] = {"model": {"class": type(base).__name__}, "tokenizer": None, "peft": None}
-    with tempfile.TemporaryDirectory() as folder:
-        base.config.save_pretrained(folder)
-        if base.can_generate() and base.generation_config is not None:
-            base.generation_config.save_pretrained(folder)
-        described["model"]["files"] = _read_files(Path(folder))
+    generation = [base.generation_config] if base.can_generate() and base.generation_config is not None else []
+    described["model"]["files"] = _files_of(base.config, *generation)
     if tokenizer is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            tokenizer.save_pretrained(folder)
-            described["tokenizer"] = {"class": type(tokenizer).__name__, "files": _read_files(Path(folder))}
+        described["tokenizer"] = {"class": type(tokenizer).__name__, "files": _files_of(tokenizer)}
     if is_peft_model(model):
-        adapters = {}
-        for name, config in model.peft_config.items():
-            with tempfile.TemporaryDirectory() as folder:
-                config.save_pretrained(folder)
-                adapters[name] = _read_files(Path(folder))
+        adapters = {name: _files_of(config) for name, config in model.peft_config.items()}
         described["peft"] = {"adapters": adapters, "saved_alone": adapters_alone}
     return described
 
 
 def rebuild_tokenizer(
-    described: Mapping[str, Any], *, trust_remote_code: bool, save_dir: str | Path | None
+    hf_state: Mapping[str, Any], trust_remote_code: bool = False, tokenizer_save_dir: str | Path | None = None
 ) -> PreTrainedTokenizerBase | None:
-    """Return the described tokenizer, or None if there is none.
+    """Reconstruct the tokenizer that was saved with a model.
 
     Args:
-        described: The result of :func:`describe`.
+        hf_state: ``get_metadata()["huggingface"]``.
         trust_remote_code: Whether code that was saved with the tokenizer may run.
-        save_dir: The folder in which it is then saved; it is not saved if None.
+        tokenizer_save_dir: A folder in which to save the tokenizer; it is not saved if ``None``.
+
+    Returns:
+        The tokenizer, or ``None`` if none was saved.
 
     Raises:
-        ValueError: The data contains the name of a file outside the folder, or needs code that may not run.
+        ValueError: The state was not written by this library, or needs code that may not run.
     """
     from transformers import AutoTokenizer  # noqa: PLC0415 (an extra)
 
-    if not described.get("tokenizer"):
+    if not hf_state.get("tokenizer"):
         return None
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
-        folder = Path(temporary)
-        _write_files(described["tokenizer"]["files"], folder)
+    with _folder_with(hf_state["tokenizer"]["files"]) as folder:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             str(folder), trust_remote_code=trust_remote_code, local_files_only=True
         )
         tokenizer.name_or_path = ""  # not the temporary folder
-        if save_dir is not None:  # by the tokenizer, because the checkpoint must not determine which files are written
-            tokenizer.save_pretrained(str(save_dir))
+        if (
+            tokenizer_save_dir is not None
+        ):  # by the tokenizer, because the checkpoint must not determine which files are written
+            tokenizer.save_pretrained(str(tokenizer_save_dir))
     return tokenizer
 
 
 def rebuild_model(
-    described: Mapping[str, Any],
-    weights: Mapping[str, Tensor],
-    *,
-    model_class: Any,
-    config_settings: Mapping[str, Any] | None,
-    trust_remote_code: bool,
-    base_model: str | Path | None,
+    hf_state: Mapping[str, Any],
+    loaded_state_dict: Mapping[str, Tensor],
+    model_instantiation_class: type | str | None = None,
+    model_config_kwargs: Mapping[str, Any] | None = None,
+    trust_remote_code: bool = False,
+    base_model: str | Path | None = None,
 ) -> PreTrainedModel | PeftModel:
-    """Build the described model and load the weights.
+    """Reconstruct a saved model.
 
     Args:
-        described: The result of :func:`describe`.
-        weights: Weights by their names in the Transformers (or PEFT) model.
-        model_class: Another class to build: a class of Transformers or your own, an ``AutoModelFor…``, or a name in
-            ``transformers``; the class of the saved model if None.
-        config_settings: Changes to the configuration.
+        hf_state: ``get_metadata()["huggingface"]``.
+        loaded_state_dict: The weights by their names in the Transformers model, without the prefix ``"model."`` of a
+            wrapper.
+        model_instantiation_class: Another class to build: a class of Transformers or your own, an ``AutoModelFor…``,
+            or a name in ``transformers``; the class of the saved model if ``None``.
+        model_config_kwargs: Changes to the configuration.
         trust_remote_code: Whether code that was saved with the configuration may run.
-        base_model: Folder or name of the base model of adapters that were saved alone. What is saved does not
-            choose it.
+        base_model: Folder or name of the base model, if only the adapters were saved. What is saved does not choose it.
+
+    Returns:
+        The model, in evaluation mode.
 
     Raises:
         ValueError: The class is not one of Transformers', the weights do not fit, or only adapters were saved and
             there is no ``base_model``.
     """
-    cls = _model_class(described["model"]["class"] if model_class is None else model_class)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
-        folder = Path(temporary)
-        _write_files(described["model"]["files"], folder)
+    cls = _model_class(hf_state["model"]["class"] if model_instantiation_class is None else model_instantiation_class)
+    with _folder_with(hf_state["model"]["files"]) as folder:
         config = _load_config(cls, folder, trust_remote_code=trust_remote_code)
-        for name, value in (config_settings or {}).items():
+        for name, value in (model_config_kwargs or {}).items():
             setattr(config, name, value)
-        if described.get("peft"):
-            return _rebuild_adapters(described["peft"], weights, cls, config, folder, base_model)
+        if hf_state.get("peft"):
+            return _rebuild_adapters(hf_state["peft"], loaded_state_dict, cls, config, folder, base_model)
         model = _build(cls, config, folder)
-    if model_class is None:
-        _load_weights(model, weights)
+    if model_instantiation_class is None:
+        _load_weights(model, loaded_state_dict)
     else:
-        _load_shared_weights(model, weights)
+        _load_shared_weights(model, loaded_state_dict)
     return model
 
 
-def _read_files(folder: Path) -> dict[str, Any]:
+def _files_of(*objects: Any) -> dict[str, Any]:
+    """Return the files that the objects' ``save_pretrained`` writes."""
     files: dict[str, Any] = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        content = path.read_bytes()
-        try:
-            files[path.relative_to(folder).as_posix()] = content.decode("utf-8")
-        except UnicodeDecodeError:
-            files[path.relative_to(folder).as_posix()] = {"base64": base64.b64encode(content).decode("ascii")}
+    with tempfile.TemporaryDirectory() as folder:
+        for each in objects:
+            each.save_pretrained(folder)
+        for path in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
+            name, content = path.relative_to(folder).as_posix(), path.read_bytes()
+            try:
+                files[name] = content.decode("utf-8")
+            except UnicodeDecodeError:
+                files[name] = {"base64": base64.b64encode(content).decode("ascii")}
     return files
 
 
-def _write_files(files: Mapping[str, Any], folder: Path) -> None:
-    for name, content in files.items():
-        # The names are read from a checkpoint, which must not determine where files are written.
-        parts = PurePosixPath(name).parts
-        if not parts or ".." in parts or PurePosixPath(name).is_absolute() or "\\" in name or ":" in name:
-            raise ValueError(
-                f"The saved data names a file outside its folder: {name!r}. It was not written by this library."
-            )
-        path = folder.joinpath(*parts)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode() if isinstance(content, str) else base64.b64decode(content["base64"]))
+@contextmanager
+def _folder_with(files: Mapping[str, Any]) -> Iterator[Path]:
+    """Write files into a temporary folder."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        for name, content in files.items():
+            # The names are read from a checkpoint, which must not determine where files are written.
+            parts = PurePosixPath(name).parts
+            if not parts or ".." in parts or PurePosixPath(name).is_absolute() or "\\" in name or ":" in name:
+                raise ValueError(
+                    f"The saved data names a file outside its folder: {name!r}. It was not written by this library."
+                )
+            path = Path(folder, *parts)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content.encode() if isinstance(content, str) else base64.b64decode(content["base64"]))
+        yield Path(folder)
 
 
 def _model_class(named: Any) -> Any:
@@ -204,9 +207,8 @@ def _rebuild_adapters(
 
     configs: dict[str, PeftConfig] = {}
     for name, files in described["adapters"].items():
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
-            _write_files(files, Path(temporary))
-            configs[name] = PeftConfig.from_pretrained(temporary)
+        with _folder_with(files) as adapter:
+            configs[name] = PeftConfig.from_pretrained(str(adapter))
     first, *others = configs
     alone = described["saved_alone"]
     if alone and base_model is None:

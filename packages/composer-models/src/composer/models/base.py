@@ -12,9 +12,10 @@ from torch import nn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch import Tensor
     from torchmetrics import Metric
 
-__all__ = ["ComposerModel", "unexpected_batch"]
+__all__ = ["ComposerModel", "compute_loss", "pair_of"]
 
 _SIGNATURES = {"forward": "forward(self, batch)", "loss": "loss(self, outputs, batch)"}
 
@@ -144,15 +145,33 @@ class ComposerModel(nn.Module, ABC):
         )
 
 
-def unexpected_batch(model: str, expected: str, batch: object, remedy: str | None = None) -> TypeError:
-    """Return the error for a batch that is not a pair."""
+def pair_of(batch: Any, model: str, expected: str, remedy: str | None = None) -> tuple[Any, Any]:
+    """Return both parts of a batch, or raise a TypeError with what the model expects."""
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return batch[0], batch[1]
     got = type(batch).__name__
     if isinstance(batch, (tuple, list)):
         got = f"{got} of {len(batch)}"
     elif isinstance(batch, Mapping):
         got = f"{got} with keys {sorted(map(str, batch))}"
     default = "For other batches derive from ComposerModel, whose forward and loss unpack the batch themselves."
-    return TypeError(f"{model} takes batches {expected}, got {got}. {remedy or default}")
+    raise TypeError(f"{model} takes batches {expected}, got {got}. {remedy or default}")
+
+
+def compute_loss(
+    loss_fn: Callable[..., Tensor], scores: Tensor, target: Tensor, *args: Any, remedy: str = ".", **kwargs: Any
+) -> Tensor:
+    """Call a loss, and raise an error with the range of classes, and the remedy, if a class id has no score."""
+    try:
+        return loss_fn(scores, target, *args, **kwargs)
+    except (IndexError, ValueError) as error:
+        cause = error.__cause__ or error  # soft_cross_entropy raises a ValueError from torch's error
+        if not str(cause).startswith("Target "):  # as in errors of torch's losses; others are unrelated
+            raise
+        raise ValueError(
+            f"The target does not fit the scores of shape {tuple(scores.shape)}: {cause} "
+            f"Class ids run from 0 to {scores.shape[1] - 1}{remedy}"
+        ) from error
 
 
 def _checked_init(init: Callable[..., None]) -> Callable[..., None]:

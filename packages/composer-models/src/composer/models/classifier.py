@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from composer.functional import soft_cross_entropy
-from composer.models.base import unexpected_batch
+from composer.functional.checks import check_callables, check_modules, check_sizes
+from composer.models.base import compute_loss, pair_of
 from composer.models.phase_metrics import PhaseMetricsModel
 
 if TYPE_CHECKING:
@@ -68,12 +69,10 @@ class ComposerClassifier(PhaseMetricsModel):
         loss_fn: Callable[..., Tensor] = soft_cross_entropy,
     ) -> None:
         super().__init__()
-        if not isinstance(module, nn.Module):
-            raise TypeError(f"module must be an nn.Module that maps inputs to scores, got {type(module).__name__}.")
-        if not callable(loss_fn):
-            raise TypeError(f"loss_fn must be callable as loss_fn(outputs, target), got {type(loss_fn).__name__}.")
-        if num_classes is not None and num_classes < 1:
-            raise ValueError(f"num_classes must be at least 1, got {num_classes}.")
+        check_modules(module=module)
+        check_callables(loss_fn=loss_fn)
+        if num_classes is not None:
+            check_sizes(num_classes=num_classes)
         self.module = module
         self.num_classes = _find_num_classes(module) if num_classes is None else num_classes
         if num_classes is None and self.num_classes == 1:
@@ -106,10 +105,9 @@ class ComposerClassifier(PhaseMetricsModel):
         Raises:
             TypeError: ``batch`` is not a pair.
         """
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            raise unexpected_batch("ComposerClassifier", "(input, target)", batch)
+        input, _ = _pair(batch)
         # self.module would take half a microsecond longer, because nn.Module looks it up last.
-        outputs: Tensor = self._modules["module"](batch[0])  # type: ignore[misc]
+        outputs: Tensor = self._modules["module"](input)  # type: ignore[misc]
         return outputs
 
     def loss(self, outputs: Tensor, batch: tuple[Any, Tensor], *args: Any, **kwargs: Any) -> Tensor:
@@ -128,21 +126,10 @@ class ComposerClassifier(PhaseMetricsModel):
             TypeError: ``batch`` is not a pair.
             ValueError: A target is a class without a score.
         """
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            raise unexpected_batch("ComposerClassifier", "(input, target)", batch)
-        target, loss_fn = batch[1], self.loss_fn
-        if loss_fn is soft_cross_entropy and _is_one_score(outputs):
+        _, target = _pair(batch)
+        if self.loss_fn is soft_cross_entropy and _is_one_score(outputs):
             outputs, target = _two_scores(outputs, target)
-        try:
-            return loss_fn(outputs, target, *args, **kwargs)
-        except (IndexError, ValueError) as error:
-            cause = error.__cause__ or error  # soft_cross_entropy raises a ValueError from torch's error
-            if not str(cause).startswith("Target "):  # as in errors of torch's losses; others are unrelated
-                raise
-            raise ValueError(
-                f"A target does not fit the outputs of shape {tuple(outputs.shape)}: {cause} "
-                f"Class ids run from 0 to {outputs.shape[1] - 1}."
-            ) from error
+        return compute_loss(self.loss_fn, outputs, target, *args, **kwargs)
 
     def update_metric(self, batch: tuple[Any, Tensor], outputs: Tensor, metric: Metric) -> None:
         """Update a metric with one batch.
@@ -158,11 +145,9 @@ class ComposerClassifier(PhaseMetricsModel):
             TypeError: ``batch`` is not a pair.
             ValueError: The metric has another number of classes than the scores.
         """
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            raise unexpected_batch("ComposerClassifier", "(input, target)", batch)
+        _, target = _pair(batch)
         from composer.metrics import CrossEntropy  # noqa: PLC0415 (imports torchmetrics, which is imported by now)
 
-        target = batch[1]
         num_classes = getattr(metric, "num_classes", None)
         if _is_one_score(outputs):
             if num_classes == 2 or isinstance(metric, CrossEntropy):
@@ -172,6 +157,10 @@ class ComposerClassifier(PhaseMetricsModel):
         if num_classes is not None:
             target = _class_ids(outputs, target, num_classes)
         metric.update(outputs, target)
+
+
+def _pair(batch: Any) -> tuple[Any, Tensor]:
+    return pair_of(batch, "ComposerClassifier", "(input, target)")
 
 
 def _class_ids(outputs: Tensor, target: Tensor, num_classes: int) -> Tensor:

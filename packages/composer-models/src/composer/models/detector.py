@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from composer.models.base import ComposerModel, unexpected_batch
+from composer.functional.checks import check_modules, check_sizes
+from composer.functional.nested import rebuild
+from composer.models.base import ComposerModel, pair_of
 from composer.models.phase_metrics import as_collection, by_name
 
 if TYPE_CHECKING:
@@ -129,8 +131,7 @@ class ComposerDetector(DetectionModel):
 
     def __init__(self, module: nn.Module, val_metrics: Metrics | None = None) -> None:
         super().__init__()
-        if not isinstance(module, nn.Module):
-            raise TypeError(f"module must be an nn.Module that detects objects, got {type(module).__name__}.")
+        check_modules(module=module)
         self.module = module
         self._set_metrics(val_metrics)
 
@@ -216,12 +217,9 @@ def split_detection_batch(batch: Any, microbatch_size: int) -> list[Any]:
         >>> split_detection_batch((["a", "b", "c"], [0, 1, 2]), 2)
         [(['a', 'b'], [0, 1]), (['c'], [2])]
     """
-    if microbatch_size < 1:
-        raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}.")
-    return [
-        _cut(batch, slice(start, start + microbatch_size))
-        for start in range(0, count_detection_samples(batch), microbatch_size)
-    ]
+    check_sizes(microbatch_size=microbatch_size)
+    starts = range(0, count_detection_samples(batch), microbatch_size)
+    return [rebuild(batch, [part[start : start + microbatch_size] for part in _parts(batch)]) for start in starts]
 
 
 def _parts(batch: Any) -> list[Any]:
@@ -232,19 +230,10 @@ def _parts(batch: Any) -> list[Any]:
     raise TypeError(f"A batch for detection must be a tuple, list or dictionary of parts, got {type(batch).__name__}.")
 
 
-def _cut(batch: Any, rows: slice) -> Any:
-    if isinstance(batch, Mapping):
-        return {name: part[rows] for name, part in batch.items()}
-    parts = [part[rows] for part in batch]
-    return tuple(parts) if isinstance(batch, tuple) else parts
-
-
 def _images_and_targets(batch: Any) -> tuple[Any, Any]:
     """Check a batch and return its parts."""
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        remedy = "DataLoader(collate_fn=collate_detection) creates them."
-        raise unexpected_batch("ComposerDetector", "(images, targets)", batch, remedy)
-    images, targets = batch
+    remedy = "DataLoader(collate_fn=collate_detection) creates them."
+    images, targets = pair_of(batch, "ComposerDetector", "(images, targets)", remedy)
     if not isinstance(images, (tuple, list)) and not (isinstance(images, Tensor) and images.ndim == 4):
         raise TypeError(
             f"Images must be a list of tensors (3, H, W), got {type(images).__name__}. "

@@ -284,60 +284,8 @@ class HuggingFaceModel(PhaseMetricsModel):
         alone = self.using_peft and self.should_save_peft_only
         return {"huggingface": describe(self.model, self.tokenizer, adapters_alone=alone)}
 
-    @staticmethod
-    def load_huggingface_tokenizer_from_saved_state(
-        hf_state: Mapping[str, Any], trust_remote_code: bool = False, tokenizer_save_dir: str | Path | None = None
-    ) -> PreTrainedTokenizerBase | None:
-        """Reconstruct the tokenizer that was saved with a model.
-
-        Args:
-            hf_state: ``get_metadata()["huggingface"]``.
-            trust_remote_code: Whether code that was saved with the tokenizer may run.
-            tokenizer_save_dir: A folder in which to save the tokenizer; it is not saved if ``None``.
-
-        Returns:
-            The tokenizer, or ``None`` if none was saved.
-
-        Raises:
-            ValueError: The state was not written by this library, or needs code that may not run.
-        """
-        return rebuild_tokenizer(hf_state, trust_remote_code=trust_remote_code, save_dir=tokenizer_save_dir)
-
-    @staticmethod
-    def load_huggingface_model_from_saved_state(
-        hf_state: Mapping[str, Any],
-        loaded_state_dict: Mapping[str, Tensor],
-        model_instantiation_class: type | str | None = None,
-        model_config_kwargs: Mapping[str, Any] | None = None,
-        trust_remote_code: bool = False,
-        base_model: str | Path | None = None,
-    ) -> PreTrainedModel | PeftModel:
-        """Reconstruct a saved model.
-
-        Args:
-            hf_state: ``get_metadata()["huggingface"]``.
-            loaded_state_dict: The weights by their names in the Transformers model, without the prefix ``"model."`` of
-                a wrapper.
-            model_instantiation_class: Another class to build, see :meth:`hf_from_composer_checkpoint`.
-            model_config_kwargs: Changes to the configuration.
-            trust_remote_code: Whether code that was saved with the configuration may run.
-            base_model: Folder or name of the base model, if only the adapters were saved.
-
-        Returns:
-            The model, in evaluation mode.
-
-        Raises:
-            ValueError: The class is not one of Transformers', the weights do not fit, or only adapters were saved and
-                there is no ``base_model``.
-        """
-        return rebuild_model(
-            hf_state,
-            loaded_state_dict,
-            model_class=model_instantiation_class,
-            config_settings=model_config_kwargs,
-            trust_remote_code=trust_remote_code,
-            base_model=base_model,
-        )
+    load_huggingface_tokenizer_from_saved_state = staticmethod(rebuild_tokenizer)
+    load_huggingface_model_from_saved_state = staticmethod(rebuild_model)
 
     @staticmethod
     def hf_from_composer_checkpoint(
@@ -371,10 +319,10 @@ class HuggingFaceModel(PhaseMetricsModel):
                 adapters alone and there is no ``base_model``.
         """
         described, weights = read_checkpoint(checkpoint_path, local_checkpoint_save_location)
-        model = HuggingFaceModel.load_huggingface_model_from_saved_state(
+        model = rebuild_model(
             described, weights, model_instantiation_class, model_config_kwargs, trust_remote_code, base_model
         )
-        return model, rebuild_tokenizer(described, trust_remote_code=trust_remote_code, save_dir=None)
+        return model, rebuild_tokenizer(described, trust_remote_code)
 
 
 def write_huggingface_pretrained_from_composer_checkpoint(

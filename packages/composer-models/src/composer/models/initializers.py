@@ -8,22 +8,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["Initializer"]
-
-_WEIGHTED = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-)
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class Initializer(StrEnum):
@@ -65,7 +56,7 @@ class Initializer(StrEnum):
 
 def _of_weights(draw: Callable[[torch.Tensor], object]) -> Callable[[nn.Module], None]:
     def initialize(module: nn.Module) -> None:
-        if isinstance(module, _WEIGHTED):
+        if isinstance(module, nn.Linear | _ConvNd):
             draw(module.weight)
 
     return initialize
@@ -73,7 +64,7 @@ def _of_weights(draw: Callable[[torch.Tensor], object]) -> Callable[[nn.Module],
 
 def _of_batch_norms(draw: Callable[[torch.Tensor], object]) -> Callable[[nn.Module], None]:
     def initialize(module: nn.Module) -> None:
-        if isinstance(module, _BATCH_NORMS) and module.affine:
+        if isinstance(module, _BatchNorm) and module.affine:
             draw(module.weight)
             nn.init.zeros_(module.bias)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -103,15 +103,6 @@ class MMDetModel(DetectionModel):
         return self._interface.targets(batch)
 
 
-class _Interface(Protocol):
-    """The methods and results of a version of MMDetection."""
-
-    def check(self, batch: Any) -> None: ...
-    def losses(self, model: Any, batch: Mapping[str, Any]) -> Mapping[str, Any]: ...
-    def predictions(self, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Tensor]]: ...
-    def targets(self, batch: Mapping[str, Any]) -> list[dict[str, Tensor]]: ...
-
-
 class _Version3:
     def check(self, batch: Any) -> None:
         _check_keys(batch, {"inputs", "data_samples"}, 3)
@@ -169,7 +160,7 @@ class _Version2:
         return [{"boxes": boxes, "labels": labels} for boxes, labels in pairs]
 
 
-def _interface_of(model: object) -> _Interface:
+def _interface_of(model: object) -> _Version3 | _Version2:
     if isinstance(model, nn.Module):
         if _offers(model, "loss", "predict"):
             return _Version3()

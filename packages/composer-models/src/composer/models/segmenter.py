@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from composer.functional import soft_cross_entropy
-from composer.models.base import unexpected_batch
+from composer.functional.checks import check_modules
+from composer.models.base import compute_loss, pair_of
 from composer.models.phase_metrics import PhaseMetricsModel
 
 if TYPE_CHECKING:
@@ -67,8 +68,7 @@ class ComposerSegmenter(PhaseMetricsModel):
         loss_fn: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(module, nn.Module):
-            raise TypeError(f"module must be an nn.Module that maps images to scores, got {type(module).__name__}.")
+        check_modules(module=module)
         self.module = module
         self.num_classes = _find_num_classes(module) if num_classes is None else num_classes
         if self.num_classes < 2:
@@ -121,17 +121,8 @@ class ComposerSegmenter(PhaseMetricsModel):
         return main + self.aux_weight * self._loss_of(outputs["aux"], masks, *args, **kwargs)
 
     def _loss_of(self, scores: Tensor, masks: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        try:
-            loss: Tensor = self.loss_fn(scores, masks, *args, **kwargs)
-        except (IndexError, ValueError) as error:
-            cause = error.__cause__ or error  # soft_cross_entropy raises a ValueError from torch's error
-            if not str(cause).startswith("Target "):  # as in errors of torch's losses; others are unrelated
-                raise
-            raise ValueError(
-                f"A mask does not fit the scores of shape {tuple(scores.shape)}: {cause} Class ids run from 0 to "
-                f"{scores.shape[1] - 1}, and {self.ignore_index} is ignored. Set ignore_index= for another."
-            ) from error
-        return loss
+        remedy = f", and {self.ignore_index} is ignored. Set ignore_index= for another."
+        return compute_loss(self.loss_fn, scores, masks, *args, remedy=remedy, **kwargs)
 
     def eval_forward(self, batch: tuple[Tensor, Tensor], outputs: Any | None = None) -> Tensor:
         """Compute the scores that metrics are updated with.
@@ -173,9 +164,7 @@ class ComposerSegmenter(PhaseMetricsModel):
 
 
 def _pair(batch: object) -> tuple[Tensor, Tensor]:
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        raise unexpected_batch("ComposerSegmenter", "(images, masks)", batch)
-    return batch[0], batch[1]
+    return pair_of(batch, "ComposerSegmenter", "(images, masks)")
 
 
 def _find_num_classes(module: nn.Module) -> int:

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from composer.core import batch_set
 from composer.core.data_spec import move_batch
 from composer.core.randomness import preserve_rng_state
+from composer.functional.checks import check_choice
 from composer.loggers.products import require_product
 
 if TYPE_CHECKING:
@@ -127,13 +128,7 @@ def export_for_inference(
 
 
 def _check_arguments(model: nn.Module, save_format: str, rtol: float | None, atol: float | None) -> None:
-    if save_format == "torchscript":
-        raise ValueError(
-            "save_format='torchscript' is not supported, as torch has deprecated TorchScript. Use 'torchexport', which "
-            "torch.export.load reads."
-        )
-    if save_format not in _SUFFIXES:
-        raise ValueError(f"save_format must be 'torchexport' or 'onnx', got {save_format!r}.")
+    check_choice("save_format", save_format, *_SUFFIXES)
     if (rtol is None) != (atol is None):
         raise ValueError(f"rtol and atol must be given together, got rtol={rtol} and atol={atol}.")
     if save_format == "onnx":
@@ -265,12 +260,10 @@ def _make_call(
     if not used:
         raise ValueError(f"The forward pass of {type(model).__name__} uses no tensor of sample_input.")
     num_outputs = len(_tensors_in(outputs))
-    if output_names is not None and len(output_names) != num_outputs:
+    if output_names is not None and not len(set(output_names)) == len(output_names) == num_outputs:
         raise ValueError(
-            f"output_names must have one name for each of the {num_outputs} outputs, got {list(output_names)}."
+            f"output_names must have one unique name for each of the {num_outputs} outputs, got {list(output_names)}."
         )
-    if output_names is not None and len(set(output_names)) != num_outputs:
-        raise ValueError(f"output_names must differ from each other, got {list(output_names)}.")
     names = _names_of_inputs(list(used), input_names, type(model).__name__)
     inputs = dict(zip(names, used.values(), strict=True))
     first = next((tensor for tensor in _tensors_in(inputs) if tensor.ndim), None)

@@ -7,6 +7,7 @@ does not change when another learning rate is tried. torch's AdamW multiplies by
 from __future__ import annotations
 
 import abc
+import math
 import numbers
 import warnings
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from composer.functional.checks import check_flags, check_numbers
+from composer.functional.checks import check_flags, check_interval, check_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -57,8 +58,9 @@ class _DecoupledOptimizer(Optimizer, abc.ABC):
     def add_param_group(self, param_group: Group) -> None:
         """Add a parameter group; its ``initial_lr`` defaults to its learning rate."""
         group = {**self.defaults, **param_group}
-        _check_number("lr", group["lr"])
-        _check_number("weight_decay", group["weight_decay"])
+        check_interval("lr", group["lr"], 0, math.inf, "It is the learning rate.", open_high=True)
+        meaning = "It is the fraction of the weights that a step removes."
+        check_interval("weight_decay", group["weight_decay"], 0, math.inf, meaning, open_high=True)
         self._check(group)
         super().add_param_group(param_group)
         self.param_groups[-1].setdefault("initial_lr", self.param_groups[-1]["lr"])
@@ -158,7 +160,7 @@ class DecoupledSGDW(_DecoupledOptimizer):
     def _check(self, group: Group) -> None:
         check_flags(nesterov=group["nesterov"])
         check_numbers(dampening=group["dampening"])
-        _check_number("momentum", group["momentum"])
+        check_interval("momentum", group["momentum"], 0, math.inf, "It is the decay of gradients.", open_high=True)
         if group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
             raise ValueError(
                 f"nesterov requires momentum above 0 and dampening=0, got momentum={group['momentum']} and "
@@ -234,7 +236,7 @@ class DecoupledAdamW(_DecoupledOptimizer):
 
     def _check(self, group: Group) -> None:
         check_flags(amsgrad=group["amsgrad"])
-        _check_number("eps", group["eps"])
+        check_interval("eps", group["eps"], 0, math.inf, "It is added to a root.", open_high=True)
         betas = group["betas"]
         is_pair = isinstance(betas, (tuple, list)) and all(isinstance(beta, numbers.Real) for beta in betas)
         if not is_pair or len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
@@ -285,10 +287,3 @@ def _decay(weights: list[Tensor], group: Group) -> None:
         by_kind.setdefault((weight.device, weight.dtype), []).append(weight)
     for tensors in by_kind.values():
         torch._foreach_mul_(tensors, 1 - (rate / first if first else 1) * decay)
-
-
-def _check_number(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, got {value!r}.")
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"{name} must be at least 0, got {value}.")

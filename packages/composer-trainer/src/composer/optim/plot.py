@@ -12,6 +12,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from composer.core import State, Time, Timestamp, TimeUnit
+from composer.functional.checks import check_sizes, check_whole
 from composer.optim.scheduler import ComposerScheduler, compile_composer_scheduler
 
 if TYPE_CHECKING:
@@ -65,10 +66,9 @@ def plot_schedule(
         >>> plot_schedule(warm, "10ep", batches_in_epoch=50, base_lr=0.1).get_xlabel()  # doctest: +SKIP
         'epochs'
     """
-    if batches_in_epoch is not None and batches_in_epoch < 1:
-        raise ValueError(f"batches_in_epoch must be at least 1, got {batches_in_epoch}.")
-    if num_points < 2:
-        raise ValueError(f"num_points must be at least 2, got {num_points}.")
+    if batches_in_epoch is not None:
+        check_sizes(batches_in_epoch=batches_in_epoch)
+    check_whole("num_points", num_points, 2)
     if not scale_schedule_ratio > 0:
         raise ValueError(f"scale_schedule_ratio must be more than 0, got {scale_schedule_ratio}.")
     length = Time.from_input(max_duration, TimeUnit.EPOCH, name="max_duration") * scale_schedule_ratio

@@ -209,6 +209,12 @@ def _end(state: State, t_max: Time, ssr: float) -> tuple[Time, float]:
     return (whole, 1.0) if whole == state.max_duration else (t_max, ssr)
 
 
+def _done(state: State, t_max: Time, ssr: float) -> float:
+    """Return the completed fraction of a schedule."""
+    done, (whole,) = position(state, _end(state, t_max, ssr))
+    return _fraction(done, whole)
+
+
 def _after_warmup(schedule: _WarmsUp, state: State, ssr: float, t_max: Time | None = None) -> tuple[float, float]:
     """Return the completed fractions of the warm-up and of the rest of ``t_max``; the rest is 0 without ``t_max``.
 
@@ -257,8 +263,7 @@ class ConstantScheduler:
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        done, (whole,) = position(state, _end(state, self.t_max, ssr))
-        return self.alpha if done < whole else 0.0
+        return self.alpha if _done(state, self.t_max, ssr) < 1 else 0.0
 
 
 @attrs.frozen
@@ -305,8 +310,7 @@ class LinearScheduler:
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        done, (whole,) = position(state, _end(state, self.t_max, ssr))
-        return _line(_fraction(done, whole), self.alpha_i, self.alpha_f)
+        return _line(_done(state, self.t_max, ssr), self.alpha_i, self.alpha_f)
 
 
 @attrs.frozen
@@ -356,8 +360,7 @@ class CosineAnnealingScheduler:
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        done, (whole,) = position(state, _end(state, self.t_max, ssr))
-        return _cosine(_fraction(done, whole), self.alpha_f)
+        return _cosine(_done(state, self.t_max, ssr), self.alpha_f)
 
 
 @attrs.frozen
@@ -525,8 +528,7 @@ class PolynomialScheduler:
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        done, (whole,) = position(state, _end(state, self.t_max, ssr))
-        return _power(_fraction(done, whole), self.power, self.alpha_f)
+        return _power(_done(state, self.t_max, ssr), self.power, self.alpha_f)
 
 
 @attrs.frozen

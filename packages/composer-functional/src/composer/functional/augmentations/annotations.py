@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
-from composer.functional.checks import check_numbers, described
+from composer.functional.checks import check_choice, check_interval, described
 
 if TYPE_CHECKING:
     from kornia.geometry.boxes import Boxes
@@ -260,11 +260,8 @@ def check_masks(masks: Tensor, input: Tensor) -> None:
 
 def check_box_options(box_format: str, min_visible: float = 0.0) -> None:
     """Raise an error for an unknown format, and for a ``min_visible`` outside ``[0, 1]``."""
-    check_numbers(min_visible=min_visible)
-    if box_format not in _FORMATS:
-        raise ValueError(f"box_format must be one of {', '.join(map(repr, _FORMATS))}, got {box_format!r}.")
-    if not 0 <= min_visible <= 1:
-        raise ValueError(f"min_visible must be in [0, 1], got {min_visible}. It is a fraction of a box's area.")
+    check_choice("box_format", box_format, *_FORMATS)
+    check_interval("min_visible", min_visible, 0, 1, "It is a fraction of a box's area.")
 
 
 def restore(values: Tensor, original: Tensor, *, scaled: bool = True) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -26,7 +25,8 @@ from composer.functional.augmentations.operations import (
     draw_operations,
     mix_tensors,
 )
-from composer.functional.checks import check_numbers, check_whole
+from composer.functional.checks import check_whole
+from composer.functional.random import check_alpha
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -369,9 +369,7 @@ def _draw_dirichlet(parts: int, count: int, alpha: float, generator: torch.Gener
 def _check_mixture(depth: int, width: int, alpha: float) -> None:
     check_whole("depth", depth, meaning="It is the number of operations in a chain.")
     check_whole("width", width, 1, "It is the number of chains.")
-    check_numbers(alpha=alpha)
-    if not (math.isfinite(alpha) and alpha > 0):
-        raise ValueError(f"alpha must be positive and finite, got {alpha}. It is the parameter of both distributions.")
+    check_alpha(alpha)
 
 
 def _check_draws(draws: AugMixDraws, count: int) -> None:

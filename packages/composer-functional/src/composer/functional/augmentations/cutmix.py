@@ -220,7 +220,8 @@ def cutmix(
         tensor([[0.5000, 0.0000, 0.5000],
                 [0.5000, 0.0000, 0.5000]])
     """
-    _check_batch(data, target, "data")
+    check_images(data, "(N, C, H, W)", (4,), "data")
+    check_target(data, target)
     if _is_mask(target, data):
         # The samples' indices as targets: those that are returned are the partners.
         samples = torch.arange(data.shape[0], device=data.device)
@@ -252,8 +253,3 @@ def _paste(images: Tensor, indices: Tensor, bbox: Box) -> Tensor:
 
 def _is_mask(target: Tensor, images: Tensor) -> bool:
     return target.ndim in {3, 4} and target.shape[-2:] == images.shape[-2:]
-
-
-def _check_batch(input: Tensor, target: Tensor, name: str = "input") -> None:
-    check_images(input, "(N, C, H, W)", (4,), name)
-    check_target(input, target)

@@ -212,13 +212,6 @@ def check_box(name: str, box: Box, size: tuple[int, int]) -> None:
         )
 
 
-def draw_pair(generator: torch.Generator | None) -> tuple[float, float]:
-    """Draw two uniform numbers from [0, 1); one call of torch is faster than two draws of integers."""
-    check_generator(generator)
-    first, second = torch.rand(2, generator=generator, dtype=torch.float64, device="cpu").tolist()
-    return first, second
-
-
 def _draw_boxes(
     count: int,
     size: tuple[int, int],

@@ -14,7 +14,7 @@ from composer.functional.augmentations.annotations import (
     images_of,
     mix_boxes,
 )
-from composer.functional.checks import check_interval, check_numbers, check_whole_numbers
+from composer.functional.checks import check_float_tensors, check_interval, check_numbers, check_whole_numbers
 from composer.functional.losses import encode_one_hot
 from composer.functional.random import draw_beta, draw_permutation
 
@@ -219,12 +219,7 @@ def check_indices(input: Tensor, indices: Tensor) -> None:
 
 
 def _check_batch(input: Tensor, target: Tensor | None, name: str = "input", *, optional_target: bool = False) -> None:
-    if not isinstance(input, Tensor):
-        raise TypeError(f"{name} must be a tensor (N, ...), got {type(input).__name__}.")
-    if not input.is_floating_point():
-        raise TypeError(
-            f"{name} must be floating point to be blended, got {input.dtype}. Convert it first, as by {name}.float()."
-        )
+    check_float_tensors(**{name: input})
     if input.ndim == 0 or input.shape[0] == 0:
         raise ValueError(f"{name} must be a batch (N, ...) with at least one sample, got shape {tuple(input.shape)}.")
     if not (optional_target and target is None):

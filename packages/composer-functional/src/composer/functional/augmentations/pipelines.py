@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,7 +28,8 @@ from composer.functional.checks import described
 from composer.functional.random import check_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
 __all__ = ["AugmentationDraws", "augment_batch", "draw_augmentation"]
 
@@ -307,18 +307,10 @@ def _select(params: Any, start: int, stop: int, count: int) -> Any:
     return params | selected | {"forward_input_shape": shape}
 
 
-@contextmanager
-def _preserved_rng(device: torch.device | None) -> Iterator[None]:
+def _preserved_rng(device: torch.device | None) -> AbstractContextManager[None]:
     """Restore torch's global generators of the CPU and of the device, or of the current one if None."""
-    cpu = torch.default_generator.get_state()
     is_cuda = torch.cuda.is_initialized() if device is None else device.type == "cuda"  # type: ignore[no-untyped-call]
-    cuda = torch.cuda.get_rng_state("cuda" if device is None else device) if is_cuda else None
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(cpu)
-        if cuda is not None:
-            torch.cuda.set_rng_state(cuda, "cuda" if device is None else device)
+    return torch.random.fork_rng([device or torch.cuda.current_device()] if is_cuda else [])
 
 
 def _check_images(input: Tensor) -> None:

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from composer.functional.augmentations.colout import scaled_size, select_rows_and_columns
-from composer.functional.augmentations.cutout import check_images, draw_pair
-from composer.functional.checks import check_flags, check_interval, check_pairs
+from composer.functional.augmentations.cutout import check_images
+from composer.functional.checks import check_choice, check_flags, check_interval, check_pairs
 from composer.functional.random import check_generator
 
 __all__ = ["draw_corner", "resize_batch"]
@@ -43,7 +43,8 @@ def draw_corner(
             f"crop_size must be at least 1 and at most the image's height and width {tuple(size)}, "
             f"got {tuple(crop_size)}."
         )
-    across, along = draw_pair(generator)
+    check_generator(generator)
+    across, along = torch.rand(2, generator=generator, dtype=torch.float64, device="cpu").tolist()
     return int(across * (size[0] - crop_size[0] + 1)), int(along * (size[1] - crop_size[1] + 1))
 
 
@@ -109,7 +110,9 @@ def resize_batch(
         return _interpolate(input, size), _resize_mask(target, scale_factor) if resize_targets else target
     if corner is None:
         corner = draw_corner(old, size, generator=generator)
-    _check_corner(corner, size, old)
+    last = (old[0] - size[0], old[1] - size[1])
+    if not (0 <= corner[0] <= last[0] and 0 <= corner[1] <= last[1]):
+        raise ValueError(f"corner must lie between (0, 0) and {last} for the crop to lie within, got {tuple(corner)}.")
     return _crop(input, corner, size), _crop_mask(target, corner, old, scale_factor) if resize_targets else target
 
 
@@ -153,8 +156,7 @@ def _crop_mask(mask: Tensor, corner: tuple[int, int], size: tuple[int, int], sca
 def _check_settings(input: Tensor, scale_factor: float, mode: str) -> None:
     check_images(input, "(N, C, H, W)", (4,))
     check_interval("scale_factor", scale_factor, 0, 1, "It is the new size as a fraction of the old.", open_low=True)
-    if mode not in {"resize", "crop"}:
-        raise ValueError(f'mode must be "resize" or "crop", got {mode!r}.')
+    check_choice("mode", mode, "resize", "crop")
     if mode == "resize" and not input.is_floating_point():
         raise TypeError(
             f"input must be floating point to be interpolated, got {input.dtype}. "
@@ -174,9 +176,3 @@ def _check_target(target: Any, input: Tensor) -> None:
             f"target must be masks of shape ({len(input)}, {height}, {width}) or with this aspect ratio, or also with "
             f"channels after the first dimension, to be resized, got shape {tuple(target.shape)}. {remedy}"
         )
-
-
-def _check_corner(corner: tuple[int, int], crop_size: tuple[int, int], size: tuple[int, int]) -> None:
-    last = (size[0] - crop_size[0], size[1] - crop_size[1])
-    if not (0 <= corner[0] <= last[0] and 0 <= corner[1] <= last[1]):
-        raise ValueError(f"corner must lie between (0, 0) and {last} for the crop to lie within, got {tuple(corner)}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import prod
+import math
 from typing import Any, Self
 
 import torch
@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from composer.functional.checks import check_flags, check_numbers, check_sizes, is_whole
+from composer.functional.checks import check_flags, check_interval, check_sizes, check_whole
 
 __all__ = ["GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d"]
+
+GHOST_BATCH_SIZE = "It is how many samples are normalised together."
 
 
 class _GhostBatchNorm(_BatchNorm):
@@ -29,11 +31,11 @@ class _GhostBatchNorm(_BatchNorm):
         **factory: Any,
     ) -> None:
         check_sizes(num_features=num_features)
-        check_numbers(eps=eps, momentum=0.1 if momentum is None else momentum)
-        if not eps >= 0 or not 0 <= (momentum or 0) <= 1:
-            raise ValueError(f"eps must be at least 0, and momentum lie in [0, 1], got {eps} and {momentum}.")
+        check_interval("eps", eps, 0, math.inf, "It is added to the variance.")
+        if momentum is not None:
+            check_interval("momentum", momentum, 0, 1, "It is the weight of the new statistics.")
         check_flags(affine=affine, track_running_stats=track_running_stats)
-        check_ghost_batch_size(ghost_batch_size)
+        check_whole("ghost_batch_size", ghost_batch_size, 1, GHOST_BATCH_SIZE)
         super().__init__(num_features, eps, momentum, affine, track_running_stats, **factory)
         self.ghost_batch_size = ghost_batch_size
 
@@ -46,7 +48,7 @@ class _GhostBatchNorm(_BatchNorm):
             output: Tensor = super().forward(input)
             return output
         sizes = [samples // count + (ghost < samples % count) for ghost in range(count)]
-        if sizes[-1] * prod(input.shape[2:]) == 1:
+        if sizes[-1] * math.prod(input.shape[2:]) == 1:
             raise ValueError(
                 f"ghost_batch_size must give each ghost batch more than one value a channel, got {samples} samples of "
                 f"shape {tuple(input.shape[1:])} and {self.ghost_batch_size}. Take a larger one, or another batch size."
@@ -124,7 +126,8 @@ class GhostBatchNorm1d(_GhostBatchNorm, nn.BatchNorm1d):
         **factory: ``device`` and ``dtype``.
 
     Raises:
-        ValueError: ``ghost_batch_size`` is not a whole number of at least 1; when called, the shape of the input does
+        TypeError: ``ghost_batch_size`` is not an int.
+        ValueError: ``ghost_batch_size`` is less than 1; when called, the shape of the input does
             not fit, or a ghost batch would have a single value per channel.
 
     Example:
@@ -159,7 +162,8 @@ class GhostBatchNorm2d(_GhostBatchNorm, nn.BatchNorm2d):
         **factory: ``device`` and ``dtype``.
 
     Raises:
-        ValueError: ``ghost_batch_size`` is not a whole number of at least 1; when called, the shape of the input does
+        TypeError: ``ghost_batch_size`` is not an int.
+        ValueError: ``ghost_batch_size`` is less than 1; when called, the shape of the input does
             not fit, or a ghost batch would have a single value per channel.
 
     Example:
@@ -185,19 +189,11 @@ class GhostBatchNorm3d(_GhostBatchNorm, nn.BatchNorm3d):
         **factory: ``device`` and ``dtype``.
 
     Raises:
-        ValueError: ``ghost_batch_size`` is not a whole number of at least 1; when called, the shape of the input does
+        TypeError: ``ghost_batch_size`` is not an int.
+        ValueError: ``ghost_batch_size`` is less than 1; when called, the shape of the input does
             not fit, or a ghost batch would have a single value per channel.
 
     Example:
         >>> GhostBatchNorm3d(2, ghost_batch_size=2)(torch.rand(4, 2, 3, 3, 3)).shape
         torch.Size([4, 2, 3, 3, 3])
     """
-
-
-def check_ghost_batch_size(ghost_batch_size: int) -> None:
-    """Raise a ValueError for a value that is not a whole number of at least 1."""
-    if not is_whole(ghost_batch_size) or ghost_batch_size < 1:
-        raise ValueError(
-            f"ghost_batch_size must be a whole number of at least 1, got {ghost_batch_size!r}. "
-            "It is how many samples are normalised together."
-        )

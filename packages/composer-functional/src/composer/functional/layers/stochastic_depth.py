@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 import torch
 from torch import Tensor, nn
 
-from composer.functional.checks import check_interval
+from composer.functional.checks import check_choice, check_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["ResidualRule", "StochasticDepthBlock"]
 
-_METHODS = ("block", "sample")
 _MADE: dict[type[nn.Module], type[StochasticDepthBlock]] = {}
 
 
@@ -103,11 +102,7 @@ class StochasticDepthBlock(nn.Module):
             ValueError: ``drop_rate`` lies outside ``[0, 1]``, or ``stochastic_method`` is unknown.
         """
         check_interval("drop_rate", drop_rate, 0, 1, "It is a probability.")
-        if stochastic_method not in _METHODS:
-            raise ValueError(
-                f"stochastic_method must be 'block' or 'sample', got {stochastic_method!r}. "
-                "It sets whether the branch is dropped for the entire batch or for each sample."
-            )
+        check_choice("stochastic_method", stochastic_method, "block", "sample")
         made = _new(type(block))
         vars(made).update(vars(block), drop_rate=drop_rate, stochastic_method=stochastic_method, rule=rule)
         return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from math import prod
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from torch import nn
@@ -86,16 +86,10 @@ def apply_factorization(
         if not is_untouched(layer) or any(holders[id(each)] > 1 for each in layer.parameters(recurse=False)):
             return False
         if type(layer) is nn.Conv2d:
-            return factorize_convs and _saves_conv(layer, min_channels, latent_channels)
+            return factorize_convs and layer.groups == 1 and _saves(layer.weight, min_channels, latent_channels)
         if type(layer) is nn.Linear:
-            return factorize_linears and _saves_linear(layer, min_features, latent_features)
+            return factorize_linears and _saves(layer.weight, min_features, latent_features)
         return False
-
-    def factorize_conv(conv: nn.Conv2d, index: int) -> nn.Module:
-        return FactorizedConv2d.from_conv2d(conv, index, latent_channels)
-
-    def factorize_linear(linear: nn.Linear, index: int) -> nn.Module:
-        return FactorizedLinear.from_linear(linear, index, latent_features)
 
     # Before anything is replaced, because the SVD of a later layer would fail when earlier ones are replaced already.
     for path, layer in model.named_modules():
@@ -106,23 +100,14 @@ def apply_factorization(
                     f"The weight of {path} must be finite to be factorized, got infinity or NaN in it. "
                     "Find the training step that produced them."
                 )
-    replacements: dict[type[nn.Module], ReplacementFunction] = {nn.Conv2d: factorize_conv, nn.Linear: factorize_linear}
+    replacements: dict[type[nn.Module], ReplacementFunction] = {
+        nn.Conv2d: partial(FactorizedConv2d.from_conv2d, latent_channels=latent_channels),
+        nn.Linear: partial(FactorizedLinear.from_linear, latent_features=latent_features),
+    }
     return replace_layers(model, replacements, is_wanted, optimizers, skipped=(FactorizedConv2d, FactorizedLinear))
 
 
-def _saves_conv(conv: nn.Conv2d, min_channels: int, latent_channels: float) -> bool:
-    """Return whether the two convolutions need fewer multiplications per output pixel than the one."""
-    smaller = min(conv.in_channels, conv.out_channels)
-    if conv.groups != 1 or smaller < min_channels:
-        return False
-    latent = resolve_latent_size("latent_channels", latent_channels, smaller)
-    patch = conv.in_channels * prod(conv.kernel_size)
-    return latent * (patch + conv.out_channels) < patch * conv.out_channels
-
-
-def _saves_linear(linear: nn.Linear, min_features: int, latent_features: float) -> bool:
-    smaller = min(linear.in_features, linear.out_features)
-    if smaller < min_features:
-        return False
-    latent = resolve_latent_size("latent_features", latent_features, smaller)
-    return latent * (linear.in_features + linear.out_features) < linear.in_features * linear.out_features
+def _saves(weight: Tensor, minimum: int, latent: float) -> bool:
+    """Return whether a weight has the least number of channels, and its factors have fewer elements than it."""
+    smaller, (rows, columns) = min(weight.shape[:2]), weight.flatten(1).shape
+    return smaller >= minimum and resolve_latent_size("latent", latent, smaller) * (rows + columns) < rows * columns

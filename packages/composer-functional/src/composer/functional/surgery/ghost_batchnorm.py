@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from composer.functional.checks import check_whole
 from composer.functional.layers.ghost_batchnorm import (
+    GHOST_BATCH_SIZE,
     GhostBatchNorm1d,
     GhostBatchNorm2d,
     GhostBatchNorm3d,
-    check_ghost_batch_size,
 )
 from composer.functional.surgery.replace import SurgeryReport, is_untouched, replace_layers
 
@@ -50,8 +51,8 @@ def apply_ghost_batchnorm(
         A report of the replaced layers; empty if there are none.
 
     Raises:
-        TypeError: ``model`` is not a module.
-        ValueError: ``ghost_batch_size`` is not a whole number of at least 1, or the model itself is a layer to be
+        TypeError: ``model`` is not a module, or ``ghost_batch_size`` is not an int.
+        ValueError: ``ghost_batch_size`` is less than 1, or the model itself is a layer to be
             replaced.
 
     Example:
@@ -62,7 +63,7 @@ def apply_ghost_batchnorm(
         >>> bool(apply_ghost_batchnorm(model))
         False
     """
-    check_ghost_batch_size(ghost_batch_size)
+    check_whole("ghost_batch_size", ghost_batch_size, 1, GHOST_BATCH_SIZE)
 
     def is_wanted(norm: nn.Module) -> bool:
         return type(norm) in _GHOSTS and is_untouched(norm)

@@ -57,12 +57,7 @@ def apply_low_precision_layernorm(
         1 module replaced
           1: LayerNorm -> LowPrecisionLayerNorm
     """
-
-    def lower(norm: nn.LayerNorm, dtype: torch.dtype | None) -> nn.Module:
-        shape, affine = list(norm.normalized_shape), norm.elementwise_affine
-        return LowPrecisionLayerNorm(shape, norm.eps, affine, norm.bias is not None, precision=dtype)
-
-    return _apply(model, nn.LayerNorm, lower, precision, optimizers)
+    return _apply(model, nn.LayerNorm, LowPrecisionLayerNorm, precision, optimizers)
 
 
 def apply_low_precision_groupnorm(
@@ -96,17 +91,13 @@ def apply_low_precision_groupnorm(
         1 module replaced
           1: GroupNorm -> LowPrecisionGroupNorm
     """
-
-    def lower(norm: nn.GroupNorm, dtype: torch.dtype | None) -> nn.Module:
-        return LowPrecisionGroupNorm(norm.num_groups, norm.num_channels, norm.eps, norm.affine, precision=dtype)
-
-    return _apply(model, nn.GroupNorm, lower, precision, optimizers)
+    return _apply(model, nn.GroupNorm, LowPrecisionGroupNorm, precision, optimizers)
 
 
 def _apply(
     model: nn.Module,
     plain: type[nn.Module],
-    lower: Callable[[Any, torch.dtype | None], nn.Module],
+    low: type[LowPrecisionLayerNorm | LowPrecisionGroupNorm],
     precision: torch.dtype | str | None,
     optimizers: Optimizer | Sequence[Optimizer] | None,
 ) -> SurgeryReport:
@@ -121,10 +112,10 @@ def _apply(
         return isinstance(module, plain) and type(module).forward in forwards and is_untouched(module)
 
     def replace(norm: nn.Module, _: int) -> nn.Module:
-        with torch.device("meta"):  # allocates nothing: the parameters are replaced below
-            new = lower(norm, dtype)
-        for name in ("weight", "bias"):
-            new.register_parameter(name, getattr(norm, name))
+        new = low.__new__(low)  # has all settings of the norm, whose __init__ would allocate parameters
+        vars(new).update(vars(norm), precision=dtype)
+        for kind in ("_parameters", "_buffers"):
+            vars(new)[kind] = vars(norm)[kind].copy()
         return new
 
     return replace_layers(model, {} if dtype is torch.float32 else {plain: replace}, is_wanted, optimizers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -29,19 +29,8 @@ ReplacementFunction = Callable[[Any, int], nn.Module | None]
 ``None`` keeps the module and visits its children; returning the module itself keeps it and skips its children.
 """
 
-_HOOKS = (
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_backward_pre_hooks",
-    "_backward_hooks",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
+# Every dictionary of hooks that a module has, of whatever kind.
+_HOOKS = tuple(name for name in vars(nn.Module()) if "_hooks" in name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +75,6 @@ class SurgeryReport:
 
     replacements: tuple[Replacement, ...] = ()
 
-    def __bool__(self) -> bool:
-        return bool(self.replacements)
-
     def __len__(self) -> int:
         return len(self.replacements)
 
@@ -102,11 +88,7 @@ class SurgeryReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as data that JSON can represent."""
-        return {
-            "replacements": [
-                {"paths": list(entry.paths), "old": entry.old, "new": entry.new} for entry in self.replacements
-            ]
-        }
+        return {"replacements": [asdict(entry) | {"paths": list(entry.paths)} for entry in self.replacements]}
 
 
 def replace_module_classes(
@@ -249,25 +231,19 @@ class _Swap:
     paths: list[str] = field(default_factory=list)
 
 
+@dataclass(eq=False, slots=True)
 class _Walk:
     """A depth-first traversal of children that decides once for each module, by identity."""
 
-    def __init__(
-        self,
-        policies: Mapping[type[nn.Module], ReplacementFunction],
-        recurse: bool,
-        seen: MutableMapping[type[nn.Module], int],
-        example: Tensor | None,
-    ) -> None:
-        self.policies = policies
-        self.recurse = recurse
-        self.seen = seen
-        self.example = example
-        self.swaps: list[_Swap] = []
-        self._by_old: dict[int, _Swap] = {}
-        self._by_new: dict[int, _Swap] = {}
-        # What the policy returned for modules that are not replaced: None, or the module itself.
-        self._not_replaced: dict[int, nn.Module | None] = {}
+    policies: Mapping[type[nn.Module], ReplacementFunction]
+    recurse: bool
+    seen: MutableMapping[type[nn.Module], int]
+    example: Tensor | None
+    swaps: list[_Swap] = field(default_factory=list)
+    _by_old: dict[int, _Swap] = field(default_factory=dict)
+    _by_new: dict[int, _Swap] = field(default_factory=dict)
+    # What the policy returned for modules that are not replaced: None, or the module itself.
+    _not_replaced: dict[int, nn.Module | None] = field(default_factory=dict)
 
     def visit(self, parent: nn.Module, prefix: str, ancestors: frozenset[int]) -> None:
         # named_children would skip the second occurrence of a module within one parent.

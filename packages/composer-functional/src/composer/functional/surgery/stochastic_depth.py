@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from composer.functional.checks import check_interval, check_modules
+from composer.functional.checks import check_choice, check_interval, check_modules
 from composer.functional.layers.stochastic_depth import ResidualRule, StochasticDepthBlock
 from composer.functional.surgery.replace import SurgeryReport, check_holds_layers, keep, replace_module_classes
 
@@ -136,11 +136,7 @@ def _distribute(blocks: Sequence[StochasticDepthBlock], drop_rate: float, distri
 
 def _check_rates(drop_rate: float, distribution: str) -> None:
     check_interval("drop_rate", drop_rate, 0, 1, "It is a probability.")
-    if distribution not in {"linear", "uniform"}:
-        raise ValueError(
-            f"drop_distribution must be 'linear' or 'uniform', got {distribution!r}. "
-            "It sets how the probability grows from the first block to the last."
-        )
+    check_choice("drop_distribution", distribution, "linear", "uniform")
 
 
 def _find_rules(target: TargetLayers) -> Mapping[type[nn.Module], ResidualRule | None]:

@@ -8,7 +8,7 @@ from typing import cast
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized, register_parametrization
 
-from composer.functional.checks import check_modules, is_whole
+from composer.functional.checks import check_modules, check_whole
 from composer.functional.layers.weight_standardization import WeightStandardizer
 from composer.functional.surgery.replace import Replacement, SurgeryReport
 
@@ -44,8 +44,8 @@ def apply_weight_standardization(module: nn.Module, n_last_layers_ignore: int = 
         A report of the changed convolutions; empty if there are none, as on a second call.
 
     Raises:
-        TypeError: ``module`` is not a module.
-        ValueError: ``n_last_layers_ignore`` is not a whole number of at least 0.
+        TypeError: ``module`` is not a module, or ``n_last_layers_ignore`` is not an int.
+        ValueError: ``n_last_layers_ignore`` is negative.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 1))
@@ -56,11 +56,8 @@ def apply_weight_standardization(module: nn.Module, n_last_layers_ignore: int = 
         False
     """
     check_modules(module=module)
-    if not is_whole(n_last_layers_ignore) or n_last_layers_ignore < 0:
-        raise ValueError(
-            f"n_last_layers_ignore must be a whole number of at least 0, got {n_last_layers_ignore!r}. "
-            "It is how many convolutions at the end are not changed."
-        )
+    meaning = "It is how many convolutions at the end are not changed."
+    check_whole("n_last_layers_ignore", n_last_layers_ignore, 0, meaning)
     paths: dict[_Conv, list[str]] = {}
     for path, each in module.named_modules(remove_duplicate=False):
         if isinstance(each, _Conv):

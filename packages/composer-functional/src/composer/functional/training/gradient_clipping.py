@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from composer.functional.checks import check_interval
+from composer.functional.checks import check_choice, check_interval
 from composer.functional.dtensors import are_plain, is_dtensor, local_parts
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["apply_gradient_clipping"]
 
-_TYPES = ("norm", "value", "adaptive")
 _EPSILON = 1e-3
 """The lower bound of a unit's weight norm, so that weights initialised with zero can change (arXiv:2102.06171)."""
 
@@ -66,8 +65,7 @@ def apply_gradient_clipping(
         tensor([0.6000, 0.8000])
     """
     del fsdp_enabled
-    if clipping_type not in _TYPES:
-        raise ValueError(f"clipping_type must be one of {', '.join(map(repr, _TYPES))}, got {clipping_type!r}.")
+    check_choice("clipping_type", clipping_type, "norm", "value", "adaptive")
     meaning = "It is the limit of the gradients."
     check_interval("clipping_threshold", clipping_threshold, 0, math.inf, meaning, open_low=True)
     listed = _list_parameters(model)
@@ -205,11 +203,10 @@ def _list_parameters(model: nn.Module | Iterable[Tensor] | Tensor) -> list[Tenso
     if isinstance(model, Tensor):
         return [model]
     parameters = list(model) if isinstance(model, Iterable) else [model]
-    for parameter in parameters:
-        if not isinstance(parameter, Tensor):
-            raise TypeError(
-                f"model must be a torch.nn.Module, parameters or one parameter, got {type(parameter).__name__} "
-                f"{'in it' if parameter is not model else ''}".rstrip()
-                + ". Pass model or model.parameters()."
-            )
+    wrong = [type(each).__name__ for each in parameters if not isinstance(each, Tensor)]
+    if wrong:
+        raise TypeError(
+            f"model must be a torch.nn.Module, parameters or one parameter, got {wrong[0]}. "
+            "Pass model or model.parameters()."
+        )
     return parameters

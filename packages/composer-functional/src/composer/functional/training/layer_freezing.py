@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch.nn.utils.parametrize import is_parametrized
-from torch.optim import Optimizer
 
 from composer.functional.checks import check_interval, check_modules, check_whole
+from composer.functional.surgery.optimizers import check_optimizers
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import nn
+    from torch.optim import Optimizer
 
 __all__ = ["count_layers_to_freeze", "freeze_layers", "unfreeze_layers"]
 
@@ -94,12 +96,8 @@ def freeze_layers(
         (False, True)
     """
     check_modules(model=model)
-    listed = optimizers if isinstance(optimizers, Sequence) else () if optimizers is None else (optimizers,)
-    for optimizer in listed:
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(
-                f"optimizers must be one or several torch.optim.Optimizer or None, got {type(optimizer).__name__}."
-            )
+    if optimizers is not None:
+        check_optimizers(optimizers)
     layers = _list_layers(model)
     depth = count_layers_to_freeze(len(layers), current_duration, freeze_start, freeze_level)
     _freeze_first(layers, depth)

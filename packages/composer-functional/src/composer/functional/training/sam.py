@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from composer.functional.checks import check_numbers, check_whole
+from composer.functional.checks import check_interval, check_whole
 from composer.functional.dtensors import local_parts
 from composer.functional.training.gradient_clipping import list_gradients, measure_norm, scale
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torch.utils.hooks import RemovableHandle
 
 __all__ = ["SAMOptimizer"]
 
@@ -79,14 +78,9 @@ class SAMOptimizer(Optimizer):
 
     def __init__(self, base_optimizer: Optimizer, rho: float = 0.05, epsilon: float = 1e-12, interval: int = 1) -> None:
         _check_base_optimizer(base_optimizer)
-        check_numbers(rho=rho, epsilon=epsilon)
-        check_whole("interval", interval, meaning="It is a number of steps.")
-        if not 0 <= rho < math.inf:
-            raise ValueError(f"rho must be at least 0, got {rho}. It is the radius of the neighbourhood.")
-        if not 0 < epsilon < math.inf:
-            raise ValueError(f"epsilon must be above 0, got {epsilon}. It prevents a division by zero.")
-        if interval < 1:
-            raise ValueError(f"interval must be at least 1, got {interval}. It is a number of steps.")
+        check_interval("rho", rho, 0, math.inf, "It is the radius of the neighbourhood.", open_high=True)
+        check_interval("epsilon", epsilon, 0, math.inf, "It is added to a norm.", open_low=True, open_high=True)
+        check_whole("interval", interval, 1, "It is a number of steps.")
         self.base_optimizer = base_optimizer
         self.rho = rho
         self.epsilon = epsilon
@@ -135,7 +129,9 @@ class SAMOptimizer(Optimizer):
             with self._at_highest_loss():
                 self.zero_grad()
                 if scaler is not None:
-                    self._allow_unscaling_again(scaler)
+                    # An update to the current scale only resets the scaler's record of unscaled gradients.
+                    first = next(parameter for group in self.param_groups for parameter in group["params"])
+                    scaler.update(scaler.scale(torch.ones((), device=first.device)))
                 with torch.enable_grad():
                     closure()
             is_finite = scaler is None or self._unscale(scaler)
@@ -163,21 +159,15 @@ class SAMOptimizer(Optimizer):
     state = _of_base("state", "The wrapped optimizer's state.")
     defaults = _of_base("defaults", "The wrapped optimizer's defaults.")
 
-    def register_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
-        """Register a hook with the wrapped optimizer, which makes the state dict."""
-        return self.base_optimizer.register_state_dict_pre_hook(hook, prepend)
-
-    def register_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
-        """Register a hook with the wrapped optimizer, which makes the state dict."""
-        return self.base_optimizer.register_state_dict_post_hook(hook, prepend)
-
-    def register_load_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
-        """Register a hook with the wrapped optimizer, which loads the state dict."""
-        return self.base_optimizer.register_load_state_dict_pre_hook(hook, prepend)
-
-    def register_load_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
-        """Register a hook with the wrapped optimizer, which loads the state dict."""
-        return self.base_optimizer.register_load_state_dict_post_hook(hook, prepend)
+    # The wrapped optimizer makes and loads the state dict, so it calls the hooks.
+    register_state_dict_pre_hook = _of_base("register_state_dict_pre_hook", "As that of the wrapped optimizer.")
+    register_state_dict_post_hook = _of_base("register_state_dict_post_hook", "As that of the wrapped optimizer.")
+    register_load_state_dict_pre_hook = _of_base(
+        "register_load_state_dict_pre_hook", "As that of the wrapped optimizer."
+    )
+    register_load_state_dict_post_hook = _of_base(
+        "register_load_state_dict_post_hook", "As that of the wrapped optimizer."
+    )
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: vars(self)[name] for name in ("base_optimizer", "rho", "epsilon", "interval")}
@@ -218,11 +208,6 @@ class SAMOptimizer(Optimizer):
             if "already been called" not in str(error):
                 raise
         return bool(measure_norm(list_gradients(self._parameters_with_gradients())).isfinite())
-
-    def _allow_unscaling_again(self, scaler: torch.amp.GradScaler) -> None:
-        # An update to the current scale only resets the scaler's record of unscaled gradients.
-        first = next(parameter for group in self.param_groups for parameter in group["params"])
-        scaler.update(scaler.scale(torch.ones((), device=first.device)))
 
     def _reject_scaled_step(self) -> None:
         # GradScaler.step sets these two attributes before it calls `step`.
