@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from composer.algorithms._idle import warn_of_no_effect
 from composer.core import Algorithm, Event, ExclusiveResource, Stage, Time, TimeUnit
 from composer.core.evaluator import reshard
+from composer.core.serializable import read_state
 from composer.core.serialization import from_data
 from composer.functional import update_averages
 from composer.functional.dtensors import local_parts, shard_like
@@ -79,6 +80,36 @@ class WeightAveraging(Algorithm):
     def restore(self, state: State) -> None:
         """Restore the training weights."""
         self._averages.restore()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the progress, and the averages, or while these are in the model, the training weights."""
+        return {**super().state_dict(), **self._averages.state_dict()}
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Check that ``state`` is a result of :meth:`state_dict`.
+
+        Raises:
+            ValueError: A key is missing or unknown, or a value is of another type.
+        """
+        self._read(state)
+
+    def load_state_dict(self, state: dict[str, Any], strict: bool = False) -> None:
+        """Load the result of :meth:`state_dict`; it must match, whatever ``strict`` is."""
+        progress, weights = self._read(state)
+        for name, value in progress.items():
+            setattr(self, name, value)
+        self._averages.load_state_dict(weights)
+
+    def _read(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the values of the saved fields, and the weights of a state."""
+        weights: dict[str, Any] = {
+            name: state[name] for name in ("averaged_weights", "training_weights") if name in state
+        }
+        if len(weights) == 2:
+            raise ValueError(f"{type(self).__name__} saves either averaged_weights or training_weights, got both.")
+        for name, value in weights.items():
+            from_data(value, dict[str, Tensor], f"{type(self).__name__}.{name}")
+        return read_state(self, {name: value for name, value in state.items() if name not in weights}), weights
 
 
 @attrs.define(eq=False)
@@ -219,26 +250,6 @@ class AveragedWeights:
         if not self._outside:
             return {}
         return {"training_weights" if self._is_in_model else "averaged_weights": dict(self._outside)}
-
-    def check_state_dict(self, state: dict[str, Any], **also: Any) -> None:
-        """Check the saved state of an algorithm with averaged weights.
-
-        Args:
-            state: The saved state.
-            also: The types of the other values, by name.
-
-        Raises:
-            ValueError: A key is missing or unknown, or a value is of another type.
-        """
-        known = {"averaged_weights", "training_weights", *also}
-        missing, unknown = sorted({*also} - state.keys()), sorted(state.keys() - known)
-        if missing or unknown or len({"averaged_weights", "training_weights"} & state.keys()) == 2:
-            raise ValueError(
-                f"This is not the state of {self.owner}: missing are {_shown(missing)}, unknown are {_shown(unknown)}; "
-                "it may have either averaged_weights or training_weights."
-            )
-        for name, value in state.items():
-            from_data(value, also.get(name, dict[str, Tensor]), f"{self.owner}.{name}")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the result of :meth:`state_dict`; it is compared with the model when :meth:`check` is first called."""

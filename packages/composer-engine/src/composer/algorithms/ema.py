@@ -10,7 +10,7 @@ import attrs
 
 from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveraging, to_time
 from composer.algorithms._idle import warn_if_idle
-from composer.core import Event, Logger, State, Time, Timestamp, TimeUnit
+from composer.core import Event, Logger, State, Time, Timestamp, TimeUnit, saved
 from composer.core.checks import number_between
 from composer.core.serializable import transient
 
@@ -70,7 +70,7 @@ class EMA(WeightAveraging):
     update_interval: Time | None = attrs.field(default=None, converter=_to_update_interval)
 
     _averages: AveragedWeights = transient(factory=lambda: AveragedWeights("EMA"))
-    _updated_at: Timestamp = transient(factory=Timestamp)
+    _updated_at: Timestamp = saved(factory=Timestamp)
 
     reads: ClassVar = {"model", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"model"}
@@ -123,27 +123,9 @@ class EMA(WeightAveraging):
         """Return a copy of ``model`` with the training weights, also while the averages are in it."""
         return self._averages.copy_into(model, averaged=False)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the averages (or the training weights, while the averages are in the model) and their time."""
-        return {**self._averages.state_dict(), "updated_at": self._updated_at.state_dict()}
-
-    def check_state_dict(self, state: dict[str, Any]) -> None:
-        """Check that ``state`` is a result of :meth:`state_dict`.
-
-        Raises:
-            ValueError: A key is missing or unknown, or a value is of another type.
-        """
-        self._averages.check_state_dict(state, updated_at=Timestamp)
-
     def ensure_compatible_state_dict(self, state: dict[str, Any]) -> None:
         """Call :meth:`check_state_dict`; the name is that of MosaicML Composer."""
         self.check_state_dict(state)
-
-    def load_state_dict(self, state: dict[str, Any], strict: bool = False) -> None:
-        """Load the result of :meth:`state_dict`; it must match, whatever ``strict`` is."""
-        self.check_state_dict(state)
-        self._averages.load_state_dict(state)
-        self._updated_at = Timestamp.from_state_dict(state["updated_at"])
 
     def _update(self, state: State) -> None:
         # By the time since the last update, so that the half-life does not depend on the interval of updates.

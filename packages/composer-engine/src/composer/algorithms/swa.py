@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
 from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveraging, to_time
 from composer.algorithms._idle import warn_if_idle, warn_of_no_effect
-from composer.core import Event, Logger, Stage, State, Time, TimeUnit
+from composer.core import Event, Logger, Stage, State, Time, TimeUnit, saved
 from composer.core.checks import is_flag, number_between, one_of, whole_number_from
 from composer.core.serializable import transient
 
@@ -70,9 +70,9 @@ class SWA(WeightAveraging):
     )
 
     _averages: AveragedWeights = transient(factory=lambda: AveragedWeights("SWA"))
-    _num_averaged: int = transient(default=0)
-    _is_over: bool = transient(default=False)
-    _first_lrs: list[list[float]] | None = transient(default=None)
+    _num_averaged: int = saved(default=0)
+    _is_over: bool = saved(default=False)
+    _first_lrs: list[list[float]] | None = saved(default=None)
 
     reads: ClassVar = {"model", "optimizers", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"model", "optimizers"}
@@ -119,28 +119,6 @@ class SWA(WeightAveraging):
         if not self._averages and not self._is_over:
             raise RuntimeError(f"SWA has not averaged anything yet: it begins at {self.swa_start}.")
         return self._averages.copy_into(model, averaged=True)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the averages (or the training weights, while the averages are in the model) and the progress."""
-        progress = {"num_averaged": self._num_averaged, "is_over": self._is_over, "first_lrs": self._first_lrs}
-        return {**self._averages.state_dict(), **progress}
-
-    def check_state_dict(self, state: dict[str, Any]) -> None:
-        """Check that ``state`` is a result of :meth:`state_dict`.
-
-        Raises:
-            ValueError: A key is missing or unknown, or a value is of another type.
-        """
-        rates = list[list[float]] | None
-        self._averages.check_state_dict(state, num_averaged=int, is_over=bool, first_lrs=rates)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the result of :meth:`state_dict`."""
-        self.check_state_dict(state)
-        self._averages.load_state_dict(state)
-        self._num_averaged, self._is_over = state["num_averaged"], state["is_over"]
-        rates = state["first_lrs"]
-        self._first_lrs = None if rates is None else [list(each) for each in rates]
 
     def _advance(self, event: Event, state: State) -> None:
         if self._first_lrs is None:

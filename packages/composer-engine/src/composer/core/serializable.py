@@ -14,6 +14,7 @@ __all__ = [
     "Serializable",
     "is_unsaved",
     "read_field",
+    "read_state",
     "reset_fields",
     "saved",
     "saved_fields",
@@ -144,7 +145,7 @@ class Serializable:
         Raises:
             ValueError: ``state`` is not the state of an object of this class. Nothing has been changed.
         """
-        for name, value in _read_state(self, state).items():
+        for name, value in read_state(self, state).items():
             setattr(self, name, value)
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
@@ -155,11 +156,19 @@ class Serializable:
         """
         # A class with a load_state_dict of its own has a form of the state that is unknown here.
         if type(self).load_state_dict is Serializable.load_state_dict:
-            _read_state(self, state)
+            read_state(self, state)
 
 
-def _read_state(component: Serializable, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of the fields, by the names of the attributes."""
+def read_state(component: Serializable, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of the saved fields of an object, by the names of the attributes.
+
+    Raises:
+        ValueError: ``state`` is not the state of an object of this class.
+
+    Example:
+        >>> read_state(Serializable(), {})
+        {}
+    """
     kind, fields, types_of_fields = (
         type(component).__name__,
         saved_fields(type(component)),
