@@ -7,6 +7,7 @@ import textwrap
 
 import pytest
 import torch
+import xxhash
 
 
 @pytest.fixture(scope="session")
@@ -17,7 +18,7 @@ def sign():
         contents = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"}
         data = {
             "format": "composer-checkpoint",
-            "files": {name: {"sha256": hashlib.sha256(content).hexdigest()} for name, content in contents.items()},
+            "files": {name: {"xxh3_128": xxhash.xxh3_128_hexdigest(content)} for name, content in contents.items()},
         }
         text = json.dumps(data, sort_keys=True, indent=1) + "\n"
         data["sha256"] = hashlib.sha256(text.encode()).hexdigest()
