@@ -233,7 +233,7 @@ class TestBadInput:
             ({"start_lr": 1.0, "end_lr": 0.1}, "end_lr must be more than 1.0"),
             ({"num_batches": 1}, "num_batches must be at least 2, got 1"),
             ({"stop_factor": 0.5}, "stop_factor must lie in"),
-            ({"lr": 0.5}, "find_lr.. has no argument 'lr'"),
+            ({"lr": 0.5}, "unexpected keyword argument 'lr'"),
         ],
     )
     def test_arguments(self, options, message):
