@@ -12,6 +12,7 @@ import torch
 from composer import distributed as cd
 from composer.checkpoint import load_checkpoint
 from composer.core import State
+from composer.functional.dtensors import is_sharded
 from composer.models import ComposerClassifier
 
 PROGRAM = Path(__file__).with_name("mesh_program.py")
@@ -208,7 +209,7 @@ class TestConfig:
         with pytest.raises(ValueError, match=r"torch 2\.7 cannot replicate a sharded model on CPUs"):
             cd.Parallelism({"mesh": {"replicate": 2, "shard": 2}}).check_device(torch.device("cpu"))
 
-        assert not cd.sharding.is_sharded(model)
+        assert not is_sharded(model)
 
     def test_data_follows_the_mesh(self):
         """The rank among the data is that of the group, and a sampler splits the data over groups."""

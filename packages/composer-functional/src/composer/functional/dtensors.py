@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -25,6 +26,22 @@ def is_dtensor(tensor: object) -> TypeGuard[DTensor]:
     from torch.distributed.tensor import DTensor  # noqa: PLC0415  (slow, and plain tensors do not need it)
 
     return isinstance(tensor, DTensor)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether a model is sharded: by ``fully_shard``, or with DTensors as weights.
+
+    After the forward pass of an evaluation, a sharded model may have its complete weights.
+
+    Example:
+        >>> is_sharded(nn.Linear(2, 2))
+        False
+    """
+    if "torch.distributed.tensor" not in sys.modules:
+        return False  # slow to import, and no DTensor exists without it
+    from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415  (slow, too)
+
+    return any(isinstance(module, FSDPModule) for module in model.modules()) or any(map(is_dtensor, model.parameters()))
 
 
 def are_plain(tensors: list[Tensor]) -> bool:

@@ -23,8 +23,7 @@ from composer.core.checks import abridged, to_strings
 from composer.core.evaluator import reshard
 from composer.core.serialization import MAX_DEPTH
 from composer.distributed.collectives import all_agree, failing_together
-from composer.distributed.sharding import is_sharded
-from composer.functional.dtensors import is_dtensor
+from composer.functional.dtensors import is_dtensor, is_sharded
 
 if TYPE_CHECKING:
     from torch import Tensor

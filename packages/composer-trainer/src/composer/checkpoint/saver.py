@@ -21,8 +21,8 @@ from composer.checkpoint.writing import Snapshot, failing_in_all
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 from composer.core.background import Background, ThreadError
 from composer.core.files import fill_in_run
-from composer.distributed.sharding import is_sharded
 from composer.functional.checks import check_flags
+from composer.functional.dtensors import is_sharded
 
 if TYPE_CHECKING:
     from composer.checkpoint.base import Folder

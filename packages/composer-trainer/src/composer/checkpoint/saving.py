@@ -24,12 +24,14 @@ from composer.checkpoint.base import EXTRA, MODEL, OPTIMIZERS, Manifest
 from composer.checkpoint.layout import describe_parts
 from composer.checkpoint.local import open_folder
 from composer.checkpoint.tensors import pack_parts
-from composer.checkpoint.writing import Snapshot, writers_of
+from composer.checkpoint.writing import Snapshot, failing_in_all, writers_of
 from composer.core import State, evaluation_weights, split_tensors
 from composer.core.checks import shortened
 from composer.core.evaluator import reshard
 from composer.core.files import fill_in_run
 from composer.core.serialization import plain
+from composer.distributed import from_rank_zero, get_global_rank
+from composer.functional.dtensors import is_sharded
 
 if TYPE_CHECKING:
     from composer.checkpoint.tensors import KeptMemory
@@ -43,6 +45,7 @@ __all__ = [
     "module_classes",
     "reject_fsdp1",
     "save_checkpoint",
+    "save_in_all_processes",
     "take_snapshot",
 ]
 
@@ -100,6 +103,21 @@ def save_checkpoint(
     )
     snapshot.write(folder, name, overwrite=overwrite, prepare=folder.make)
     return folder.at(name)
+
+
+def save_in_all_processes(state: State, path: str, *, extra: Mapping[str, Any], weights_only: bool) -> str:
+    """Save a checkpoint with :func:`save_checkpoint`; all processes have to call it, also if no model is sharded.
+
+    Raises:
+        NotImplementedError: The model is wrapped by FSDP 1; in every process.
+        CheckpointSaveError: The checkpoint could not be written; in every process.
+    """
+    reject_fsdp1(state.model)
+    if is_sharded(state.model):
+        return save_checkpoint(state, path, extra=extra, weights_only=weights_only)
+    with failing_in_all(path):
+        saved = path if get_global_rank() else save_checkpoint(state, path, extra=extra, weights_only=weights_only)
+    return from_rank_zero(saved)
 
 
 def checkpoint_name(pattern: str, state: State, parameter: str = "A checkpoint's name") -> str:

@@ -22,7 +22,7 @@ from composer.distributed import all_gather_object, any_rank
 from composer.distributed.collectives import failing_together
 from composer.distributed.exchange import Exchange
 from composer.distributed.failures import lost_processes
-from composer.distributed.sharding import is_sharded
+from composer.functional.dtensors import is_sharded
 
 if TYPE_CHECKING:
     from collections.abc import Callable

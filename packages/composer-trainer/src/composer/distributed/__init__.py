@@ -9,6 +9,8 @@ from composer.distributed.collectives import (
     any_rank,
     barrier,
     broadcast,
+    broadcast_buffers,
+    broadcast_model,
     broadcast_object_list,
     from_rank_zero,
     run_local_rank_zero_first,
@@ -30,8 +32,6 @@ from composer.distributed.parallelism import (
     DDPSettings,
     DDPSyncStrategy,
     Parallelism,
-    broadcast_buffers,
-    broadcast_model,
 )
 from composer.distributed.process_group import check_timeout, close_dist, device_of_process, initialize_dist
 from composer.distributed.samplers import (

@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from composer.distributed.environment import (
     get_local_rank,
@@ -27,6 +27,8 @@ __all__ = [
     "any_rank",
     "barrier",
     "broadcast",
+    "broadcast_buffers",
+    "broadcast_model",
     "broadcast_object_list",
     "from_rank_zero",
     "run_local_rank_zero_first",
@@ -224,6 +226,45 @@ def all_reduce_min(value: int) -> int:
     number = torch.tensor([value], dtype=torch.int64, device="cpu")
     torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MIN, group=host_group())
     return int(number)
+
+
+def broadcast_model(model: nn.Module) -> None:
+    """Broadcast the weights and buffers of rank 0 to all processes.
+
+    Raises:
+        ValueError: The models differ in the names, shapes or dtypes of their parameters and buffers.
+
+    Example:
+        >>> broadcast_model(nn.Linear(2, 2))
+    """
+    if not is_connected():
+        return
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    descriptions = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()]
+    if not all_agree(descriptions):
+        raise ValueError(
+            "The processes have different models: names, shapes or dtypes of parameters or buffers are not the same. "
+            "Build and change the model the same way in every process, whatever its rank."
+        )
+    _broadcast(list(tensors.values()))
+
+
+def broadcast_buffers(model: nn.Module) -> None:
+    """Broadcast the buffers of rank 0 to all processes, such as the running means of BatchNorm.
+
+    Each process computes its own buffers from its part of the batches, and evaluation and checkpoints require equal
+    ones.
+
+    Example:
+        >>> broadcast_buffers(nn.BatchNorm1d(2))
+    """
+    if is_connected():
+        _broadcast(list(model.buffers()))
+
+
+def _broadcast(tensors: list[Tensor]) -> None:
+    with torch.no_grad():
+        exchange_in_buckets(tensors, lambda flat: torch.distributed.broadcast(flat, 0))
 
 
 @contextlib.contextmanager

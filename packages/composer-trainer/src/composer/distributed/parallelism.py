@@ -13,7 +13,14 @@ from attrs.validators import instance_of
 from torch import Tensor, nn
 
 from composer.core import NoEffectWarning
-from composer.distributed.collectives import all_agree, data_group, exchange_in_buckets, host_group, is_connected
+from composer.distributed.collectives import (
+    broadcast_buffers,
+    broadcast_model,
+    data_group,
+    exchange_in_buckets,
+    host_group,
+    is_connected,
+)
 from composer.distributed.environment import (
     get_data_world_size,
     get_world_size,
@@ -25,14 +32,14 @@ from composer.distributed.mesh import MeshSettings, TensorParallelSettings, laye
 from composer.distributed.meta import initialize, is_on_meta
 from composer.distributed.process_group import initialize_alone
 from composer.distributed.settings import Settings
-from composer.distributed.sharding import FSDPSettings, check_replicas, is_sharded, shard
+from composer.distributed.sharding import FSDPSettings, check_replicas, shard
 from composer.functional.checks import check_flags
-from composer.functional.dtensors import local_parts
+from composer.functional.dtensors import is_sharded, local_parts
 
 if TYPE_CHECKING:
     from composer.core import Batch, State
 
-__all__ = ["DDPSettings", "DDPSyncStrategy", "Parallelism", "broadcast_buffers", "broadcast_model"]
+__all__ = ["DDPSettings", "DDPSyncStrategy", "Parallelism"]
 
 _BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -466,45 +473,6 @@ def _with_sync_batchnorm(model: nn.Module) -> nn.Module:
         )
     converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model, data_group())  # type: ignore[no-untyped-call]
     return converted
-
-
-def broadcast_model(model: nn.Module) -> None:
-    """Broadcast the weights and buffers of rank 0 to all processes.
-
-    Raises:
-        ValueError: The models differ in the names, shapes or dtypes of their parameters and buffers.
-
-    Example:
-        >>> broadcast_model(nn.Linear(2, 2))
-    """
-    if not is_connected():
-        return
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    descriptions = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()]
-    if not all_agree(descriptions):
-        raise ValueError(
-            "The processes have different models: names, shapes or dtypes of parameters or buffers are not the same. "
-            "Build and change the model the same way in every process, whatever its rank."
-        )
-    _broadcast(list(tensors.values()))
-
-
-def broadcast_buffers(model: nn.Module) -> None:
-    """Broadcast the buffers of rank 0 to all processes, such as the running means of BatchNorm.
-
-    Each process computes its own buffers from its part of the batches, and evaluation and checkpoints require equal
-    ones.
-
-    Example:
-        >>> broadcast_buffers(nn.BatchNorm1d(2))
-    """
-    if is_connected():
-        _broadcast(list(model.buffers()))
-
-
-def _broadcast(tensors: list[Tensor]) -> None:
-    with torch.no_grad():
-        exchange_in_buckets(tensors, lambda flat: torch.distributed.broadcast(flat, 0))
 
 
 @torch.no_grad()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
     from composer.distributed.mesh import MeshSettings, TensorParallelSettings
 
-__all__ = ["FSDPSettings", "check_replicas", "is_sharded", "shard"]
+__all__ = ["FSDPSettings", "check_replicas", "shard"]
 
 _LOW = {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16, Precision.AMP_FP8: torch.bfloat16}
 _CONTAINERS = {nn.ModuleDict, nn.ModuleList, nn.Sequential}
@@ -195,24 +194,6 @@ def _shard_blocks(modules: Sequence[nn.Module], settings: FSDPSettings, mesh: De
             offload_policy=CPUOffloadPolicy(mesh.device_type == "cuda") if settings.cpu_offload else OffloadPolicy(),
             reshard_after_forward=settings.reshard_after_forward,
         )
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Return whether a model is sharded: by ``fully_shard``, or with DTensors as weights.
-
-    After the forward pass of an evaluation, a sharded model may have its complete weights.
-
-    Example:
-        >>> is_sharded(nn.Linear(2, 2))
-        False
-    """
-    if "torch.distributed.tensor" not in sys.modules:
-        return False  # slow to import, and no DTensor exists without it
-    from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415
-
-    is_fully_sharded = any(isinstance(module, FSDPModule) for module in model.modules())
-    return is_fully_sharded or any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 def _make_contiguous(model: nn.Module) -> None:

@@ -6,6 +6,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
+from composer.checkpoint.saving import save_in_all_processes
 from composer.core import (
     Algorithm,
     AlgorithmPass,
@@ -41,7 +42,7 @@ from composer.trainer.resume.state import SavesProgress
 from composer.trainer.run import Run
 from composer.trainer.schedules import SchedulerLike, TrainingSchedule, scaled
 from composer.trainer.settings.assembly import Assembly
-from composer.trainer.settings.checkpoints import Loading, Saving, save_in_all_processes
+from composer.trainer.settings.checkpoints import Loading, Saving
 from composer.trainer.settings.compute import Compute, check_microbatch_size, choose_precision
 from composer.trainer.settings.consistency import check_same_run
 from composer.trainer.settings.groups import Components, Console, Identity, Problems, Processes, Settings
@@ -464,7 +465,6 @@ class Trainer(Assembly):
         self.state.eval_metrics |= metrics  # restores the metrics of labels that the given data used, too
         return results
 
-    @suggests_names
     def predict(self, dataloader: Loader, subset_num_batches: int = -1, *, return_outputs: bool = True) -> list[Any]:
         """Run the model over data, without a loss; callbacks find each batch's outputs in ``state.outputs``.
 
@@ -486,7 +486,6 @@ class Trainer(Assembly):
         with self._closing_on_error():
             return predict(self.engine, spec, subset, return_outputs=return_outputs)
 
-    @suggests_names
     def summary(self, sample_input: Any = None, *, max_depth: int = 3) -> ModelSummary:
         """Compute one batch and return the layers, their shapes and parameters, and the memory; prints as a table.
 
@@ -501,7 +500,6 @@ class Trainer(Assembly):
         """
         return summarize(self.state, self._data.spec, sample_input, max_depth=max_depth)
 
-    @suggests_names
     def find_lr(
         self, *, start_lr: float = 1e-6, end_lr: float = 10.0, num_batches: int = 100, stop_factor: float = 4.0
     ) -> LRSearch:
@@ -532,7 +530,6 @@ class Trainer(Assembly):
             stop_factor=stop_factor,
         )
 
-    @suggests_names
     def save_checkpoint(self, name: str = "ep{epoch}-ba{batch}", *, weights_only: bool = False) -> str:
         """Save a checkpoint and wait until it is written. All processes must call it.
 

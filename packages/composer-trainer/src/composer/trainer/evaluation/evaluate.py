@@ -41,7 +41,7 @@ from composer.distributed import (
     real_parts,
 )
 from composer.distributed.samplers import in_step, is_split_by_rank
-from composer.distributed.sharding import is_sharded
+from composer.functional.dtensors import is_sharded
 from composer.trainer.data.batches import batch_is_none
 from composer.trainer.data.order import make_order
 from composer.trainer.evaluation.metrics import SupportsMetrics, compute_metrics, metrics_of, reduce_over_data

@@ -11,7 +11,7 @@ from composer.core.checks import as_list
 from composer.distributed import broadcast_model, initialize_dist
 from composer.distributed.failures import explain_loss
 from composer.distributed.meta import is_on_meta
-from composer.distributed.sharding import is_sharded
+from composer.functional.dtensors import is_sharded
 from composer.trainer.optimization import default_optimizer
 from composer.trainer.reproducibility import configure_deterministic_mode
 from composer.trainer.result import FitResult, final_metrics

@@ -9,34 +9,31 @@ import attrs
 from attrs.validators import optional
 
 from composer.checkpoint import (
-    CheckpointSaveError,
     KeepBest,
     LoadedCheckpoint,
     find_checkpoints,
-    save_checkpoint,
 )
 from composer.checkpoint.finding import agreed_newest, agreed_path
 from composer.checkpoint.loading import check_together
 from composer.checkpoint.saver import CheckpointSaver, SaveInterval, check_folder, check_keep_last
-from composer.checkpoint.saving import check_ignore_keys, reject_fsdp1
+from composer.checkpoint.saving import check_ignore_keys
 from composer.core import Interval
 from composer.core.checks import by_name, is_flag, nearest, to_path, to_strings
 from composer.core.files import fill_in_run
-from composer.distributed import all_agree, any_rank, from_rank_zero, get_global_rank
+from composer.distributed import all_agree
 from composer.distributed.collectives import failing_together
-from composer.distributed.sharding import is_sharded
 from composer.trainer.evaluation.metrics import metrics_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
     from composer.checkpoint.saving import IgnoreKeys
-    from composer.core import Engine, State
+    from composer.core import Engine
     from composer.core.passes import Passes
     from composer.trainer.resume.state import ResumeState
 
-__all__ = ["Loading", "Saving", "best_by", "save_in_all_processes"]
+__all__ = ["Loading", "Saving", "best_by"]
 
 _log = logging.getLogger(__name__)
 
@@ -249,26 +246,3 @@ def best_by(save_best: str | KeepBest | None, model: Any, labels: Collection[str
             f"save_best=KeepBest('metrics/{label}/{name}', mode='max') of composer.checkpoint, or mode='min'."
         )
     return KeepBest(f"metrics/{label}/{name}", mode="max" if more_is_better else "min")
-
-
-def save_in_all_processes(state: State, path: str, *, extra: Mapping[str, Any], weights_only: bool) -> str:
-    """Save a checkpoint from rank 0 while the other processes wait, or a sharded model from all; all must call it.
-
-    Raises:
-        NotImplementedError: The model is wrapped by FSDP 1; in every process.
-        CheckpointSaveError: The checkpoint could not be written; in every process.
-    """
-    reject_fsdp1(state.model)
-    if is_sharded(state.model):
-        return save_checkpoint(state, path, extra=extra, weights_only=weights_only)
-    saved = path
-    if get_global_rank() == 0:
-        try:
-            saved = save_checkpoint(state, path, extra=extra, weights_only=weights_only)
-        except BaseException:
-            # The other processes wait in the same call below, and raise.
-            any_rank(flag=True)
-            raise
-    if any_rank(flag=False):
-        raise CheckpointSaveError(path, "the process of rank 0 has failed; see its error.")
-    return from_rank_zero(saved)

@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from composer.core import Event, get_precision_context
 from composer.core.data_spec import describe_batch, move_batch, note_batch
-from composer.distributed.sharding import is_sharded
+from composer.functional.dtensors import is_sharded
 from composer.functional.nested import leaves
 from composer.trainer.evaluation.evaluate import first_batch
 from composer.trainer.microbatching import split_microbatches
