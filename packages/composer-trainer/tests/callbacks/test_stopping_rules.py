@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer.callbacks.stoppers import Patience, comparison
-from composer.core import Time, Timestamp
+from composer.callbacks import EarlyStopper
+from composer.callbacks.stoppers import comparison
+from composer.core import State, Time, Timestamp
 
 
 class TestComparison:
@@ -44,13 +45,13 @@ class TestComparison:
         assert comparison(comp, "Loss")(0.2, 0.1)
 
 
-def run(rule, values, max_duration=None):
-    """Return the epoch after which a rule ends a training with these values, or None."""
-    best = None
+def stop_epoch(values, max_duration=None, comp="greater", **options):
+    """Return the epoch after which a training ends with these values, or None."""
+    stopper, state = EarlyStopper("metric", "eval", comp, **options), State(model=None, max_duration=max_duration)
     for epoch, value in enumerate(values, start=1):
-        now = Timestamp(epoch=epoch, batch=10 * epoch, sample=80 * epoch, total_wct=dt.timedelta(seconds=2 * epoch))
-        best = rule.best_of(best, value, now)
-        if rule.is_over(best[1], now, max_duration):
+        clock = {"batch": 10 * epoch, "sample": 80 * epoch, "total_wct": dt.timedelta(seconds=2 * epoch)}
+        state.timestamp = Timestamp(epoch=epoch, **clock)
+        if stopper.judge(value, state):
             return epoch
     return None
 
@@ -83,14 +84,14 @@ class TestPatience:
     )
     def test_in_any_unit(self, patience, ends):
         """With the best value after the second epoch, the training stops after more than the patience."""
-        rule = Patience(operator.gt, 0.0, patience)
+        values = [0.1, 0.5, 0.4, 0.3, 0.2, 0.1]
 
-        assert run(rule, [0.1, 0.5, 0.4, 0.3, 0.2, 0.1], max_duration=Time(20, "ep")) == ends
+        assert stop_epoch(values, patience=patience, max_duration=Time(20, "ep")) == ends
 
     def test_fraction_without_max_duration_raises(self):
         """A training without a length has no fractions."""
         with pytest.raises(ValueError, match=r"patience=0\.1dur is a fraction of the training, which has no length"):
-            Patience(operator.gt, 0.0, Time(0.1, "dur")).is_over(Timestamp(), Timestamp())
+            stop_epoch([0.5], patience="0.1dur")
 
     @given(
         st.lists(st.one_of(st.integers(0, 8).map(float), st.just(math.nan)), max_size=12),
@@ -99,17 +100,15 @@ class TestPatience:
     )
     def test_equals_a_plain_count(self, values, patience, min_delta):
         """For any values, it stops where a plain counter does."""
-        rule = Patience(operator.gt, min_delta, Time(patience, "ep"))
+        expected = reference(values, patience, min_delta)
 
-        assert run(rule, values) == reference(values, patience, min_delta)
+        assert stop_epoch(values, patience=patience, min_delta=min_delta) == expected
 
     def test_infinite_values_compare(self):
         """An infinite loss is worse than any other, and not better than itself."""
-        rule = Patience(operator.lt, 0.0, Time(1, "ep"))
-
-        assert run(rule, [math.inf, math.inf, 1.0, 0.9, 0.8]) is None
-        assert run(rule, [math.inf, math.inf, math.inf]) == 3
+        assert stop_epoch([math.inf, math.inf, 1.0, 0.9, 0.8], comp="less") is None
+        assert stop_epoch([math.inf, math.inf, math.inf], comp="less") == 3
 
     def test_only_nan(self):
         """A metric that is always NaN has not improved since the first check."""
-        assert run(Patience(operator.lt, 0.0, Time(1, "ep")), [math.nan] * 5) == 3
+        assert stop_epoch([math.nan] * 5, comp="less") == 3

@@ -314,7 +314,6 @@ class Recorder(LoggerDestination):
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Keep the newest value of the metric."""
-        del step
         self._logged.update(dict.fromkeys(metrics))
         for name in self._names:
             if name in metrics:
@@ -322,29 +321,24 @@ class Recorder(LoggerDestination):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Start the clock."""
-        del logger
         self._state = state
         self._began = self._now()
 
     def eval_before_all(self, state: State, logger: Logger) -> None:
         """Stop the clock."""
-        del state, logger
         self._stopped = self._now()
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
         """Record the metric, and let the clock go on."""
-        del logger
         self._record(state, self._stopped)
         self._paused += self._now() - self._stopped
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         """Record a metric that is not computed by an evaluation."""
-        del logger
         self._record(state, self._now())
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Record the time of the training."""
-        del logger
         now = self._now()
         self.seconds = now - self._began - self._paused
         self._record(state, now)

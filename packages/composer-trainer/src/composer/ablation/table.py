@@ -9,6 +9,7 @@ import attrs
 
 from composer.ablation.results import Settings, label
 from composer.ablation.statistics import Difference, seeds_needed
+from composer.loggers.values import aligned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,12 +69,7 @@ class Row:
 
 def to_string(rows: Sequence[Row], settings: Settings) -> str:
     """Return the table with aligned columns, and the sentences below it."""
-    cells = _cells(rows, settings)
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = []
-    for name, *others in cells:
-        aligned = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join([name.ljust(widths[0]), *aligned]).rstrip())
+    lines = aligned(_cells(rows, settings), left=1)
     return "\n".join([_title(settings), "", *lines, "", *sentences(rows, settings)]).rstrip()
 
 

@@ -10,6 +10,7 @@ import torch
 
 from composer.core import Callback, Event, Logger, State
 from composer.core.serializable import reset_fields
+from composer.loggers.values import aligned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,18 +150,10 @@ class CostMonitor(Callback):
     def __str__(self) -> str:
         costs, run = self.table(), self._run_seconds()
         columns, rows = _shown(costs)
-        cells = [columns, *(["" if cell is None else str(cell) for cell in row] for row in rows)]
-        widths = [max(len(row[place]) for row in cells) for place in range(len(columns))]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if place < 2 else cell.rjust(width)
-                for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in cells
-        ]
+        cells = [["" if cell is None else str(cell) for cell in row] for row in (columns, *rows)]
         within = sum(cost.seconds for cost in costs if cost.share is not None)
         share = f", {100 * within / run:.2f} % of it in these calls" if run else ""
-        return "\n".join([*lines, f"The run took {run:.3f} s{share}."])
+        return "\n".join([*aligned(cells, left=2), f"The run took {run:.3f} s{share}."])
 
     def _forget_earlier_run(self) -> None:
         if self._is_closed:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import time
 import warnings
 from collections import deque
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 import torch
 from attrs.validators import ge, optional
 
 from composer.callbacks._flops import FlopCounter, HasFlops, flops_per_batch, peak_flops
-from composer.core import Callback, Logger, State, TimeUnit
+from composer.core import Callback, Logger, State, TimeUnit, saved
 from composer.core.checks import is_flag, number_between, one_of, whole_number_from
 from composer.core.serializable import reset_fields
-from composer.core.serialization import from_data
 from composer.distributed import get_world_size
 
 __all__ = ["SpeedMonitor"]
@@ -30,14 +29,6 @@ class _Reading:
     samples: int
     tokens: int
     flops: float
-
-
-@attrs.frozen
-class _Spent:
-    """The saved state of a SpeedMonitor."""
-
-    train_seconds: float = attrs.field(validator=ge(0))
-    val_seconds: float = attrs.field(validator=ge(0))
 
 
 @attrs.define(eq=False)
@@ -81,8 +72,8 @@ class SpeedMonitor(Callback):
     count_flops: bool = attrs.field(default=False, kw_only=True, validator=is_flag)
 
     _readings: deque[_Reading] = attrs.field(factory=deque, init=False, repr=False)
-    _train_seconds: float = attrs.field(default=0.0, init=False, repr=False)
-    _val_seconds: float = attrs.field(default=0.0, init=False, repr=False)
+    _train_seconds: float = saved(default=0.0, validator=ge(0))
+    _val_seconds: float = saved(default=0.0, validator=ge(0))
     _counted_until: float = attrs.field(default=0.0, init=False, repr=False)
     _is_fitting: bool = attrs.field(default=False, init=False, repr=False)
     _flops: float = attrs.field(default=0.0, init=False, repr=False)
@@ -97,24 +88,6 @@ class SpeedMonitor(Callback):
         # be computed before the validation.
         self._readings = deque(maxlen=self.window_size + 1)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the seconds spent so far."""
-        return {"train_seconds": self._train_seconds, "val_seconds": self._val_seconds}
-
-    def check_state_dict(self, state: dict[str, Any]) -> None:
-        """Raise the errors of :meth:`load_state_dict` without changing anything.
-
-        Raises:
-            ValueError: ``state`` is not the state of a SpeedMonitor.
-        """
-        from_data(state, _Spent, "SpeedMonitor")
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue counting from the saved seconds; the throughput is measured from scratch."""
-        self.check_state_dict(state)
-        self._train_seconds, self._val_seconds = state["train_seconds"], state["val_seconds"]
-        self._readings.clear()
-
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run."""
         self._forget()
@@ -125,8 +98,8 @@ class SpeedMonitor(Callback):
             self._forget()
         self._is_fitting = True
         self._counted_until = time.perf_counter()
-        if self._readings and state.timestamp.count(TimeUnit.BATCH) < self._readings[-1].batches:
-            self._readings.clear()  # the clock was set back, so that differences of readings are meaningless
+        if self._readings and state.timestamp.count(TimeUnit.BATCH) != self._readings[-1].batches:
+            self._readings.clear()  # a state was loaded, or the clock was set: differences of readings are meaningless
         self._take_reading(state)
         self._model_has_flops = isinstance(state.model, HasFlops)
         if self.count_flops and not self._model_has_flops and self._flops_per_sample is None:

@@ -53,59 +53,6 @@ def comparison(comp: Comparison, monitor: str) -> Callable[[float, float], bool]
     )
 
 
-@attrs.frozen
-class Patience:
-    """Decide whether a value has not improved for too long.
-
-    Args:
-        better: Function that returns whether the first of two values is better.
-        min_delta: Smallest change that counts as an improvement.
-        patience: How long the best value may remain unchanged.
-
-    Example:
-        >>> rule = Patience(comparison("less", ""), min_delta=0.1, patience=Time(2, "ep"))
-        >>> best = rule.best_of(None, 0.9, Timestamp(epoch=1))
-        >>> best = rule.best_of(best, 0.85, Timestamp(epoch=2))
-        >>> best[0], rule.is_over(best[1], Timestamp(epoch=3)), rule.is_over(best[1], Timestamp(epoch=4))
-        (0.9, False, True)
-    """
-
-    better: Callable[[float, float], bool]
-    min_delta: float
-    patience: Time
-
-    def best_of(
-        self, best: tuple[float | None, Timestamp] | None, value: float, now: Timestamp
-    ) -> tuple[float | None, Timestamp]:
-        """Return the best value so far, and when it occurred. NaN is never better."""
-        if best is None:
-            return (None if math.isnan(value) else value, now)
-        before = best[0]
-        if math.isnan(value):
-            return best
-        if before is None or (self.better(value, before) and abs(value - before) > self.min_delta):
-            return value, now
-        return best
-
-    def is_over(self, since: Timestamp, now: Timestamp, max_duration: Time | None = None) -> bool:
-        """Return whether more than the patience has passed since the best value.
-
-        Args:
-            since: When the best value occurred.
-            now: The clock.
-            max_duration: Length of the training, of which a patience in ``"dur"`` is a fraction.
-
-        Raises:
-            ValueError: The patience is a fraction of a training without a length.
-        """
-        length, unit = self.patience.value, self.patience.unit
-        if unit is TimeUnit.DURATION:
-            if max_duration is None:
-                raise ValueError(f"patience={self.patience} is a fraction of the training, which has no length.")
-            length, unit = length * max_duration.value, max_duration.unit
-        return now.count(unit) - since.count(unit) > length
-
-
 class MetricStopper(Callback, abc.ABC):
     """End a training when :meth:`judge` returns True for a metric, which is read once per evaluation or epoch.
 
@@ -249,17 +196,27 @@ class EarlyStopper(MetricStopper):
 
     def judge(self, value: float, state: State) -> bool:
         """Return whether the metric has not improved for too long, given its latest value."""
-        before = None if self.best_occurred is None else (self.best, self.best_occurred)
-        self.best, self.best_occurred = self._rule().best_of(before, value, state.timestamp)
+        best, is_better = self.best, comparison(self.comp, self.monitor)
+        if not math.isnan(value) and (best is None or (is_better(value, best) and abs(value - best) > self.min_delta)):
+            self.best, self.best_occurred = value, state.timestamp
+        elif self.best_occurred is None:
+            self.best_occurred = state.timestamp
         return self.judge_again(state)
 
     def judge_again(self, state: State) -> bool:
-        """Return whether the metric has not improved for too long."""
-        since = self.best_occurred
-        return since is not None and self._rule().is_over(since, state.timestamp, state.max_duration)
+        """Return whether more than the patience has passed since the best value.
 
-    def _rule(self) -> Patience:
-        return Patience(comparison(self.comp, self.monitor), self.min_delta, self.patience)
+        Raises:
+            ValueError: The patience is a fraction of a training without a length.
+        """
+        if self.best_occurred is None:
+            return False
+        length, unit, whole = self.patience.value, self.patience.unit, state.max_duration
+        if unit is TimeUnit.DURATION:
+            if whole is None:
+                raise ValueError(f"patience={self.patience} is a fraction of the training, which has no length.")
+            length, unit = length * whole.value, whole.unit
+        return state.timestamp.count(unit) - self.best_occurred.count(unit) > length
 
 
 @attrs.define(eq=False)

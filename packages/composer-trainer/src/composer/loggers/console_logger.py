@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer.core import Interval, Logger, LoggerDestination, State, Time, Timestamp, TimeUnit, Trace
 from composer.functional.checks import check_flags
-from composer.loggers.values import Stream, check_stream, flat, open_stream, read
+from composer.loggers.values import Stream, aligned, check_stream, flat, open_stream, read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -96,10 +96,8 @@ class ConsoleLogger(LoggerDestination):
         self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str = "Table", step: int | None = None
     ) -> None:
         """Print a table."""
-        cells = [[str(cell) for cell in row] for row in (columns, *rows)]
-        widths = [max(len(row[column]) for row in cells) for column in range(len(columns))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
-        self._print("\n".join([f"{name}:", *(line.rstrip() for line in lines)]))
+        lines = aligned([[str(cell) for cell in row] for row in (columns, *rows)])
+        self._print("\n".join([f"{name}:", *lines]))
 
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run, and print only in the process of rank 0."""

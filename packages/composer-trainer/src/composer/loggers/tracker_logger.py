@@ -88,7 +88,7 @@ class TrackerLogger(GatheringLogger, ABC):
         self.seconds_between_flushes = seconds_between_flushes
         self._is_silent = self._is_open = self._was_tried = False
         self._early: list[tuple[str, Callable[[], None]]] = []
-        self._records: list[tuple[int, float, dict[str, Any]]] = []
+        self._records: list[Record] = []
         self._next_flush = 0.0
         self.run_id: str | None = None
         self._saved_id: str | None = None
@@ -180,9 +180,8 @@ class TrackerLogger(GatheringLogger, ABC):
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Buffer numbers until the next flush."""
         if not self._is_silent:
-            self._records.append(
-                (step or 0, time.time(), {name: detach_to_host(value) for name, value in metrics.items()})
-            )
+            values = {name: detach_to_host(value) for name, value in metrics.items()}
+            self._records.append(Record(step or 0, time.time(), values))
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Write hyperparameters."""
@@ -280,6 +279,6 @@ class TrackerLogger(GatheringLogger, ABC):
             self._early.append((method, call))
 
 
-def _read(records: Sequence[tuple[int, float, dict[str, Any]]]) -> list[Record]:
-    metrics = numbers_by_name([metrics for _, _, metrics in records])
-    return [Record(step, seconds, one) for (step, seconds, _), one in zip(records, metrics, strict=True)]
+def _read(records: Sequence[Record]) -> list[Record]:
+    numbers = numbers_by_name([record.metrics for record in records])
+    return [attrs.evolve(record, metrics=one) for record, one in zip(records, numbers, strict=True)]

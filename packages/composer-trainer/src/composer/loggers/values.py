@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Number",
     "Stream",
+    "aligned",
     "check_stream",
     "detach_to_host",
     "flat",
@@ -122,6 +123,26 @@ def show(names_and_values: Iterable[tuple[str, Any]]) -> str:
     values = read([value for _, value in pairs])
     shown = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
     return ", ".join(f"{name}={value}" for (name, _), value in zip(pairs, shown, strict=True))
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int | None = None) -> list[str]:
+    """Return the rows of a table as lines with aligned columns.
+
+    Args:
+        rows: The cells; the first row may be the heads of the columns.
+        left: The number of columns that are aligned to the left, the others to the right; None for all.
+
+    Example:
+        >>> aligned([["name", "calls"], ["EMA", "3"]], left=1)
+        ['name  calls', 'EMA       3']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    left = len(widths) if left is None else left
+    justify = [str.ljust] * left + [str.rjust] * (len(widths) - left)
+    return [
+        "  ".join(one(cell, width) for one, cell, width in zip(justify, row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def check_stream(stream: Stream) -> Stream:

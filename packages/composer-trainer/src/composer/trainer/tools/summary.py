@@ -14,6 +14,7 @@ from composer.core import Event, get_precision_context
 from composer.core.data_spec import describe_batch, move_batch, note_batch
 from composer.functional.dtensors import is_sharded
 from composer.functional.nested import leaves
+from composer.loggers.values import aligned
 from composer.trainer.evaluation.evaluate import first_batch
 from composer.trainer.microbatching import split_microbatches
 from composer.trainer.tools.trial import trial
@@ -89,8 +90,7 @@ class ModelSummary:
             shapes = (_cut(layer.input), _cut(layer.output))
             rows.append((f"{'  ' * depth}{name}", layer.kind, *shapes, count, layer.replaced))
         rows = rows if any(layer.replaced for layer in self.layers) else [(*row[:-1], "") for row in rows]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        lines = aligned(rows)
         memory = ", ".join(f"{name} {_size(number)}" for name, number in self.memory.items() if number)
         lines += ["", f"parameters: {self.num_parameters:,}, of which {self.num_trainable:,} are trained"]
         lines += [f"batch: {self.batch}", f"memory: {memory}; in all {_size(sum(self.memory.values()))}"]
