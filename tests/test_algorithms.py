@@ -9,9 +9,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import composer.algorithms as al
-from composer import Trainer
 from composer.core import Algorithm, Engine, State
 from composer.models import ComposerClassifier
+from fixtures import trained, weights
+from fixtures.models import WithLoss
 
 SETTINGS = {
     "Alibi": None,  # for transformers
@@ -74,21 +75,13 @@ def make_model():
 def fit(*algorithms, **options):
     """Train for three epochs; return the weights at the end."""
     model = make_model()
-    trainer = Trainer(
-        model=model,
-        train_dataloader=DataLoader(Images(), batch_size=8),
-        eval_dataloader=DataLoader(Images(), batch_size=8),
-        optimizers=torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
-        algorithms=list(algorithms),
-        max_duration="3ep",
-        progress_bar=False,
-        device="cpu",
-        seed=1,
-        **options,
-    )
-    trainer.fit()
-    trainer.close()
-    return torch.cat([parameter.detach().flatten() for parameter in trainer.state.model.parameters()])
+    data = {
+        "train_dataloader": DataLoader(Images(), batch_size=8),
+        "eval_dataloader": DataLoader(Images(), batch_size=8),
+    }
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    settings = {"max_duration": "3ep", "seed": 1} | options
+    return weights(trained(model=model, optimizers=optimizer, algorithms=list(algorithms), **data, **settings))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -102,42 +95,24 @@ class TestEach:
 
     def test_trains_in_microbatches(self, name):
         """Training also works with microbatches of three samples, of which the last is smaller."""
-        weights = fit(getattr(al, name)(**SETTINGS.get(name, {})), device_train_microbatch_size=3, precision="amp_bf16")
+        end = fit(getattr(al, name)(**SETTINGS.get(name, {})), device_train_microbatch_size=3, precision="amp_bf16")
 
-        assert torch.isfinite(weights).all()
+        assert torch.isfinite(end).all()
 
 
-class Recorder(nn.Module):
-    """Records its inputs."""
-
-    def __init__(self):
-        super().__init__()
-        self.head, self.inputs = nn.Linear(3, 3), []
-
-    def forward(self, batch):
-        self.inputs.append(batch[0].clone())
-        return self.head(batch[0].mean((2, 3)))
-
-    def loss(self, outputs, batch):
-        return nn.functional.cross_entropy(outputs, batch[1])
+def recorder():
+    """Return a model, and the list of its inputs."""
+    model, inputs = WithLoss(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3))), []
+    model.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0][0].clone()))
+    return model, inputs
 
 
 @pytest.mark.parametrize("name", ["MixUp", "CutMix", "CutOut"])
 def test_a_plain_loop_draws_like_the_trainer(name):
     """A loop without microbatches has the same batches as a trainer that does not split them."""
     batches = [(torch.rand(8, 3, 16, 16), torch.arange(8) % 3) for _ in range(3)]
-    trained, looped = Recorder(), Recorder()
-    with Trainer(
-        model=trained,
-        train_dataloader=batches,
-        optimizers=torch.optim.SGD(trained.parameters(), lr=0.1),
-        algorithms=getattr(al, name)(),
-        max_duration="1ep",
-        progress_bar=False,
-        device="cpu",
-        seed=3,
-    ) as trainer:
-        trainer.fit()
+    (model, in_trainer), (looped, in_loop) = recorder(), recorder()
+    trained(model=model, train_dataloader=batches, algorithms=getattr(al, name)(), seed=3)
 
     state = State(looped, rank_zero_seed=3)
     engine = Engine(state, algorithms=getattr(al, name)())
@@ -147,8 +122,8 @@ def test_a_plain_loop_draws_like_the_trainer(name):
         looped(state.batch)
         state.timestamp = state.timestamp.to_next_batch()
 
-    assert [torch.equal(*both) for both in zip(trained.inputs, looped.inputs, strict=True)] == [True] * 3
-    assert not torch.equal(looped.inputs[0], batches[0][0])
+    assert [torch.equal(*both) for both in zip(in_trainer, in_loop, strict=True)] == [True] * 3
+    assert not torch.equal(in_loop[0], batches[0][0])
 
 
 SPLIT_MATTERS = {
@@ -170,22 +145,15 @@ class TestSplitMakesNoDifference:
         head = [nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, 32), nn.LayerNorm(32), nn.Tanh(), nn.Linear(32, 3)]
         model = ComposerClassifier(nn.Sequential(*layers, *head).double(), num_classes=3, train_metrics=[])
         data = [(image.double(), label) for image, label in Images()]
-        trainer = Trainer(
-            model=model,
-            train_dataloader=DataLoader(data, batch_size=8),
-            optimizers=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
-            algorithms=getattr(al, name)(**SETTINGS.get(name, {})) if name else None,
-            device_train_microbatch_size=size,
-            max_duration="3ep",
-            progress_bar=False,
-            device="cpu",
-            seed=1,
-        )
+        settings = {
+            "train_dataloader": DataLoader(data, batch_size=8),
+            "optimizers": torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+            "algorithms": getattr(al, name)(**SETTINGS.get(name, {})) if name else None,
+            "device_train_microbatch_size": size,
+        }
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of algorithms that have no effect on this network
-            trainer.fit()
-        trainer.close()
-        return torch.cat([parameter.detach().flatten() for parameter in trainer.state.model.parameters()])
+            return weights(trained(model=model, max_duration="3ep", seed=1, **settings))
 
     @pytest.mark.parametrize("name", [None, *(name for name in NAMES if name not in SPLIT_MATTERS)])
     @pytest.mark.filterwarnings("ignore::composer.core.NoEffectWarning")

@@ -14,9 +14,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import composer.algorithms as al
-from composer import Callback, Trainer
+from composer import Callback
 from composer import functional as cf
-from composer.models import ComposerClassifier
+from fixtures import make_classifier, small_run
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
@@ -40,17 +40,11 @@ def loader(**options):
 
 def trainer(algorithms=(), *, precision="fp32", max_duration="1ep", **options):
     """A Trainer on the GPU, with SGD."""
-    model = ComposerClassifier(network(), num_classes=10)
-    settings = {"train_dataloader": loader(shuffle=True), "seed": 3, "progress_bar": False} | options
-    return Trainer(
-        model=model,
-        optimizers=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
-        algorithms=algorithms,
-        max_duration=max_duration,
-        device="gpu",
-        precision=precision,
-        **settings,
-    )
+    model = make_classifier(network(), num_classes=10)
+    settings = {"train_dataloader": loader(shuffle=True), "seed": 3, "max_duration": max_duration} | options
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    training = {"model": model, "optimizers": optimizer, "algorithms": algorithms}
+    return small_run(device="gpu", precision=precision, **training, **settings)
 
 
 class ForbidSynchronization(Callback):

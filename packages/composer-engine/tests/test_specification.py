@@ -5,7 +5,6 @@ Where a page has a slip its meaning is tested. The blocks that need a trainer ar
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.functional import cross_entropy
 
 from composer.core import Algorithm, Engine, Event, Logger, Stage, State, Time
@@ -20,6 +19,7 @@ from composer.core.passes import (
     warn_if_multiple_loss_interpolation,
 )
 from composer.functional import mixup_batch
+from fixtures.models import WithLoss, make_network
 
 
 class MixUp(Algorithm):
@@ -44,25 +44,11 @@ class MixUp(Algorithm):
             state.loss += self.mixing * new_loss
 
 
-class Model(nn.Module):
-    """What the tour calls your model."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-
-    def forward(self, batch):
-        return self.layers(batch[0])
-
-    def loss(self, outputs, batch):
-        return cross_entropy(outputs, batch[1])
-
-
 class TestTour:
     def test_loop(self):
         """The tour's training loop: ten epochs, with its events, and the blended loss after each."""
         dataloader = [(torch.rand(6, 4), torch.randint(3, (6,))) for _ in range(3)]
-        model, mixup, losses = Model(), MixUp(), []
+        model, mixup, losses = WithLoss(make_network()), MixUp(), []
         state = State(model=model, max_duration=Time(10, "epoch"), rank_zero_seed=0, dataloader=dataloader)
         state.optimizers = torch.optim.SGD(model.parameters(), lr=0.1)
 

@@ -23,26 +23,15 @@ from composer.algorithms import (
 )
 from composer.core import Adapter, Algorithm, Event, SplitStep, Stage, State, served_fields
 from composer.core.testing import Training, seeded
-
-
-class Net(nn.Module):
-    """A network with pooling, called with a batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2, 2), nn.Flatten(), nn.LazyLinear(5))
-        self.layers(torch.zeros(1, 3, 8, 8))
-
-    def forward(self, batch):
-        return self.layers(batch[0])
-
-    def loss(self, outputs, batch, reduction="mean"):
-        return cross_entropy(outputs, batch[1], reduction=reduction)
+from fixtures.models import WithLoss
 
 
 def make_net():
+    """Return a network with pooling, for batches."""
     with seeded("net"):
-        return Net()
+        layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2, 2), nn.Flatten(), nn.LazyLinear(5))
+        layers(torch.zeros(1, 3, 8, 8))
+    return WithLoss(layers)
 
 
 def make_data(batches=4):
@@ -146,7 +135,7 @@ class TestEquality:
     def test_a_model_without_loss(self):
         """The functions `forward` and `loss` replace a call of the model with a batch and its `loss`."""
         data, model = make_data(), make_net()
-        layers = model.layers
+        layers = model.network
         adapter = Adapter(
             served_fields("Host"),
             layers,
@@ -371,27 +360,27 @@ class TestSplitStep:
     def test_targets_changed_in_between(self):
         """A loss with smooth labels equals that of a split model, and the module runs once."""
         model, calls = make_net(), []
-        model.layers.register_forward_hook(lambda *_: calls.append(1))
+        model.network.register_forward_hook(lambda *_: calls.append(1))
 
         def training_step(batch):
             images, labels = batch
-            return cross_entropy(model.layers(images), labels)
+            return cross_entropy(model.network(images), labels)
 
-        split = SplitStep(training_step, model.layers)
+        split = SplitStep(training_step, model.network)
         adapter = Adapter(
             served_fields("Host"), model, [MixUp(), LabelSmoothing(0.1)], forward=split.forward, loss=split.loss
         )
         trained = host(adapter, make_data(), 2, model)
-        assert "forward" not in vars(model.layers)
+        assert "forward" not in vars(model.network)
         torch.testing.assert_close(trained, our_loop([MixUp(), LabelSmoothing(0.1)], make_data(), 2), rtol=0, atol=0)
 
     def test_module_that_is_not_called(self):
         """The error names the module, whose forward function is restored."""
         model = make_net()
-        split = SplitStep(lambda batch: batch[0].sum(), model.layers)
+        split = SplitStep(lambda batch: batch[0].sum(), model.network)
         with pytest.raises(RuntimeError, match="did not call Sequential"):
             split.forward(make_data(1)[0])
-        assert "forward" not in vars(model.layers)
+        assert "forward" not in vars(model.network)
 
     def test_own_forward_of_the_instance(self):
         """A forward function that was set on the module itself is restored, also after an error in it."""
