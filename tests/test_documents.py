@@ -1,4 +1,4 @@
-"""Every Python block in the documents runs, and every link within the repository is valid.
+"""Every Python block in the documents runs, and every link and path within the repository is valid.
 
 The blocks of a document run in order in one namespace, in a separate process and folder. The process is a fork of one
 that has imported the modules that most documents import. A block that cannot run is preceded by a comment with the
@@ -6,9 +6,11 @@ reason: ``<!-- not run: it needs eight GPUs -->``.
 """
 
 import multiprocessing
+import pkgutil
 import re
 import struct
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")])
 CARDS = [path for path in DOCUMENTS if path.parent.name == "methods" and path.name != "README.md"]
+GUIDES_TO_THE_CODE = [one for one in DOCUMENTS if one.parent == ROOT or one.parent.name == "decisions"]
+GUIDES_TO_THE_CODE += ROOT.glob("packages/*/README.md")
+PATH = re.compile(r"[\w.-]+/[\w./-]*|[\w-]+\.(py|md|toml|txt|yml)")
 SECTIONS = ["Code", "When", "Settings", "Pitfalls", "Measured here", "Source"]
 BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>.+?) -->\n+)?```(?:python|py)\b[^\n]*\n(?P<code>.*?)^```$", re.DOTALL | re.M
@@ -74,6 +79,27 @@ def test_links_are_valid(document):
     targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", document.read_text())
 
     assert [target for target in targets if not (document.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("document", GUIDES_TO_THE_CODE, ids=str)
+def test_named_paths_exist(document):
+    """Paths in these documents are ends of paths of the repository, and names of ``composer`` can be imported."""
+    text = re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.DOTALL | re.M)
+    spans = re.findall(r"`([^`\n]+)`", text)
+
+    missing = [one for one in spans if PATH.fullmatch(one) and Path(one).parts not in path_parts()]
+    for name in filter(re.compile(r"composer(\.\w+)+").fullmatch, spans):
+        pkgutil.resolve_name(name)
+
+    assert missing == []
+
+
+@cache
+def path_parts():
+    """Return all sequences of neighbouring names in the paths of the repository."""
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    names = [Path(file).parts for file in files.splitlines()]
+    return {one[start:end] for one in names for start in range(len(one)) for end in range(start + 1, len(one) + 1)}
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda path: path.stem)
