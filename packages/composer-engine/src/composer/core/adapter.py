@@ -208,6 +208,11 @@ class Adapter:
         return any(entry.kind == "algorithm" and {"outputs", "batch.target"} & {*entry.reads} for entry in entries)
 
     @property
+    def is_in_epoch(self) -> bool:
+        """Whether an epoch has begun, perhaps before a resume, and has not ended."""
+        return self._has_begun_epoch or self.state.timestamp.count(TimeUnit.BATCH, in_epoch=True) > 0
+
+    @property
     def is_in_step(self) -> bool:
         """Whether a batch has begun since the last step of the optimizers."""
         return self._batch is not None
@@ -272,13 +277,14 @@ class Adapter:
         state = self.state
         self._step = Step(state, self.engine.run_event, state.compute_outputs, state.compute_loss)
         self._samples = self._tokens = 0
-        self._is_backward_due = False
+        self._is_backward_due = self._has_begun_epoch = False
         self._batch: Batch = None
         state.microbatch = -1
 
     def begin_epoch(self) -> None:
-        """Begin an epoch, or continue one after a resume."""
-        if not self.state.timestamp.count(TimeUnit.BATCH, in_epoch=True):
+        """Begin an epoch; do nothing within one, as after a resume."""
+        if not self.is_in_epoch:
+            self._has_begun_epoch = True
             self.engine.run_event("iteration_start")
             self.engine.run_event("epoch_start")
 
@@ -362,6 +368,7 @@ class Adapter:
     def end_epoch(self) -> None:
         """Call this after the last step of an epoch; it advances the clock."""
         state, event = self.state, self.engine.run_event
+        self._has_begun_epoch = False
         state.previous_timestamp = state.timestamp
         state.timestamp = state.timestamp.to_next_epoch()
         event("epoch_end")
@@ -476,12 +483,12 @@ class SplitStep:
         forward = self._module.forward
 
         def stop(*args: Any, **kwargs: Any) -> Any:
-            raise _Stop(forward(*args, **kwargs))
+            raise StopStep(forward(*args, **kwargs))
 
         try:
             self._run(batch, stop)
-        except _Stop as stopped:
-            return stopped.outputs
+        except StopStep as stopped:
+            return stopped.args[0]
         name = type(self._module).__name__
         raise RuntimeError(
             f"The function of a training step did not call {name}, so its outputs are unknown. Pass the module whose "
@@ -494,30 +501,38 @@ class SplitStep:
 
     def _run(self, batch: Batch, forward: Callable[..., Any]) -> Any:
         """Call the function with another forward function of the module, until that is called."""
-        attributes = vars(self._module)
-        before = attributes.get("forward")
+        with contextlib.ExitStack() as until_called:
 
-        def restore() -> None:
-            if before is None:
-                attributes.pop("forward", None)
-            else:
-                attributes["forward"] = before
+            def call(*args: Any, **kwargs: Any) -> Any:
+                until_called.close()
+                return forward(*args, **kwargs)
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            restore()
-            return forward(*args, **kwargs)
-
-        # An attribute of the object hides the method of its class, also where hooks or wrappers call the module.
-        attributes["forward"] = call
-        try:
+            # An attribute of the object hides the method of its class, also where hooks or wrappers call the module.
+            until_called.enter_context(replaced_method(self._module, "forward", call))
             return self._step(batch)
-        finally:
-            restore()
 
 
-class _Stop(BaseException):
-    """Ends a step at the call of the module; not an Exception, as the step may catch those."""
+class StopStep(BaseException):
+    """Ends a step at the call of a module, with a result; not an Exception, as the step may catch those."""
 
-    def __init__(self, outputs: Any) -> None:
-        super().__init__()
-        self.outputs = outputs
+
+@contextlib.contextmanager
+def replaced_method(module: nn.Module, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """A context in which a module has another method.
+
+    Example:
+        >>> module = torch.nn.Identity()
+        >>> with replaced_method(module, "forward", abs):
+        ...     module(-1)
+        1
+        >>> module(-1)
+        -1
+    """
+    attributes = vars(module)
+    before = {name: attributes[name]} if name in attributes else {}
+    attributes[name] = function
+    try:
+        yield
+    finally:
+        attributes.pop(name, None)
+        attributes.update(before)

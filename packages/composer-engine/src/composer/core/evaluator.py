@@ -15,7 +15,7 @@ from composer.core.checks import is_string, is_subset, nearest, to_strings, whol
 from composer.core.data_spec import DataSpec, ensure_data_spec
 from composer.core.event import Event
 from composer.core.interval import Interval
-from composer.core.model_state import unwrapped
+from composer.core.model_state import held_parameters, unwrapped
 from composer.functional.dtensors import local_parts
 
 if TYPE_CHECKING:
@@ -287,4 +287,4 @@ def _averages_of(optimizer: Any, model: Any) -> Iterator[None]:
 
 def _weights(optimizer: Optimizer) -> list[Tensor]:
     """Return the optimizer's weights; of sharded ones (DTensors) the local shards."""
-    return local_parts([parameter.detach() for group in optimizer.param_groups for parameter in group["params"]])
+    return local_parts([parameter.detach() for parameter in held_parameters(optimizer.param_groups)])

@@ -17,7 +17,7 @@ from composer.core.serialization import NotSerializableError, from_data, is_numb
 from composer.functional.dtensors import is_dtensor, shard_like
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from torch.optim import Optimizer
 
@@ -171,8 +171,9 @@ def _parameter_names(model: Any, optimizer: Optimizer) -> list[list[str]]:
     ]
 
 
-def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
-    return itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+def held_parameters(groups: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """Return the parameters of an optimizer's groups; of saved groups their numbers or names."""
+    return [one for group in groups for one in group["params"]]
 
 
 def optimizer_states(model: Any, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
@@ -192,22 +193,16 @@ def optimizer_states(model: Any, optimizers: Sequence[Optimizer]) -> dict[str, A
 
 
 def _named_state(model: Any, key: str, optimizer: Optimizer) -> dict[str, Any]:
-    names, numbers = _parameter_names(model, optimizer), optimizer.state_dict()
-    name_of = dict(
-        zip(
-            itertools.chain.from_iterable(group["params"] for group in numbers["param_groups"]),
-            itertools.chain.from_iterable(names),
-            strict=True,
-        )
-    )
+    by_group, numbered = _parameter_names(model, optimizer), optimizer.state_dict()
+    names = [*itertools.chain.from_iterable(by_group)]
+    name_of = dict(zip(held_parameters(numbered["param_groups"]), names, strict=True))
+    groups = zip(numbered["param_groups"], by_group, strict=True)
     state = {
-        "state": {name_of[number]: dict(held) for number, held in numbers["state"].items()},
-        "param_groups": [
-            {**group, "params": group_names} for group, group_names in zip(numbers["param_groups"], names, strict=True)
-        ],
+        "state": {name_of[number]: dict(held) for number, held in numbered["state"].items()},
+        "param_groups": [{**group, "params": group_names} for group, group_names in groups],
     }
     named: dict[str, Any] = plain(state, f"optimizers.{key}")
-    parameters = dict(zip(itertools.chain.from_iterable(names), _parameters(optimizer), strict=True))
+    parameters = dict(zip(names, held_parameters(optimizer.param_groups), strict=True))
     for name, held in named["state"].items():
         _check_sharded(f"optimizers.{key}.state.{name}", held, parameters[name])
     return named
@@ -335,7 +330,9 @@ def load_optimizers(model: Any, optimizers: Sequence[Optimizer], saved: Mapping[
         if key in saved:
             former.append((optimizer, optimizer.state, optimizer.param_groups))
             try:
-                _load_named_state(_parameter_names(model, optimizer), optimizer, saved[key])
+                names = itertools.chain.from_iterable(_parameter_names(model, optimizer))
+                parameters = dict(zip(names, held_parameters(optimizer.param_groups), strict=True))
+                _load_named_state(parameters, optimizer, saved[key])
             except Exception as error:
                 undo()
                 # This is a limit of the machine, and not an error in the saved state.
@@ -346,47 +343,28 @@ def load_optimizers(model: Any, optimizers: Sequence[Optimizer], saved: Mapping[
     return undo
 
 
-def _load_named_state(names: list[list[str]], optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+def _load_named_state(parameters: Mapping[str, Tensor], optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     own, groups = optimizer.state_dict(), saved["param_groups"]
     kept = groups if len(groups) == len(own["param_groups"]) else [{}] * len(own["param_groups"])
-    numbers = {
-        name: number
-        for group, group_names in zip(own["param_groups"], names, strict=True)
-        for number, name in zip(group["params"], group_names, strict=True)
-    }
-    saved_names = {name for group in groups for name in group["params"]}
-    # Optimizer.load_state_dict replaces the states of all parameters: those without a saved one keep their own.
-    state = {
-        number: own["state"][number]
-        for name, number in numbers.items()
-        if name not in saved_names and number in own["state"]
-    }
-    parameters = dict(zip(itertools.chain.from_iterable(names), _parameters(optimizer), strict=True))
-    state |= {
-        numbers[name]: {key: _sharded_like(value, parameters[name]) for key, value in values.items()}
+    numbers = dict(zip(parameters, held_parameters(own["param_groups"]), strict=True))
+    loaded = {
+        name: {key: _sharded_like(value, parameters[name]) for key, value in values.items()}
         for name, values in saved["state"].items()
-        if name in numbers
+        if name in parameters
     }
-    optimizer.load_state_dict(
-        {
-            "state": state,
-            "param_groups": [
-                {**group, **saved_group, "params": group["params"]}
-                for group, saved_group in zip(own["param_groups"], kept, strict=True)
-            ],
-        }
-    )
-    _keep_dtypes(names, optimizer, saved["state"])
-
-
-def _keep_dtypes(names: list[list[str]], optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    # Optimizer.load_state_dict replaces the states of all parameters: those without a saved one keep their own.
+    not_saved = {numbers[name] for name in numbers.keys() - {*held_parameters(groups)}}
+    state = {number: held for number, held in own["state"].items() if number in not_saved}
+    state |= {numbers[name]: values for name, values in loaded.items()}
+    settings = zip(own["param_groups"], kept, strict=True)
+    merged = [{**group, **saved_group, "params": group["params"]} for group, saved_group in settings]
+    optimizer.load_state_dict({"state": state, "param_groups": merged})
     # torch converts what it loads to the parameter's dtype, which would round a 32-bit average of 16-bit weights.
-    for group, group_names in zip(optimizer.param_groups, names, strict=True):
-        for parameter, name in zip(group["params"], group_names, strict=True):
-            for field, value in saved.get(name, {}).items():
-                loaded = optimizer.state[parameter][field]
-                if isinstance(loaded, Tensor) and isinstance(value, Tensor) and loaded.dtype != value.dtype:
-                    optimizer.state[parameter][field] = _sharded_like(value, parameter).to(loaded.device)
+    for name, values in loaded.items():
+        held = optimizer.state[parameters[name]]
+        for field, value in values.items():
+            if isinstance(held[field], Tensor) and isinstance(value, Tensor) and held[field].dtype != value.dtype:
+                held[field] = value.to(held[field].device)
 
 
 class HasOptimizers(Protocol):
@@ -468,8 +446,7 @@ class Ownership:
         return dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
 
     def _owned(self) -> set[int]:
-        groups = (group for optimizer in self._state.optimizers for group in optimizer.param_groups)
-        return {id(parameter) for group in groups for parameter in group["params"]}
+        return {id(one) for optimizer in self._state.optimizers for one in held_parameters(optimizer.param_groups)}
 
 
 def _ids(parameters: Mapping[str, nn.Parameter]) -> set[int]:

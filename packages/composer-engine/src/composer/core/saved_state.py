@@ -31,8 +31,7 @@ __all__ = [
     "RebuiltAlgorithms",
     "Run",
     "StateMismatchError",
-    "check_model",
-    "check_optimizers",
+    "check_part",
     "check_state",
     "state_to_data",
 ]
@@ -179,7 +178,7 @@ def _components(state: Run, kind: str) -> dict[str, Any]:
 
 @attrs.frozen(eq=False)
 class RebuiltAlgorithms:
-    """Algorithms that saved weights need and a run lacks, constructed from their names and settings.
+    """Algorithms that saved weights need and a run lacks, if any, constructed from their names and settings.
 
     Args:
         state: The run.
@@ -193,6 +192,8 @@ class RebuiltAlgorithms:
 
     def try_out(self) -> Run:
         """Return the state as it would be with the new algorithms, on copies of what they change."""
+        if not self.made:
+            return self.state
         # In one call, so that the copied optimizers hold the parameters of the copied model.
         model, optimizers, made = copy.deepcopy((self.state.model, self.state.optimizers, self.made))
         algorithms = _merged(self.state.algorithms, made)
@@ -240,7 +241,7 @@ class CheckedState:
     state: Run
     saved: Mapping[str, Any]
     report: LoadReport
-    rebuilt: RebuiltAlgorithms | None
+    rebuilt: RebuiltAlgorithms
     load_into: Callable[[Run, Mapping[str, Any]], object]
 
     def load(self, logger: Any = None, *, stacklevel: int = 4) -> LoadReport:
@@ -249,7 +250,7 @@ class CheckedState:
         Raises:
             StateMismatchError: ``load_state_dict`` of an optimizer rejects its state.
         """
-        if self.rebuilt is not None:
+        if self.rebuilt.made:
             self.rebuilt.add(logger)
         self.load_into(self.state, self.saved)
         if self.report.differences:
@@ -273,10 +274,9 @@ def check_state(
         StateMismatchError: Something cannot be loaded; or, if ``strict``, anything differs.
     """
     records = _read_parts(state, saved)
-    rebuilt = None
-    if rebuild and "model" in saved:
-        rebuilt = _rebuild_missing(state, records["algorithms"], excluded, passes)
-    trial = state if rebuilt is None else rebuilt.try_out()
+    needed = records["algorithms"] if rebuild and "model" in saved else {}
+    rebuilt = _rebuild_missing(state, needed, excluded, passes)
+    trial = rebuilt.try_out()
     findings: _Findings = defaultdict(list)
     _check_fields(trial, saved, findings)
     for kind in _RECORDS:
@@ -291,22 +291,22 @@ def check_state(
     return CheckedState(state, saved, _to_report(findings, strict=strict), rebuilt, _load_state)
 
 
-def check_model(
-    state: Run, saved: Mapping[str, Any], *, strict: bool, excluded: Collection[str] = (), passes: Passes = None
+def check_part(
+    state: Run,
+    part: str,
+    saved: Mapping[str, Any],
+    *,
+    strict: bool,
+    excluded: Collection[str] = (),
+    passes: Passes = None,
 ) -> CheckedState:
-    """Check a model's weights, and change nothing; see :meth:`State.load_model_state`."""
-    records = _read_records("algorithms", saved.get("algorithms", []))
+    """Check only the ``"model"`` or the ``"optimizers"``, and change nothing; see :meth:`State.load_model_state`."""
+    records = _read_records("algorithms", saved.get("algorithms", []) if part == "model" else [])
     rebuilt = _rebuild_missing(state, records, excluded, passes)
     findings: _Findings = defaultdict(list)
-    _check_part(state if rebuilt is None else rebuilt.try_out(), "model", saved.get("model"), findings)
-    return CheckedState(state, saved, _to_report(findings, strict=strict), rebuilt, _load_weights)
-
-
-def check_optimizers(state: Run, saved: Mapping[str, Any], *, strict: bool) -> CheckedState:
-    """Check the state of optimizers, and change nothing; see :meth:`State.load_optim_state`."""
-    findings: _Findings = defaultdict(list)
-    _check_part(state, "optimizers", saved.get("optimizers"), findings)
-    return CheckedState(state, saved, _to_report(findings, strict=strict), None, _load_optimizers)
+    _check_part(rebuilt.try_out(), part, saved.get(part), findings)
+    load_into = _load_weights if part == "model" else _load_optimizers
+    return CheckedState(state, saved, _to_report(findings, strict=strict), rebuilt, load_into)
 
 
 def _to_report(findings: _Findings, *, strict: bool) -> LoadReport:
@@ -354,7 +354,7 @@ def _read_records(kind: str, data: Any) -> dict[str, Any]:
 
 def _rebuild_missing(
     state: Run, records: Mapping[str, AlgorithmRecord], excluded: Collection[str], passes: Passes
-) -> RebuiltAlgorithms | None:
+) -> RebuiltAlgorithms:
     """Construct the algorithms that the saved weights need and the run lacks."""
     own = _components(state, "algorithms")
     made, problems = {}, []
@@ -369,7 +369,7 @@ def _rebuild_missing(
                 made[place] = algorithm
     if problems:
         raise StateMismatchError(problems)
-    return RebuiltAlgorithms(state, made, all_passes(passes)) if made else None
+    return RebuiltAlgorithms(state, made, all_passes(passes))
 
 
 def _check_fields(state: Run, saved: Mapping[str, Any], findings: _Findings) -> None:

@@ -514,7 +514,9 @@ class State:
             StateMismatchError: The weights do not fit, or an algorithm cannot be constructed. Nothing has been changed.
         """
         excluded = exclude_algorithms or ()
-        checked = saved_state.check_model(self, state_dict, strict=strict, excluded=excluded, passes=algorithm_passes)
+        checked = saved_state.check_part(
+            self, "model", state_dict, strict=strict, excluded=excluded, passes=algorithm_passes
+        )
         return checked.load(logger, stacklevel=3)
 
     def load_optim_state(self, state_dict: Mapping[str, Any], strict: bool = True) -> LoadReport:
@@ -527,7 +529,7 @@ class State:
         Raises:
             StateMismatchError: The state does not fit. Nothing has been changed.
         """
-        return saved_state.check_optimizers(self, state_dict, strict=strict).load(stacklevel=3)
+        return saved_state.check_part(self, "optimizers", state_dict, strict=strict).load(stacklevel=3)
 
     def rebuild_algorithm(self, name: str, settings: Mapping[str, Any]) -> Algorithm:
         """Return :func:`composer.core.rebuild_algorithm` of a saved name and settings; loading calls it."""

@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from composer.core.data_spec import note_batch
 from composer.core.event import MODEL_EVENTS, PLACES, STEP_EVENTS, Event
-from composer.core.model_state import wants_closure
+from composer.core.model_state import held_parameters, wants_closure
 from composer.core.randomness import global_rng_states
 from composer.core.time import TimeUnit
 
@@ -401,5 +401,5 @@ def _is_in(optimizer: Optimizer, optimizers: Iterable[Optimizer]) -> bool:
 
 
 def _shares(one: Optimizer, other: Optimizer) -> bool:
-    parameters = {id(parameter) for group in one.param_groups for parameter in group["params"]}
-    return any(id(parameter) in parameters for group in other.param_groups for parameter in group["params"])
+    parameters = {id(parameter) for parameter in held_parameters(one.param_groups)}
+    return any(id(parameter) in parameters for parameter in held_parameters(other.param_groups))

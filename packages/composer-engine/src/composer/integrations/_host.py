@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from composer.functional.signatures import unquote_annotations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from composer.core import Adapter, Batch, LoadReport, Plan, State
+    from composer.core import Adapter, Batch, Event, LoadReport, Plan, ServedFields, State
 
-__all__ = ["HostAlgorithms", "call_model"]
+__all__ = ["HostAlgorithms", "call_model", "not_writable_at"]
 
 
 class HostAlgorithms:
@@ -70,6 +72,12 @@ def call_model(model: Callable[..., Any], batch: Batch) -> Any:
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(batch[0] if isinstance(batch, (tuple, list)) else batch)
+
+
+def not_writable_at(served: ServedFields, fields: Mapping[Event, set[str]]) -> ServedFields:
+    """Return what is served without some writable fields at some events."""
+    writable = {event: names - fields.get(event, set()) for event, names in served.writable.items()}
+    return attrs.evolve(served, writable=writable)
 
 
 unquote_annotations(globals())

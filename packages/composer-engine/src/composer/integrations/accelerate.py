@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import attrs
 from torch.nn.parallel import DistributedDataParallel
 
 from composer.core import Event
@@ -16,7 +15,7 @@ from composer.core.data_spec import describe_batch, length_of
 from composer.core.model_state import wants_closure
 from composer.functional.signatures import unquote_annotations
 from composer.functional.transformers_loss import predicts_next_token, task_loss
-from composer.integrations._host import HostAlgorithms, call_model
+from composer.integrations._host import HostAlgorithms, call_model, not_writable_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -145,7 +144,7 @@ class AccelerateAlgorithms(HostAlgorithms):
         self._accelerator, self._given, self._prepared = accelerator, given, prepared
         entries = adapter.explain().entries.get(Event.AFTER_TRAIN_BATCH, ())
         self._clipping = [entry.key for entry in entries if "gradients" in entry.writes]
-        self._has_begun = self._is_in_epoch = self._is_at_end = self._has_ended = self._computes_again = False
+        self._has_begun = self._is_at_end = self._has_ended = self._computes_again = False
         _in_use.add(accelerator)
         accelerator.register_for_checkpointing(self)
         self._prepare_objects, accelerator.prepare = accelerator.prepare, self._prepare
@@ -179,16 +178,14 @@ class AccelerateAlgorithms(HostAlgorithms):
                 f"The training ended after max_duration={str(self.state.max_duration)!r}. Leave the loop then, or pass "
                 "the duration of the loop to accelerate_algorithms."
             )
-        if not self._is_in_epoch:
-            self.adapter.begin_epoch()
-            self._is_in_epoch = True
+        self.adapter.begin_epoch()
         self._is_at_end = self._accelerator.gradient_state.end_of_dataloader
         return self.adapter.compute_loss(self.adapter.begin_batch(batch))
 
     def end_epoch(self) -> None:
         """End an epoch that the loop leaves before the end of the loader."""
         self.adapter.end_backward()
-        self._is_at_end = self._is_in_epoch
+        self._is_at_end = self._has_begun and self.adapter.is_in_epoch
         self._finish_epoch()
 
     def end_fit(self) -> None:
@@ -205,7 +202,7 @@ class AccelerateAlgorithms(HostAlgorithms):
             StateMismatchError: The state does not fit, and nothing has been changed.
         """
         report = super().load_state_dict(state_dict)
-        self._has_begun = self._is_in_epoch = self._is_at_end = self._has_ended = False
+        self._has_begun = self._is_at_end = self._has_ended = False
         return report
 
     def _prepare(self, *objects: Any, **options: Any) -> Any:
@@ -256,7 +253,7 @@ class AccelerateAlgorithms(HostAlgorithms):
 
     def _finish_epoch(self) -> None:
         if self._is_at_end:
-            self._is_at_end = self._is_in_epoch = False
+            self._is_at_end = False
             self.adapter.end_epoch()
 
     def _is_over(self) -> bool:
@@ -306,9 +303,7 @@ def _served(accelerator: Accelerator, *, serves_labels: bool) -> ServedFields:
     if reasons := _reasons_against_closures(accelerator):
         host += f" with {reasons[0]}"
         unserved[Event.AFTER_LOAD] = {"optimizers"}
-    served = served_fields(host, not_writable={"train_dataloader"})
-    writable = {event: fields - unserved.get(event, set()) for event, fields in served.writable.items()}
-    return attrs.evolve(served, writable=writable)
+    return not_writable_at(served_fields(host, not_writable={"train_dataloader"}), unserved)
 
 
 class _OwnLoss:

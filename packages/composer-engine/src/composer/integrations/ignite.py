@@ -18,7 +18,7 @@ from composer.core.adapter import Adapter, served_fields
 from composer.core.data_spec import batch_get
 from composer.core.model_state import wants_closure
 from composer.functional.signatures import unquote_annotations
-from composer.integrations._host import HostAlgorithms, call_model
+from composer.integrations._host import HostAlgorithms, call_model, not_writable_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -137,7 +137,7 @@ class IgniteAlgorithms(HostAlgorithms):
 
         super().__init__(adapter)
         self._engine, self._model, self._supervised = engine, model, supervised
-        self._has_begun = self._is_in_epoch = self._is_processing = self._is_loaded = self._computes_again = False
+        self._has_begun = self._is_processing = self._is_loaded = self._computes_again = False
         self._process = self._update if supervised else engine._process_function  # noqa: SLF001
         engine._process_function = self._run_process  # noqa: SLF001
         engine.add_event_handler(Events.STARTED, self._start)
@@ -199,7 +199,7 @@ class IgniteAlgorithms(HostAlgorithms):
         return report
 
     def _start(self) -> None:
-        self._has_begun = self._is_in_epoch = False
+        self._has_begun = False
 
     def _begin_fit(self) -> None:
         """Run the events before the first batch, after weights and state have been loaded."""
@@ -229,9 +229,7 @@ class IgniteAlgorithms(HostAlgorithms):
         """Replace the process function of the engine."""
         if not self._has_begun:
             self._begin_fit()
-        if not self._is_in_epoch:
-            self.adapter.begin_epoch()
-            self._is_in_epoch = True
+        self.adapter.begin_epoch()
         self._is_processing = True
         try:
             output = self._process(engine, batch)
@@ -285,8 +283,7 @@ class IgniteAlgorithms(HostAlgorithms):
 
     def _end_epoch(self) -> None:
         """Run the events at the end of an epoch, unless they have run."""
-        if self._is_in_epoch:
-            self._is_in_epoch = False
+        if self._has_begun and self.adapter.is_in_epoch:
             self.adapter.end_epoch()
 
     def _complete(self) -> None:
@@ -362,10 +359,7 @@ def _served(supervised: _Supervised | None) -> ServedFields:
     """Return what is served; optimizers cannot be replaced where a batch cannot be computed again."""
     reason = _reason_against_closures(supervised)
     served = served_fields(f"Ignite with {reason}" if reason else "Ignite", not_writable={"train_dataloader"})
-    if reason is None:
-        return served
-    at_load = served.writable[Event.AFTER_LOAD] - {"optimizers"}
-    return attrs.evolve(served, writable={**served.writable, Event.AFTER_LOAD: at_load})
+    return not_writable_at(served, {Event.AFTER_LOAD: {"optimizers"}}) if reason else served
 
 
 def _loss_of_batch(loss_fn: Callable[..., Any]) -> Callable[..., Any]:

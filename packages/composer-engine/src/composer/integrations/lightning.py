@@ -7,7 +7,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning.pytorch import Callback
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from composer.algorithms import GradientClipping
 from composer.core import Adapter, Batch, Event, Precision, SplitStep, batch_get, served_fields
+from composer.core.adapter import StopStep, replaced_method
 from composer.core.evaluator import evaluation_weights
 from composer.core.event import STEP_EVENTS
 from composer.core.model_state import wants_closure
 from composer.core.planning import check_served
-from composer.core.time import TimeUnit
 from composer.functional.signatures import unquote_annotations
 from composer.integrations._host import HostAlgorithms
 
@@ -89,7 +89,7 @@ class ComposerCallback(HostAlgorithms, Callback):  # type: ignore[misc]  # Light
         self._step: Callable[[Batch], Any] = _no_step
         self._result: Any = None
         self._batch: Batch = None
-        self._is_repeated = self._in_epoch = self._holds_loaded_weights = False
+        self._is_repeated = self._holds_loaded_weights = False
         # What to undo at the end of a run, of an evaluation, and of the first batch.
         self._undo, self._evaluation = contextlib.ExitStack(), contextlib.ExitStack()
         self._until_first_loss = contextlib.ExitStack()
@@ -141,12 +141,14 @@ class ComposerCallback(HostAlgorithms, Callback):  # type: ignore[misc]  # Light
             self._save_weights(checkpoint)  # Lightning calls no hook of callbacks with save_weights_only=True
             save(checkpoint)
 
-        for function in (configure_model, on_load_checkpoint, on_save_checkpoint):
-            self._replace(function.__name__, function)
+        functions = (configure_model, on_load_checkpoint, on_save_checkpoint)
+        replaced: dict[str, Any] = {function.__name__: function for function in functions}
         if stage == "fit":
             self._holds_loaded_weights = False
             if pl_module.automatic_optimization:
-                self._replace("training_step", self._wrapped(pl_module.training_step))
+                replaced["training_step"] = self._wrapped(pl_module.training_step)
+        for name, function in replaced.items():
+            self._undo.enter_context(replaced_method(pl_module, name, function))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> LoadReport | None:  # type: ignore[override]
         """Load the state of the algorithms and the clock, in a fit."""
@@ -164,7 +166,6 @@ class ComposerCallback(HostAlgorithms, Callback):  # type: ignore[misc]  # Light
         if list(self.adapter.optimizers) != trainer.optimizers:
             trainer.strategy.optimizers = list(self.adapter.optimizers)
         self._global_step = trainer.global_step
-        self._in_epoch = self.adapter.state.timestamp.count(TimeUnit.BATCH, in_epoch=True) > 0
         if isinstance(self._chosen, str):
             self._chosen = pl_module.get_submodule(self._chosen)
 
@@ -174,9 +175,7 @@ class ComposerCallback(HostAlgorithms, Callback):  # type: ignore[misc]  # Light
             raise RuntimeError(
                 "ComposerCallback was added to the Trainer after fit began. Pass it to Trainer(callbacks=...)."
             )
-        if not self._in_epoch:
-            self._in_epoch = True
-            self.adapter.begin_epoch()
+        self.adapter.begin_epoch()
         self._is_repeated = False
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -198,8 +197,7 @@ class ComposerCallback(HostAlgorithms, Callback):  # type: ignore[misc]  # Light
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the epoch."""
-        if self._in_epoch:
-            self._in_epoch = False
+        if self.adapter.is_in_epoch:
             self.adapter.end_epoch()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -274,14 +272,6 @@ class ComposerCallback(HostAlgorithms, Callback):  # type: ignore[misc]  # Light
                 )
             if getattr(trainer.precision_plugin, "scaler", None) is not None:
                 raise ValueError(_closure_and_scaler(optimizer, trainer.precision))
-
-    def _replace(self, name: str, function: Callable[..., Any]) -> None:
-        """Replace a method of the module until the end of the run."""
-        attributes = vars(self._module)
-        before = {name: attributes[name]} if name in attributes else {}
-        self._undo.callback(attributes.update, before)
-        self._undo.callback(attributes.pop, name, None)
-        attributes[name] = function
 
     def _prepare(self, stage: str) -> None:
         """Let algorithms change the layers."""
@@ -522,14 +512,6 @@ class _SkippedStep(Exception):  # noqa: N818  (no error: training_step returned 
     """Ends a step without a loss."""
 
 
-class _Called(BaseException):
-    """Ends a step at the call of a module; not an Exception, as the step may catch those."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-
 def _no_step(_: Batch) -> Any:
     raise RuntimeError("ComposerCallback computes losses only within the training_step of Lightning's Trainer.")
 
@@ -548,7 +530,7 @@ def _first_called(modules: Iterable[nn.Module], step: Callable[[], Any], device:
     """Return the first of some modules that a step calls; it ends there, and draws nothing from torch's generators."""
 
     def stop(module: nn.Module, _: Any) -> None:
-        raise _Called(module)
+        raise StopStep(module)
 
     with contextlib.ExitStack() as stack:
         for module in modules:
@@ -556,8 +538,8 @@ def _first_called(modules: Iterable[nn.Module], step: Callable[[], Any], device:
         stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
         try:
             step()
-        except _Called as called:
-            return called.module
+        except StopStep as stopped:
+            return cast("nn.Module", stopped.args[0])
     return None
 
 

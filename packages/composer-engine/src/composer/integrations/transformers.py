@@ -392,10 +392,7 @@ def _check_host(trainer: Trainer) -> None:
         "FSDP": (trainer.is_fsdp_enabled, "It replaces the weights. Train with torchrun (DDP)"),
         "several GPUs in one process": (args.n_gpu > 1, "Start one process for each GPU with torchrun"),
         "use_legacy_prediction_loop=True": (getattr(args, "use_legacy_prediction_loop", False), "Remove it"),
-        "a compiled model": (
-            hasattr(model, "_orig_mod"),
-            "Pass the model itself, and torch_compile=True",
-        ),
+        "a compiled model": (hasattr(model, "_orig_mod"), "Pass the model itself, and torch_compile=True"),
         "a wrapped model": (
             isinstance(model, (DataParallel, DistributedDataParallel)),
             "Pass the model itself, which Transformers wraps after its layers have been replaced",

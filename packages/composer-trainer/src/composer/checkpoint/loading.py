@@ -287,8 +287,9 @@ class _Load:
         if "model" not in saved:
             raise CheckpointError(path, "holds no weights: they were left out when it was saved.")
         try:
-            checked = saved_state.check_model(
+            checked = saved_state.check_part(
                 self.state,
+                "model",
                 saved,
                 strict=self.strict_model_weights,
                 excluded=self.exclude_algorithms,

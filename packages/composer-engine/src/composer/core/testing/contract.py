@@ -326,13 +326,18 @@ def check_resume(case: Case) -> None:
         resumed = case.train(case.make(), loaded=loaded)
         resumed.run(case.batches)
         losses = {batch: loss for batch, loss in whole.losses.items() if batch >= done}
-        differs = [what for what, one in resumed.save().items() if not equal(one, end[what])]
-        differs += [] if equal(resumed.losses, losses) else ["losses"]
+        differs = _differences(resumed, end | {"losses": losses})
         assert not differs, (
             f"With {name}, a training that is resumed after {done} of {case.batches} batches ends with other "
-            f"{' and '.join(differs)} than one that is not. What it keeps from batch to batch has to be in "
-            "state_dict() and come back by load_state_dict()."
+            f"{differs} than one that is not. What it keeps from batch to batch has to be in state_dict() and come "
+            "back by load_state_dict()."
         )
+
+
+def _differences(training: Training, expected: dict[str, Any]) -> str:
+    """Return what a training saves, and its losses, where they are other than expected."""
+    end = training.save() | {"losses": training.losses}
+    return " and ".join(what for what, one in end.items() if not equal(one, expected[what]))
 
 
 def check_reuse(case: Case) -> None:
@@ -359,11 +364,9 @@ def _check_as_new(case: Case, what: str, begin: Callable[[], Training], expected
     except (RuntimeError, ValueError) as error:
         complaint = str(error)
     else:
-        end = expected.save()
-        differs = [kind for kind, one in second.save().items() if not equal(one, end[kind])]
-        differs += [] if equal(second.losses, expected.losses) else ["losses"]
+        differs = _differences(second, expected.save() | {"losses": expected.losses})
         assert not differs, (
-            f"{name} was used before, and {what} with it ends with other {' and '.join(differs)} than with a new one. "
+            f"{name} was used before, and {what} with it ends with other {differs} than with a new one. "
             "At FIT_START with the clock at 0, reset what it keeps from batch to batch, or raise a RuntimeError."
         )
         return

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Effects", "RecordingState", "Watch", "observe"]
 
 _MEANINGS: Mapping[str, frozenset[str]] = {
+    "compute_outputs": frozenset({"model"}),
     "eval_metric_values": frozenset({"eval_metrics"}),
     "eval_timestamp": frozenset({"timestamp"}),
     "get_elapsed_duration": frozenset({"timestamp", "max_duration", "dataloader_len"}),
@@ -54,19 +55,15 @@ class Effects:
         writes: The fields that were changed.
 
     Example:
-        >>> effects = Effects({"loss"})
-        >>> effects |= Effects(writes={"loss"})
-        >>> effects
+        >>> Effects({"loss"}) | Effects(writes={"loss"})
         Effects(reads={'loss'}, writes={'loss'})
     """
 
     reads: set[str] = attrs.field(factory=set)
     writes: set[str] = attrs.field(factory=set)
 
-    def __ior__(self, other: Effects) -> Effects:
-        self.reads |= other.reads
-        self.writes |= other.writes
-        return self
+    def __or__(self, other: Effects) -> Effects:
+        return Effects(self.reads | other.reads, self.writes | other.writes)
 
 
 class RecordingState:
@@ -123,11 +120,6 @@ class RecordingState:
         generator: torch.Generator = self._state.generator(owner, microbatch)
         self.generators.append((owner, generator))
         return generator
-
-    def compute_outputs(self, batch: Any) -> Any:
-        """Return the model's outputs for a batch, and record the model as read."""
-        self.effects.reads.add("model")
-        return self._state.compute_outputs(batch)
 
     def compute_loss(self, outputs: Any, batch: Any, **options: Any) -> Any:
         """Return the loss of the model's outputs, and record the model, or the loss of each sample, as read."""
@@ -250,7 +242,7 @@ def _map_items(batch: Any, change: Callable[[str, Any], Any], algorithm: Algorit
     else:
         return _MISSING
     for key, field in fields.items():
-        batch = batch_set(batch, key, _mapped(batch_get(batch, key), partial(change, field)))
+        batch = batch_set(batch, key, _mapped(batch_get(batch, key), functools.partial(change, field)))
     return batch
 
 
@@ -285,17 +277,11 @@ def _content(state: State, algorithm: Algorithm | None) -> Iterator[tuple[str, A
         yield name, [_Identity(one) for one in getattr(state, name)]
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen
 class _Identity:
     """An object that equals only itself. The reference keeps its id from being reused."""
 
-    thing: Any
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and self.thing is other.thing
-
-    def __hash__(self) -> int:
-        return id(self.thing)
+    thing: Any = attrs.field(eq=id)
 
 
 @attrs.frozen(eq=False)
@@ -328,7 +314,7 @@ def _frozen(value: Any) -> Any:
         return [_frozen(one) for one in value]
     if isinstance(value, Mapping):
         return {key: _frozen(one) for key, one in value.items()}
-    return value if isinstance(value, (bool, int, float, str, type(None))) else _Identity(value)
+    return value if isinstance(value, (bool, int, float, str, type(None), _Identity)) else _Identity(value)
 
 
 def _frozen_model(model: Any) -> Any:
@@ -354,15 +340,9 @@ def _parameters(model: Any) -> list[tuple[str, nn.Parameter]]:
 
 
 def _frozen_optimizer(optimizer: torch.optim.Optimizer) -> Any:
-    groups = [
-        [
-            {key: _frozen(value) for key, value in group.items() if key != "params"},
-            [_Identity(parameter) for parameter in group["params"]],
-        ]
-        for group in optimizer.param_groups
-    ]
-    held = {_Identity(parameter): _frozen(state) for parameter, state in optimizer.state.items()}
-    return [_Identity(optimizer), groups, held]
+    groups = [{**group, "params": [*map(_Identity, group["params"])]} for group in optimizer.param_groups]
+    held = {_Identity(parameter): state for parameter, state in optimizer.state.items()}
+    return [_Identity(optimizer), _frozen(groups), _frozen(held)]
 
 
 def _frozen_data(loader: Any) -> Any:
@@ -420,10 +400,7 @@ class Watch:
 
     def total(self) -> Effects:
         """Return the fields that it read and wrote at all events."""
-        total = Effects()
-        for effects in self.effects.values():
-            total |= effects
-        return total
+        return functools.reduce(operator.or_, self.effects.values(), Effects())
 
     def run(self, event: Event, asked: bool, state: State, logger: Logger) -> None:
         """Run the algorithm at an event, and record what it does."""
@@ -442,8 +419,7 @@ class Watch:
             self._take_draws(moment, view)
 
         before = _global_generators()
-        effects = self.effects.setdefault(event, Effects())
-        effects |= observe(state, self.algorithm, act)
+        self.effects[event] = self.effects.get(event, Effects()) | observe(state, self.algorithm, act)
         # New layers draw their initial weights from torch's global generator, as all layers of torch do.
         if event not in MODEL_EVENTS:
             self.strangers += [name for name, one in _global_generators().items() if one != before[name]]
