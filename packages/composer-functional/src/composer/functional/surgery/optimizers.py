@@ -67,7 +67,12 @@ def update_params_in_optimizer(
         source_name, source = pair
         for optimizer, group in holders[id(source)]:
             inherits = name is not None and name == source_name and id(source) not in staying
-            _insert(group, parameter, name, source, source_name, in_its_place=inherits)
+            source_place = _place_of(group, source)
+            place = source_place if inherits else len(group["params"])
+            if "param_names" in group:
+                group["param_names"].insert(place, _translate(group["param_names"][source_place], source_name, name))
+            # In place, because some optimizers, such as LBFGS, keep a reference to this list.
+            group["params"].insert(place, parameter)
             if inherits and source in optimizer.state and source.shape == parameter.shape:
                 optimizer.state[parameter] = optimizer.state[source]
     for _, parameter in trained:
@@ -136,24 +141,6 @@ def _find_source(name: str | None, old: _Named, trained: _Named) -> tuple[str | 
 def _place_of(group: _Group, parameter: nn.Parameter) -> int:
     # list.index would compare tensors by value.
     return next(place for place, each in enumerate(group["params"]) if each is parameter)
-
-
-def _insert(
-    group: _Group,
-    parameter: nn.Parameter,
-    name: str | None,
-    source: nn.Parameter,
-    source_name: str | None,
-    *,
-    in_its_place: bool,
-) -> None:
-    """Insert a new parameter before the old one that it replaces, or at the end of the group."""
-    source_place = _place_of(group, source)
-    place = source_place if in_its_place else len(group["params"])
-    if "param_names" in group:
-        group["param_names"].insert(place, _translate(group["param_names"][source_place], source_name, name))
-    # In place, because some optimizers, such as LBFGS, keep a reference to this list.
-    group["params"].insert(place, parameter)
 
 
 def _rename(group: _Group, parameter: nn.Parameter, old_name: str | None, new_name: str | None) -> None:
