@@ -1,5 +1,6 @@
 """Derived seeds and the global generators."""
 
+import copy
 import random
 
 import numpy
@@ -12,10 +13,12 @@ from composer.core.evaluator import evaluation_mode
 from composer.core.randomness import (
     check_rng_state,
     derive_seed,
+    generator_state,
     load_rng_state,
     preserve_rng_state,
     rng_state,
     seed_globals,
+    set_generator_state,
 )
 
 CPU = torch.device("cpu")
@@ -96,7 +99,8 @@ class TestGlobalGenerators:
         assert draw() == expected
 
     @pytest.mark.parametrize(
-        ("part", "name", "value"), [("numpy", "position", 625), ("python", "version", 9), ("python", "words", None)]
+        ("part", "name", "value"),
+        [("numpy", "gauss", "x"), ("python", "version", 9), ("python", "words", None), ("python", "gauss", "x")],
     )
     def test_invalid_states(self, part, name, value):
         """States that no generator accepts raise a ValueError with the path."""
@@ -105,6 +109,35 @@ class TestGlobalGenerators:
 
         with pytest.raises(ValueError, match=r"^extra\.rng\[0\]"):
             check_rng_state(states, CPU, "extra.rng[0]")
+
+
+class TestGenerators:
+    @pytest.mark.parametrize("place", [-1, 625, 10**6])
+    @pytest.mark.parametrize(
+        "make",
+        [lambda: numpy.random.RandomState(3), lambda: numpy.random.Generator(numpy.random.MT19937(3))],
+        ids=["old", "new"],
+    )
+    def test_numpy_position_out_of_range(self, make, place):
+        """NumPy accepts any position and reads out of bounds; it raises here."""
+        generator = make()
+        state = copy.deepcopy(generator_state(generator))
+        state["state"]["pos"] = place
+
+        with pytest.raises(ValueError, match="something else was saved"):
+            set_generator_state(generator, state)
+
+        assert generator.random() == make().random()
+
+    @pytest.mark.parametrize("place", [-1, 5])
+    def test_philox_position_out_of_range(self, place):
+        """The same applies to the buffer of Philox."""
+        generator = numpy.random.Generator(numpy.random.Philox(3))
+        state = copy.deepcopy(generator_state(generator))
+        state["buffer_pos"] = place
+
+        with pytest.raises(ValueError, match="something else was saved"):
+            set_generator_state(generator, state)
 
 
 class TestEvaluationMode:

@@ -6,10 +6,11 @@ import contextlib
 import hashlib
 import random
 import sys
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -17,13 +18,20 @@ if TYPE_CHECKING:
 __all__ = [
     "check_rng_state",
     "derive_seed",
+    "generator_state",
+    "global_generators",
     "global_rng_states",
+    "is_generator",
     "load_rng_state",
     "preserve_rng_state",
     "rng_state",
     "seed_globals",
     "seeded_draws",
+    "set_generator_state",
 ]
+
+_POSITIONS = {"pos": range(625), "buffer_pos": range(5)}
+"""Valid positions in the memory of MT19937 and Philox. NumPy does not check them, and reads beyond its memory."""
 
 
 def derive_seed(*words: object) -> int:
@@ -99,10 +107,21 @@ def seeded_draws(seed: int) -> Iterator[None]:
 
 def global_rng_states(device: torch.device) -> list[tuple[Callable[[Any], object], Any]]:
     """Return ``(set_state, state)`` of each of torch's global generators, which layers draw from."""
-    states: list[tuple[Callable[[Any], object], Any]] = [(torch.set_rng_state, torch.get_rng_state())]
+    found = global_generators(device)
+    return [(found[name].set_state, found[name].get_state()) for name in ("torch", "cuda") if name in found]
+
+
+def global_generators(device: torch.device) -> dict[str, Any]:
+    """Return the global generators of Python, torch, NumPy if it is imported, and a CUDA device."""
+    found: dict[str, Any] = {"python": random._inst, "torch": torch.default_generator}  # noqa: SLF001
+    if "numpy" in sys.modules:
+        found["numpy"] = sys.modules["numpy"].random.mtrand._rand  # noqa: SLF001
     if device.type == "cuda":
-        states.append((partial(torch.cuda.set_rng_state, device=device), torch.cuda.get_rng_state(device)))
-    return states
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # creates them
+        found["cuda"] = torch.cuda.default_generators[
+            torch.cuda.current_device() if device.index is None else device.index
+        ]
+    return found
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:
@@ -112,23 +131,7 @@ def rng_state(device: torch.device) -> dict[str, Any]:
         >>> sorted(rng_state(torch.device("cpu")))
         ['numpy', 'python', 'torch']
     """
-    version, words, gauss = random.getstate()
-    states: dict[str, Any] = {
-        "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64, device="cpu"), "gauss": gauss},
-        "torch": torch.get_rng_state(),
-    }
-    if "numpy" in sys.modules:
-        drawn = sys.modules["numpy"].random.get_state(legacy=False)
-        states["numpy"] = {
-            "generator": str(drawn["bit_generator"]),
-            "words": torch.tensor(drawn["state"]["key"].tolist(), dtype=torch.int64, device="cpu"),
-            "position": int(drawn["state"]["pos"]),
-            "has_gauss": int(drawn["has_gauss"]),
-            "gauss": float(drawn["gauss"]),
-        }
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
+    return {name: generator_state(generator) for name, generator in global_generators(device).items()}
 
 
 def check_rng_state(states: dict[str, Any], device: torch.device, path: str) -> None:
@@ -137,36 +140,104 @@ def check_rng_state(states: dict[str, Any], device: torch.device, path: str) -> 
     Raises:
         ValueError: ``states`` is not what :func:`rng_state` returns; the message begins with ``path``.
     """
-    try:
-        _load(states, device, is_trial=True)
-    except Exception as error:  # noqa: BLE001  (each library has its own errors)
-        raise ValueError(
-            f"{path}: must be the states of torch's, NumPy's and Python's generators, got something else: {error}"
-        ) from None
+    new: dict[str, Any] = {"python": random.Random(), "torch": torch.Generator()}  # noqa: S311  (no secret)
+    if "numpy" in states:
+        import numpy as np  # noqa: PLC0415  (the saving process used it)
+
+        new["numpy"] = np.random.RandomState()
+    if device.type == "cuda" and "cuda" in states:
+        new["cuda"] = torch.Generator(device)
+    for name, generator in new.items():
+        try:
+            set_generator_state(generator, states.get(name))
+        except ValueError as error:
+            raise ValueError(f"{path}.{name} {error}.") from None
 
 
 def load_rng_state(states: dict[str, Any], device: torch.device) -> None:
-    """Restore the states that :func:`rng_state` returned; generators without a saved state do not change."""
-    _load(states, device, is_trial=False)
+    """Restore states that :func:`check_rng_state` accepts; generators without a saved state do not change."""
+    for name, generator in global_generators(device).items():
+        if name in states:
+            set_generator_state(generator, states[name])
 
 
-def _load(states: dict[str, Any], device: torch.device, *, is_trial: bool) -> None:
-    """Set the states of the global generators or, in a trial, of new ones."""
-    python, drawn, cuda = states["python"], states.get("numpy"), states.get("cuda")
-    of_python: Any = random.Random() if is_trial else random  # noqa: S311  (no secret)
-    of_python.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
-    (torch.Generator() if is_trial else torch.default_generator).set_state(states["torch"].cpu())
-    if drawn is not None:
-        import numpy as np  # noqa: PLC0415  (the saving process used it)
+def is_generator(value: Any) -> bool:
+    """Return whether a value is a generator of torch, Python or NumPy with a state, other than the global ones.
 
-        position, has_gauss, gauss = drawn["position"], drawn["has_gauss"], drawn["gauss"]
-        if not 0 <= position <= 624:  # NumPy does not check it, and would read memory beyond the words
-            raise ValueError(f"NumPy's position must be from 0 to 624, got {position!r}.")
-        words = np.array(drawn["words"].tolist(), dtype=np.uint32)
-        of_numpy: Any = np.random.RandomState() if is_trial else np.random
-        of_numpy.set_state((drawn["generator"], words, position, has_gauss, gauss))
-    if device.type == "cuda" and cuda is not None:
-        if is_trial:
-            torch.Generator(device).set_state(cuda.cpu())
+    Example:
+        >>> is_generator(random.Random(3)), is_generator(random.SystemRandom()), is_generator(random)
+        (True, False, False)
+    """
+    numpy: Any = sys.modules.get("numpy")  # without an import of NumPy there is no generator of its
+    kinds = (torch.Generator, random.Random, *((numpy.random.Generator, numpy.random.RandomState) if numpy else ()))
+    if not isinstance(value, kinds) or isinstance(value, random.SystemRandom):
+        return False
+    return all(value is not one for one in global_generators(torch.device("cpu")).values())
+
+
+def generator_state(generator: Any) -> dict[str, Any]:
+    """Return a generator's state as plain data and tensors."""
+    if isinstance(generator, torch.Generator):
+        return {"torch": generator.get_state().cpu().clone()}
+    if isinstance(generator, random.Random):
+        version, words, gauss = generator.getstate()
+        return {"version": version, "words": torch.tensor(words, dtype=torch.int64, device="cpu"), "gauss": gauss}
+    state: dict[str, Any] = tree_map(
+        lambda one: one.tolist() if hasattr(one, "tolist") else one, _numpy_state(generator)
+    )
+    return state
+
+
+def _numpy_state(generator: Any) -> dict[str, Any]:
+    # A RandomState also has the second number of a pair of normal ones.
+    is_new = hasattr(generator, "bit_generator")
+    state: dict[str, Any] = generator.bit_generator.state if is_new else generator.get_state(legacy=False)
+    return state
+
+
+def set_generator_state(generator: Any, data: Any) -> None:
+    """Restore a state that :func:`generator_state` returned for a generator of the same type.
+
+    Raises:
+        ValueError: The data is no such state. The generator does not change.
+
+    Example:
+        >>> first, second = random.Random(3), random.Random(5)
+        >>> set_generator_state(second, generator_state(first))
+        >>> first.random() == second.random()
+        True
+    """
+    if not _fits(generator_state(generator), data):
+        raise ValueError(f"is a {type(generator).__name__} here, and something else was saved")
+    try:
+        if isinstance(generator, torch.Generator):
+            generator.set_state(data["torch"].cpu())
+        elif isinstance(generator, random.Random):
+            generator.setstate((data["version"], tuple(data["words"].tolist()), data["gauss"]))
         else:
-            torch.cuda.set_rng_state(cuda.cpu(), device)
+            numpy = sys.modules["numpy"]
+            state = tree_map(
+                lambda now, saved: numpy.array(saved, dtype=now.dtype) if isinstance(now, numpy.ndarray) else saved,
+                _numpy_state(generator),
+                data,
+            )
+            if hasattr(generator, "bit_generator"):
+                generator.bit_generator.state = state
+            else:
+                generator.set_state(state)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"was saved with a state that {type(generator).__name__} rejects: {error}") from None
+
+
+def _fits(current: Any, data: Any, name: str = "") -> bool:
+    """Return whether data has the structure of a generator's state, and its strings, which name the algorithm."""
+    if isinstance(current, dict):
+        is_alike = isinstance(data, dict) and data.keys() == current.keys()
+        return is_alike and all(_fits(value, data[key], key) for key, value in current.items())
+    if isinstance(current, list):
+        return isinstance(data, list) and len(data) == len(current) and all(map(_fits, current, data))
+    if isinstance(current, Tensor):
+        return isinstance(data, Tensor) and (data.shape, data.dtype) == (current.shape, current.dtype)
+    if isinstance(current, str):
+        return bool(data == current)
+    return (data is None or type(data) in (int, float, bool)) and (name not in _POSITIONS or data in _POSITIONS[name])

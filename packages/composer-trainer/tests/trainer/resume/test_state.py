@@ -158,12 +158,13 @@ class TestCheck:
             ("rng.python.version", "3"),
             ("rng.python.words", torch.zeros(3, dtype=torch.int64)),
             ("rng.python.words", torch.full((625,), -1)),
-            ("rng.torch", torch.zeros(3, dtype=torch.uint8)),
-            ("rng.torch", torch.zeros(5056)),
+            ("rng.python.gauss", "x"),
+            ("rng.torch.torch", torch.zeros(3, dtype=torch.uint8)),
+            ("rng.torch.torch", torch.zeros(5056)),
             ("rng.numpy", 3),
-            ("rng.numpy.generator", "PCG64"),
-            ("rng.numpy.words", torch.zeros(3, dtype=torch.int64)),
-            ("rng.numpy.position", 10**6),
+            ("rng.numpy.bit_generator", "PCG64"),
+            ("rng.numpy.state.key", [0, 0, 0]),
+            ("rng.numpy.state.pos", 10**6),
         ],
     )
     def test_invalid_parts_raise(self, tmp_path, path, value):

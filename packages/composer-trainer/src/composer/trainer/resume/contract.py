@@ -24,9 +24,9 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from composer.core import Serializable
+from composer.core.randomness import generator_state, is_generator, set_generator_state
 from composer.core.serializable import saved_fields
 from composer.core.serialization import at, from_data, is_number, plain
-from composer.trainer.resume.generators import generator_state, is_generator, set_generator_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

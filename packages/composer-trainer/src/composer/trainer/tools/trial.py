@@ -10,10 +10,9 @@ import torch
 
 from composer.core.evaluator import evaluation_mode
 from composer.core.model_state import unwrapped
-from composer.core.randomness import preserve_rng_state
+from composer.core.randomness import generator_state, preserve_rng_state, set_generator_state
 from composer.trainer.optimization import make_scaler
 from composer.trainer.resume.contract import generators_of, has_state, parts_of
-from composer.trainer.resume.generators import generator_state, set_generator_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
