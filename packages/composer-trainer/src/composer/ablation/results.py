@@ -165,12 +165,11 @@ class ResultsFile:
         """
         line = json.dumps({name: attrs.asdict(value)}, allow_nan=False).encode() + b"\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
-        try:
-            os.ftruncate(descriptor, self._length)
-            os.pwrite(descriptor, line, self._length)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        self.path.touch()
+        with self.path.open("r+b", buffering=0) as file:
+            file.truncate(self._length)
+            file.seek(self._length)
+            file.write(line)
+            os.fsync(file.fileno())
         self._length += len(line)
         self._add(name, value)

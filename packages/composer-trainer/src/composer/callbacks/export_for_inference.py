@@ -23,7 +23,7 @@ __all__ = ["ExportForInferenceCallback"]
 
 
 def _to_save_path(given: str | os.PathLike[str]) -> str:
-    return to_path("save_path", given)
+    return check_template(to_path("save_path", given), "save_path", ["run_name"])
 
 
 @attrs.define(eq=False)
@@ -60,10 +60,6 @@ class ExportForInferenceCallback(Callback):
     output_names: Sequence[str] | None = None
 
     _seen: Any = attrs.field(default=None, init=False, repr=False)
-
-    @save_path.validator
-    def _check_save_path(self, _: object, save_path: str) -> None:
-        check_template(save_path, "save_path", ["run_name"])
 
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run."""

@@ -53,6 +53,7 @@ def comparison(comp: Comparison, monitor: str) -> Callable[[float, float], bool]
     )
 
 
+@attrs.define(eq=False)
 class MetricStopper(Callback, abc.ABC):
     """End a training when :meth:`judge` returns True for a metric, which is read once per evaluation or epoch.
 
@@ -65,8 +66,8 @@ class MetricStopper(Callback, abc.ABC):
 
     monitor: str
     dataloader_label: str
-    stopped_at: int | None
-    is_fitting: bool
+    stopped_at: int | None = saved(default=None)
+    is_fitting: bool = attrs.field(default=False, init=False, repr=False)
 
     @abc.abstractmethod
     def judge(self, value: float, state: State) -> bool:
@@ -179,8 +180,6 @@ class EarlyStopper(MetricStopper):
         Time(3, TimeUnit.EPOCH)
     """
 
-    monitor: str
-    dataloader_label: str
     comp: Comparison = attrs.field(default=None, validator=_check_comparison)
     min_delta: float = attrs.field(
         default=0.0, validator=number_between(0, meaning="It is the smallest change that counts as an improvement.")
@@ -191,8 +190,6 @@ class EarlyStopper(MetricStopper):
     """The best value so far."""
     best_occurred: Timestamp | None = saved(default=None)
     """When it occurred; before the first number, when the first value was read."""
-    stopped_at: int | None = saved(default=None)
-    is_fitting: bool = attrs.field(default=False, init=False, repr=False)
 
     def judge(self, value: float, state: State) -> bool:
         """Return whether the metric has not improved for too long, given its latest value."""
@@ -244,16 +241,12 @@ class ThresholdStopper(MetricStopper):
         0.9
     """
 
-    monitor: str
-    dataloader_label: str
-    threshold: float = attrs.field()
+    threshold: float = attrs.field()  # type: ignore[misc]  # mypy takes saved() for an argument with a default
     comp: Comparison = attrs.field(default=None, kw_only=True, validator=_check_comparison)
     stop_on_batch: bool = attrs.field(default=False, kw_only=True, validator=is_flag)
 
     last: float | None = saved(default=None)
     """The last value that was read."""
-    stopped_at: int | None = saved(default=None)
-    is_fitting: bool = attrs.field(default=False, init=False, repr=False)
 
     @threshold.validator
     def _check_threshold(self, _: object, threshold: Any) -> None:

@@ -112,24 +112,21 @@ class ConsoleLogger(LoggerDestination):
         self._printed_batch = None
 
     def eval_standalone_start(self, state: State, logger: Logger) -> None:
-        """Print the hyperparameters."""
+        """Print the hyperparameters, also when a prediction begins."""
         self._print_hyperparameters()
 
-    def predict_start(self, state: State, logger: Logger) -> None:
-        """Print the hyperparameters."""
-        self._print_hyperparameters()
+    predict_start = eval_standalone_start
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Print the metrics if they are due."""
         self._last_batch = state.timestamp
-        every = self.log_interval.every
-        if every.unit not in _WHOLE_EPOCHS and (self._is_due(state) or self._is_first(TimeUnit.BATCH, state)):
+        if self.log_interval.every.unit not in _WHOLE_EPOCHS and self._is_due(TimeUnit.BATCH, state):
             self._print_all(state)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         """Print the metrics if they are due with an interval in epochs, else those of the epoch."""
         unit = self.log_interval.every.unit
-        if unit is TimeUnit.EPOCH and (self._is_due(state) or self._is_first(TimeUnit.EPOCH, state)):
+        if unit is TimeUnit.EPOCH and self._is_due(unit, state):
             self._print_all(state)
         elif unit not in _WHOLE_EPOCHS:
             names = [name for name in self._new if name.startswith("metrics/")]
@@ -137,8 +134,8 @@ class ConsoleLogger(LoggerDestination):
 
     def iteration_end(self, state: State, logger: Logger) -> None:
         """Print the metrics if they are due with an interval in iterations."""
-        unit = TimeUnit.ITERATION
-        if self.log_interval.every.unit is unit and (self._is_due(state) or self._is_first(unit, state)):
+        unit = self.log_interval.every.unit
+        if unit is TimeUnit.ITERATION and self._is_due(unit, state):
             self._print_all(state)
 
     def fit_end(self, state: State, logger: Logger) -> None:
@@ -170,12 +167,12 @@ class ConsoleLogger(LoggerDestination):
         self._printed_batch = self._last_batch
         self._print_metrics(self._new, "Train", self._where(state))
 
-    def _is_due(self, state: State) -> bool:
+    def _is_due(self, unit: TimeUnit, state: State) -> bool:
+        """Return whether the interval has passed since the last check, or the first batch, epoch or iteration ended."""
         before, self._last_check = self._last_check, state.timestamp
-        return self.log_interval.passed(before, state.timestamp, state.max_duration, state.dataloader_len)
-
-    def _is_first(self, unit: TimeUnit, state: State) -> bool:
-        return bool(self.log_interval.every.value) and state.timestamp.count(unit) == 1
+        is_first = bool(self.log_interval.every.value) and state.timestamp.count(unit) == 1
+        passed = self.log_interval.passed(before, state.timestamp, state.max_duration, state.dataloader_len)
+        return passed or is_first
 
     def _where(self, state: State) -> str:
         """Return the place of the last batch: in the training if ``max_duration`` is in batches, else in its epoch."""

@@ -154,7 +154,7 @@ class Profiler(Callback):
     _options: dict[str, Any] = attrs.field(init=False, repr=False)
     _metrics: tuple[str, ...] = attrs.field(init=False, repr=False)
     _run: tuple[State, Logger] | None = attrs.field(default=None, init=False, repr=False)
-    _is_open: bool = attrs.field(default=False, init=False, repr=False)
+    _open_handlers: tuple[TraceHandler, ...] = attrs.field(default=(), init=False, repr=False)
     _profile: torch.profiler.profile | None = attrs.field(default=None, init=False, repr=False)
     _first_batch: int = attrs.field(default=0, init=False, repr=False)
     _phases: dict[str, record_function] = attrs.field(factory=dict, init=False, repr=False)
@@ -190,10 +190,9 @@ class Profiler(Callback):
     def close(self, state: State, logger: Logger) -> None:
         """Pass what is recorded to the handlers and finish, also after an error."""
         self._stop()
-        if self._is_open:
-            self._is_open = False
-            for handler in self.trace_handlers:
-                handler.close(state, logger)
+        handlers, self._open_handlers = self._open_handlers, ()
+        for handler in handlers:
+            handler.close(state, logger)
 
     def wrap_call(self, event: Event, key: str, kind: str, call: Call) -> Call:
         """Record a call in active batches."""
@@ -244,10 +243,10 @@ class Profiler(Callback):
         if self._run is None:
             raise RuntimeError('The profiler has no run: the loop must run the event "init" before training.')
         state, logger = self._run
-        if not self._is_open:
+        if not self._open_handlers:
             for handler in self.trace_handlers:
                 handler.open(state, logger)
-            self._is_open = True
+            self._open_handlers = self.trace_handlers
         self._profile = torch.profiler.profile(
             schedule=lambda _: self.schedule(state).value, on_trace_ready=self._save, **self._options
         )
