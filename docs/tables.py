@@ -23,7 +23,6 @@ from composer.ablation import Study
 from composer.compat.table import ARGUMENTS, NAMES, parse_home
 from composer.core import Algorithm, Event, Stage, Time, explain
 from composer.core.declarations import ALWAYS_SERVED, OPTIONAL_EVENTS, ExclusiveResource, ServedFields, fields_at
-from composer.core.event import PLACES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -145,7 +144,7 @@ def events() -> str:
     return _table(
         ("event", "where", "needed by"),
         (
-            (f"`{event.value}`", PLACES[event], ", ".join(k.__name__ for k in algorithms() if event in k.runs_at))
+            (f"`{event.value}`", event.place, ", ".join(k.__name__ for k in algorithms() if event in k.runs_at))
             for event in Event
         ),
     )

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["CLOSING_EVENTS", "MODEL_EVENTS", "PLACES", "STEP_EVENTS", "Event", "Stage"]
+__all__ = ["CLOSING_EVENTS", "MODEL_EVENTS", "STEP_EVENTS", "Event", "Stage"]
 
 
 class Event(StrEnum):
@@ -90,49 +86,67 @@ class Event(StrEnum):
         True
     """
 
-    INIT = "init"
-    BEFORE_LOAD = "before_load"
-    AFTER_LOAD = "after_load"
-    FIT_START = "fit_start"
+    place: str
+    """The place of the event in a loop."""
 
-    ITERATION_START = "iteration_start"
-    EPOCH_START = "epoch_start"
-    BEFORE_DATALOADER = "before_dataloader"
-    AFTER_DATALOADER = "after_dataloader"
-    BATCH_START = "batch_start"
-    BEFORE_TRAIN_BATCH = "before_train_batch"
-    BEFORE_FORWARD = "before_forward"
-    AFTER_FORWARD = "after_forward"
-    BEFORE_LOSS = "before_loss"
-    AFTER_LOSS = "after_loss"
-    BEFORE_BACKWARD = "before_backward"
-    AFTER_BACKWARD = "after_backward"
-    AFTER_TRAIN_BATCH = "after_train_batch"
-    BATCH_END = "batch_end"
-    BATCH_CHECKPOINT = "batch_checkpoint"
-    EPOCH_END = "epoch_end"
-    EPOCH_CHECKPOINT = "epoch_checkpoint"
-    ITERATION_END = "iteration_end"
-    ITERATION_CHECKPOINT = "iteration_checkpoint"
-    FIT_END = "fit_end"
+    def __new__(cls, value: str, place: str = "") -> Event:
+        """Return the member with a value and its place in a loop."""
+        event = str.__new__(cls, value)
+        event._value_, event.place = value, place
+        return event
 
-    EVAL_BEFORE_ALL = "eval_before_all"
-    EVAL_START = "eval_start"
-    EVAL_BATCH_START = "eval_batch_start"
-    EVAL_BEFORE_FORWARD = "eval_before_forward"
-    EVAL_AFTER_FORWARD = "eval_after_forward"
-    EVAL_BATCH_END = "eval_batch_end"
-    EVAL_END = "eval_end"
-    EVAL_AFTER_ALL = "eval_after_all"
-    EVAL_STANDALONE_START = "eval_standalone_start"
-    EVAL_STANDALONE_END = "eval_standalone_end"
+    INIT = "init", "once, when model and optimizers are made, before weights are loaded"
+    BEFORE_LOAD = "before_load", "once, after init, before weights are loaded if there are any"
+    AFTER_LOAD = "after_load", "once, when weights have been loaded, or after init if there are none"
+    FIT_START = "fit_start", "once, right before the first epoch"
 
-    PREDICT_START = "predict_start"
-    PREDICT_BATCH_START = "predict_batch_start"
-    PREDICT_BEFORE_FORWARD = "predict_before_forward"
-    PREDICT_AFTER_FORWARD = "predict_after_forward"
-    PREDICT_BATCH_END = "predict_batch_end"
-    PREDICT_END = "predict_end"
+    ITERATION_START = "iteration_start", "when an iteration begins, before its first epoch_start"
+    EPOCH_START = "epoch_start", "before an epoch's first batch"
+    BEFORE_DATALOADER = "before_dataloader", "right before the next batch is taken from the loader"
+    AFTER_DATALOADER = "after_dataloader", "when the batch is in state.batch"
+    BATCH_START = "batch_start", "after after_dataloader, before anything is computed"
+    BEFORE_TRAIN_BATCH = (
+        "before_train_batch",
+        "before the batch's first forward pass, within the closure if the optimizer takes one",
+    )
+    BEFORE_FORWARD = "before_forward", "right before the model is called, with the batch or microbatch in state.batch"
+    AFTER_FORWARD = "after_forward", "right after the model was called, with what it returned in state.outputs"
+    BEFORE_LOSS = "before_loss", "right before the loss is computed of state.outputs and state.batch"
+    AFTER_LOSS = "after_loss", "right after the loss was computed, with it in state.loss"
+    BEFORE_BACKWARD = "before_backward", "right before state.loss.backward()"
+    AFTER_BACKWARD = "after_backward", "right after state.loss.backward()"
+    AFTER_TRAIN_BATCH = (
+        "after_train_batch",
+        "after the batch's last backward pass, before optimizer.step(), with unscaled gradients",
+    )
+    BATCH_END = "batch_end", "after optimizer.step(), when state.timestamp has counted the batch"
+    BATCH_CHECKPOINT = "batch_checkpoint", "after batch_end and the evaluation that may be due"
+    EPOCH_END = "epoch_end", "after an epoch's last batch, when state.timestamp has counted the epoch"
+    EPOCH_CHECKPOINT = "epoch_checkpoint", "after epoch_end and the evaluation that may be due"
+    ITERATION_END = "iteration_end", "after an iteration's last epoch, when state.timestamp has counted the iteration"
+    ITERATION_CHECKPOINT = "iteration_checkpoint", "after iteration_end and the evaluation that may be due"
+    FIT_END = "fit_end", "once, after the last epoch"
+
+    EVAL_BEFORE_ALL = "eval_before_all", "when an evaluation begins"
+    EVAL_START = "eval_start", "before the first batch of a data set that is evaluated on"
+    EVAL_BATCH_START = "eval_batch_start", "when a batch to evaluate on is in state.batch"
+    EVAL_BEFORE_FORWARD = "eval_before_forward", "right before the model is called in an evaluation"
+    EVAL_AFTER_FORWARD = "eval_after_forward", "right after that, with what it returned in state.outputs"
+    EVAL_BATCH_END = "eval_batch_end", "after the metrics of a batch"
+    EVAL_END = (
+        "eval_end",
+        "after the last batch of a data set that is evaluated on; after an error, engine.restore() instead",
+    )
+    EVAL_AFTER_ALL = "eval_after_all", "when an evaluation ends"
+    EVAL_STANDALONE_START = "eval_standalone_start", "before an evaluation outside of training"
+    EVAL_STANDALONE_END = "eval_standalone_end", "after an evaluation outside of training"
+
+    PREDICT_START = "predict_start", "before the first batch to predict"
+    PREDICT_BATCH_START = "predict_batch_start", "when a batch to predict is in state.batch"
+    PREDICT_BEFORE_FORWARD = "predict_before_forward", "right before the model is called in a prediction"
+    PREDICT_AFTER_FORWARD = "predict_after_forward", "right after that, with what it returned in state.outputs"
+    PREDICT_BATCH_END = "predict_batch_end", "after a batch was predicted"
+    PREDICT_END = "predict_end", "after the last batch to predict; after an error, engine.restore() instead"
 
     @property
     def is_before_event(self) -> bool:
@@ -154,50 +168,6 @@ MODEL_EVENTS = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event
 _ALL = tuple(Event)
 STEP_EVENTS = _ALL[_ALL.index(Event.BEFORE_DATALOADER) : _ALL.index(Event.BATCH_CHECKPOINT) + 1]
 """The events of each batch, in a loop that runs every event."""
-
-PLACES: Mapping[Event, str] = {
-    Event.INIT: "once, when model and optimizers are made, before weights are loaded",
-    Event.BEFORE_LOAD: "once, after init, before weights are loaded if there are any",
-    Event.AFTER_LOAD: "once, when weights have been loaded, or after init if there are none",
-    Event.FIT_START: "once, right before the first epoch",
-    Event.ITERATION_START: "when an iteration begins, before its first epoch_start",
-    Event.EPOCH_START: "before an epoch's first batch",
-    Event.BEFORE_DATALOADER: "right before the next batch is taken from the loader",
-    Event.AFTER_DATALOADER: "when the batch is in state.batch",
-    Event.BATCH_START: "after after_dataloader, before anything is computed",
-    Event.BEFORE_TRAIN_BATCH: "before the batch's first forward pass, within the closure if the optimizer takes one",
-    Event.BEFORE_FORWARD: "right before the model is called, with the batch or microbatch in state.batch",
-    Event.AFTER_FORWARD: "right after the model was called, with what it returned in state.outputs",
-    Event.BEFORE_LOSS: "right before the loss is computed of state.outputs and state.batch",
-    Event.AFTER_LOSS: "right after the loss was computed, with it in state.loss",
-    Event.BEFORE_BACKWARD: "right before state.loss.backward()",
-    Event.AFTER_BACKWARD: "right after state.loss.backward()",
-    Event.AFTER_TRAIN_BATCH: "after the batch's last backward pass, before optimizer.step(), with unscaled gradients",
-    Event.BATCH_END: "after optimizer.step(), when state.timestamp has counted the batch",
-    Event.BATCH_CHECKPOINT: "after batch_end and the evaluation that may be due",
-    Event.EPOCH_END: "after an epoch's last batch, when state.timestamp has counted the epoch",
-    Event.EPOCH_CHECKPOINT: "after epoch_end and the evaluation that may be due",
-    Event.ITERATION_END: "after an iteration's last epoch, when state.timestamp has counted the iteration",
-    Event.ITERATION_CHECKPOINT: "after iteration_end and the evaluation that may be due",
-    Event.FIT_END: "once, after the last epoch",
-    Event.EVAL_BEFORE_ALL: "when an evaluation begins",
-    Event.EVAL_START: "before the first batch of a data set that is evaluated on",
-    Event.EVAL_BATCH_START: "when a batch to evaluate on is in state.batch",
-    Event.EVAL_BEFORE_FORWARD: "right before the model is called in an evaluation",
-    Event.EVAL_AFTER_FORWARD: "right after that, with what it returned in state.outputs",
-    Event.EVAL_BATCH_END: "after the metrics of a batch",
-    Event.EVAL_END: "after the last batch of a data set that is evaluated on; after an error, engine.restore() instead",
-    Event.EVAL_AFTER_ALL: "when an evaluation ends",
-    Event.EVAL_STANDALONE_START: "before an evaluation outside of training",
-    Event.EVAL_STANDALONE_END: "after an evaluation outside of training",
-    Event.PREDICT_START: "before the first batch to predict",
-    Event.PREDICT_BATCH_START: "when a batch to predict is in state.batch",
-    Event.PREDICT_BEFORE_FORWARD: "right before the model is called in a prediction",
-    Event.PREDICT_AFTER_FORWARD: "right after that, with what it returned in state.outputs",
-    Event.PREDICT_BATCH_END: "after a batch was predicted",
-    Event.PREDICT_END: "after the last batch to predict; after an error, engine.restore() instead",
-}
-"""The place of each event in a loop."""
 
 
 class Stage(IntEnum):

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from composer.core.data_spec import note_batch
-from composer.core.event import MODEL_EVENTS, PLACES, STEP_EVENTS, Event
+from composer.core.event import MODEL_EVENTS, STEP_EVENTS, Event
 from composer.core.model_state import held_parameters, wants_closure
 from composer.core.randomness import global_rng_states
 from composer.core.time import TimeUnit
@@ -318,7 +318,7 @@ class LoopCheck:
             # Components without a stage are called everywhere by ``match``, or only observe.
             needing = [entry for entry in entries.get(missed, ()) if entry.stage is not None]
             if missed not in self._ran:
-                remedy = f'Add engine.run_event("{missed.value}") to the loop: {PLACES[missed]}.'
+                remedy = f'Add engine.run_event("{missed.value}") to the loop: {missed.place}.'
                 text = f"{what} without that event, so nothing is done there. {remedy}"
                 yield missed, [entry.key for entry in needing], text
             elif missed in self._prepared:
