@@ -35,17 +35,7 @@ if TYPE_CHECKING:
     from composer.core.state import State
     from composer.core.time import Time
 
-__all__ = [
-    "Algorithm",
-    "Callback",
-    "NoEffectWarning",
-    "algorithm_classes",
-    "hook_of",
-    "intervals_of",
-    "overrides",
-    "rebuild_algorithm",
-    "run_surgery",
-]
+__all__ = ["Algorithm", "Callback", "NoEffectWarning", "algorithm_classes", "rebuild_algorithm"]
 
 
 class NoEffectWarning(UserWarning):

@@ -17,26 +17,7 @@ from composer.functional import checks
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "abridged",
-    "as_list",
-    "by_name",
-    "check_run_name",
-    "describe",
-    "error_text",
-    "fill_in",
-    "is_flag",
-    "is_string",
-    "is_subset",
-    "nearest",
-    "number_between",
-    "one_of",
-    "shortened",
-    "to_options",
-    "to_path",
-    "to_strings",
-    "whole_number_from",
-]
+__all__: list[str] = []
 
 P = ParamSpec("P")
 T = TypeVar("T")

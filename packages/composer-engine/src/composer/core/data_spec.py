@@ -15,21 +15,7 @@ from torch import Tensor
 
 from composer.functional.nested import is_list_of_samples, leaves, rebuild, sizes
 
-__all__ = [
-    "Batch",
-    "BatchKey",
-    "DataSpec",
-    "batch_get",
-    "batch_set",
-    "count_samples",
-    "count_tokens",
-    "describe_batch",
-    "ensure_data_spec",
-    "move_batch",
-    "note_batch",
-    "split_batch",
-    "usual_key",
-]
+__all__ = ["Batch", "BatchKey", "DataSpec", "batch_get", "batch_set", "ensure_data_spec"]
 
 # The items of a container that a description shows.
 _MOST_ITEMS_SHOWN = 8

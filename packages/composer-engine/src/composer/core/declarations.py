@@ -13,19 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-__all__ = [
-    "ALWAYS_SERVED",
-    "FIELDS",
-    "OPTIONAL_EVENTS",
-    "AlgorithmConflictError",
-    "Conflict",
-    "ExclusiveResource",
-    "FieldsByEvent",
-    "ServedFields",
-    "check_conflicts",
-    "fields_at",
-    "find_conflicts",
-]
+__all__ = ["AlgorithmConflictError", "Conflict", "ExclusiveResource", "FieldsByEvent", "ServedFields"]
 
 FIELDS = frozenset(
     {

@@ -25,16 +25,7 @@ if TYPE_CHECKING:
     from composer.core.interval import Clock
     from composer.core.time import Time
 
-__all__ = [
-    "Evaluator",
-    "MetricValues",
-    "ensure_evaluator",
-    "evaluate_periodically",
-    "evaluation_mode",
-    "evaluation_weights",
-    "has_modes",
-    "reshard",
-]
+__all__ = ["Evaluator", "MetricValues", "ensure_evaluator", "evaluate_periodically", "evaluation_weights"]
 
 EvalInterval = Callable[[Any, Event], bool]
 """``f(state, event)``; without the class of the state, which refers to evaluators."""

@@ -21,20 +21,7 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-__all__ = [
-    "Ownership",
-    "changed_dtypes",
-    "check_optimizers",
-    "check_settings",
-    "check_weights",
-    "compare_names",
-    "load_optimizers",
-    "load_weights",
-    "optimizer_states",
-    "unwrapped",
-    "wants_closure",
-    "weights",
-]
+__all__: list[str] = []
 
 # torch.compile, activation checkpointing and FSDP 1 put these into the names of weights.
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")

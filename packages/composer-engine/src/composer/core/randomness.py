@@ -15,20 +15,7 @@ from torch.utils._pytree import tree_map
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = [
-    "check_rng_state",
-    "derive_seed",
-    "generator_state",
-    "global_generators",
-    "global_rng_states",
-    "is_generator",
-    "load_rng_state",
-    "preserve_rng_state",
-    "rng_state",
-    "seed_globals",
-    "seeded_draws",
-    "set_generator_state",
-]
+__all__: list[str] = []
 
 _POSITIONS = {"pos": range(625), "buffer_pos": range(5)}
 """Valid positions in the memory of MT19937 and Philox. NumPy does not check them, and reads beyond its memory."""
