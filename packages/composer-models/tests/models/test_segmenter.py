@@ -1,7 +1,6 @@
 """Tests of composer.models.ComposerSegmenter."""
 
 import copy
-from collections import OrderedDict
 
 import pytest
 import torch
@@ -15,22 +14,11 @@ from torchmetrics.detection import MeanAveragePrecision
 from composer.loss import DiceLoss
 from composer.metrics import CrossEntropy, Dice, MIoU
 from composer.models import ComposerSegmenter
+from fixtures.models import TwoHeads
 
 IMAGES = torch.rand(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 MASKS = torch.randint(3, (2, 6, 6), generator=torch.Generator().manual_seed(1))
 BATCH = (IMAGES, MASKS)
-
-
-class TwoHeads(nn.Module):
-    """Returns a dictionary like torchvision's segmentation models."""
-
-    def __init__(self):
-        super().__init__()
-        self.classifier = nn.Conv2d(3, 3, 1)
-        self.aux_classifier = nn.Conv2d(3, 3, 1)
-
-    def forward(self, images):
-        return OrderedDict(out=self.classifier(images), aux=self.aux_classifier(images))
 
 
 @pytest.fixture(autouse=True)

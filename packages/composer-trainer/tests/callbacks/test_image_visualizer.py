@@ -9,6 +9,7 @@ from composer.callbacks import ImageVisualizer
 from composer.core import LoggerDestination
 from composer.models import ComposerModel, ComposerSegmenter
 from fixtures import make_classifier, trained
+from fixtures.models import TwoHeads
 
 
 class ImageRecorder(LoggerDestination):
@@ -181,21 +182,10 @@ class TestSegmentation:
         assert page["images"].shape == (6, 4, 4, 3)
 
 
-class TwoHeads(nn.Module):
-    """Returns a main and an auxiliary output like torchvision's models."""
-
-    def __init__(self):
-        super().__init__()
-        self.out, self.aux = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
-
-    def forward(self, images):
-        return {"out": self.out(images), "aux": self.aux(images)}
-
-
 def test_outputs_of_two_heads():
     """Of a segmentation model with an auxiliary head, the first head's prediction is logged."""
     module, batches = TwoHeads(), segmentation_batches(1)
-    expected = module.out(batches[0][0]).argmax(dim=1)
+    expected = module.classifier(batches[0][0]).argmax(dim=1)
 
     (page,) = fit(ComposerSegmenter(module, 3, ignore_index=-100), ImageVisualizer("1ba", mode="segmentation"), batches)
 
