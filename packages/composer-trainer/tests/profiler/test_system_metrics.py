@@ -73,3 +73,16 @@ def test_machine():
     assert 0 < values["process_memory_rss"] < values["cpu_memory_total"]
     assert 0 <= values["cpu_percentage"] <= 100
     assert values["network_bytes_sent"] <= psutil.net_io_counters().bytes_sent
+
+
+def test_machine_without_counters(monkeypatch):
+    """Where disks and networks are not counted, the other values are measured."""
+    psutil = pytest.importorskip("psutil")
+
+    def fail():
+        raise NotImplementedError("no disks")
+
+    monkeypatch.setattr(psutil, "disk_io_counters", fail)
+    monkeypatch.setattr(psutil, "net_io_counters", lambda: None)
+
+    assert {name.split("_")[0] for name in read_machine()} == {"cpu", "process", "disk"}

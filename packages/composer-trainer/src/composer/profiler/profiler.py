@@ -97,7 +97,7 @@ class Profiler(Callback):
     ``backward``, ``dataloader``, …), for every call of an algorithm, callback, subscription or logger, and for the
     parts marked by :meth:`marker`; and counters of the machine. A batch is the range ``ProfilerStep#7``, counted from
     0, from the end of the previous batch, so that an evaluation belongs to the next batch. In skipped batches it costs
-    some 20 µs, most of it for torch's step.
+    some 30 µs, most of it for torch's step.
 
     A trace is passed to the handlers after each batch for which the schedule returned ``ACTIVE_AND_SAVE``, and when
     training ends or raises an error. As in torch, a schedule that stops without ``ACTIVE_AND_SAVE`` discards the

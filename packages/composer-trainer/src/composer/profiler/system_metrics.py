@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 from typing import TYPE_CHECKING
@@ -81,11 +82,11 @@ def read_machine() -> dict[str, float]:
     """
     psutil = import_product("psutil", "system")
     memory, disk = psutil.virtual_memory(), psutil.disk_usage(".")
-    transferred, network = psutil.disk_io_counters(), psutil.net_io_counters()
-    counted: dict[str, float] = {}  # a container may not count them
-    if transferred is not None:
-        counted |= {"disk_bytes_read": transferred.read_bytes, "disk_bytes_written": transferred.write_bytes}
-    if network is not None:
+    counted: dict[str, float] = {}  # a container may count neither, and a sandbox may not know the disks
+    with contextlib.suppress(NotImplementedError):
+        if (transferred := psutil.disk_io_counters()) is not None:
+            counted = {"disk_bytes_read": transferred.read_bytes, "disk_bytes_written": transferred.write_bytes}
+    if (network := psutil.net_io_counters()) is not None:
         counted |= {"network_bytes_sent": network.bytes_sent, "network_bytes_recv": network.bytes_recv}
     return {
         # Since the last call; the first call returns 0.
