@@ -11,8 +11,6 @@ from composer.distributed.collectives import host_group
 
 __all__ = ["CountExchange", "GlobalBatch"]
 
-_SECONDS = 4
-"""The place of ``seconds`` among the fields of :class:`GlobalBatch`."""
 _MOST_SECONDS, _MOST_BATCHES = 0.25, 128
 """The longest time between two exchanges, if batches take as long as before, and the most batches without one."""
 
@@ -63,9 +61,11 @@ class CountExchange:
         self._own = self._last = GlobalBatch(0)
         self._rows = torch.empty(0)
         self._work: Any = None
-        self._batches = self._known_batches = 0  # since the last exchange; that follow without one
-        self._seconds = self._pace = 0.0  # of this process since the last exchange; of a batch before it
-        self._passed = self._estimated = self._counted = 0.0  # seconds of the run: measured, estimated, counted
+        self._clock = _SharedClock()
+        # Since the last exchange: the seconds of this process, and the number of batches.
+        self._seconds, self._batches = 0.0, 0
+        # The number of batches that follow without an exchange.
+        self._batches_left = 0
 
     def begin(self, own: GlobalBatch, usual: int | None, *, is_regular: bool) -> None:
         """Send what this process counts.
@@ -83,7 +83,7 @@ class CountExchange:
         self._seconds += own.seconds
         self._batches += 1
         self._work = None
-        if is_regular and self._known_batches:
+        if is_regular and self._batches_left:
             if not is_usual:
                 raise RuntimeError(
                     f"train_dataloader has batches of {usual} samples, from which none were removed so far, but this "
@@ -92,11 +92,11 @@ class CountExchange:
                     "get_num_samples_in_batch=...), or let the property selects_samples of an algorithm that removes "
                     "samples return True."
                 )
-            self._known_batches -= 1
+            self._batches_left -= 1
             return
-        numbers = [*attrs.astuple(own)[:-1], is_regular and is_usual]
-        numbers[_SECONDS] = self._seconds
-        sent = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+        counts = [own.samples, own.tokens, own.counted, own.microbatches]
+        requests = [own.stop, own.logs, is_regular and is_usual]
+        sent = torch.tensor([*counts, self._seconds, *requests], dtype=torch.float64, device="cpu")
         self._rows = sent.new_empty(self._world_size * len(sent))
         # The model computes while the numbers are on their way.
         self._work = torch.distributed.all_gather_into_tensor(self._rows, sent, group=host_group(), async_op=True)
@@ -115,39 +115,62 @@ class CountExchange:
     def _known(self) -> GlobalBatch:
         """Return the batch that follows from the last exchange, with the time that batches took before it."""
         own, last, data_size = self._own, self._last, self._world_size // self._layer_size
-        self._estimated += self._pace
+        self._clock.estimate()
+        # Some process may still split its batches into as many microbatches, which all must run.
         microbatches = max(own.microbatches, last.microbatches)
         samples = own.samples * data_size
-        return GlobalBatch(samples, 0, samples, microbatches, self._elapsed(), logs=last.logs)
+        return GlobalBatch(samples, 0, samples, microbatches, self._clock.elapsed(), logs=last.logs)
 
     def _received(self) -> GlobalBatch:
         self._work.wait()
         # Lists, as operations on tensors take longer for a few numbers.
         columns = zip(*self._rows.view(self._world_size, -1).tolist(), strict=True)
-        samples, tokens, counted, microbatches, seconds, stop, logs, known = columns
-        others = slice(None, None, self._layer_size)  # a group of tensor parallelism has the same samples
+        samples, tokens, counted, microbatches, seconds, stop, logs, regular = columns
         if not any(counted):
             raise ValueError("No process has a sample (or token, if those are weighed) to train on in this batch.")
-        mean = sum(seconds) / len(seconds)
-        self._passed += mean
-        self._estimated = self._passed
-        self._pace = mean / self._batches
-        most = min(2 * self._batches, _MOST_BATCHES) if all(known) else 0
-        self._known_batches = min(most, max(0, int(_MOST_SECONDS / self._pace) - 1)) if self._pace else 0
-        self._batches, self._seconds = 0, 0.0
+        self._clock.measure(sum(seconds) / len(seconds), self._batches)
+        self._batches_left = self._clock.batches_within(_MOST_SECONDS, 2 * self._batches) if all(regular) else 0
+        self._seconds, self._batches = 0.0, 0
+        one_per_group = slice(None, None, self._layer_size)  # a group of tensor parallelism has the same samples
         self._last = GlobalBatch(
-            samples=int(sum(samples[others])),
-            tokens=int(sum(tokens[others])),
-            counted=sum(counted[others]),
+            samples=int(sum(samples[one_per_group])),
+            tokens=int(sum(tokens[one_per_group])),
+            counted=sum(counted[one_per_group]),
             microbatches=int(max(microbatches)),
-            seconds=self._elapsed(),
+            seconds=self._clock.elapsed(),
             stop=any(stop),
             logs=any(logs),
         )
         return self._last
 
-    def _elapsed(self) -> float:
+
+@attrs.define
+class _SharedClock:
+    """The seconds of a run, the same in all processes; between two exchanges they are estimated."""
+
+    _measured: float = attrs.field(default=0.0, init=False)
+    _estimated: float = attrs.field(default=0.0, init=False)
+    _counted: float = attrs.field(default=0.0, init=False)
+    _per_batch: float = attrs.field(default=0.0, init=False)
+
+    def measure(self, seconds: float, batches: int) -> None:
+        """Add the seconds that some batches took."""
+        self._measured += seconds
+        self._estimated = self._measured
+        self._per_batch = seconds / batches
+
+    def estimate(self) -> None:
+        """Add a batch that took as long as those that were measured last."""
+        self._estimated += self._per_batch
+
+    def elapsed(self) -> float:
         """Return the seconds to count; 0 while more were counted than have passed, as clocks do not go back."""
         seconds = max(0.0, self._estimated - self._counted)
         self._counted += seconds
         return seconds
+
+    def batches_within(self, seconds: float, most: int) -> int:
+        """Return how many batches may follow without an exchange, so that the next one is within so many seconds."""
+        if not self._per_batch:
+            return 0
+        return min(most, _MOST_BATCHES, max(0, int(seconds / self._per_batch) - 1))

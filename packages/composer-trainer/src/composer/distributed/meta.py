@@ -89,7 +89,7 @@ def _initialize_module(name: str, module: nn.Module, reset: Callable[[], object]
         tensor.requires_grad_(result.requires_grad)
         # A change of tensor.data has no version, but leaves no NaN.
         if _version(result) == versions[key] and (not result.is_floating_point() or bool(result.isnan().all())):
-            unset[f"{name}.{key}"] = tensor, _version(tensor)
+            unset[f"{name}.{key}" if name else key] = tensor, _version(tensor)
     return unset
 
 

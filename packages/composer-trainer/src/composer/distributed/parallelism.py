@@ -387,7 +387,7 @@ class Parallelism:
     def end_batch(self) -> float:
         """Complete the gradients after the last microbatch, with the same result in all processes.
 
-        With ``'forced_sync'`` they are reduced now. If a process had not its usual number of samples, they are
+        With ``'forced_sync'`` they are reduced now. If a process did not have its usual number of samples, they are
         multiplied by the usual number of all processes divided by the actual one.
 
         Returns:

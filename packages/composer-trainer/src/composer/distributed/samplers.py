@@ -79,7 +79,7 @@ def get_sampler(
         raise TypeError(
             f"dataset must have a length to be split over processes, got {type(dataset).__name__}. "
             "An iterable dataset must select the part of each process itself: "
-            "see composer.distributed.get_global_rank."
+            "see composer.distributed.get_data_rank."
         )
     return DistributedSampler(
         dataset,
