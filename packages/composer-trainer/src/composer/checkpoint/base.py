@@ -127,7 +127,7 @@ class FileRecord:
 
     Example:
         >>> FileRecord.of([b"content"])
-        FileRecord(size=7, xxh3_128='d28ded82ba3eb4f3f49e5d62cb1dee01')
+        FileRecord(size=7, xxh3_128='917e1274274fc195b27a2d2388d9568c')
     """
 
     size: int = attrs.field(validator=[ge(0), lt(1 << 62)])

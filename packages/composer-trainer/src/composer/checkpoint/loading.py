@@ -126,7 +126,7 @@ def load_checkpoint(
         CheckpointMismatchError: It does not fit the run. Every mismatch is named, and nothing has been changed.
 
     Example:
-        >>> import torch
+        >>> import tempfile, torch
         >>> from composer.checkpoint import save_checkpoint
         >>> path = save_checkpoint(State(torch.nn.Linear(2, 2), rank_zero_seed=17), tempfile.mkdtemp() + "/first")
         >>> later = State(torch.nn.Linear(2, 2))
