@@ -52,10 +52,7 @@ EVERYWHERE = {
     "(make|makes|made) of `": "outputs, results",
     "(stand|stands|stood) still": "wait, does not advance",
     "came to": "equal, the computed values",
-}
-# More phrases to avoid in all files, except in the folders of LATER. Only in phrases, because a page does have text,
-# memory and hosts do have addresses, and `refused` is a parameter of the contract suite.
-ALMOST_EVERYWHERE = {
+    # Only in phrases: pages have text, hosts have addresses, and `refused` is a parameter of the contract suite.
     "(a|an|any|each|empty|one|several) (empty )?texts?(?! (file|metric))": "string",
     "(list|lists|are|or|keys are) (of )?texts": "strings",
     "(at|or|to) an address|a remote address|remote addresses": "URL",
@@ -63,7 +60,7 @@ ALMOST_EVERYWHERE = {
     "(are|be|been|is|was|were) refused": "raise an error, are rejected",
     "gave": "passed, returned, printed",
 }
-# Names of functions and classes to avoid in all files, except in the folders of LATER.
+# Names of functions and classes to avoid in all files.
 NAMES = {
     "Meeting": "the conversation's purpose",
     "Rest": "what it contains",
@@ -78,11 +75,6 @@ NAMES = {
     "hurry": "what it does",
     "moved": "what it maps or copies",
 }
-# Folders whose redesign has to satisfy the last two lists; empty in the end.
-LATER = (
-    "packages/composer-trainer/src/composer/checkpoint/",
-    "packages/composer-trainer/tests/checkpoint/",
-)
 # Phrases to avoid in names of tests, helpers and classes of tests; a space matches an underscore.
 NAMES_IN_TESTS = {
     "ask|asked|asks": "is_due, called",
@@ -159,9 +151,7 @@ def main() -> int:
         words = EVERYWHERE | (OUTSIDE_PACKAGES if not in_package else {} if in_tests else IN_SOURCES)
         text = path.read_text()
         in_names = find_names(text, NAMES_IN_TESTS) if in_tests and path.suffix == ".py" else []
-        if not name.startswith(LATER):
-            words |= ALMOST_EVERYWHERE
-            in_names += find_exact_names(text)
+        in_names += find_exact_names(text)
         for line, phrase, better in [*find(text, words), *in_names]:
             print(f"{name}:{line}: {phrase!r}; better: {better}")
             failed = True

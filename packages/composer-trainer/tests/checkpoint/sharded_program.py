@@ -247,14 +247,14 @@ def save(world_size, folder):
 
 @contextmanager
 def without_pickle():
-    """Refuse to unpickle anything but what other processes have sent."""
+    """Raise an error if anything is unpickled but what other processes have sent."""
 
-    def refused(*_, **__):
+    def fail(*_, **__):
         raise AssertionError("something was unpickled")
 
     with ExitStack() as stack:
         for owner, name in ((pickle, "load"), (pickle, "loads"), (torch, "load")):
-            stack.enter_context(mock.patch.object(owner, name, refused))
+            stack.enter_context(mock.patch.object(owner, name, fail))
         yield
 
 
@@ -309,7 +309,7 @@ def fail(world_size, folder):
         changed[fault] = differences(state, ema, 5)
     state, _ = make_state("2", factor=5)
     if distributed.get_global_rank() == 1:
-        state.optimizers[0].load_state_dict = refuse
+        state.optimizers[0].load_state_dict = reject
     try:
         load_checkpoint(f"{folder}/checkpoints/2", state)
     except Exception as error:  # noqa: BLE001  (compared by the test)
@@ -346,8 +346,8 @@ def newest(folder):
     return {"path": path, "warnings": [str(one.message) for one in caught], "checked": checked}
 
 
-def refuse(*_):
-    raise ValueError("refused")
+def reject(*_):
+    raise ValueError("rejected")
 
 
 def background(world_size, folder):
@@ -508,7 +508,7 @@ def remote(world_size, folder):
 
     put = RemoteFolder.put
     if distributed.get_global_rank() == 1:
-        RemoteFolder.put = refuse
+        RemoteFolder.put = reject
     try:
         save_checkpoint(state, f"{url}/two")
     except Exception as error:  # noqa: BLE001  (compared by the test)
@@ -722,7 +722,7 @@ def load_factored(config, rows, path):
     }
 
 
-def refused_ones(path):
+def errors_of_other_shapes(path):
     """Return the errors for a mesh of other dimensions, and for parts that are no blocks."""
     found = []
     try:
@@ -748,7 +748,7 @@ def kinds(world_size, folder):
         if world_size == writers or name == "fsdp":
             found[name] = load_factored(config, rows, f"{folder}/factored {name}")
     if world_size == 4:
-        found["refused"] = refused_ones(f"{folder}/factored fsdp and tp")
+        found["rejected"] = errors_of_other_shapes(f"{folder}/factored fsdp and tp")
     state, ema = make_state("3x2, tp" if world_size == 6 else str(world_size), factor=5)
     place = "checkpoints/2" if distributed.get_global_rank() == 0 else "other"
     load_checkpoint(f"{folder}/{place}", state)  # as a link that changes between the reads of two processes

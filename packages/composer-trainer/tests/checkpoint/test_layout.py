@@ -22,7 +22,7 @@ class TestPlans:
         assert [len(names) for files in writes for names in files.values()] == [2, 2, 2, 2]
 
     def test_other_models(self):
-        """A tensor of another shape in one process is refused by its name."""
+        """A tensor of another shape in one process raises an error with its name."""
         described = [described_as([((0,), (size,))], (size,), "float32")[0] for size in (4, 5)]
         with pytest.raises(ValueError, match=r"'weight' is float32\[5\] in process 1"):
             plan_parts(described)
@@ -32,7 +32,7 @@ class TestPlans:
         [[((0,), (2,))], [((0,), (3,)), ((2,), (2,))], [((0,), (2,)), ((3,), (1,))], [((2,), (2,))]],
     )
     def test_parts_that_do_not_fill_a_tensor(self, parts):
-        """Gaps and overlaps are refused by the name of the tensor."""
+        """Gaps and overlaps raise an error with the name of the tensor."""
         with pytest.raises(ValueError, match="'weight' in the processes do not fill its shape"):
             plan_parts(described_as(parts, (4,)))
 
@@ -90,8 +90,8 @@ class TestLayout:
             ({"other": 1}, "other"),
         ],
     )
-    def test_a_tensor_that_is_not_whole(self, change, problem):
-        """A tensor whose parts do not fill it, or with other values, is refused."""
+    def test_a_tensor_that_is_not_complete(self, change, problem):
+        """A tensor whose parts do not fill it, or with other values, raises an error."""
         tensors = {"model.safetensors": {"w": GOOD | change}}
         files = {"model-00001-of-00001.safetensors": {"begin": 8, "blocks": ""}}
         with pytest.raises(CheckpointError, match=rf"layout.json is not the layout of a checkpoint: .*{problem}"):
@@ -99,6 +99,6 @@ class TestLayout:
 
     @pytest.mark.parametrize("content", [{}, {"files": [], "tensors": {}}, {"files": {"a": 1}, "tensors": {}}])
     def test_other_content(self, content):
-        """JSON of another form is refused."""
+        """JSON of another form raises an error."""
         with pytest.raises(CheckpointError, match="is not the layout of a checkpoint"):
             Layout.from_bytes(json.dumps(content).encode(), "layout.json")

@@ -486,8 +486,8 @@ class TestMismatches:
         assert "module 'two' was not there, and is Linear." in caught.value.problems
         assert int(other.timestamp.batch) == 5
 
-    def test_optimizer_refuses_its_state(self, runs, saved):
-        """A state with fitting names and shapes that ``load_state_dict`` of the optimizer refuses changes nothing."""
+    def test_optimizer_rejects_its_state(self, runs, saved):
+        """A state with fitting names and shapes that ``load_state_dict`` of the optimizer rejects changes nothing."""
         later, untouched = runs.make(seed=1, batch=0), runs.make(seed=1, batch=0)
 
         def rename(data):
@@ -650,7 +650,7 @@ class TestIgnoreKeys:
 
     def test_invalid_ignore_keys_raise(self, saved, later):
         """Other values raise."""
-        with pytest.raises(TypeError, match="ignore_keys must be texts"):
+        with pytest.raises(TypeError, match="ignore_keys must be strings"):
             load_checkpoint(saved, later, ignore_keys=[3])
 
 

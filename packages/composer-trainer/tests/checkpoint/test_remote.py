@@ -328,7 +328,7 @@ class TestFailures:
 
     def test_unknown_protocol(self, runs):
         """An unknown protocol raises."""
-        with pytest.raises(CheckpointError, match="is not an address that fsspec supports"):
+        with pytest.raises(CheckpointError, match="is not a URL that fsspec supports"):
             load_checkpoint("teapot://runs/one", runs.make())
 
 

@@ -218,7 +218,7 @@ class TestWhat:
 
 class TestKeeping:
     def test_keep_none(self, make_trainer, tmp_path):
-        """With 0 the last checkpoint of a local folder is kept, and all at an address, where copies are not local."""
+        """With 0 the last checkpoint of a local folder is kept, and all at a URL, where copies are not local."""
         with pytest.warns(UserWarning, match=r"num_checkpoints_to_keep=0 .* keeps the last checkpoint .* Set it to 1"):
             trainer = make_trainer(None, save_folder=tmp_path, save_interval="2ba", save_num_checkpoints_to_keep=0)
         with pytest.warns(UserWarning, match=r"num_checkpoints_to_keep=0 .* keeps all checkpoints .* Set it to -1"):
@@ -508,8 +508,8 @@ class TestSettings:
             ({"filename": ""}, ValueError, r"filename \(save_filename\) must be the name of a"),
             ({"latest_filename": ""}, ValueError, r"latest_filename \(save_latest_filename\) must be the name of a"),
             ({"latest_filename": "late\0st"}, ValueError, r"latest_filename \(save_latest_filename\) must be the"),
-            ({"ignore_keys": 5}, TypeError, r"ignore_keys \(save_ignore_keys\) must be texts .* got 5"),
-            ({"ignore_keys": ["model", None]}, TypeError, r"must be texts .* got \['model', None\]"),
+            ({"ignore_keys": 5}, TypeError, r"ignore_keys \(save_ignore_keys\) must be strings .* got 5"),
+            ({"ignore_keys": ["model", None]}, TypeError, r"must be strings .* got \['model', None\]"),
         ],
     )
     def test_invalid_settings_raise(self, settings, error, named):

@@ -120,7 +120,7 @@ class TestFailures:
         ],
     )
     def test_a_fault(self, folder, fault, part, problem):
-        """Each process refuses the checkpoint in one sentence that names the part, and nothing has changed."""
+        """Each process rejects the checkpoint in one sentence that names the part, and nothing has changed."""
         part = part if part.endswith(".json") else f"{part}-of-00004.safetensors"
         for result in results(folder, "fail-"):
             assert re.search(f"{part} [^.]*{problem}", result["errors"][fault])
@@ -171,7 +171,7 @@ class TestFailures:
     def test_one_process_cannot_load(self, folder):
         """If one process cannot load what was read, all raise an error, the others with its rank and its error."""
         first, second = (result["errors"]["loading"] for result in results(folder, "fail-"))
-        assert "refused" in second
+        assert "rejected" in second
         assert first == f"RuntimeError: Loading a checkpoint failed in process 1: {second}"
 
 
@@ -191,8 +191,8 @@ class TestRemote:
         """If one process cannot upload, all raise an error, and there is no checkpoint."""
         first, second = (result["error"] for result in results(folder, "remote-"))
         assert "sharedfile:" in first
-        assert "process 1 failed: ValueError: refused" in first
-        assert second == "ValueError: refused"
+        assert "process 1 failed: ValueError: rejected" in first
+        assert second == "ValueError: rejected"
 
     def test_a_folder_of_each_process(self, folder):
         """If the first process does not find the others' parts, all raise an error that names the cause."""
@@ -250,9 +250,9 @@ class TestKinds:
         """A tensor that was not sharded is not sharded, even if it has the name and the shape of a weight."""
         assert [result["fsdp"]["held"] for result in results(folder, "kinds-")] == ["Tensor"] * 12
 
-    def test_refused(self, folder):
-        """State of another shape is refused on a mesh of other dimensions, and a tensor whose parts are no blocks."""
-        for mesh, blocks in (result["refused"] for result in results(folder, "kinds-4")):
+    def test_other_shapes_and_parts_raise(self, folder):
+        """State of another shape raises an error on a mesh of other dimensions, and so do parts that are no blocks."""
+        for mesh, blocks in (result["rejected"] for result in results(folder, "kinds-4")):
             assert "'optimizers.Factored.state.even.weight.moment' has another shape than its weight" in mesh
             assert "was sharded over a mesh of 2 dimensions instead of 1" in mesh
             assert "has parts that are not blocks of it" in blocks

@@ -310,9 +310,9 @@ def check_different_runs(folder):
     }
 
 
-def check_failing_together():
+def check_failing_in_all_processes():
     def fail():
-        with cd.collectives.failing_together("Reading"):
+        with cd.collectives.failing_in_all_processes("Reading"):
             if cd.get_global_rank() == 2:
                 raise KeyError("settings")
 
@@ -332,7 +332,7 @@ def main(folder):
         "streams": check_streams(saved / "streams"),
         "resuming": check_resuming(saved),
         "own disks": check_resuming_from_own_disks(saved),
-        "failing": check_failing_together(),
+        "failing": check_failing_in_all_processes(),
         "different": check_different_runs(saved / "different"),
     }
     cd.barrier()

@@ -137,12 +137,14 @@ class TestIgnoreKeys:
     @pytest.mark.parametrize("name", ["save_ignore_keys", "load_ignore_keys"])
     def test_invalid_keys_raise_before_training(self, tmp_path, name):
         """Ignored keys that are no strings raise at construction, not at the first save or load."""
-        with pytest.raises(TypeError, match=rf"{name}\)? must be texts such as 'optimizers/\*', or a function, got 5"):
+        with pytest.raises(
+            TypeError, match=rf"{name}\)? must be strings such as 'optimizers/\*', or a function, got 5"
+        ):
             small_run(save_folder=str(tmp_path), **{name: 5})
 
     def test_of_load_checkpoint(self):
         """LoadCheckpoint raises at construction, too."""
-        with pytest.raises(TypeError, match=r"ignore_keys must be texts such as 'optimizers/\*', or a function, got 5"):
+        with pytest.raises(TypeError, match=r"ignore_keys must be strings such as .* or a function, got 5"):
             LoadCheckpoint("run", ignore_keys=5)
 
 

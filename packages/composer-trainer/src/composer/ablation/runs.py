@@ -329,7 +329,7 @@ class Recorder(LoggerDestination):
         self._stopped = self._now()
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
-        """Record the metric, and let the clock go on."""
+        """Record the metric, and start the clock again."""
         self._record(state, self._stopped)
         self._paused += self._now() - self._stopped
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from composer.checkpoint.finding import agreed_path
-from composer.checkpoint.loading import LoadedCheckpoint, check_together
+from composer.checkpoint.loading import LoadedCheckpoint, check_in_all_processes
 from composer.checkpoint.saving import check_ignore_keys
 from composer.core import Callback, Event, Logger, State
 from composer.core.checks import to_path
-from composer.distributed.collectives import failing_together
+from composer.distributed.collectives import failing_in_all_processes
 from composer.functional.checks import check_flags
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class LoadCheckpoint(Callback):
             return
         given = self.load_path.replace("{run_name}", state.run_name)
         path = agreed_path(lambda: given, "load_path") or given
-        checked = check_together(
+        checked = check_in_all_processes(
             path,
             state,
             weights_only=self.load_weights_only,
@@ -93,5 +93,5 @@ class LoadCheckpoint(Callback):
             ignore_keys=self.ignore_keys,
             logger=logger,
         )
-        with failing_together("Loading a checkpoint"):
+        with failing_in_all_processes("Loading a checkpoint"):
             self.loaded = checked.load()

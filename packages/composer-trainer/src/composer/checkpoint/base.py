@@ -51,6 +51,7 @@ MODEL, OPTIMIZERS, EXTRA = "model.safetensors", "optimizers.safetensors", "extra
 STATE, LAYOUT = "state.json", "layout.json"
 FORMAT = "composer-checkpoint"
 FORMAT_VERSION = 1
+# Far more than the names of all files need; a larger file of that name is not read into memory.
 MAX_MANIFEST_BYTES = 16 << 20
 BLOCK_BYTES = 4 << 20
 """Files with tensors have a checksum for each block of that many bytes, so that a part of a file can be checked."""

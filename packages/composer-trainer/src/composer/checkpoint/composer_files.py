@@ -84,10 +84,10 @@ class ComposerFile:
         return cls(state) if isinstance(state, Mapping) and is_composer else None
 
     def surgery(self) -> list[dict[str, Any]]:
-        """Return the algorithms that can be constructed again from their text, as records of a saved state.
+        """Return the algorithms that can be constructed again from their ``repr``, as records of a saved state.
 
-        These are the ones that change the model: only their text has all settings. It is parsed and not run. That of
-        GyroDropout has none, and no weights depend on it.
+        These are the ones that change the model: only their ``repr`` has all settings. It is parsed and not run. That
+        of GyroDropout has none, and no weights depend on it.
         """
         records = []
         for name, state in self._algorithms().items():
@@ -165,8 +165,9 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _parse_call(text: object, name: str) -> dict[str, Any] | None:
-    """Return the settings in a text such as ``BlurPool(min_channels=16)``; None if it is no such text."""
+    """Return the settings in a string such as ``BlurPool(min_channels=16)``; None if it is another string."""
     try:
+        # Of a long string with deep nesting, the parser uses up the memory or the stack.
         call = ast.parse(text, mode="eval").body if isinstance(text, str) and len(text) < 2000 else None
         if not isinstance(call, ast.Call) or call.args or getattr(call.func, "id", None) != name:
             return None

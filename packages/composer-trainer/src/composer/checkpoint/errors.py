@@ -43,7 +43,7 @@ class CheckpointMismatchError(CheckpointError):
 
 
 class CheckpointSaveError(OSError):
-    """A checkpoint could not be written; existing ones are unchanged, except one of the name at an address.
+    """A checkpoint could not be written; existing ones are unchanged, except one of the name at a URL.
 
     Args:
         path: The checkpoint.

@@ -20,7 +20,7 @@ from composer.checkpoint.local import open_folder
 from composer.checkpoint.tensors import read_parts
 from composer.core import TimeUnit
 from composer.distributed import all_gather_object, from_rank_zero, get_global_rank, get_world_size
-from composer.distributed.collectives import failing_together
+from composer.distributed.collectives import failing_in_all_processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -165,11 +165,11 @@ def agreed_newest(folder: str | os.PathLike[str], run_name: str) -> str | None:
     def failed(reason: str) -> CheckpointError:
         return CheckpointError(folder, f"cannot be resumed from: {reason.rstrip('.')}.")
 
-    with failing_together("looking for a checkpoint", failed):
+    with failing_in_all_processes("looking for a checkpoint", failed):
         own = _candidates(opened, run_name, weights_only=False)
     listed = from_rank_zero([(one.name, one.problem) for one in own])
     for name, known in listed:
-        with failing_together("reading a checkpoint", failed):
+        with failing_in_all_processes("reading a checkpoint", failed):
             problem = known or _problem(opened, name, get_global_rank(), get_world_size())
         problems = [one for one in all_gather_object(problem) if one is not None]
         if not problems:
@@ -339,7 +339,7 @@ def agreed_path(
     def failed(reason: str) -> CheckpointError:
         return CheckpointError(argument, f"cannot be loaded: {reason.rstrip('.')}.")
 
-    with failing_together("looking for it", failed):
+    with failing_in_all_processes("looking for it", failed):
         own = find()  # in all processes at the same time, as none may wait longer than dist_timeout for another
         if own is not None and get_global_rank() == 0 and not is_weights_file(own):
             opened, name = locate(own, folder)  # a link may change before another process follows it

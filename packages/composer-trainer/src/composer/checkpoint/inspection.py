@@ -122,7 +122,7 @@ def _about(manifest: Manifest) -> list[str]:
         for unit in (TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.SAMPLE, TimeUnit.TOKEN)
         if clock.count(unit)
     )
-    kind = "weights only" if manifest.weights_only else "everything to go on training with"
+    kind = "weights only" if manifest.weights_only else "everything to continue training"
     versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
     metrics = [_row("", f"{name} {_reported(value)}") for name, value in manifest.metrics.items()]
     return [
@@ -139,7 +139,7 @@ def _reported(value: float | None) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return text without control characters, and without the middle of a long line."""
+    """Return text without control characters, and with long lines abridged."""
     return "".join(letter if letter.isprintable() else "?" for letter in abridged(text))
 
 

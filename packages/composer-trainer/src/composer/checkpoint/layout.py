@@ -131,7 +131,7 @@ class PartFile:
 
     def __attrs_post_init__(self) -> None:
         if type(self.begin) is not int or not 0 <= self.begin < 1 << 62 or not isinstance(self.blocks, str):
-            raise ValueError("a file of parts must have a number 'begin' and a text 'blocks'")
+            raise ValueError("a file of parts must have a number 'begin' and a string 'blocks'")
 
 
 @attrs.frozen

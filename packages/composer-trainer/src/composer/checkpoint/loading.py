@@ -22,7 +22,7 @@ from composer.core import LoadReport, State, StateMismatchError, join_tensors, s
 from composer.core.checks import abridged, to_strings
 from composer.core.evaluator import reshard
 from composer.core.serialization import MAX_DEPTH
-from composer.distributed.collectives import all_agree, failing_together
+from composer.distributed.collectives import all_agree, failing_in_all_processes
 from composer.functional.dtensors import is_dtensor, is_sharded
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from composer.core import Logger
     from composer.core.passes import Passes
 
-__all__ = ["CheckedCheckpoint", "LoadedCheckpoint", "check_checkpoint", "check_together", "load_checkpoint"]
+__all__ = ["CheckedCheckpoint", "LoadedCheckpoint", "check_checkpoint", "check_in_all_processes", "load_checkpoint"]
 
 CheckExtra = Callable[[dict[str, Any], tuple[str, ...]], Iterable[str]]
 
@@ -148,12 +148,12 @@ def load_checkpoint(
         return check_checkpoint(path, state, **how).load()
     # A link may change, or a file system be behind, between the reads of two processes.
     path = agreed_path(lambda: os.fspath(path), "path", folder=folder) or path
-    checked = check_together(path, state, **how)
-    with failing_together("Loading a checkpoint"):
+    checked = check_in_all_processes(path, state, **how)
+    with failing_in_all_processes("Loading a checkpoint"):
         return checked.load()
 
 
-def check_together(path: str | os.PathLike[str], state: State, **how: Any) -> CheckedCheckpoint:
+def check_in_all_processes(path: str | os.PathLike[str], state: State, **how: Any) -> CheckedCheckpoint:
     """Read and check a checkpoint in all processes; see :func:`check_checkpoint`.
 
     If it fails in one, it fails in all: with its own error there, and with one that names it in the others.
@@ -165,7 +165,7 @@ def check_together(path: str | os.PathLike[str], state: State, **how: Any) -> Ch
     def failed(reason: str) -> CheckpointError:
         return CheckpointError(path, f"was not loaded, and nothing has been changed: {reason.rstrip('.')}.")
 
-    with failing_together("it", failed):
+    with failing_in_all_processes("it", failed):
         checked = check_checkpoint(path, state, **how)
     if not all_agree(checked.manifest):
         raise failed("it was replaced by another while the processes read it. Load it again")

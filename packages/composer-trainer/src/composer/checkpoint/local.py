@@ -68,6 +68,7 @@ class LocalFolder(Folder):
         """Delete the unfinished checkpoints of killed processes; call it only if no other process saves here."""
         with _saving(self.path):
             for entry in self.path.iterdir():
+                # Another saver of this process, which shares the lock, may be writing one.
                 is_left = _TEMPORARY.fullmatch(entry.name) and entry.name not in _being_written
                 if is_left and entry.is_dir() and not entry.is_symlink():
                     shutil.rmtree(entry, ignore_errors=True)
@@ -116,7 +117,7 @@ class LocalFolder(Folder):
         """Return the name of a temporary folder for the files of a new checkpoint."""
         temporary, target = self._temporary(name), self.path / name
         with _saving(target):
-            if os.path.lexists(target) and not _is_ours(target):
+            if os.path.lexists(target) and not _is_checkpoint(target):
                 raise CheckpointSaveError(
                     target, "a file or folder of that name is not a checkpoint; move it elsewhere."
                 )
@@ -138,6 +139,7 @@ class LocalFolder(Folder):
         temporary = self.path / place
         self.put(name, place, MANIFEST, [memoryview(manifest.to_bytes())])
         with _saving(self.path / name):
+            # The names of files are on the disk only after this. The system may write the rename before them.
             _sync_folder(temporary)
             self._put_in_place(temporary, name)
 
@@ -179,7 +181,7 @@ class LocalFolder(Folder):
         if for_link:
             is_in_the_way = target.is_dir() and not target.is_symlink()
         else:
-            is_in_the_way = os.path.lexists(target) and (not _is_ours(target) or bool(self.foreign(name)))
+            is_in_the_way = os.path.lexists(target) and (not _is_checkpoint(target) or bool(self.foreign(name)))
         if not is_in_the_way:
             return None
         aside = self.path / f".{name}.aside-{secrets.token_hex(4)}"
@@ -201,6 +203,7 @@ class LocalFolder(Folder):
             raise CheckpointSaveError(target, "a folder has the name of the link to the latest one; rename it.")
         with _saving(target):
             try:
+                # Relative, so that it is still valid after the folder was moved.
                 temporary.symlink_to(name, target_is_directory=True)
             except OSError:
                 temporary.write_text(f"{name}\n", encoding="utf-8")
@@ -215,6 +218,7 @@ class LocalFolder(Folder):
         try:
             if path.is_symlink():
                 return Path(path.readlink()).name
+            # A larger file does not contain a name, and is not read.
             return path.read_text(encoding="utf-8").strip() if path.is_file() and path.stat().st_size < 4096 else None
         except (OSError, ValueError):
             return None
@@ -238,7 +242,7 @@ def _saving(path: Path, what: str = "") -> Iterator[None]:
         raise CheckpointSaveError(path, f"{what}{_reason(error)}") from error
 
 
-def _is_ours(checkpoint: Path) -> bool:
+def _is_checkpoint(checkpoint: Path) -> bool:
     """Return whether a folder is a checkpoint, even a damaged one."""
     manifest = checkpoint / MANIFEST
     if checkpoint.is_symlink() or not manifest.is_file() or manifest.stat().st_size > MAX_MANIFEST_BYTES:

@@ -159,6 +159,7 @@ class RemoteFolder(Folder):
         if foreign := foreign_files(map(_file_name, entries)):
             reason = f"{foreign[0]!r} in it is not a file of a checkpoint; move it elsewhere."
             raise CheckpointSaveError(self.at(name), reason)
+        # Without a manifest it is no checkpoint, so that an interruption leaves none that is incomplete.
         for entry in sorted(entries, key=lambda entry: _file_name(entry) != MANIFEST):
             files.rm_file(entry["name"])
 
@@ -187,7 +188,8 @@ class RemoteFolder(Folder):
                 f'{self.url} needs another package: {error}. For s3://: pip install "composer-trainer[s3]".'
             ) from None
         except ValueError as error:
-            raise CheckpointError(self.url, f"is not an address that fsspec supports: {error}") from None
+            raise CheckpointError(self.url, f"is not a URL that fsspec supports: {error}") from None
+        # fsspec keeps the listings of folders, to which other processes write as well.
         files.invalidate_cache()
         return files, root.rstrip("/")
 

@@ -87,13 +87,13 @@ def own_checkpoints(folder: Folder, run_name: str, *, weights_only: bool) -> lis
     ]
 
 
-def _warn_if_none_has_it(keep_best: KeepBest, checkpoints: Iterable[FoundCheckpoint], folder: Folder) -> None:
-    """Warn that a metric is none of those of its evaluation; before the first one there is nothing to tell by."""
+def _warn_if_metric_is_unknown(keep_best: KeepBest, checkpoints: Iterable[FoundCheckpoint], folder: Folder) -> None:
+    """Warn if the checkpoints have other metrics of the same evaluation, and not the one to keep the best by."""
     found = {name for one in checkpoints if one.manifest is not None for name in one.manifest.metrics}
-    kin = sorted(name for name in found if name.rpartition("/")[0] == keep_best.metric.rpartition("/")[0])
-    if kin and keep_best.metric not in kin:
+    similar = sorted(name for name in found if name.rpartition("/")[0] == keep_best.metric.rpartition("/")[0])
+    if similar and keep_best.metric not in similar:
         warnings.warn(
-            f"{keep_best} keeps none, as no checkpoint in {folder} has that metric{nearest(keep_best.metric, kin)}",
+            f"{keep_best} keeps none, as no checkpoint in {folder} has that metric{nearest(keep_best.metric, similar)}",
             UserWarning,
             stacklevel=3,
         )
@@ -105,13 +105,13 @@ def delete_old(
     """Delete the checkpoints of a run that need not be kept, and return their names.
 
     Folders that are not a complete checkpoint, contain other files, or are of another run or kind, are not deleted:
-    weights alone cannot stand for a checkpoint to go on from.
+    training cannot resume from weights alone.
 
     Args:
         folder: Where they are.
         run_name: The run.
-        keep_last: How many of the last to keep; -1 keeps all.
-        keep_best: Which to keep beside them.
+        keep_last: The number of the last ones to keep; -1 keeps all.
+        keep_best: The best ones to keep in addition.
         weights_only: Whether to consider checkpoints that contain only weights, or the others.
 
     Raises:
@@ -122,7 +122,7 @@ def delete_old(
     own = own_checkpoints(folder, run_name, weights_only=weights_only)
     names = [one.name for one in expired(own, keep_last, keep_best) if not folder.foreign(one.name)]
     if names and keep_best is not None:
-        _warn_if_none_has_it(keep_best, own, folder)
+        _warn_if_metric_is_unknown(keep_best, own, folder)
     for name in names:
         folder.delete(name)
     return names

@@ -52,8 +52,8 @@ class CheckpointSaver(Callback):
     The end of the training always saves a checkpoint (unless the interval is 0 or a function), after everything else
     has run, including the last evaluation.
 
-    A new run refuses a folder with later checkpoints of any run, and a local folder to which another living process
-    saves.
+    A new run raises an error if the folder has later checkpoints of any run, or if another running process saves to the
+    same local folder.
 
     Args:
         folder: A path or a URL (``"s3://bucket/{run_name}"``). The run's name is filled in.
@@ -61,7 +61,7 @@ class CheckpointSaver(Callback):
             ending ``.pt`` of MosaicML Composer's files is removed, with a warning, as a checkpoint is a folder.
         latest_filename: The name of a link to the newest checkpoint; none if None. It is a file with the checkpoint's
             name where links are not supported.
-        save_interval: A time, a text, a number of epochs, or 0 for never; or a function ``f(state, event) -> bool``,
+        save_interval: A time, a string, a number of epochs, or 0 for never; or a function ``f(state, event) -> bool``,
             which is called after each batch, epoch and iteration, and at the end.
         overwrite: Whether to replace checkpoints of other runs with the same names.
         num_checkpoints_to_keep: The number of the last checkpoints to keep; -1 keeps all. 0 gives a warning: no local
@@ -126,6 +126,7 @@ class CheckpointSaver(Callback):
         self._lock: FolderLock | None = None
         self._saving = Background()
         self._memory: KeptMemory = {}
+        # The name and the batch of the last save: the end of an epoch and FIT_END may be at the same batch.
         self._last: tuple[str, int] | None = None
         # Of several processes that write together: what is being written, and the checkpoint's path.
         self._shared: tuple[Snapshot, str] | None = None
@@ -206,6 +207,7 @@ class CheckpointSaver(Callback):
             return
         # Before the copy, so that there is only one in memory.
         self._wait()
+        # In all processes, also those that write nothing, because it exchanges data between them.
         extra = None if self.extra is None else self.extra()
         is_shared = is_sharded(state.model)
         if not is_shared and state.rank != 0:
@@ -293,6 +295,7 @@ class CheckpointSaver(Callback):
         if latest is not None:
             self._set_aside(folder, latest, for_link=True)
             folder.set_latest(latest, name)
+        # After the link was moved, which would otherwise point to a deleted checkpoint for a moment.
         deleted = delete_old(
             folder,
             run_name,

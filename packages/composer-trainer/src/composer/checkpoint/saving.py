@@ -176,13 +176,14 @@ def take_snapshot(
         reshard(state.model)  # it may have its complete weights since an evaluation
     block = evaluation_weights(state) if weights_only else contextlib.nullcontext(enter_result=False)
     with block as may_differ:
-        with writers.failing_together(path):
+        with writers.failing_in_all_processes(path):
             saved = _saved_state(state, extra, ignore_keys, weights_only=weights_only)
             data, tensors = _split_files(saved)
             described = describe_parts(tensors, is_first=writers.rank == 0)
         layout, writes = writers.plan(described)
         contents: dict[str, list[memoryview]] | Exception
         try:
+            # Evaluation weights are in the model only within the block, and are copied in any case.
             contents = pack_parts(tensors, described, writes, copy=copy or may_differ, memory=memory)
         except Exception as error:
             if writers.is_alone:
@@ -229,6 +230,7 @@ def _saved_state(
         ignored_keys(saved, ignore_keys)
         names = ("version", "model", "algorithms", "timestamp", "run_name")
         saved = {name: saved[name] for name in names if name in saved}
+        # Their settings, by which algorithms that the weights need are constructed again; not their progress.
         saved["algorithms"] = [{**record, "state": {}} for record in saved.get("algorithms", [])]
     else:
         saved |= {"optimizers": state.get_optim_state_dict(), "extra": plain(dict(extra or {}), "extra")}
@@ -256,11 +258,11 @@ def _split_files(saved: dict[str, Any]) -> tuple[Any, dict[str, dict[str, Tensor
 
 
 def check_ignore_keys(ignore_keys: object, name: str = "ignore_keys") -> None:
-    """Raise a TypeError if ``ignore_keys`` is neither None, texts nor a function; the error calls it by ``name``."""
+    """Raise a TypeError if ``ignore_keys`` is neither None, strings nor a function; the error calls it by ``name``."""
     if ignore_keys is None or isinstance(ignore_keys, str) or callable(ignore_keys):
         return
     if not isinstance(ignore_keys, Collection) or not all(isinstance(pattern, str) for pattern in ignore_keys):
-        raise TypeError(f"{name} must be texts such as 'optimizers/*', or a function, got {ignore_keys!r}.")
+        raise TypeError(f"{name} must be strings such as 'optimizers/*', or a function, got {ignore_keys!r}.")
 
 
 def ignored_keys(saved: dict[str, Any], ignore_keys: IgnoreKeys) -> tuple[str, ...]:
@@ -287,6 +289,7 @@ def ignored_keys(saved: dict[str, Any], ignore_keys: IgnoreKeys) -> tuple[str, .
     else:
         check_ignore_keys(ignore_keys)
         patterns = [ignore_keys] if isinstance(ignore_keys, str) else ignore_keys
+        # Patterns of MosaicML Composer begin with it.
         patterns = [pattern.removeprefix("state/") for pattern in patterns]
         for path in before:
             if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns):

@@ -85,6 +85,7 @@ def pack_parts(
     kept: KeptMemory = {}
     packed, devices = {}, set()
     for file, names in writes.items():
+        # model-00001-of-00002.safetensors has tensors of the kind model.safetensors.
         kind = re.sub(r"-.*", ".safetensors", file)
         offsets = {}
         for name in names:
@@ -143,6 +144,7 @@ def _header(tensors: Mapping[str, Tensor], offsets: Mapping[str, Any]) -> bytes:
         content = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise NotSerializableError("", "a tensor has a name that is no valid string (UTF-8).") from None
+    # The format pads its header with spaces, so that the tensors are at multiples of 8 bytes.
     content += b" " * (-len(content) % 8)
     return len(content).to_bytes(8, "little") + content
 
@@ -179,6 +181,7 @@ def read_parts(
     """
     known: KnownParts = {}
     likes, of_kind = likes or {}, layout.tensors[kind]
+    # Before memory is allocated, which a damaged layout could request without limit.
     if sum(DTYPES[one.dtype].itemsize * math.prod(one.shape) for one in of_kind.values()) > manifest.size:
         raise CheckpointError(f"{path}/{LAYOUT}", "lists tensors that are larger than the files.")
     parts = {name: _part_of(one, likes.get(name), known) for name, one in of_kind.items()}

@@ -21,14 +21,14 @@ from composer.checkpoint.errors import CheckpointError
 __all__ = ["load_torch_weights", "read_weights_file"]
 
 _NESTS = (("state", "model"), ("state_dict",), ("model",))
-"""Where weights lie in files that hold more: of Composer, of Lightning and many others."""
+"""Where weights are in files that contain more, such as those of Composer and Lightning."""
 _ARCHIVE = b"PK\x03\x04"
 _END = 22 + 20 + 56
 """Bytes at the end of an archive that contain the position of its table of contents, in 32 and 64 bits."""
 
 
 def load_torch_weights(path: Path) -> dict[str, Tensor]:
-    """Return the weights that a file of ``torch.save`` holds; all else in it is left alone.
+    """Return the weights in a file of ``torch.save``; everything else in it is ignored.
 
     The file is read with ``weights_only=True``. Beside what torch allows then, it may hold what a Composer checkpoint
     does: torch's version, durations, and NumPy's arrays and dtypes.
@@ -107,7 +107,7 @@ def _check_not_compressed(path: Path) -> None:
     """
     try:
         with path.open("rb") as file:
-            if file.read(len(_ARCHIVE)) != _ARCHIVE:  # what torch goes by, too
+            if file.read(len(_ARCHIVE)) != _ARCHIVE:  # by which torch recognizes an archive, too
                 return
             size = file.seek(0, 2)
             file.seek(max(0, size - _END))

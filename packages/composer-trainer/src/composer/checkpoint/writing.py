@@ -19,7 +19,7 @@ from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
 from composer.checkpoint.layout import Layout, PartFile, plan_parts
 from composer.core import TimeUnit
 from composer.distributed import all_gather_object, any_rank
-from composer.distributed.collectives import failing_together
+from composer.distributed.collectives import failing_in_all_processes
 from composer.distributed.exchange import Exchange
 from composer.distributed.failures import lost_processes
 from composer.functional.dtensors import is_sharded
@@ -37,8 +37,8 @@ PARTS_TIMEOUT = 1800.0
 """Seconds after which a part that is missing makes a save fail."""
 _LONGER = 30.0
 """Seconds that the other processes wait for the first one's decision after that."""
-_SECONDS_BETWEEN_LOOKS = 1.0
-"""How often a process that waits looks whether others have ended."""
+_SECONDS_BETWEEN_CHECKS = 1.0
+"""How often a waiting process checks whether others have ended."""
 
 
 class Writers:
@@ -59,7 +59,7 @@ class Writers:
         self._described: Described | None = None
         self._planned: tuple[Layout, list[dict[str, list[str]]]] = (Layout({}, {}), [])
 
-    def failing_together(self, path: str) -> AbstractContextManager[None]:
+    def failing_in_all_processes(self, path: str) -> AbstractContextManager[None]:
         """Fail in all processes if one fails; see :func:`failing_in_all`."""
         return contextlib.nullcontext() if self.is_alone else failing_in_all(path)
 
@@ -91,7 +91,7 @@ class Writers:
         try:
             while text is None and not lost and time.monotonic() < until():
                 lost = lost_processes()  # what they have answered before is still there
-                latest = 0.0 if lost else min(until(), time.monotonic() + _SECONDS_BETWEEN_LOOKS)
+                latest = 0.0 if lost else min(until(), time.monotonic() + _SECONDS_BETWEEN_CHECKS)
                 text = self._exchange.take(key, latest)
         except RuntimeError as error:  # as torch's errors of stores are
             return {"unreachable": f"process 0 cannot be reached: {error}"}
@@ -101,8 +101,8 @@ class Writers:
         return answer
 
 
-_together: list[tuple[object, Writers]] = []
-"""The process group, and the processes in it that write together."""
+_all_writers: list[tuple[object, Writers]] = []
+"""The process group, and the writers of sharded models in it."""
 
 
 def writers_of(model: Any) -> Writers:
@@ -110,9 +110,9 @@ def writers_of(model: Any) -> Writers:
     if not is_sharded(model):
         return Writers(is_alone=True)
     world = torch.distributed.group.WORLD if torch.distributed.is_initialized() else None
-    if not _together or _together[0][0] is not world:
-        _together[:] = [(world, Writers(is_alone=False))]
-    return _together[0][1]
+    if not _all_writers or _all_writers[0][0] is not world:
+        _all_writers[:] = [(world, Writers(is_alone=False))]
+    return _all_writers[0][1]
 
 
 def failing_in_all(path: str) -> AbstractContextManager[None]:
@@ -121,7 +121,9 @@ def failing_in_all(path: str) -> AbstractContextManager[None]:
     Args:
         path: The checkpoint, for the error.
     """
-    return failing_together("Saving a checkpoint", lambda reason: CheckpointSaveError(path, f"{reason.rstrip('.')}."))
+    return failing_in_all_processes(
+        "Saving a checkpoint", lambda reason: CheckpointSaveError(path, f"{reason.rstrip('.')}.")
+    )
 
 
 @attrs.define(eq=False)
@@ -147,6 +149,7 @@ class Snapshot:
     _until: float = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        # A part of each key, so that an answer of a save that has failed is not taken for one of the next.
         self._number = self.writers.saves
         self._until = time.monotonic() + self.timeout + (_LONGER if self.writers.rank else 0.0)
 
@@ -202,6 +205,7 @@ class Snapshot:
                 place = folder.begin(name)
                 self._send_all("place", {"place": place})
                 key = "outcome"
+                # The first process writes while the others do, and waits for them afterwards.
                 answers = [self._write_files(folder, name, place)]
                 answers += [self._receive(f"written by {rank}", rank) for rank in range(1, self.writers.world_size)]
                 failed = next((answer for answer in answers if "error" in answer), None)
@@ -210,6 +214,7 @@ class Snapshot:
                 manifest = self._commit(folder, name, place, answers)
             if finish is not None:
                 finish(manifest)
+            # If an equal checkpoint exists, this answers where the others expect a place: they have nothing to write.
             self._send_all(key, {})
         except BaseException as error:
             with contextlib.suppress(Exception):  # this error is the one to raise

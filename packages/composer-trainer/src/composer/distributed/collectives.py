@@ -295,7 +295,7 @@ def run_local_rank_zero_first() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def failing_together(doing: str, to_error: Callable[[str], Exception] = RuntimeError) -> Iterator[None]:
+def failing_in_all_processes(doing: str, to_error: Callable[[str], Exception] = RuntimeError) -> Iterator[None]:
     """Run a block in all processes; if it fails in one, it fails in all, so that none waits for another.
 
     The block must not call collectives. All processes must call this.
@@ -308,7 +308,7 @@ def failing_together(doing: str, to_error: Callable[[str], Exception] = RuntimeE
         Exception: In the processes where the block succeeded, if it failed in another.
 
     Example:
-        >>> with failing_together("Reading the settings"):
+        >>> with failing_in_all_processes("Reading the settings"):
         ...     settings = {}
     """
     try:

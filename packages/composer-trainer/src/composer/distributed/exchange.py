@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from composer.distributed.collectives import failing_together, from_rank_zero, is_connected
+from composer.distributed.collectives import failing_in_all_processes, from_rank_zero, is_connected
 from composer.distributed.environment import get_global_rank, get_world_size, namespace_here
 
 __all__ = ["Exchange"]
@@ -43,12 +43,12 @@ class Exchange:
             self._store: Any = distributed.HashStore()
             return
         doing = "Connecting the processes for checkpoints"
-        with failing_together(doing):
+        with failing_in_all_processes(doing):
             if self.rank == 0:
                 self._store = distributed.TCPStore(_LOCAL, 0, None, is_master=True, wait_for_workers=False)
         here = namespace_here("net") or socket.gethostname()
         host, network, port = from_rank_zero((socket.gethostname(), here, self._store.port if self.rank == 0 else 0))
-        with failing_together(doing):
+        with failing_in_all_processes(doing):
             if self.rank > 0:
                 # The address at which torchrun's processes find the first one.
                 address = _LOCAL if network == here else os.environ.get("MASTER_ADDR", host)

@@ -379,6 +379,7 @@ class Parallelism:
         if syncs is self._syncs or self._synced is None:
             return
         self._syncs = syncs
+        # What no_sync() of DDP sets, which is a context and cannot span the calls of a step.
         if isinstance(self._synced, nn.parallel.DistributedDataParallel):
             self._synced.require_backward_grad_sync = syncs
         else:
@@ -445,7 +446,7 @@ class Parallelism:
             return
         settings = attrs.asdict(self._ddp)
         settings["find_unused_parameters"] |= any(each.find_unused_parameters for each in state.algorithms)
-        # Without device_ids, as the batch is on the device already.
+        # The model has been broadcast, and without device_ids DDP does not move the batch, which is on the device.
         self.forward = nn.parallel.DistributedDataParallel(state.model, init_sync=False, **settings)
 
 

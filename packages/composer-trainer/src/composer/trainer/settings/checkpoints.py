@@ -14,14 +14,14 @@ from composer.checkpoint import (
     find_checkpoints,
 )
 from composer.checkpoint.finding import agreed_newest, agreed_path
-from composer.checkpoint.loading import check_together
+from composer.checkpoint.loading import check_in_all_processes
 from composer.checkpoint.saver import CheckpointSaver, SaveInterval, check_folder, check_keep_last
 from composer.checkpoint.saving import check_ignore_keys
 from composer.core import Interval
 from composer.core.checks import by_name, is_flag, nearest, to_path, to_strings
 from composer.core.files import fill_in_run
 from composer.distributed import all_agree
-from composer.distributed.collectives import failing_together
+from composer.distributed.collectives import failing_in_all_processes
 from composer.trainer.evaluation.metrics import metrics_of
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Loading:
         is_path: bool = False,
     ) -> LoadedCheckpoint:
         state = engine.state
-        checked = check_together(
+        checked = check_in_all_processes(
             path,
             state,
             folder=folder,
@@ -151,7 +151,7 @@ class Loading:
             logger=engine.logger,
             check_extra=progress.check,
         )
-        with failing_together("Loading a checkpoint"):
+        with failing_in_all_processes("Loading a checkpoint"):
             loaded = checked.load()
             if loaded.extra:
                 progress.load(loaded.extra, ignored=loaded.ignored)
