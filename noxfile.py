@@ -134,11 +134,12 @@ def mmdet(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and formatting with ruff, and the wording of docstrings, comments, errors and pages."""
+    """Check style with ruff, the wording of docstrings, comments, errors and pages, and the size of the packages."""
     install(session, *TOOLS["lint"])
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("python", "tests/check_words.py")
+    session.run("python", "tests/check_size.py")
 
 
 @nox.session
