@@ -42,6 +42,19 @@ def test_events_in_the_order_of_the_drawing():
     assert state.timestamp.sample == "1sp"
 
 
+def test_other_parts_of_a_loss_raise():
+    """A microbatch whose loss has other parts than the one before names both."""
+    parts = iter([{"a": 1, "b": 1}, {"a": 1}])
+    state, step, _ = make(
+        lambda outputs: {name: outputs.mean() for name in next(parts)},
+        split=lambda: [(batch_of(1.0), 0.5), (batch_of(2.0), 0.5)],
+    )
+    state.batch = batch_of(1.0, 2.0)
+
+    with pytest.raises(ValueError, match="same parts for all microbatches of a batch, got total, a after total, a, b"):
+        step.compute_gradients()
+
+
 @pytest.mark.parametrize(
     ("loss", "expected"),
     [

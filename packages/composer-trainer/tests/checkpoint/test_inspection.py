@@ -132,6 +132,16 @@ class TestDiff:
         assert "extra.data: only in the first" in lines
         assert not any("0.weight" in line for line in lines)
 
+    def test_equal_numbers_of_other_bits(self, runs, saved, capsys):
+        """A signed zero is reported as a difference of bits, not as one of 0."""
+        one, other = runs.make(), runs.make()
+        one.model[0].bias.data[:] = 0.0
+        other.model[0].bias.data[:] = -0.0
+        paths = [save_checkpoint(state, saved.parent / name) for state, name in ((one, "one"), (other, "other"))]
+
+        assert main(["diff", *paths]) == 1
+        assert "model.safetensors 0.bias: differs in its bits" in capsys.readouterr().out
+
     def test_nan_is_compared_bitwise(self, runs, tmp_path):
         """Equal NaNs are equal."""
         state = runs.make()

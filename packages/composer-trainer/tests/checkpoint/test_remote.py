@@ -341,6 +341,12 @@ class TestIsRemote:
         """URLs have a protocol; local paths are not URLs."""
         assert is_remote(path) is expected
 
+    def test_url_without_a_folder_raises(self, runs):
+        """It is not taken for a local folder whose name is the protocol."""
+        for call in (save_checkpoint, lambda state, url: load_checkpoint(url, state)):
+            with pytest.raises(CheckpointError, match="is a URL without a folder"):
+                call(runs.make(), "memory://one")
+
     def test_file_urls_are_paths(self, runs, tmp_path):
         """``file://`` is a local folder with all features."""
         path = save_checkpoint(runs.make(), f"file://{tmp_path}/one")

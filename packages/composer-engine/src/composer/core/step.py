@@ -193,6 +193,11 @@ class Step:
             several = {} if isinstance(loss, Tensor) else _by_name(loss)
             parts = {name: one.detach() * weight for name, one in {"total": total_of(loss), **several}.items()}
         if self._state.microbatch > 0:
+            if parts.keys() != self._parts.keys():
+                raise ValueError(
+                    "The model's loss must have the same parts for all microbatches of a batch, got "
+                    f"{', '.join(parts)} after {', '.join(self._parts)}. Return 0 for a part that a microbatch lacks."
+                )
             parts = {name: self._parts[name] + part for name, part in parts.items()}
         self._set_losses(parts)
 

@@ -42,6 +42,7 @@ __all__ = [
     "foreign_files",
     "is_remote",
     "read_json",
+    "split_path",
     "write_json",
 ]
 
@@ -301,6 +302,22 @@ def is_remote(path: object) -> bool:
     """
     text = str(path)
     return bool(_PROTOCOL.match(text)) and not text.startswith("file://")
+
+
+def split_path(text: str) -> tuple[str, str]:
+    """Return the folder and the name of a checkpoint's path or URL.
+
+    Raises:
+        CheckpointError: A URL has no folder.
+
+    Example:
+        >>> split_path("s3://bucket/run/ep1")
+        ('s3://bucket/run', 'ep1')
+    """
+    folder, _, name = text.rpartition("/")
+    if is_remote(text) and not is_remote(folder):  # else "s3:/" would be a local folder
+        raise CheckpointError(text, "is a URL without a folder: give one, such as s3://bucket/run.")
+    return folder, name
 
 
 class Folder(ABC):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from composer.checkpoint.base import LAYOUT, MANIFEST, PART, STATE, Folder, is_remote, read_json
+from composer.checkpoint.base import LAYOUT, MANIFEST, PART, STATE, Folder, is_remote, read_json, split_path
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.layout import Layout
 from composer.checkpoint.local import open_folder
@@ -233,7 +233,7 @@ def locate(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None =
                 if error.errno == errno.ELOOP:
                     raise CheckpointError(path, "is a symbolic link that leads to itself.") from None
                 text = os.path.realpath(local)
-    parent, _, name = text.rpartition("/")
+    parent, name = split_path(text)
     opened = open_folder(parent or "/")
     latest = opened.get_latest(name)
     if latest and latest != ".." and latest == Path(latest).name and opened.exists(latest):

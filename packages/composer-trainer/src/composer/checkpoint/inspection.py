@@ -264,7 +264,10 @@ def _diff_tensors(file: str, one: dict[str, Tensor], other: dict[str, Tensor]) -
             ]
             lines.append(f"{file} {name}: {looks[0]} and {looks[1]}")
         elif not torch.equal(_bytes(first), _bytes(second)):
-            lines.append(f"{file} {name}: differs by at most {_largest_difference(first, second):.6g}")
+            difference = _largest_difference(first, second)
+            # Not for NaN, signed zeros, or integers that floating point does not distinguish.
+            by = f"by at most {difference:.6g}" if difference > 0 else "in its bits"
+            lines.append(f"{file} {name}: differs {by}")
     return lines
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from composer.checkpoint.base import EXTRA, MODEL, OPTIMIZERS, Manifest
+from composer.checkpoint.base import EXTRA, MODEL, OPTIMIZERS, Manifest, split_path
 from composer.checkpoint.layout import describe_parts
 from composer.checkpoint.local import open_folder
 from composer.checkpoint.tensors import pack_parts
@@ -95,7 +95,7 @@ def save_checkpoint(
         ('ep0-ba0', ['layout.json', 'manifest.json', 'model.safetensors', 'state.json'])
     """
     text = fill_in_run(os.fspath(path), state, "A checkpoint's path").rstrip("/")
-    parent, _, name = text.rpartition("/")
+    parent, name = split_path(text)
     folder = open_folder(parent or ("/" if text.startswith("/") else "."))
     name = checkpoint_name(name, state)
     snapshot = take_snapshot(

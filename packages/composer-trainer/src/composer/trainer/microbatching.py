@@ -111,7 +111,8 @@ class MicrobatchSearch:
                     raise
                 # The traceback refers to the frames, and these to the tensors that fill the memory.
                 failure = error.with_traceback(None)
-            parallel.is_apart = False
+            finally:
+                parallel.is_apart = False
             fits = bool(all_reduce_min(failure is None))
             # The gradients of a trial are those of the batch, but several processes have not summed them yet.
             if fits and is_alone:

@@ -43,7 +43,8 @@ class Run:
         batches: The data.
         optimization: Computes and applies the gradients.
         schedules: The learning rates.
-        evaluate: ``f(event)``, called where an evaluation may be due.
+        evaluate: ``f(event, is_signalled)``, called where an evaluation may be due; ``is_signalled()`` returns whether
+            any process has received a signal.
         parallel: Runs the model in all processes.
         weigh_by_tokens: Whether microbatches are weighted by their tokens instead of their samples.
         resume: Called once, as the last preparation before the first batch.
