@@ -26,7 +26,7 @@ def train(run: Run) -> None:
             event("iteration_start")
         if run.begins_epoch():
             event("epoch_start")
-            run.begin_epoch()
+            run.wrap_model()
         _train_batches(run)
         if not run.batches.epoch_is_over:
             break  # the next call of fit continues this epoch

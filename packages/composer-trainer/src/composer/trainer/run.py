@@ -72,8 +72,8 @@ class Run:
         )
         self.compute_gradients = self.step.compute_gradients
         self._is_in_batch = False
-        # The number of the batch shows the watch on signals that a batch has ended. Between batches, in an evaluation
-        # or while a checkpoint is written, it sets no limit.
+        # StopSignals compares the numbers of batches to see whether one has ended. It sets no limit between batches, in
+        # an evaluation or while a checkpoint is written.
         self.signals = StopSignals(lambda: int(self.state.timestamp.batch) if self._is_in_batch else None)
         self._evaluate, self._resume = evaluate, resume
         self._length = self.state.max_duration
@@ -100,12 +100,12 @@ class Run:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether any process had received a signal when the last batch began; one process stops at once."""
+        """Whether any process had received a signal when the last batch began; a single process stops immediately."""
         return self._is_stop_agreed or (self.signals.received is not None and not self.parallel.is_connected)
 
     def begin(self) -> None:
         """Prepare the model and the optimizers for training, and restore a saved run."""
-        self.begin_epoch()
+        self.wrap_model()
         self.state.model.train()
         self.optimization.train_mode()
         # Last, because wrapping the model and the callbacks at FIT_START may draw random numbers.
@@ -113,7 +113,7 @@ class Run:
             self._resume()
         self.clock.elapsed()  # the time before is not training time
 
-    def begin_epoch(self) -> None:
+    def wrap_model(self) -> None:
         """Wrap the model for several processes again, as algorithms may have changed which parameters are trained."""
         self.parallel.prepare(self.state)
         self.step.forward = self.optimization.in_precision(self.parallel.forward)
@@ -177,7 +177,7 @@ class Run:
     def _begin_global_batch(self, microbatches: int) -> None:
         samples, tokens = (self._num_samples, self._num_tokens) if self._is_counted else (0, 0)
         counted = samples
-        if self.parallel.is_connected:  # the loss of one process has the weight 1, whatever algorithms removed
+        if self.parallel.is_connected:  # a single process has weight 1, even if algorithms removed samples
             counted = self._weigh(self.state.batch) if self.state.batch_counts else 0
         self.parallel.begin_batch(
             samples,
@@ -252,7 +252,7 @@ class Run:
         self.clock.count_epoch()
         self.batches.rewind()
         self._step_schedulers(self.schedules.every_epoch)
-        # Also those that step after each batch: the epoch has changed the clock, of which their rates are a function.
+        # Schedulers of every batch step here, too: their rates depend on the clock, which the epoch has changed.
         self._step_schedulers(self.schedules.by_clock)
         duration = self.state.max_duration
         is_in_tokens = duration is not None and duration.unit is TimeUnit.TOKEN
