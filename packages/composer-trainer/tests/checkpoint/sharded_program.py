@@ -46,9 +46,9 @@ from composer.checkpoint import (
     loading,
     merge_weights,
     save_checkpoint,
+    saving,
     tensors,
     verify_checkpoint,
-    writing,
 )
 from composer.checkpoint.finding import open_checkpoint
 from composer.checkpoint.local import LocalFolder
@@ -445,7 +445,7 @@ def late(world_size, folder):
     """Save, and let the second process write its part only after the first has given up; return what happened."""
     state, _ = make_state("2", factor=3)
     given_up, found = Path(folder, "given up"), {}
-    writing.PARTS_TIMEOUT, put, abandon = 0.5, LocalFolder.put, LocalFolder.abandon
+    saving.PARTS_TIMEOUT, put, abandon = 0.5, LocalFolder.put, LocalFolder.abandon
 
     def put_late(*arguments):
         until = time.monotonic() + 60
@@ -466,7 +466,7 @@ def late(world_size, folder):
     except CheckpointSaveError as error:
         found["error"] = str(error)
     found["left"] = [entry.name for entry in Path(folder, "late").iterdir() if entry.name != ".lock"]
-    writing.PARTS_TIMEOUT, LocalFolder.put, LocalFolder.abandon = 60.0, put, abandon
+    saving.PARTS_TIMEOUT, LocalFolder.put, LocalFolder.abandon = 60.0, put, abandon
     distributed.barrier()
     verify_checkpoint(save_checkpoint(state, f"{folder}/late/two"))
     return found

@@ -7,14 +7,12 @@ import sys
 
 import pytest
 
-from composer.checkpoint import (
-    FolderInUseError,
-)
-from composer.checkpoint.lock import FolderLock
+from composer.checkpoint import FolderInUseError
+from composer.checkpoint.local import FolderLock
 
 HOLDER = """
 import os, sys, time
-from composer.checkpoint.lock import FolderLock
+from composer.checkpoint.local import FolderLock
 lock = FolderLock(sys.argv[1])
 if sys.argv[2] == "fork" and os.fork() == 0:
     time.sleep(60)
@@ -59,7 +57,7 @@ class TestFolderLock:
         command = [
             sys.executable,
             "-c",
-            f"from composer.checkpoint.lock import FolderLock; FolderLock({str(tmp_path)!r})",
+            f"from composer.checkpoint.local import FolderLock; FolderLock({str(tmp_path)!r})",
         ]
 
         while_held = subprocess.run(command, capture_output=True, text=True, check=False)

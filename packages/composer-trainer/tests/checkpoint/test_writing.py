@@ -5,11 +5,11 @@ import time
 import pytest
 import torch
 
-from composer.checkpoint import CheckpointSaveError, verify_checkpoint, writing
+from composer.checkpoint import CheckpointSaveError, saving, verify_checkpoint
 from composer.checkpoint.base import Manifest
 from composer.checkpoint.layout import describe_parts, plan_parts
 from composer.checkpoint.local import LocalFolder
-from composer.checkpoint.writing import Snapshot, Writers
+from composer.checkpoint.saving import Snapshot, Writers
 from composer.core import Timestamp
 from composer.core.background import Task
 
@@ -145,7 +145,7 @@ class TestWrite:
 
         first, _ = group.snapshots(batch=2)
         tasks = [group.start(first, "two")]
-        monkeypatch.setattr(writing, "lost_processes", lambda: "process 1 is gone")
+        monkeypatch.setattr(saving, "lost_processes", lambda: "process 1 is gone")
 
         assert group.errors(*tasks) == ["process 1 is gone."]
         assert (names_in(tmp_path), time.monotonic() - began < group.timeout / 2) == (["one"], True)

@@ -222,7 +222,7 @@ def locate(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None =
         raise CheckpointError("''", "is not the path of a checkpoint.")
     text = str(path).rstrip("/") or "/"
     if text == "latest" and folder is not None:
-        return _newest(folder)
+        return _locate_newest(folder)
     if not is_remote(text):
         local = Path(text.removeprefix("file://"))
         text = str(local.absolute())
@@ -242,11 +242,11 @@ def locate(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None =
         raise CheckpointError(path, "does not exist.")
     inside = open_folder(opened.at(name))
     if not inside.exists(MANIFEST) and any(found.is_complete for found in find_checkpoints(inside)):
-        return _newest(opened.at(name))
+        return _locate_newest(opened.at(name))
     return opened, name
 
 
-def _newest(folder: str | os.PathLike[str]) -> tuple[Folder, str]:
+def _locate_newest(folder: str | os.PathLike[str]) -> tuple[Folder, str]:
     found = newest_checkpoint(folder, weights_only=None)
     if found is None:
         raise CheckpointError(folder, "contains no complete checkpoint.")

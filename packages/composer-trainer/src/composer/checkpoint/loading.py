@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -15,7 +16,8 @@ from composer.checkpoint.base import EXTRA, MODEL, OPTIMIZERS, STATE
 from composer.checkpoint.composer_files import ComposerFile, own_names
 from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from composer.checkpoint.finding import OpenCheckpoint, agreed_path, is_weights_file, open_checkpoint
-from composer.checkpoint.saving import IgnoreKeys, environment, ignored_keys, module_classes, reject_fsdp1
+from composer.checkpoint.ignoring import IgnoreKeys, ignored_keys
+from composer.checkpoint.saving import environment, module_classes, reject_fsdp1
 from composer.checkpoint.tensors import like_weight
 from composer.checkpoint.torch_files import read_weights_file
 from composer.core import LoadReport, State, StateMismatchError, join_tensors, saved_state
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from composer.core import Logger
     from composer.core.passes import Passes
 
-__all__ = ["CheckedCheckpoint", "LoadedCheckpoint", "check_checkpoint", "check_in_all_processes", "load_checkpoint"]
+__all__ = ["CheckedCheckpoint", "LoadRequest", "LoadedCheckpoint", "load_checkpoint"]
 
 CheckExtra = Callable[[dict[str, Any], tuple[str, ...]], Iterable[str]]
 
@@ -72,12 +74,34 @@ class CheckedCheckpoint:
     """A checkpoint that was read and fits the run.
 
     Args:
-        load: Loads it.
+        path: The checkpoint or file.
+        fits: Its state.
         manifest: Its manifest; None for a file of weights.
+        logger: The logger of the reconstructed algorithms.
+        ignored: The paths of what ``ignore_keys`` left out.
+        extra: What was saved beside the state.
+        warning: What the user has to know when it is loaded.
     """
 
-    load: Callable[[], LoadedCheckpoint]
+    path: str
+    fits: saved_state.CheckedState
     manifest: Manifest | None
+    logger: Logger | None
+    ignored: tuple[str, ...]
+    extra: dict[str, Any] = attrs.field(factory=dict)
+    warning: str = ""
+
+    def load(self) -> LoadedCheckpoint:
+        """Load it; the run must not have changed since the check.
+
+        Raises:
+            CheckpointMismatchError: ``load_state_dict`` of an optimizer rejects its state.
+        """
+        if self.warning:
+            warnings.warn(self.warning, UserWarning, stacklevel=3)
+        with _naming(self.path):
+            self.fits.load(self.logger)
+        return LoadedCheckpoint(self.path, self.fits.report, self.ignored, self.extra, self.manifest)
 
 
 def load_checkpoint(
@@ -134,84 +158,27 @@ def load_checkpoint(
         >>> later.rank_zero_seed
         17
     """
-    how: dict[str, Any] = {
-        "folder": folder,
-        "weights_only": weights_only,
-        "strict_model_weights": strict_model_weights,
-        "ignore_keys": ignore_keys,
-        "exclude_algorithms": exclude_algorithms,
-        "algorithm_passes": algorithm_passes,
-        "logger": logger,
-        "check_extra": check_extra,
-    }
+    request = LoadRequest(
+        state,
+        folder=folder,
+        weights_only=weights_only,
+        strict_model_weights=strict_model_weights,
+        ignore_keys=ignore_keys,
+        exclude_algorithms=exclude_algorithms,
+        algorithm_passes=algorithm_passes,
+        logger=logger,
+        check_extra=check_extra,
+    )
     if not is_sharded(state.model):
-        return check_checkpoint(path, state, **how).load()
+        return request.check(path).load()
     # A link may change, or a file system be behind, between the reads of two processes.
-    path = agreed_path(lambda: os.fspath(path), "path", folder=folder) or path
-    checked = check_in_all_processes(path, state, **how)
+    checked = request.check_in_all_processes(agreed_path(lambda: os.fspath(path), "path", folder=folder) or path)
     with failing_in_all_processes("Loading a checkpoint"):
         return checked.load()
 
 
-def check_in_all_processes(path: str | os.PathLike[str], state: State, **how: Any) -> CheckedCheckpoint:
-    """Read and check a checkpoint in all processes; see :func:`check_checkpoint`.
-
-    If it fails in one, it fails in all: with its own error there, and with one that names it in the others.
-
-    Raises:
-        CheckpointError: Also if processes have read different checkpoints, as one was replaced in between.
-    """
-
-    def failed(reason: str) -> CheckpointError:
-        return CheckpointError(path, f"was not loaded, and nothing has been changed: {reason.rstrip('.')}.")
-
-    with failing_in_all_processes("it", failed):
-        checked = check_checkpoint(path, state, **how)
-    if not all_agree(checked.manifest):
-        raise failed("it was replaced by another while the processes read it. Load it again")
-    return checked
-
-
-def check_checkpoint(
-    path: str | os.PathLike[str],
-    state: State,
-    *,
-    folder: str | os.PathLike[str] | None = None,
-    weights_only: bool = False,
-    **options: Any,
-) -> CheckedCheckpoint:
-    """Read and check a checkpoint, change nothing, and return what loads it; see :func:`load_checkpoint`."""
-    reject_fsdp1(state.model)
-    load = _Load(state, **options)
-    if is_weights_file(path):
-        weights, content = read_weights_file(str(path))
-        composer = ComposerFile.of(content)
-        if composer is None and not weights_only:
-            raise CheckpointError(
-                path, "is a file of weights, not a checkpoint; set weights_only (load_weights_only of a Trainer)."
-            )
-        own = state.get_model_state_dict()
-        names = _names_here(weights, own)
-        if composer is not None and not weights_only:
-            return load.composer(str(path), composer, names, own)
-        saved: dict[str, Any] = {"model": {new: weights[name] for name, new in names.items()}}
-        if composer is not None:
-            saved = {"model": composer.masks(own) | saved["model"], "algorithms": composer.surgery()}
-        return load.weights(str(path), saved, None)
-    opened = open_checkpoint(path, folder)
-    if opened.manifest.weights_only and not weights_only:
-        raise CheckpointError(
-            opened.path,
-            "holds only weights, from which training cannot resume; set weights_only (load_weights_only of a Trainer).",
-        )
-    saved = _read_state(opened, state, weights_only=weights_only)
-    if weights_only:
-        return load.weights(opened.path, saved, opened.manifest)
-    return load.all(opened.path, saved, opened.manifest)
-
-
 @contextmanager
-def _loading(path: str) -> Iterator[None]:
+def _naming(path: str) -> Iterator[None]:
     """Name the checkpoint if a state does not fit."""
     try:
         yield
@@ -224,22 +191,75 @@ def _to_names(given: str | Sequence[str] | None) -> list[str]:
 
 
 @attrs.frozen
-class _Load:
-    """Checks what was read of a checkpoint against a run; the fields are arguments of :func:`load_checkpoint`."""
+class LoadRequest:
+    """What is to be loaded into a run, and how; the fields are the arguments of :func:`load_checkpoint`."""
 
     state: State
+    folder: str | os.PathLike[str] | None = None
+    weights_only: bool = False
     strict_model_weights: bool = True
     ignore_keys: IgnoreKeys = None
-    exclude_algorithms: list[str] = attrs.field(default=None, converter=_to_names)
+    exclude_algorithms: str | Sequence[str] | None = attrs.field(default=None, converter=_to_names)
     algorithm_passes: Passes = None
     logger: Logger | None = None
     check_extra: CheckExtra | None = None
 
-    def _check(self, path: str, saved: dict[str, Any]) -> saved_state.CheckedState:
+    def check_in_all_processes(self, path: str | os.PathLike[str]) -> CheckedCheckpoint:
+        """Read and check a checkpoint in all processes; see :meth:`check`.
+
+        If it fails in one, it fails in all: with its own error there, and with one that names it in the others.
+
+        Raises:
+            CheckpointError: Also if processes have read different checkpoints, as one was replaced in between.
+        """
+
+        def failed(reason: str) -> CheckpointError:
+            return CheckpointError(path, f"was not loaded, and nothing has been changed: {reason.rstrip('.')}.")
+
+        with failing_in_all_processes("it", failed):
+            checked = self.check(path)
+        if not all_agree(checked.manifest):
+            raise failed("it was replaced by another while the processes read it. Load it again")
+        return checked
+
+    def check(self, path: str | os.PathLike[str]) -> CheckedCheckpoint:
+        """Read and check a checkpoint, change nothing, and return what loads it; see :func:`load_checkpoint`."""
+        reject_fsdp1(self.state.model)
+        if is_weights_file(path):
+            return self._read_file(str(path))()
+        opened = open_checkpoint(path, self.folder)
+        if opened.manifest.weights_only and not self.weights_only:
+            raise CheckpointError(
+                opened.path,
+                "holds only weights, from which training cannot resume; set weights_only (load_weights_only of a "
+                "Trainer).",
+            )
+        saved = _read_state(opened, self.state, weights_only=self.weights_only)
+        check = self._check_weights if self.weights_only else self._check_all
+        return check(opened.path, saved, opened.manifest)
+
+    def _read_file(self, path: str) -> Callable[[], CheckedCheckpoint]:
+        """Read a file of weights or of MosaicML Composer, and return what checks it."""
+        weights, content = read_weights_file(path)
+        composer = ComposerFile.of(content)
+        if composer is None and not self.weights_only:
+            raise CheckpointError(
+                path, "is a file of weights, not a checkpoint; set weights_only (load_weights_only of a Trainer)."
+            )
+        own = self.state.get_model_state_dict()
+        names = _names_here(weights, own)
+        if composer is not None and not self.weights_only:
+            return partial(self._check_composer, path, composer, names, own)
+        saved: dict[str, Any] = {"model": {new: weights[name] for name, new in names.items()}}
+        if composer is not None:
+            saved = {"model": composer.masks(own) | saved["model"], "algorithms": composer.surgery()}
+        return partial(self._check_weights, path, saved, None)
+
+    def _check_state(self, path: str, saved: dict[str, Any]) -> saved_state.CheckedState:
         """Check a state except for missing and unexpected weights."""
         try:
             return saved_state.check_state(
-                self.state, saved, strict=False, excluded=self.exclude_algorithms, passes=self.algorithm_passes
+                self.state, saved, strict=False, excluded=self.exclude_algorithms or (), passes=self.algorithm_passes
             )
         except StateMismatchError:
             raise
@@ -247,39 +267,29 @@ class _Load:
             what = f"{type(error).__name__}: {error}"
             raise CheckpointError(f"{path}/{STATE}", f"cannot be read as the state of a run: {what}") from error
 
-    def all(self, path: str, saved: dict[str, Any], manifest: Manifest) -> CheckedCheckpoint:
+    def _check_all(self, path: str, saved: dict[str, Any], manifest: Manifest) -> CheckedCheckpoint:
         ignored = self._ignore(path, saved)
         extra, modules = _dictionary(saved.pop("extra", {})), _dictionary(saved.pop("modules", {}))
         saved.pop("integrations", None)
         changes = _changed_environment(_dictionary(saved.pop("environment", {})), environment(self.state.device))
         _match_neutral_callbacks(self.state, saved)
         problems: list[str] = []
-        checked: saved_state.CheckedState | None = None
+        fits: saved_state.CheckedState | None = None
         try:
-            checked = self._check(path, saved)
-            problems += self._weights_that_differ(checked.report)
+            fits = self._check_state(path, saved)
+            problems += self._weights_that_differ(fits.report)
         except StateMismatchError as error:
             problems += error.problems
         if self.check_extra is not None:
             problems += self.check_extra(extra, ignored)
         if any(problem.startswith("model.") for problem in problems):
             problems += _changed_modules(self.state.model, modules)
-        if problems or checked is None:
+        if problems or fits is None:
             raise CheckpointMismatchError(path, problems)
-        fits = checked
+        warning = f"Training that resumes from {path} may not be bit-identical: {changes}." if changes else ""
+        return CheckedCheckpoint(path, fits, manifest, self.logger, ignored, extra, warning)
 
-        def load() -> LoadedCheckpoint:
-            if changes:
-                warnings.warn(
-                    f"Training that resumes from {path} may not be bit-identical: {changes}.", UserWarning, stacklevel=3
-                )
-            with _loading(path):
-                fits.load(self.logger)
-            return LoadedCheckpoint(path, fits.report, ignored, extra, manifest)
-
-        return CheckedCheckpoint(load, manifest)
-
-    def weights(self, path: str, saved: dict[str, Any], manifest: Manifest | None) -> CheckedCheckpoint:
+    def _check_weights(self, path: str, saved: dict[str, Any], manifest: Manifest | None) -> CheckedCheckpoint:
         modules = _dictionary(saved.pop("modules", {}))
         ignored = self._ignore(path, saved)
         if "model" in ignored:
@@ -287,25 +297,20 @@ class _Load:
         if "model" not in saved:
             raise CheckpointError(path, "holds no weights: they were left out when it was saved.")
         try:
-            checked = saved_state.check_part(
+            fits = saved_state.check_part(
                 self.state,
                 "model",
                 saved,
                 strict=self.strict_model_weights,
-                excluded=self.exclude_algorithms,
+                excluded=self.exclude_algorithms or (),
                 passes=self.algorithm_passes,
             )
         except StateMismatchError as error:
             problems = [*error.problems, *_changed_modules(self.state.model, modules)]
             raise CheckpointMismatchError(path, problems) from None
+        return CheckedCheckpoint(path, fits, manifest, self.logger, ignored)
 
-        def load() -> LoadedCheckpoint:
-            checked.load(self.logger)
-            return LoadedCheckpoint(path, checked.report, ignored, {}, manifest)
-
-        return CheckedCheckpoint(load, manifest)
-
-    def composer(
+    def _check_composer(
         self, path: str, file: ComposerFile, names: Mapping[str, str], own_weights: Mapping[str, Any]
     ) -> CheckedCheckpoint:
         """Check a checkpoint of MosaicML Composer: model, optimizers, schedulers and clock."""
@@ -320,26 +325,23 @@ class _Load:
         saved |= {} if optimizers is None else {"optimizers": optimizers}
         saved |= {} if clock is None else {"timestamp": clock.state_dict()}
         ignored = self._ignore(path, saved)
-        with _loading(path):
-            checked = self._check(path, own | saved)
+        with _naming(path):
+            checked = self._check_state(path, own | saved)
         report = attrs.evolve(checked.report, restored=tuple(name for name in saved if name not in ignored))
         if problems := self._weights_that_differ(report):
             raise CheckpointMismatchError(path, problems)
         lacking = [*file.unread(), *["the optimizers"] * (optimizers is None), *["the clock"] * (clock is None)]
 
-        def load() -> LoadedCheckpoint:
-            warnings.warn(
-                f"{path} is a checkpoint of MosaicML Composer. The training continues from it, but not as it would "
-                f"have there: not restored are {', '.join(lacking)}.",
-                UserWarning,
-                stacklevel=3,
-            )
-            with _loading(path):
-                checked.load(self.logger)
-            self.state.previous_timestamp = self.state.timestamp
-            return LoadedCheckpoint(path, report, ignored)
+        def load_into(state: Any, state_dict: Mapping[str, Any]) -> None:
+            checked.load_into(state, state_dict)
+            state.previous_timestamp = state.timestamp  # the file has none
 
-        return CheckedCheckpoint(load, None)
+        warning = (
+            f"{path} is a checkpoint of MosaicML Composer. The training continues from it, but not as it would "
+            f"have there: not restored are {', '.join(lacking)}."
+        )
+        fits = attrs.evolve(checked, report=report, load_into=load_into)
+        return CheckedCheckpoint(path, fits, None, self.logger, ignored, warning=warning)
 
     def _weights_that_differ(self, report: LoadReport) -> list[str]:
         differences = (*report.missing, *report.unexpected) if self.strict_model_weights else ()

@@ -1,33 +1,40 @@
-"""Checkpoints in local folders, written atomically; and from a path or URL to its folder."""
+"""Checkpoints in local folders, written atomically, and the lock of such a folder; from a path or URL to its folder."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import platform
 import re
 import secrets
 import shutil
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 
 from composer.checkpoint.base import FORMAT, MANIFEST, MAX_MANIFEST_BYTES, Folder, Manifest, is_remote
-from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
+from composer.checkpoint.errors import CheckpointError, CheckpointSaveError, FolderInUseError
 from composer.checkpoint.remote import RemoteFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from typing import IO
 
     from composer.checkpoint.base import ReadInto
 
-__all__ = ["LocalFolder", "open_folder"]
+__all__ = ["FolderLock", "LocalFolder", "open_folder"]
 
 _TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
 _REPLACED = ".replaced"
 _being_written: set[str] = set()
 """Names of temporary folders that this process is writing, each with a random part."""
+_LOCK = ".lock"
+_held: dict[str, tuple[IO[str], int]] = {}
+"""The files of the locks that this process has, by folder, each with the number of its savers."""
+_changing = threading.Lock()
 
 
 def open_folder(path: str | os.PathLike[str]) -> Folder:
@@ -117,17 +124,19 @@ class LocalFolder(Folder):
         """Return the name of a temporary folder for the files of a new checkpoint."""
         temporary, target = self._temporary(name), self.path / name
         with _saving(target):
-            if os.path.lexists(target) and not _is_checkpoint(target):
-                raise CheckpointSaveError(
-                    target, "a file or folder of that name is not a checkpoint; move it elsewhere."
-                )
-            if foreign := self.foreign(name):
-                raise CheckpointSaveError(
-                    target, f"{foreign[0]!r} in it is not a file of a checkpoint; move it elsewhere."
-                )
+            if obstacle := self._obstacle(name):
+                raise CheckpointSaveError(target, obstacle)
             _being_written.add(temporary.name)
             temporary.mkdir()
         return temporary.name
+
+    def _obstacle(self, name: str) -> str | None:
+        """Return why a checkpoint cannot replace what has its name; None if it can."""
+        target = self.path / name
+        if os.path.lexists(target) and not _is_checkpoint(target):
+            return "a file or folder of that name is not a checkpoint; move it elsewhere."
+        foreign = self.foreign(name)
+        return f"{foreign[0]!r} in it is not a file of a checkpoint; move it elsewhere." if foreign else None
 
     def put(self, name: str, place: str, file: str, content: Iterable[memoryview]) -> None:
         """Write a file of a checkpoint to the folder that :meth:`begin` returned, in any process."""
@@ -178,11 +187,8 @@ class LocalFolder(Folder):
             for_link: Whether a link is to be written, which can replace anything but a folder.
         """
         target = self.path / name
-        if for_link:
-            is_in_the_way = target.is_dir() and not target.is_symlink()
-        else:
-            is_in_the_way = os.path.lexists(target) and (not _is_checkpoint(target) or bool(self.foreign(name)))
-        if not is_in_the_way:
+        is_folder = target.is_dir() and not target.is_symlink()
+        if not (is_folder if for_link else self._obstacle(name)):
             return None
         aside = self.path / f".{name}.aside-{secrets.token_hex(4)}"
         with _saving(target, "what has its name cannot be renamed: "):
@@ -278,3 +284,69 @@ def _reason(error: OSError) -> str:
     if error.errno == errno.ENOTDIR or (error.errno == errno.EEXIST and Path(error.filename or "").is_file()):
         return "a file has the name of its folder. Remove the file, or choose another folder."
     return f"{error.strerror or error}."
+
+
+class FolderLock:
+    """A lock on a local folder that only one living process can hold, so that no other process saves to it.
+
+    The savers of a process share the lock, child processes do not have it, and the system releases it when the process
+    ends, even if it is killed. Nothing is locked where the system or the file system has no such locks.
+
+    Args:
+        folder: An existing folder.
+
+    Raises:
+        FolderInUseError: Another living process has the lock.
+        CheckpointSaveError: The lock's file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> lock = FolderLock(tempfile.mkdtemp())
+        >>> lock.release()
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        key = str(Path(folder).resolve())
+        with _changing:
+            file, count = _held.get(key) or (_locked(Path(key)), 0)
+            self._key = None if file is None else key
+            if file is not None:
+                _held[key] = (file, count + 1)
+
+    def release(self) -> None:
+        """Release the lock; the folder is free when the last saver of the process has done so."""
+        key, self._key = self._key, None
+        if key is None:
+            return
+        with _changing:
+            file, count = _held.pop(key)
+            if count > 1:
+                _held[key] = (file, count - 1)
+            else:
+                file.close()
+
+
+def _locked(folder: Path) -> IO[str] | None:
+    try:
+        import fcntl  # noqa: PLC0415  (not on every system)
+    except ImportError:
+        return None
+    try:
+        # Not flock: a forked process, such as a worker of a DataLoader, would hold the lock after a kill.
+        file = (folder / _LOCK).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise CheckpointSaveError(folder, f"{error.strerror or error}.") from error
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        file.seek(0)
+        holder = file.read(200).strip() or "an unknown process"
+        file.close()
+        raise FolderInUseError(folder, holder) from None
+    except OSError:  # a file system without locks
+        file.close()
+        return None
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {platform.node()}")
+    file.flush()
+    return file

@@ -28,7 +28,15 @@ def _without_slash(url: str) -> str:
 
 
 def _file_name(entry: dict[str, Any]) -> str:
-    return str(entry["name"]).rpartition("/")[2]
+    return str(entry["name"]).rstrip("/").rpartition("/")[2]
+
+
+def _is_file(entry: dict[str, Any]) -> bool:
+    return entry["type"] == "file" and not str(entry["name"]).endswith("/")
+
+
+def _sizes(entries: list[dict[str, Any]]) -> dict[str, int | None]:
+    return {_file_name(entry): int(entry["size"] or 0) for entry in entries if _is_file(entry)}
 
 
 @attrs.frozen
@@ -60,21 +68,18 @@ class RemoteFolder(Folder):
 
     def names(self) -> list[str]:
         """Return the names of possible checkpoints."""
-        return self._read(self.url, self._names)
-
-    def _names(self) -> list[str]:
-        _, root = self._files()
-        paths = [entry["name"].strip("/") for entry in self._list() if entry["type"] == "directory"]
-        return sorted(path.rpartition("/")[2] for path in paths if path != root.strip("/"))
+        entries = self._read(self.url, self._list)
+        return sorted(_file_name(entry) for entry in entries if entry["type"] == "directory")
 
     def _list(self, name: str = "") -> list[dict[str, Any]]:
-        """Return the entries of a folder; none if it does not exist."""
+        """Return the entries of a folder, without itself; none if it does not exist."""
         files, root = self._files()
-        try:
-            entries: list[dict[str, Any]] = files.ls(f"{root}/{name}" if name else root, detail=True)
-        except FileNotFoundError:
-            return []
-        return entries
+        path = f"{root}/{name}" if name else root
+        with contextlib.suppress(FileNotFoundError):
+            entries = files.ls(path, detail=True)
+            # Some stores have an empty file "folder/" for a folder; a file is the only entry of its own name.
+            return [one for one in entries if _is_file(one) or one["name"].strip("/") != path.strip("/")]
+        return []
 
     def exists(self, name: str) -> bool:
         """Return whether a file or folder has a name."""
@@ -82,11 +87,7 @@ class RemoteFolder(Folder):
 
     def sizes(self, name: str) -> dict[str, int | None]:
         """Return the size of each file of a checkpoint."""
-        return self._sizes(self._read(self.at(name), partial(self._list, name)))
-
-    def _sizes(self, entries: list[dict[str, Any]]) -> dict[str, int | None]:
-        files = {_file_name(entry): int(entry["size"] or 0) for entry in entries if entry["type"] == "file"}
-        return {file: size for file, size in files.items() if file}
+        return _sizes(self._read(self.at(name), partial(self._list, name)))
 
     @contextlib.contextmanager
     def reader(self, name: str, file: str) -> Iterator[ReadInto]:
@@ -126,7 +127,7 @@ class RemoteFolder(Folder):
 
     def commit(self, name: str, place: str, manifest: Manifest) -> None:
         """Upload the manifest, which makes the files a checkpoint, after checking that they are in the folder."""
-        sizes = self._sizes(self._write(name, partial(self._list, place)))
+        sizes = _sizes(self._write(name, partial(self._list, place)))
         for file, record in sorted(manifest.files.items()):
             if sizes.get(file) != record.size:
                 found = f"has {sizes[file]} bytes instead of {record.size}" if file in sizes else "is missing"

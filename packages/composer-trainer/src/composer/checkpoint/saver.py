@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from composer.checkpoint.base import is_remote
 from composer.checkpoint.errors import CheckpointSaveError
 from composer.checkpoint.finding import find_checkpoints
-from composer.checkpoint.local import LocalFolder, open_folder
-from composer.checkpoint.lock import FolderLock
+from composer.checkpoint.ignoring import IgnoreKeys, check_ignore_keys
+from composer.checkpoint.local import FolderLock, LocalFolder, open_folder
 from composer.checkpoint.retention import KeepBest, delete_old, own_checkpoints
-from composer.checkpoint.saving import IgnoreKeys, check_ignore_keys, checkpoint_name, reject_fsdp1, take_snapshot
-from composer.checkpoint.writing import Snapshot, failing_in_all
+from composer.checkpoint.saving import Snapshot, checkpoint_name, failing_in_all, reject_fsdp1, take_snapshot
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 from composer.core.background import Background, ThreadError
 from composer.core.files import fill_in_run
@@ -35,9 +34,6 @@ _LAST_WAIT = 5.0
 """Seconds that an ending process waits for the others to write their parts."""
 
 SaveInterval: TypeAlias = Time | str | int | Callable[[State, Event], bool]
-
-_Links: TypeAlias = tuple[str | None, str | None]
-"""The names of the links to the latest and to the best checkpoint; None for no link."""
 
 
 class CheckpointSaver(Callback):
@@ -111,7 +107,7 @@ class CheckpointSaver(Callback):
         self.folder, self.filename = str(folder), _without_suffix(filename)
         self.latest_filename = None if latest_filename is None else _without_suffix(latest_filename)
         self.best_filename = best_filename
-        self._check_names(State(model=None))
+        self._names(State(model=None))
         self.save_interval = (
             save_interval if callable(save_interval) else Interval.named("save_interval", save_interval)
         )
@@ -150,7 +146,7 @@ class CheckpointSaver(Callback):
         """Create the folder, and check that no other process saves to it."""
         del logger
         reject_fsdp1(state.model)
-        self._check_names(state)
+        self._names(state)
         self._last = None  # a clock that was set back reaches the same times again
         if self._opened is None and state.rank == 0:
             self._open(state)
@@ -201,7 +197,7 @@ class CheckpointSaver(Callback):
             CheckpointSaveError: The checkpoint or the previous one could not be written.
         """
         reject_fsdp1(state.model)  # in all processes, though only rank 0 may save
-        name = checkpoint_name(self.filename, state)
+        path, name, *links = self._names(state)
         moment = (name, int(state.timestamp.batch))
         if moment == self._last:
             return
@@ -213,7 +209,7 @@ class CheckpointSaver(Callback):
         if not is_shared and state.rank != 0:
             self._last = moment
             return
-        folder = open_folder(fill_in_run(self.folder, state))
+        folder = open_folder(path)
         with failing_in_all(folder.at(name)) if is_shared else contextlib.nullcontext():
             if state.rank == 0:
                 folder = self._opened or self._open(state)
@@ -227,7 +223,7 @@ class CheckpointSaver(Callback):
         )
         self._shared = (snapshot, folder.at(name)) if is_shared else None
         self._last = moment
-        self._settle(partial(self._saving.start, partial(self._write, folder, name, self._links(state), snapshot)))
+        self._settle(partial(self._saving.start, partial(self._write, folder, name, links, snapshot)))
         if not self.background:
             self._wait()
 
@@ -244,11 +240,6 @@ class CheckpointSaver(Callback):
             self._last = None  # in all processes, or only some would take part in a repeated save
             raise
 
-    def _links(self, state: State) -> _Links:
-        names = (self.latest_filename, self.best_filename)
-        latest, best = (None if name is None else checkpoint_name(name, state) for name in names)
-        return latest, best
-
     def _settle(self, call: Callable[[], object]) -> None:
         """Start, check or await a save; one that fails can be repeated at the same time."""
         try:
@@ -259,13 +250,17 @@ class CheckpointSaver(Callback):
                 raise CheckpointSaveError(self._opened.at(last[0]), str(error)) from error
             raise
 
-    def _check_names(self, state: State) -> None:
-        fill_in_run(self.folder, state, "folder (save_folder)")
-        checkpoint_name(self.filename, state, "filename (save_filename)")
-        if self.latest_filename is not None:
-            checkpoint_name(self.latest_filename, state, "latest_filename (save_latest_filename)")
-        if self.best_filename is not None:
-            checkpoint_name(self.best_filename, state, "best_filename")
+    def _names(self, state: State) -> tuple[str, str, str | None, str | None]:
+        """Return the folder, and the names of a checkpoint now and of the links to the latest and the best one.
+
+        Raises:
+            ValueError: One of them is not a valid name.
+        """
+        folder = fill_in_run(self.folder, state, "folder (save_folder)")
+        name = checkpoint_name(self.filename, state, "filename (save_filename)")
+        links = (self.latest_filename, "latest_filename (save_latest_filename)"), (self.best_filename, "best_filename")
+        latest, best = (None if link is None else checkpoint_name(link, state, argument) for link, argument in links)
+        return folder, name, latest, best
 
     def _save_if_due(self, state: State, event: Event) -> None:
         if self._shared is None:  # otherwise the processes would raise it in different batches
@@ -278,7 +273,7 @@ class CheckpointSaver(Callback):
         elif (elapsed is None or elapsed.value < 1) and interval.is_due(state):
             self.save(state)
 
-    def _write(self, folder: Folder, name: str, links: _Links, snapshot: Snapshot) -> None:
+    def _write(self, folder: Folder, name: str, links: list[str | None], snapshot: Snapshot) -> None:
         snapshot.write(
             folder,
             name,
@@ -287,14 +282,12 @@ class CheckpointSaver(Callback):
             finish=lambda manifest: self._finish(folder, name, links, manifest.run_name),
         )
 
-    def _finish(self, folder: Folder, name: str, links: _Links, run_name: str) -> None:
-        """List a checkpoint that has been written, update the links, and delete old ones."""
+    def _finish(self, folder: Folder, name: str, links: list[str | None], run_name: str) -> None:
+        """List a checkpoint that has been written, update the links to the latest and best, and delete old ones."""
         latest, best_link = links
         if folder.at(name) not in self._saved:
             self._saved.append(folder.at(name))
-        if latest is not None:
-            self._set_aside(folder, latest, for_link=True)
-            folder.set_latest(latest, name)
+        self._link(folder, latest, name)
         # After the link was moved, which would otherwise point to a deleted checkpoint for a moment.
         deleted = delete_old(
             folder,
@@ -309,9 +302,12 @@ class CheckpointSaver(Callback):
             best = self.keep_best.best(own_checkpoints(folder, run_name, weights_only=self.weights_only))
             if best:
                 self._best = folder.at(best[0].name)
-            if best and best_link is not None:
-                self._set_aside(folder, best_link, for_link=True)
-                folder.set_latest(best_link, best[0].name)
+                self._link(folder, best_link, best[0].name)
+
+    def _link(self, folder: Folder, link: str | None, name: str) -> None:
+        if link is not None:
+            self._set_aside(folder, link, for_link=True)
+            folder.set_latest(link, name)
 
     def _set_aside(self, folder: Folder, name: str, *, for_link: bool = False) -> None:
         aside = folder.set_aside(name, for_link=for_link) if self.continues else None
@@ -323,7 +319,7 @@ class CheckpointSaver(Callback):
             )
 
     def _open(self, state: State) -> Folder:
-        folder = open_folder(fill_in_run(self.folder, state))
+        folder = open_folder(self._names(state)[0])
         folder.make()
         if isinstance(folder, LocalFolder):
             self._lock = self._lock or FolderLock(folder.path)

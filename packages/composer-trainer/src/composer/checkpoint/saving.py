@@ -1,47 +1,69 @@
 """Saving a run: a snapshot of its state as the contents of files, and one checkpoint written from it.
 
-Each process that has parts of the model writes them, and the first one everything else, the manifest last. One process
-alone is the first of one.
+Each process that has parts of the model writes them; one may be alone. The first process begins, writes everything
+else, collects what the others have written, and commits. While a checkpoint is written, nothing is exchanged through a
+process group: collectives of two threads could meet in another order in each process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-import fnmatch
+import json
 import math
 import os
 import platform
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
 from torch import Tensor
 
-from composer.checkpoint.base import EXTRA, MODEL, OPTIMIZERS, Manifest, split_path
-from composer.checkpoint.layout import describe_parts
+from composer.checkpoint.base import (
+    EXTRA,
+    LAYOUT,
+    MODEL,
+    OPTIMIZERS,
+    STATE,
+    Content,
+    FileRecord,
+    Manifest,
+    split_path,
+    write_json,
+)
+from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
+from composer.checkpoint.ignoring import IgnoreKeys, ignored_keys
+from composer.checkpoint.layout import Layout, PartFile, describe_parts, plan_parts
 from composer.checkpoint.local import open_folder
 from composer.checkpoint.tensors import pack_parts
-from composer.checkpoint.writing import Snapshot, failing_in_all, writers_of
-from composer.core import State, evaluation_weights, split_tensors
+from composer.core import State, TimeUnit, evaluation_weights, split_tensors
 from composer.core.checks import shortened
 from composer.core.evaluator import reshard
 from composer.core.files import fill_in_run
 from composer.core.serialization import plain
-from composer.distributed import from_rank_zero, get_global_rank
+from composer.distributed import all_gather_object, any_rank, from_rank_zero, get_global_rank
+from composer.distributed.collectives import failing_in_all_processes
+from composer.distributed.exchange import Exchange
+from composer.distributed.failures import lost_processes
 from composer.functional.dtensors import is_sharded
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from composer.checkpoint.base import Folder
+    from composer.checkpoint.layout import Described
     from composer.checkpoint.tensors import KeptMemory
 
 __all__ = [
-    "IgnoreKeys",
-    "check_ignore_keys",
+    "Snapshot",
+    "Writers",
     "checkpoint_name",
     "environment",
-    "ignored_keys",
+    "failing_in_all",
     "module_classes",
     "reject_fsdp1",
     "save_checkpoint",
@@ -49,8 +71,12 @@ __all__ = [
     "take_snapshot",
 ]
 
-IgnoreKeys: TypeAlias = str | Sequence[str] | Callable[[dict[str, Any]], object] | None
-"""Patterns such as ``"optimizers/*"``, or a function that removes from its argument, a dictionary, what to ignore."""
+PARTS_TIMEOUT = 1800.0
+"""Seconds after which a part that is missing makes a save fail."""
+_LONGER = 30.0
+"""Seconds that the other processes wait for the first one's decision after that."""
+_SECONDS_BETWEEN_CHECKS = 1.0
+"""How often a waiting process checks whether others have ended."""
 
 
 def save_checkpoint(
@@ -226,15 +252,15 @@ def _saved_state(
     state: State, extra: Mapping[str, Any] | None, ignore_keys: IgnoreKeys, *, weights_only: bool
 ) -> dict[str, Any]:
     saved = state.state_dict() | {"model": state.get_model_state_dict()}
-    if weights_only:
+    if not weights_only:
+        saved |= {"optimizers": state.get_optim_state_dict(), "extra": plain(dict(extra or {}), "extra")}
+    if ignore_keys is not None:
         ignored_keys(saved, ignore_keys)
+    if weights_only:
         names = ("version", "model", "algorithms", "timestamp", "run_name")
         saved = {name: saved[name] for name in names if name in saved}
         # Their settings, by which algorithms that the weights need are constructed again; not their progress.
         saved["algorithms"] = [{**record, "state": {}} for record in saved.get("algorithms", [])]
-    else:
-        saved |= {"optimizers": state.get_optim_state_dict(), "extra": plain(dict(extra or {}), "extra")}
-        ignored_keys(saved, ignore_keys)
     get_metadata = getattr(state.model, "get_metadata", None)
     return saved | {
         "environment": environment(state.device),
@@ -255,73 +281,6 @@ def _split_files(saved: dict[str, Any]) -> tuple[Any, dict[str, dict[str, Tensor
     for name, tensor in tensors.items():
         files.setdefault(OPTIMIZERS if name.startswith("optimizers.") else EXTRA, {})[name] = tensor
     return data, files
-
-
-def check_ignore_keys(ignore_keys: object, name: str = "ignore_keys") -> None:
-    """Raise a TypeError if ``ignore_keys`` is neither None, strings nor a function; the error calls it by ``name``."""
-    if ignore_keys is None or isinstance(ignore_keys, str) or callable(ignore_keys):
-        return
-    if not isinstance(ignore_keys, Collection) or not all(isinstance(pattern, str) for pattern in ignore_keys):
-        raise TypeError(f"{name} must be strings such as 'optimizers/*', or a function, got {ignore_keys!r}.")
-
-
-def ignored_keys(saved: dict[str, Any], ignore_keys: IgnoreKeys) -> tuple[str, ...]:
-    """Remove from a saved state what is to be ignored, and return the paths of what was removed.
-
-    Args:
-        saved: A saved state; changed in place.
-        ignore_keys: Patterns of paths as of file names, such as ``"model/head.*"``, ``"optimizers/*"``,
-            ``"algorithms/EMA"``, ``"timestamp"``; or a function that changes the dictionary.
-
-    Raises:
-        TypeError: ``ignore_keys`` is neither.
-
-    Example:
-        >>> saved = {"model": {"body.weight": 1, "head.weight": 2}, "timestamp": {}}
-        >>> ignored_keys(saved, "model/head.*"), saved
-        (('model/head.weight',), {'model': {'body.weight': 1}, 'timestamp': {}})
-    """
-    if ignore_keys is None:
-        return ()
-    before = _paths(saved)
-    if callable(ignore_keys):
-        ignore_keys(saved)
-    else:
-        check_ignore_keys(ignore_keys)
-        patterns = [ignore_keys] if isinstance(ignore_keys, str) else ignore_keys
-        # Patterns of MosaicML Composer begin with it.
-        patterns = [pattern.removeprefix("state/") for pattern in patterns]
-        for path in before:
-            if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns):
-                _remove(saved, path)
-    after = _paths(saved)
-    removed = [path for path in before if path not in after]
-    return tuple(path for path in removed if path.rpartition("/")[0] not in removed)
-
-
-def _paths(saved: Mapping[str, Any]) -> dict[str, None]:
-    paths: dict[str, None] = {}
-    for name, value in saved.items():
-        paths[name] = None
-        if isinstance(value, Mapping) and name != "timestamp":
-            paths |= {f"{name}/{inner}": None for inner in value}
-        elif isinstance(value, list):
-            paths |= {
-                f"{name}/{record['key']}": None for record in value if isinstance(record, Mapping) and "key" in record
-            }
-    return paths
-
-
-def _remove(saved: dict[str, Any], path: str) -> None:
-    name, _, inner = path.partition("/")
-    if not inner or name not in saved:
-        saved.pop(name, None)
-    elif isinstance(saved[name], list):
-        saved[name] = [
-            record for record in saved[name] if not isinstance(record, Mapping) or record.get("key") != inner
-        ]
-    elif isinstance(saved[name], dict):
-        saved[name].pop(inner, None)
 
 
 def _metric_values(state: State) -> dict[str, float | None]:
@@ -365,3 +324,273 @@ def module_classes(model: Any) -> dict[str, str]:
     if not isinstance(model, torch.nn.Module):
         return {}
     return {name: type(module).__name__ for name, module in model.named_modules()}
+
+
+class Writers:
+    """The processes that write a checkpoint together: all, of a sharded model, or this one alone.
+
+    All processes have to construct it at the same time, unless it is for one.
+
+    Args:
+        is_alone: Whether this process writes alone.
+    """
+
+    def __init__(self, *, is_alone: bool) -> None:
+        self.is_alone = is_alone
+        self._exchange = None if is_alone else Exchange()
+        self.rank = 0 if self._exchange is None else self._exchange.rank
+        self.world_size = 1 if self._exchange is None else self._exchange.world_size
+        self.saves = 0
+        self._described: Described | None = None
+        self._planned: tuple[Layout, list[dict[str, list[str]]]] = (Layout({}, {}), [])
+
+    def failing_in_all_processes(self, path: str) -> AbstractContextManager[None]:
+        """Fail in all processes if one fails; see :func:`failing_in_all`."""
+        return contextlib.nullcontext() if self.is_alone else failing_in_all(path)
+
+    def plan(self, described: Described) -> tuple[Layout, dict[str, list[str]]]:
+        """Return the layout, and which tensors this process writes to which file; all processes have to call it.
+
+        The parts of all processes are exchanged only if those of one have changed since the last save.
+        """
+        has_changed = described != self._described
+        if has_changed if self.is_alone else any_rank(has_changed):
+            gathered = [described] if self.is_alone else all_gather_object(described)
+            self._described, self._planned = described, plan_parts(gathered)
+        layout, writes = self._planned
+        self.saves += 1
+        return layout, writes[self.rank]
+
+    def send(self, key: str, answer: dict[str, Any]) -> None:
+        """Send an answer to the process that waits for the key."""
+        assert self._exchange is not None
+        self._exchange.put(key, json.dumps(answer))
+
+    def receive(self, key: str, until: Callable[[], float]) -> dict[str, Any] | None:
+        """Return the answer of a key; None if it does not come until a time, which may be changed meanwhile.
+
+        An answer with ``unreachable`` states which processes have ended.
+        """
+        assert self._exchange is not None
+        text, lost = None, ""
+        try:
+            while text is None and not lost and time.monotonic() < until():
+                lost = lost_processes()  # what they have answered before is still there
+                latest = 0.0 if lost else min(until(), time.monotonic() + _SECONDS_BETWEEN_CHECKS)
+                text = self._exchange.take(key, latest)
+        except RuntimeError as error:  # as torch's errors of stores are
+            return {"unreachable": f"process 0 cannot be reached: {error}"}
+        if text is None:
+            return {"unreachable": f"{lost}."} if lost else None
+        answer: dict[str, Any] = json.loads(text)
+        return answer
+
+
+_all_writers: list[tuple[object, Writers]] = []
+"""The process group, and the writers of sharded models in it."""
+
+
+def writers_of(model: Any) -> Writers:
+    """Return the processes that write checkpoints of a model; if it is sharded, all processes have to call it."""
+    if not is_sharded(model):
+        return Writers(is_alone=True)
+    world = torch.distributed.group.WORLD if torch.distributed.is_initialized() else None
+    if not _all_writers or _all_writers[0][0] is not world:
+        _all_writers[:] = [(world, Writers(is_alone=False))]
+    return _all_writers[0][1]
+
+
+def failing_in_all(path: str) -> AbstractContextManager[None]:
+    """Fail in all processes if one fails: with its own error there, and with one that names it in the others.
+
+    Args:
+        path: The checkpoint, for the error.
+    """
+    return failing_in_all_processes(
+        "Saving a checkpoint", lambda reason: CheckpointSaveError(path, f"{reason.rstrip('.')}.")
+    )
+
+
+@attrs.define(eq=False)
+class Snapshot:
+    """What a process writes of a checkpoint; later changes of the run do not affect it, if the tensors are copies.
+
+    Args:
+        data: The content of :data:`STATE`, which the first process writes.
+        contents: The contents of the files with this process's tensors, in pieces; or why there are none.
+        manifest: The manifest without ``files``, which are added when they are written.
+        layout: The layout without the checksums of the files.
+        writers: The processes that write.
+        timeout: Seconds to wait for other processes.
+    """
+
+    data: Any
+    contents: dict[str, list[memoryview]] | Exception
+    manifest: Manifest
+    layout: Layout
+    writers: Writers
+    timeout: float = attrs.field(factory=lambda: PARTS_TIMEOUT)
+    _number: int = attrs.field(init=False)
+    _until: float = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        # A part of each key, so that an answer of a save that has failed is not taken for one of the next.
+        self._number = self.writers.saves
+        self._until = time.monotonic() + self.timeout + (_LONGER if self.writers.rank else 0.0)
+
+    def limit_waiting(self, seconds: float) -> None:
+        """Wait no longer than some seconds from now for other processes, which may have ended."""
+        self._until = min(self._until, time.monotonic() + seconds)
+
+    def write(
+        self,
+        folder: Folder,
+        name: str,
+        *,
+        overwrite: bool = False,
+        prepare: Callable[[], object] | None = None,
+        finish: Callable[[Manifest], object] | None = None,
+    ) -> None:
+        """Write a checkpoint, unless an undamaged one of the same run and moment exists.
+
+        All processes that write have to call it, and it fails in all or in none. No collectives are used.
+
+        Args:
+            folder: The folder.
+            name: The checkpoint's name.
+            overwrite: Whether to replace another checkpoint of the name.
+            prepare: Called in the first process before.
+            finish: Called in the first process when the checkpoint is complete.
+
+        Raises:
+            CheckpointSaveError: It could not be written, another checkpoint has the name, or a process has not written
+                its parts in time. Existing checkpoints are unchanged.
+        """
+        if self.writers.rank == 0:
+            self._lead(folder, name, overwrite=overwrite, prepare=prepare, finish=finish)
+        else:
+            self._follow(folder, name)
+
+    def _lead(
+        self,
+        folder: Folder,
+        name: str,
+        *,
+        overwrite: bool,
+        prepare: Callable[[], object] | None,
+        finish: Callable[[Manifest], object] | None,
+    ) -> None:
+        """Write the first process's files, wait for the others, and commit the checkpoint."""
+        place, key, failed = None, "place", None
+        try:
+            if prepare is not None:
+                prepare()
+            manifest = None if overwrite else self._existing(folder, name)
+            if manifest is None:
+                place = folder.begin(name)
+                self._send_all("place", {"place": place})
+                key = "outcome"
+                # The first process writes while the others do, and waits for them afterwards.
+                answers = [self._write_files(folder, name, place)]
+                answers += [self._receive(f"written by {rank}", rank) for rank in range(1, self.writers.world_size)]
+                failed = next((answer for answer in answers if "error" in answer), None)
+                if failed is not None:
+                    raise CheckpointSaveError(folder.at(name), failed["error"])  # noqa: TRY301  (as any other failure)
+                manifest = self._commit(folder, name, place, answers)
+            if finish is not None:
+                finish(manifest)
+            # If an equal checkpoint exists, this answers where the others expect a place: they have nothing to write.
+            self._send_all(key, {})
+        except BaseException as error:
+            with contextlib.suppress(Exception):  # this error is the one to raise
+                self._send_all(key, failed or _failure(0, error))
+            raise
+        finally:
+            if place is not None:
+                folder.abandon(place)  # unfinished files, or a replaced checkpoint, for which no process has to wait
+
+    def _follow(self, folder: Folder, name: str) -> None:
+        """Write this process's files to the place that the first process has begun, and wait for its decision."""
+        rank, failed = self.writers.rank, None
+        decision = self._receive(f"place for {rank}")
+        if "place" in decision:
+            try:
+                answer = self._write_files(folder, name, decision["place"])
+            except Exception as error:  # noqa: BLE001  (raised below)
+                answer, failed = _failure(rank, error), error
+            with contextlib.suppress(RuntimeError):  # the first process has ended, as the next line finds as well
+                self._send(f"written by {rank}", answer)
+            decision = self._receive(f"outcome for {rank}")
+            if failed is not None and (decision == answer or "unreachable" in decision):
+                raise failed
+        if "error" in decision:
+            raise CheckpointSaveError(folder.at(name), decision["error"]) from failed
+
+    def _existing(self, folder: Folder, name: str) -> Manifest | None:
+        """Return the manifest of an undamaged checkpoint of the same run and moment; None if nothing has to be kept.
+
+        Raises:
+            CheckpointSaveError: Another checkpoint has the name.
+        """
+        if not folder.exists(name):
+            return None
+        try:
+            existing = folder.manifest(name)
+            folder.check(name, existing)
+        except CheckpointError:
+            return None
+        if _moment(existing) == _moment(self.manifest):
+            return existing
+        raise CheckpointSaveError(
+            folder.at(name),
+            f"there is one already, of run {existing.run_name!r} at batch {existing.timestamp.count(TimeUnit.BATCH)}. "
+            "Set overwrite (save_overwrite=True of a Trainer) to replace it, or choose another folder or run_name.",
+        )
+
+    def _write_files(self, folder: Folder, name: str, place: str) -> dict[str, Any]:
+        """Write this process's files to a place, and return their records, and headers and blocks of the tensors."""
+        if isinstance(self.contents, Exception):
+            raise self.contents
+        files = {file: Content(pieces) for file, pieces in self.contents.items()}
+        if self.writers.rank == 0:
+            files[STATE] = Content([memoryview(write_json(self.data, sort=False))])
+        for file, content in files.items():
+            folder.put(name, place, file, content)
+        return {
+            "files": {file: attrs.asdict(content.record) for file, content in files.items()},
+            "parts": {file: [len(pieces[0]), files[file].blocks] for file, pieces in self.contents.items()},
+        }
+
+    def _commit(self, folder: Folder, name: str, place: str, answers: list[dict[str, Any]]) -> Manifest:
+        parts = {file: part for answer in answers for file, part in answer["parts"].items()}
+        layout = attrs.evolve(self.layout, files={file: PartFile(*parts[file]) for file in self.layout.files})
+        content = Content([memoryview(layout.to_bytes())])
+        folder.put(name, place, LAYOUT, content)
+        files = {file: FileRecord(**record) for answer in answers for file, record in answer["files"].items()}
+        manifest = attrs.evolve(self.manifest, files=files | {LAYOUT: content.record})
+        folder.commit(name, place, manifest)
+        return manifest
+
+    def _send(self, key: str, answer: dict[str, Any]) -> None:
+        self.writers.send(f"{self._number}: {key}", answer)
+
+    def _send_all(self, key: str, answer: dict[str, Any]) -> None:
+        for rank in range(1, self.writers.world_size):
+            self._send(f"{key} for {rank}", answer)
+
+    def _receive(self, key: str, rank: int = 0) -> dict[str, Any]:
+        """Return the answer of a process, in which ``error`` is why there is none."""
+        answer = self.writers.receive(f"{self._number}: {key}", lambda: self._until)
+        if answer is None:
+            return {"error": f"process {rank} has not answered in {self.timeout:g} seconds; is it still running?"}
+        return answer | {"error": answer["unreachable"]} if "unreachable" in answer else answer
+
+
+def _failure(rank: int, error: BaseException) -> dict[str, Any]:
+    reason = error.reason if isinstance(error, CheckpointSaveError) else f"{type(error).__name__}: {error}"
+    return {"error": f"process {rank} failed: {reason.rstrip('.')}."}
+
+
+def _moment(manifest: Manifest) -> tuple[Any, ...]:
+    counts = {name: value for name, value in manifest.timestamp.state_dict().items() if not name.endswith("_wct")}
+    return (manifest.run_name, manifest.weights_only, counts)

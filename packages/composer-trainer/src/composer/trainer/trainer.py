@@ -63,8 +63,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from composer.checkpoint import KeepBest
+    from composer.checkpoint.ignoring import IgnoreKeys
     from composer.checkpoint.saver import SaveInterval
-    from composer.checkpoint.saving import IgnoreKeys
 
 __all__ = ["Trainer"]
 

@@ -14,9 +14,9 @@ from composer.checkpoint import (
     find_checkpoints,
 )
 from composer.checkpoint.finding import agreed_newest, agreed_path
-from composer.checkpoint.loading import check_in_all_processes
+from composer.checkpoint.ignoring import check_ignore_keys
+from composer.checkpoint.loading import LoadRequest
 from composer.checkpoint.saver import CheckpointSaver, SaveInterval, check_folder, check_keep_last
-from composer.checkpoint.saving import check_ignore_keys
 from composer.core import Interval
 from composer.core.checks import by_name, is_flag, nearest, to_path, to_strings
 from composer.core.files import fill_in_run
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Collection, Sequence
 
-    from composer.checkpoint.saving import IgnoreKeys
+    from composer.checkpoint.ignoring import IgnoreKeys
     from composer.core import Engine
     from composer.core.passes import Passes
     from composer.trainer.resume.state import ResumeState
@@ -139,8 +139,7 @@ class Loading:
         is_path: bool = False,
     ) -> LoadedCheckpoint:
         state = engine.state
-        checked = check_in_all_processes(
-            path,
+        request = LoadRequest(
             state,
             folder=folder,
             weights_only=weights_only,
@@ -151,6 +150,7 @@ class Loading:
             logger=engine.logger,
             check_extra=progress.check,
         )
+        checked = request.check_in_all_processes(path)
         with failing_in_all_processes("Loading a checkpoint"):
             loaded = checked.load()
             if loaded.extra:
