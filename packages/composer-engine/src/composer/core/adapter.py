@@ -131,6 +131,7 @@ class Adapter:
         engine: Runs the algorithms.
         world_size: The number of processes, for hosts that start them later.
         serves: What the host serves.
+        is_prepared: Whether :meth:`prepare` has run.
 
     Raises:
         AlgorithmConflictError: Two of the algorithms cannot work together.
@@ -184,7 +185,7 @@ class Adapter:
         self.world_size = world_size
         self.state.on_components_change(self._reject_late_algorithms)
         self._begun_with: tuple[Algorithm, ...] | None = None
-        self._is_prepared = False
+        self.is_prepared = False
         self.serves = serves
         self._described_batch = ""
         self._loss: Any = None
@@ -194,11 +195,6 @@ class Adapter:
     def optimizers(self) -> Sequence[Optimizer]:
         """The optimizers that the host has to step."""
         return self.state.optimizers
-
-    @property
-    def is_prepared(self) -> bool:
-        """Whether :meth:`prepare` has run."""
-        return self._is_prepared
 
     @property
     def needs_outputs(self) -> bool:
@@ -243,8 +239,8 @@ class Adapter:
             state.train_dataloader = train_dataloader
         if train_dataloader is not None or dataloader_len is not None or state.dataloader_label is None:
             state.set_dataloader(state.train_dataloader, "train", -1 if dataloader_len is None else dataloader_len)
-        if not self._is_prepared:
-            self._is_prepared = True
+        if not self.is_prepared:
+            self.is_prepared = True
             self.engine.run_event(Event.INIT)
 
     def begin_fit(

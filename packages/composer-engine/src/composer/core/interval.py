@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
 
@@ -210,18 +211,15 @@ def _check_unit(unit: TimeUnit, event: Event, what: str) -> None:
 
 def _every_batches(call: Call, every: int, event: Event, clock: Clock) -> Call:
     """Return a function that calls if the number of batches is a multiple of ``every``; this check must be fast."""
+    phase = f"{event.split('_')[0]}_" if event in _NOT_TRAINING else ""
+    count = operator.attrgetter(f"{phase}timestamp.counts.batch")
 
-    def in_training() -> None:
-        batch = clock.timestamp.counts.batch
+    def run() -> None:
+        batch = count(clock)
         if not batch % every and batch:
             call()
 
-    def elsewhere() -> None:
-        batch = (clock.eval_timestamp if event.startswith("eval_") else clock.predict_timestamp).counts.batch
-        if not batch % every and batch:
-            call()
-
-    return elsewhere if event in _NOT_TRAINING else in_training
+    return run
 
 
 def _length(every: Time, max_duration: Time | None, batches_in_epoch: int | None) -> tuple[int | float, TimeUnit]:

@@ -18,22 +18,12 @@ from composer.core.event import CLOSING_EVENTS, MODEL_EVENTS, Event, Stage
 
 __all__ = [
     "AlgorithmPass",
-    "Ordered",
-    "PassAt",
-    "Passes",
-    "all_passes",
-    "apply_passes",
-    "check_pass",
-    "default_passes",
-    "moved_items",
-    "order_by_stage",
     "set_filo_order",
     "sort_fused_layernorm_last",
     "sort_low_precision_layernorm_last",
     "sort_selective_backprop_first",
     "sort_to_back",
     "sort_to_front",
-    "stage_of",
     "warn_if_multiple_loss_interpolation",
 ]
 

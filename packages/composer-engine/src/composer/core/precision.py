@@ -40,11 +40,9 @@ class Precision(StrEnum):
     @property
     def autocast_dtype(self) -> torch.dtype | None:
         """The dtype of autocast; None without autocast."""
-        return {
-            Precision.AMP_FP16: torch.float16,
-            Precision.AMP_BF16: torch.bfloat16,
-            Precision.AMP_FP8: torch.bfloat16,
-        }.get(self)
+        if self is Precision.FP32:
+            return None
+        return torch.float16 if self is Precision.AMP_FP16 else torch.bfloat16
 
 
 _ELSEWHERE = {
@@ -87,12 +85,8 @@ class MemoryFormat(StrEnum):
             >>> MemoryFormat("channels_last").to_torch()
             torch.channels_last
         """
-        return {
-            MemoryFormat.CONTIGUOUS_FORMAT: torch.contiguous_format,
-            MemoryFormat.CHANNELS_LAST: torch.channels_last,
-            MemoryFormat.CHANNELS_LAST_3D: torch.channels_last_3d,
-            MemoryFormat.PRESERVE_FORMAT: torch.preserve_format,
-        }[self]
+        memory_format: torch.memory_format = getattr(torch, self.value)
+        return memory_format
 
 
 class TrainerMode(StrEnum):
