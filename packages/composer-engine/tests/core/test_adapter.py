@@ -220,6 +220,20 @@ class TestClock:
         host(adapter, make_data(2), 1, model)
         assert adapter.state.timestamp.sample == 12
 
+    def test_an_epoch_begins_once(self):
+        """A host may begin the epoch before each of its batches."""
+        model, seen = make_net(), []
+        adapter = Adapter(served_fields("Host"), model, EMA("2ba"))
+        adapter.engine.on("epoch_start", lambda state, _: seen.append(int(state.timestamp.epoch)))
+        adapter.begin_fit(sgd(model), max_duration="2ep")
+        for _ in range(2):
+            assert not adapter.is_in_epoch
+            adapter.begin_epoch()
+            adapter.begin_epoch()
+            assert adapter.is_in_epoch
+            adapter.end_epoch()
+        assert seen == [0, 1]
+
     def test_length_known_to_surgery(self):
         """The length of an epoch in steps is known when layers are replaced, also if only `begin_fit` is called."""
 

@@ -140,6 +140,16 @@ class TestRecordingState:
             {"batch.input"}, {"batch.input"}
         )
 
+    def test_parameters_of_an_optimizer(self):
+        """An optimizer that holds another parameter has changed, one whose parameters have changed has not."""
+        model = torch.nn.Linear(1, 1)
+        state = State(model, optimizers=torch.optim.SGD([model.weight], lr=0.1))
+
+        held = state.optimizers[0].param_groups[0]["params"]
+
+        assert observe(state, None, lambda _: model.weight.data.add_(1)).writes == {"model"}
+        assert observe(state, None, lambda _: held.append(model.bias)).writes == {"optimizers"}
+
     def test_undeclared_constants(self):
         """Constants of a run may be read without a declaration; a draw is not a read."""
         state = State(model=None, algorithms=[algorithm := AddNoise()])
