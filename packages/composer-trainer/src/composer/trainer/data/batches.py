@@ -13,7 +13,6 @@ from attrs.validators import ge, optional
 from torch.utils.data import DataLoader
 
 from composer.core.data_spec import move_batch
-from composer.core.serialization import from_data
 from composer.distributed import (
     all_agree,
     all_gather_object,
@@ -26,18 +25,18 @@ from composer.distributed.samplers import END, in_step, is_split_by_rank, num_re
 from composer.functional.checks import check_subset
 from composer.functional.nested import leaves
 from composer.trainer.data.order import make_order
-from composer.trainer.resume.contract import check_objects, has_state, load_objects, parts_of, save_objects
+from composer.trainer.resume.contract import SavedObjects, has_state, load_objects, parts_of, save_objects
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from composer.core import Batch, DataSpec
 
-__all__ = ["END", "Batches", "batch_is_none", "check_place"]
+__all__ = ["END", "Batches", "SavedPlace", "batch_is_none"]
 
 
 @attrs.frozen
-class _Place:
+class SavedPlace:
     """The data of :meth:`Batches.state_dict`; see there."""
 
     epoch: int = attrs.field(validator=ge(0))
@@ -47,7 +46,7 @@ class _Place:
     sizes: dict[str, int]
     order: str | None
     loader: Any
-    parts: dict[str, Any]
+    parts: SavedObjects
     has_ended: bool
 
 
@@ -298,7 +297,7 @@ class Batches:
         return -(-place // (state["global_batch_size"] or 1)) * self._step
 
     def check_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Return the problems of a saved place, valid by :func:`check_place`, that does not fit this data."""
+        """Return the problems of a saved place, a valid :class:`SavedPlace`, that does not fit this data."""
         given = self._place_of(state) // self._step
         if self.length is None or given <= self.length or self.is_of_same_order(state):
             return []
@@ -390,16 +389,6 @@ class Batches:
                 UserWarning,
                 stacklevel=4,
             )
-
-
-def check_place(place: Mapping[str, Any] | None, path: str) -> None:
-    """Check that a saved position in the data is what :meth:`Batches.state_dict` returns, or None for no data.
-
-    Raises:
-        ValueError: It is not; the message begins with ``path``.
-    """
-    if place is not None:
-        check_objects(from_data(place, _Place, path).parts, f"{path}.parts")
 
 
 def batch_is_none(what: str, place: int) -> ValueError:

@@ -297,12 +297,7 @@ def _evaluate_batch(engine: Engine, evaluator: Evaluator, batch: Any, num_real: 
     num_samples, num_tokens = spec.get_num_samples_in_batch(state.batch), spec.get_num_tokens_in_batch(state.batch)
     engine.run_event(Event.EVAL_BATCH_START)
     for part, counts in _microbatches(state, evaluator, num_real):
-        state.batch = part if spec.microbatch_transforms is None else spec.microbatch_transforms(part)
-        engine.run_event(Event.EVAL_BEFORE_FORWARD)
-        _forward(
-            state, state.model.eval_forward, f"{type(state.model).__name__}.eval_forward", Event.EVAL_BEFORE_FORWARD
-        )
-        engine.run_event(Event.EVAL_AFTER_FORWARD)
+        _forward(engine, spec, part, Event.EVAL_BEFORE_FORWARD, Event.EVAL_AFTER_FORWARD)
         for metric in state.eval_metrics[evaluator.label].values() if counts else ():
             state.model.update_metric(state.batch, state.outputs, metric)
     elapsed = datetime.timedelta(seconds=time.perf_counter() - began)
@@ -318,7 +313,6 @@ def predict(engine: Engine, spec: DataSpec, subset: int, *, return_outputs: bool
         The outputs of each batch, on the CPU; an empty list unless ``return_outputs``.
     """
     state, outputs = engine.state, []
-    forward = getattr(state.model, "eval_forward", state.model)
     with in_evaluation(engine), with_evaluation_weights(state):
         lengths = [length for length in (spec.length, subset) if length is not None and length != -1]
         state.set_dataloader(spec.dataloader, "predict", min(lengths, default=None))
@@ -328,11 +322,8 @@ def predict(engine: Engine, spec: DataSpec, subset: int, *, return_outputs: bool
             began = time.perf_counter()
             state.batch = prepare_batch(batch, spec, state, "dataloader", state.predict_timestamp)
             engine.run_event(Event.PREDICT_BATCH_START)
-            if spec.microbatch_transforms is not None:  # the batch is its only microbatch
-                state.batch = spec.microbatch_transforms(state.batch)
-            engine.run_event(Event.PREDICT_BEFORE_FORWARD)
-            _forward(state, forward, type(state.model).__name__, Event.PREDICT_BEFORE_FORWARD)
-            engine.run_event(Event.PREDICT_AFTER_FORWARD)
+            # The batch is its only microbatch.
+            _forward(engine, spec, state.batch, Event.PREDICT_BEFORE_FORWARD, Event.PREDICT_AFTER_FORWARD)
             if return_outputs and counts:
                 outputs.append(move_batch(state.outputs, torch.device("cpu")))
             num_samples = spec.get_num_samples_in_batch(state.batch)
@@ -383,11 +374,17 @@ def prepare_batch(batch: Any, spec: DataSpec, state: State, name: str, clock: Ti
     return batch
 
 
-def _forward(state: State, forward: Callable[[Any], Any], name: str, event: Event) -> None:
-    """Compute the state's outputs for its batch, in its precision."""
+def _forward(engine: Engine, spec: DataSpec, part: Any, before: Event, after: Event) -> None:
+    """Compute the state's outputs for a microbatch, in its precision, between two events."""
+    state = engine.state
+    state.batch = part if spec.microbatch_transforms is None else spec.microbatch_transforms(part)
+    engine.run_event(before)
+    name = "eval_forward" if hasattr(state.model, "eval_forward") else "forward"
+    forward = state.model.eval_forward if name == "eval_forward" else state.model
     try:
         with get_precision_context(state.precision, state.device.type):
             state.outputs = forward(state.batch)
     except Exception as error:
-        note_batch(error, event, name, state.batch)
+        note_batch(error, before, f"{type(state.model).__name__}.{name}", state.batch)
         raise
+    engine.run_event(after)

@@ -26,14 +26,14 @@ from torch.utils.data import DataLoader, IterableDataset
 from composer.core import Serializable
 from composer.core.randomness import generator_state, is_generator, set_generator_state
 from composer.core.serializable import saved_fields
-from composer.core.serialization import at, from_data, is_number, plain
+from composer.core.serialization import at, is_number, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 __all__ = [
     "Changes",
-    "check_objects",
+    "SavedObjects",
     "generators_of",
     "has_state",
     "load_objects",
@@ -146,16 +146,11 @@ def load_objects(
 
 
 @attrs.frozen
-class _Saved:
+class SavedObjects:
     """The data of :func:`save_objects`."""
 
     states: dict[str, Any]
     generators: dict[str, dict[str, Any]]
-
-
-def check_objects(data: Any, path: str) -> None:
-    """Raise a ValueError that begins with ``path`` if data is not what :func:`save_objects` returns."""
-    from_data(data, _Saved, path)
 
 
 def generators_of(objects: Mapping[str, Any]) -> dict[str, Any]:

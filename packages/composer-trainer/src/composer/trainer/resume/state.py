@@ -24,12 +24,12 @@ from composer.distributed import (
     get_world_size,
 )
 from composer.distributed.environment import get_tensor_parallel_size
-from composer.trainer.data.batches import check_place
+from composer.trainer.data.batches import SavedPlace  # noqa: TC001  (its fields are looked up at run time)
 from composer.trainer.evaluation.metrics import SavedMetric, check_metrics, load_metrics, merge_metrics, save_metrics
 from composer.trainer.reproducibility import seed_all
 from composer.trainer.resume.contract import (
     Changes,
-    check_objects,
+    SavedObjects,
     generators_of,
     load_objects,
     parts_of,
@@ -55,10 +55,10 @@ def _check_one_number(_: object, field: attrs.Attribute[Any], value: Tensor) -> 
 class _OfProcess:
     """What :meth:`ResumeState.to_data` returns of each process."""
 
-    data: dict[str, Any] | None
+    data: SavedPlace | None
     loggers: dict[str, dict[str, Any]]
     metrics: dict[str, dict[str, SavedMetric]]
-    objects: dict[str, Any]
+    objects: SavedObjects
     rng: dict[str, Any]
 
 
@@ -181,19 +181,15 @@ class ResumeState:
         return problems if batches is None or place is None else [*problems, *batches.check_state_dict(place)]
 
     def _check_process(self, own: Mapping[str, Any], path: str) -> list[str]:
-        checks: dict[str, Callable[[Any, str], object]] = {
-            "data": check_place,
-            "loggers": lambda runs, _: self._logger.check_state_dict(runs),
-            "objects": check_objects,
-            "rng": lambda states, path: check_rng_state(states, self._state.device, path),
-        }
         problems = []
-        for name, check in checks.items():
-            at = f"{path}.{name}"
-            try:
-                check(own[name], at)
-            except ValueError as error:
-                problems.append(str(error) if str(error).startswith(at) else f"{at}: {error}")
+        try:
+            self._logger.check_state_dict(own["loggers"])
+        except ValueError as error:
+            problems.append(f"{path}.loggers: {error}")
+        try:
+            check_rng_state(own["rng"], self._state.device, f"{path}.rng")
+        except ValueError as error:
+            problems.append(str(error))
         return problems
 
     def _place(self, saved: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import inspect
 import os
@@ -165,10 +166,14 @@ def commit() -> dict[str, Any]:
     program = getattr(sys.modules.get("__main__"), "__file__", None)
     folders = [Path.cwd()] if program is None else [Path(program).resolve().parent, Path.cwd()]
     for folder in folders:
-        found = _git(folder, "rev-parse", "HEAD")
-        if found:
-            changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
-            return {"commit": found, "is_dirty": None if changed is None else bool(changed)}
+        # The hash of 40 digits, with "-dirty" after it; --exclude leaves out the names of tags.
+        command = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(  # noqa: S603  (no argument comes from outside)
+                command, cwd=folder, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True
+            )
+            found, dirty, _ = done.stdout.strip().partition("-dirty")
+            return {"commit": found, "is_dirty": bool(dirty)}
     return {"commit": None, "is_dirty": None}
 
 
@@ -294,21 +299,3 @@ def _to_data(value: Any, name: str, depth: int) -> Any:  # noqa: PLR0911  (one f
             str(plain["every"]) if list(plain) == ["every"] else {"class": type(value).__name__} | plain
         )  # of an Interval
     return describe(value)
-
-
-def _git(folder: Path, *command: str) -> str | None:
-    """Return the output of git in a folder; None if it fails or takes too long."""
-    try:
-        done = subprocess.run(  # noqa: S603  (no argument comes from outside)
-            ["git", "-C", str(folder), *command],  # noqa: S607  (the user's own git)
-            capture_output=True,
-            text=True,
-            timeout=_GIT_SECONDS,
-            check=True,
-            stdin=subprocess.DEVNULL,
-            # ``git status`` must not lock a repository in which someone works, and nothing may ask for a password.
-            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"},
-        )
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
