@@ -59,7 +59,7 @@ def no_threads(monkeypatch):
 def dead_threads(monkeypatch):
     """Let threads end before their first line, as if out of memory."""
     monkeypatch.setattr(_thread, "start_new_thread", lambda *_: None)
-    monkeypatch.setattr(module, "_SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr(module, "_SECONDS_BETWEEN_CHECKS", 0.01)
 
 
 class TestTask:

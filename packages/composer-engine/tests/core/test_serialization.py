@@ -585,7 +585,7 @@ class TestSavedFields:
         assert Remember().settings() == {"size": 3}
 
     def test_round_trip(self):
-        """A second object goes on where the first was."""
+        """A second object continues where the first was."""
         first, second = Remember(), Remember()
         first.best, first.when, first.means, first._count = 0.5, Time(7, "ba"), {"a": torch.ones(2)}, 4
 

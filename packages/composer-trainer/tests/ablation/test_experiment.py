@@ -286,7 +286,7 @@ class TestWrongArguments:
         assert not (tmp_path / "study" / "results.jsonl").exists()
 
     def test_a_seed_that_is_not_passed(self, study, problem):
-        """A trainer with a seed of its own is an error."""
+        """A trainer with another seed raises an error."""
         with pytest.raises(ValueError, match=r"must pass its seed to Trainer\(seed=seed\)"):
             study({}, lambda algorithms, seed: problem.make_trainer(algorithms, seed=7))
 

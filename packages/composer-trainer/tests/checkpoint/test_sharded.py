@@ -282,7 +282,7 @@ class TestMeta:
 
 class TestBackground:
     def test_weights_may_change(self, folder):
-        """Training goes on while parts are written, and the checkpoint has the weights of the moment of the save."""
+        """Training continues while parts are written, and the checkpoint has the weights of the moment of the save."""
         for result in results(folder, "background-"):
             assert result["goes on"]
             assert result["loaded"] == []

@@ -55,7 +55,7 @@ class TestOtherBatchSizes:
     @pytest.mark.parametrize("size", [8, 12])
     @pytest.mark.parametrize("drops", [False, True])
     def test_each_sample_once(self, folder, world_size, size, drops):
-        """The epoch goes on with its next sample, until no complete batch is left if incomplete ones are dropped."""
+        """The epoch continues with its next sample, until no complete batch is left if incomplete ones are dropped."""
         before = [result(folder, f"begin_numbered-2-{rank}")["samples"]["0"] for rank in (0, 1)]
         runs = [
             result(folder, f"resume_numbered-{world_size}-{rank}")[f"{size}, {drops}"] for rank in range(world_size)

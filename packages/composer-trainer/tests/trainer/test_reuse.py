@@ -71,7 +71,7 @@ class Case:
     broken_off_at: int = 2
     """The batch in which its first run may end by an error."""
     goes_on: bool = False
-    """Whether it goes on in a second fit of the same Trainer."""
+    """Whether it continues in a second fit of the same Trainer."""
 
 
 CALLBACKS = {

@@ -356,6 +356,7 @@ class Adapter:
 
     def end_step(self) -> None:
         """Call this after the step of all optimizers; it advances the clock."""
+        # Hosts give all processes equally many samples, so nothing is exchanged to count them.
         samples, tokens = self._samples * self.world_size, self._tokens * self.world_size
         self._samples = self._tokens = 0
         self._batch = None

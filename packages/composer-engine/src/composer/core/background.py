@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["Background", "Task", "ThreadError"]
 
 T = TypeVar("T")
-_SECONDS_BETWEEN_LOOKS = 1.0
+# How often a task that is waited for checks whether its thread is still alive.
+_SECONDS_BETWEEN_CHECKS = 1.0
 
 
 class ThreadError(RuntimeError):
@@ -60,7 +61,7 @@ class Task(Generic[T]):
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until the thread has ended, at most ``seconds`` if given, and return whether it has."""
         while not self.is_over and seconds != 0:
-            step = _SECONDS_BETWEEN_LOOKS if seconds is None else min(seconds, _SECONDS_BETWEEN_LOOKS)
+            step = _SECONDS_BETWEEN_CHECKS if seconds is None else min(seconds, _SECONDS_BETWEEN_CHECKS)
             wait([self._outcome], timeout=step)
             seconds = None if seconds is None else seconds - step
         return self.is_over
@@ -116,6 +117,7 @@ class Background:
         """
         self.wait()
         self._job = Task(job)
+        # At its exit Python waits only for threads of the module threading.
         atexit.register(self.wait)
 
     def check(self) -> None:

@@ -98,6 +98,7 @@ class Engine:
         state.on_components_change(self._forget_plan)
         for components in (self.logger.destinations, self._passes, self._subscriptions):
             components.on_change.append(self._forget_plan)
+        # Now, so that conflicts raise an error here and not at the first event.
         self.explain()
 
     def run_event(self, event: Event | str) -> None:
@@ -195,6 +196,7 @@ class Engine:
                 self._subscriptions,
                 self._serves,
             )
+            # Each change of components makes another plan, and each warning is given once.
             fresh = [warning for warning in self._plan.warnings if warning not in self._warned]
             self._warned.update(fresh)
             for warning in fresh:

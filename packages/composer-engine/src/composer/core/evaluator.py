@@ -224,6 +224,7 @@ def evaluation_weights(state: Evaluated) -> Iterator[bool]:
     """
     switching = [one for one in map(unwrapped, state.optimizers) if has_modes(one)]
     with contextlib.ExitStack() as stack:
+        # One that is in evaluation mode already has been switched by an outer context.
         for optimizer in filter(_is_in_training_mode, switching):
             stack.enter_context(_averages_of(optimizer, state.model))
         blocks = [block for one in state.algorithms if (block := one.evaluation_weights(state)) is not None]

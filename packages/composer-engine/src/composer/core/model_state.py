@@ -229,6 +229,7 @@ def check_settings(path: str, own: Mapping[str, Any], saved: Mapping[str, Any]) 
 
 
 def _has_other_type(own: Any, saved: Any) -> bool:
+    # None is the default of many settings, in place of a value of any type.
     if own is None or saved is None:
         return False
     if isinstance(own, (list, tuple)):

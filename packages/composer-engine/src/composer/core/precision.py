@@ -35,6 +35,7 @@ class Precision(StrEnum):
         close = difflib.get_close_matches(word, list(cls), n=1)
         meant = _ELSEWHERE.get(word, close[0] if close else None)
         hint = "" if meant is None else f"; did you mean {str(meant)!r}?"
+        # Here, because the error that Enum raises after this method suggests nothing.
         raise ValueError(f"precision must be one of {', '.join(cls)}, got {value!r}{hint or '.'}")
 
     @property

@@ -321,6 +321,7 @@ class State:
             return None
         done: float = self.timestamp.count(whole.unit)
         if whole.unit is TimeUnit.EPOCH and self.dataloader_len:
+            # A loader may return more batches than its length.
             done += min(1.0, self.timestamp.count(TimeUnit.BATCH, in_epoch=True) / self.dataloader_len)
         return Time(done / whole.value if whole.value else 1.0, TimeUnit.DURATION)
 

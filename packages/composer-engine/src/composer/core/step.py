@@ -95,6 +95,7 @@ class Step:
     def begin_batch(self, batch: Batch) -> Batch:
         """Return a batch as algorithms have changed it; further batches of a step are its microbatches."""
         state, event = self._state, self._event
+        # Negative before and between steps. A host that accumulates gradients begins several batches in one step.
         is_first = state.microbatch < 0
         state.microbatch = -1 if is_first else state.microbatch + 1
         state.batch = batch
@@ -108,6 +109,7 @@ class Step:
         """Compute the gradients of ``state.batch``, and return its loss: the closure for an optimizer."""
         state, event = self._state, self._event
         self.begin_gradients()
+        # Zeroed here and not after the step, because an optimizer may call this closure several times.
         # The stored field, because a property would be a further call in each step.
         for optimizer in state._optimizers:  # noqa: SLF001
             optimizer.zero_grad()

@@ -38,6 +38,7 @@ T = TypeVar("T")
 
 _OPERATIONS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR")
 _BUCKET_BYTES = 64 * 2**20
+# Each with the default group that it was created beside, as a program may replace that.
 _hosts: list[tuple[Any, Any]] = []
 _data_groups: list[tuple[Any, int, Any]] = []
 
@@ -86,6 +87,7 @@ def all_gather(tensor: Tensor) -> list[Tensor]:
     """
     if not is_connected():
         return [tensor]
+    # torch gathers only contiguous tensors.
     own = tensor.detach().contiguous()
     gathered = [torch.empty_like(own) for _ in range(get_world_size())]
     torch.distributed.all_gather(gathered, own)
@@ -166,6 +168,7 @@ def barrier() -> None:
     Example:
         >>> barrier()
     """
+    # Not the barrier of torch, which NCCL runs on the device.
     any_rank(flag=False)
 
 
@@ -288,7 +291,7 @@ def run_local_rank_zero_first() -> Iterator[None]:
         return
     try:
         yield
-    except BaseException:
+    except BaseException:  # also after Ctrl-C, as the others wait in this call
         any_rank(flag=True)
         raise
     any_rank(flag=False)

@@ -173,6 +173,7 @@ def shard(
             of_data = of_all["replicate", "shard"] if "replicate" in (of_all.mesh_dim_names or ()) else of_all["shard"]
         # Inner blocks before outer ones and the model last, because fully_shard leaves out what is sharded already.
         _shard_blocks([*reversed(blocks.values()), model], settings, of_data, precision)
+    # Both ways to split a model replace its parameters by DTensors, and the optimizers have the former ones.
     update_params_in_optimizer(before, model.named_parameters(), optimizers)
     for optimizer in optimizers:
         _shard_state(optimizer)

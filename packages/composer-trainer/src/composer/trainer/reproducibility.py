@@ -77,4 +77,5 @@ def configure_deterministic_mode() -> None:
     """
     torch.use_deterministic_algorithms(mode=True)
     torch.backends.cudnn.benchmark = False
+    # One of the two sizes of workspaces with which cuBLAS is deterministic.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -98,6 +98,7 @@ class Training:
         while self._done() < until:
             epoch = int(state.timestamp.count(TimeUnit.EPOCH))
             with seeded("epoch", epoch):
+                # All at once, so that the draws of the loader do not depend on where the training resumes.
                 batches = list(state.train_dataloader or ())
             if not self._done(in_epoch=True):
                 event(Event.ITERATION_START)
@@ -156,6 +157,7 @@ class Training:
         state.microbatch = -1
         self.engine.run_event(Event.BEFORE_DATALOADER)
         self._step.begin_batch(batch)
+        # A single optimizer gets the closure, which SAM calls several times; several share the gradients of one call.
         if len(state.optimizers) == 1:
             state.optimizers[0].step(self._step.compute_gradients)  # type: ignore[arg-type]  # it takes tensors
         else:

@@ -185,6 +185,7 @@ def prepare_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
                     f"Evaluator {evaluator.label!r} names the metric {pattern!r}, but the model has {list(metrics)}."
                 )
             chosen.update(matches)
+        # Copies, because each evaluator counts its own samples.
         state.eval_metrics[evaluator.label] = {
             name: copy.deepcopy(metric).to(state.device) for name, metric in metrics.items() if name in chosen
         }
@@ -213,6 +214,7 @@ def in_evaluation(engine: Engine) -> Iterator[None]:
     """Disable gradients and put the model into evaluation mode; restore the state at the end, also after an error."""
     state = engine.state
     data = state.dataloader, state.dataloader_label, state.dataloader_len
+    # Events that follow an evaluation within training refer to its batch.
     step = state.batch, state.outputs
     try:
         # Training draws the same random numbers as without the evaluation.

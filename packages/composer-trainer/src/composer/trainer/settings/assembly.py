@@ -60,6 +60,7 @@ class Assembly:
         check_same_values(plain_settings(self._parallel.sections()))
         self.state = settings.make_state()
         optimizers = as_list(components.optimizers)
+        # A model without parameters can be evaluated, and needs no optimizer.
         if components.optimizers is None and any(True for _ in model.parameters()):
             optimizers = [default_optimizer(model)]
         self.state.optimizers = optimizers

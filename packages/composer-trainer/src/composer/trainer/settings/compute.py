@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Compute", "check_microbatch_size", "choose_device", "choose_precision"]
 
+# The first generation of GPUs with 8-bit matrix products, Ada; Hopper (H100) is 9.0.
 _FP8_CAPABILITY = (8, 9)
 _AVAILABLE: dict[str, Callable[[], bool]] = {
     "cpu": lambda: True,

@@ -149,6 +149,7 @@ class Identity:
 
     @run_name.default
     def _choose_name(self) -> str:
+        # Two runs may start in the same second, and a name must not be drawn from a seeded generator.
         generated = f"{datetime.datetime.now(tz=datetime.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
         return generated if self.found_name is None else self.found_name
 
@@ -274,6 +275,7 @@ class Settings:
         """
         model, device = self.components.model, self.compute.device
         seed, run_name = from_rank_zero(self.identity.seed), from_rank_zero(self.identity.run_name)
+        # Processes of a tensor-parallel group have the same samples, and draw the same numbers.
         seed_all((seed + get_data_rank()) % 2**32)
         if not is_on_meta(model):
             model.to(device)

@@ -76,6 +76,7 @@ def trainer_arguments(config: Mapping[str, Any] | str | os.PathLike[str], given:
         _check_plain(value, str(name))
     arguments = {**settings, **given}
     if settings.get("model") is not None:
+        # The Trainer seeds when the model exists, and its weights are drawn here.
         if isinstance(settings.get("seed"), int):
             seed_all(settings["seed"])
         (arguments["model"],) = _components("model", settings["model"])

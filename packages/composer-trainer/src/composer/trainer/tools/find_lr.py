@@ -154,6 +154,7 @@ def _set_lr(state: State, lr: float) -> None:
     largest = max(float(group["lr"]) for group in groups)
     for group in groups:
         rate = lr * (float(group["lr"]) / largest if largest else 1.0)
+        # A learning rate may be a tensor, which compiled steps read.
         group["lr"] = torch.full_like(group["lr"], rate) if isinstance(group["lr"], Tensor) else rate
         if "initial_lr" in group:  # decoupled weight decay is relative to it
             group["initial_lr"] = group["lr"]

@@ -49,6 +49,7 @@ _DESCRIBED = frozenset(
 )
 _NO_SETTINGS = frozenset({"optimizer", "last_epoch"})  # of torch's schedulers
 _HIDDEN = "(hidden)"
+# Settings that are nested deeper, or have more items, are described by their type and length.
 _DEEPEST, _LONGEST = 8, 100
 _GIT_SECONDS = 2.0
 

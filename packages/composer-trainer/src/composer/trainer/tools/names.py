@@ -43,6 +43,7 @@ def suggests_names(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        # Before the call, because the TypeError of Python names only the first unknown argument.
         if not kwargs.keys() <= parameters.keys() or len(args) > most:
             _raise_call_error(function.__name__, args, kwargs, list(parameters)[1:], most)
         return function(*args, **kwargs)
