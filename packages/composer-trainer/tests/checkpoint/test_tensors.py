@@ -16,8 +16,8 @@ from torch import nn
 import composer.checkpoint.tensors as tensors_module
 from composer.checkpoint import CheckpointError, Manifest, base
 from composer.checkpoint.base import MODEL, Content
-from composer.checkpoint.layout import Layout, PartFile, describe_parts, plan_parts
-from composer.checkpoint.tensors import pack_parts, read_parts
+from composer.checkpoint.layout import Layout, PartFile, describe_parts, pack_parts, plan_parts
+from composer.checkpoint.tensors import read_parts
 from composer.core import NotSerializableError, Timestamp
 
 NAMES = [

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from composer.checkpoint.base import EXTRA, MODEL, OPTIMIZERS, STATE
 from composer.checkpoint.errors import CheckpointError
-from composer.checkpoint.finding import locate, open_checkpoint
+from composer.checkpoint.finding import open_checkpoint
 from composer.core import TimeUnit
 from composer.core.checks import abridged
 from composer.core.files import write_atomically
@@ -42,10 +42,9 @@ def verify_checkpoint(path: str | os.PathLike[str]) -> Manifest:
         Traceback (most recent call last):
         composer.checkpoint.errors.CheckpointError: no/such/checkpoint does not exist.
     """
-    folder, name = locate(path)
-    manifest = folder.manifest(name)
-    folder.check(name, manifest)
-    return manifest
+    opened = open_checkpoint(path)
+    opened.folder.check(opened.name, opened.manifest)
+    return opened.manifest
 
 
 def show_checkpoint(path: str | os.PathLike[str]) -> str:
@@ -235,20 +234,18 @@ def _compared(opened: OpenCheckpoint) -> dict[str, Any]:
 
 def _diff_data(one: Any, other: Any, path: str) -> list[str]:
     if isinstance(one, dict) and isinstance(other, dict):
-        names = list(dict.fromkeys((*one, *other)))
-        return [
-            line for name in names for line in _diff_item(one, other, name, f"{path}.{name}" if path else str(name))
-        ]
+        lines = []
+        for name in dict.fromkeys((*one, *other)):
+            place = f"{path}.{name}" if path else str(name)
+            if name in one and name in other:
+                lines += _diff_data(one[name], other[name], place)
+            else:
+                lines.append(f"{place}: only in the {'first' if name in one else 'second'}")
+        return lines
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         return [line for place in range(len(one)) for line in _diff_data(one[place], other[place], f"{path}[{place}]")]
     # Unlike ==, JSON distinguishes 1 from 1.0 and True.
     return [] if json.dumps(one) == json.dumps(other) else [f"{path}: {one!r:.80} and {other!r:.80}"]
-
-
-def _diff_item(one: dict[str, Any], other: dict[str, Any], name: str, path: str) -> list[str]:
-    if name not in one or name not in other:
-        return [f"{path}: only in the {'first' if name in one else 'second'}"]
-    return _diff_data(one[name], other[name], path)
 
 
 def _diff_tensors(file: str, one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:

@@ -25,7 +25,7 @@ from composer.functional.dtensors import is_sharded
 
 if TYPE_CHECKING:
     from composer.checkpoint.base import Folder
-    from composer.checkpoint.tensors import KeptMemory
+    from composer.checkpoint.layout import KeptMemory
 
 __all__ = ["CheckpointSaver", "SaveInterval", "check_folder", "check_keep_last"]
 

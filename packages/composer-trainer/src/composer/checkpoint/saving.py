@@ -37,9 +37,8 @@ from composer.checkpoint.base import (
 )
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
 from composer.checkpoint.ignoring import IgnoreKeys, ignored_keys
-from composer.checkpoint.layout import Layout, PartFile, describe_parts, plan_parts
+from composer.checkpoint.layout import Layout, PartFile, describe_parts, pack_parts, plan_parts
 from composer.checkpoint.local import open_folder
-from composer.checkpoint.tensors import pack_parts
 from composer.core import State, TimeUnit, evaluation_weights, split_tensors
 from composer.core.checks import shortened
 from composer.core.evaluator import reshard
@@ -55,8 +54,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from composer.checkpoint.base import Folder
-    from composer.checkpoint.layout import Described
-    from composer.checkpoint.tensors import KeptMemory
+    from composer.checkpoint.layout import Described, KeptMemory
 
 __all__ = [
     "Snapshot",
