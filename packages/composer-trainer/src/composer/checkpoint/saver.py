@@ -251,11 +251,7 @@ class CheckpointSaver(Callback):
             raise
 
     def _names(self, state: State) -> tuple[str, str, str | None, str | None]:
-        """Return the folder, and the names of a checkpoint now and of the links to the latest and the best one.
-
-        Raises:
-            ValueError: One of them is not a valid name.
-        """
+        """Return the folder, and the names of a checkpoint now and of the links to the latest and the best one."""
         folder = fill_in_run(self.folder, state, "folder (save_folder)")
         name = checkpoint_name(self.filename, state, "filename (save_filename)")
         links = (self.latest_filename, "latest_filename (save_latest_filename)"), (self.best_filename, "best_filename")
