@@ -28,7 +28,7 @@ def train(run: Run) -> None:
             event("epoch_start")
             run.wrap_model()
         _train_batches(run)
-        if not run.batches.epoch_is_over:
+        if not run.batches.position.epoch_is_over:
             break  # the next call of fit continues this epoch
         run.count_epoch()
         event("epoch_end")
@@ -51,7 +51,7 @@ def _end_iteration_if_done(run: Run) -> None:
 
 def _train_batches(run: Run) -> None:
     state, event, step = run.state, run.engine.run_event, run.step
-    while not run.batches.epoch_is_over:
+    while not run.batches.position.epoch_is_over:
         state.microbatch = -1
         event("before_dataloader")
         if not run.next_batch():

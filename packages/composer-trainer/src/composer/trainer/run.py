@@ -142,7 +142,7 @@ class Run:
             return False
         self._num_samples = self._count_samples(batch)
         self._num_tokens = self._count_tokens(batch)
-        self._is_counted = self.batches.counts
+        self._is_counted = self.batches.position.counts
         self.state.batch, self.state.batch_counts = batch, self._is_counted
         # Several processes send their seconds with the counts of the batch, before it is computed; see count_batch.
         if self.parallel.is_connected:
@@ -188,7 +188,7 @@ class Run:
             seconds=self._seconds,
             stop=self.signals.received is not None,
             logs=self.engine.logger.is_heard,
-            is_regular=self._is_regular and self.batches.is_full,
+            is_regular=self._is_regular and self.batches.position.is_full,
         )
 
     def _complete_gradients(self) -> None:

@@ -43,7 +43,7 @@ class TestRepeats:
     @pytest.mark.parametrize(("samples", "options"), [(4, {}), (5, {"drop_last": True})])
     def test_no_repeats_do_not_warn(self, samples, options):
         """Evenly divisible and dropped samples are trained on once by any loader."""
-        assert make_batches(OwnLoader, samples, **options).length == 1
+        assert make_batches(OwnLoader, samples, **options).position.length == 1
 
     @pytest.mark.parametrize(("samples", "expected"), [(5, [[1, 3], [0]]), (7, [[1, 3], [5]]), (6, [[1, 3], [5]])])
     def test_repeats_are_excluded(self, samples, expected):
@@ -60,7 +60,7 @@ class TestRepeats:
 
         for _ in range(2):
             batches.next()
-            counts.append(batches.counts)
+            counts.append(batches.position.counts)
 
         assert counts == expected
 
@@ -103,7 +103,9 @@ class TestOwnBatchSampler:
         """A place of other processes does not apply to it."""
         loader = DataLoader(range(6), batch_sampler=Pairs(get_sampler(range(6))))
 
-        assert not Batches(DataSpec(loader), -1, torch.device("cpu")).is_of_same_order(saved_place(6, samples=6))
+        assert not Batches(DataSpec(loader), -1, torch.device("cpu")).position.is_of_same_order(
+            saved_place(6, samples=6)
+        )
 
 
 def saved_place(place, samples=46):
@@ -126,7 +128,7 @@ class TestOtherNumbersOfProcesses:
         batches.load_state_dict(saved_place(place))
 
         assert batches.state_dict()["place"] == place
-        assert batches.epoch_is_over == (place == 48)
+        assert batches.position.epoch_is_over == (place == 48)
 
     @pytest.mark.parametrize(("place", "expected"), [(24, 11 / 3), (46, 0), (0, 23 / 3)])
     def test_epoch_ends_after_its_last_sample(self, monkeypatch, place, expected):
@@ -140,10 +142,10 @@ class TestOtherNumbersOfProcesses:
         rest.load_state_dict(saved_place(place))
 
         found = []
-        while not rest.epoch_is_over:
+        while not rest.position.epoch_is_over:
             found.append(rest.next().tolist())
-            assert rest.counts
-            assert rest.is_full == (len(found) <= expected // 1)
+            assert rest.position.counts
+            assert rest.position.is_full == (len(found) <= expected // 1)
             assert rest.state_dict()["place"] == place + 6 * len(found)
 
         assert len(found) == math.ceil(expected)
@@ -157,7 +159,7 @@ class TestOtherNumbersOfProcesses:
         batches.load_state_dict(saved_place(24))
 
         assert batches.next().tolist() == [25, 27, 29]
-        assert batches.epoch_is_over
+        assert batches.position.epoch_is_over
 
     @pytest.mark.parametrize("batches", [1, 2])
     def test_other_samplers(self, batches):

@@ -60,7 +60,7 @@ class DataOrder:
     Attributes:
         skips: Whether an epoch can start in its middle without loading the batches before.
         batch_size: The number of samples in nearly all batches; None if it is not known.
-        is_collated_by_torch: Whether torch's function makes a batch of as many samples as there are indices.
+        is_collated_by_torch: Whether ``default_collate`` is used, so a batch has one sample per index.
         global_batch_size: The number of samples in a batch of all processes, if a place is a number of samples;
             otherwise None.
     """
@@ -88,13 +88,9 @@ class DataOrder:
         del place
         return None
 
-    def fingerprint(self, batches: int) -> str | None:
-        """Return a digest of the current epoch's order if it may differ in a resumed run; else None.
-
-        Args:
-            batches: The number of batches so far.
-        """
-        del batches
+    def fingerprint(self, place: int) -> str | None:
+        """Return a digest of the current epoch's order up to a place if it may differ in a resumed run; else None."""
+        del place
         return None
 
     def sizes(self) -> dict[str, int]:
@@ -267,9 +263,9 @@ class IndexedOrder(_CopiedOrder):
             return map(one_batch, self._keys.next)
         return _preserve_torch_rng_state(lambda: _load_seeded(one_batch, self._keys.next))
 
-    def fingerprint(self, batches: int) -> str | None:
+    def fingerprint(self, place: int) -> str | None:
         """Return a digest of the epoch's indices if the type of the sampler is unknown."""
-        return self._chosen.fingerprint(batches) if isinstance(self._chosen, _WithDigests) else None
+        return self._chosen.fingerprint(place) if isinstance(self._chosen, _WithDigests) else None
 
 
 class StreamOrder(_CopiedOrder):

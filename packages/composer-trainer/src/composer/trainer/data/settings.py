@@ -90,7 +90,7 @@ class TrainingData:
         """
         if self.batches is None or self.spec is None:
             raise ValueError("There is nothing to train on: give train_dataloader to the Trainer or to fit().")
-        state.set_dataloader(self.spec.dataloader, self.label, self.batches.length)
+        state.set_dataloader(self.spec.dataloader, self.label, self.batches.position.length)
 
     def change(
         self,

@@ -24,7 +24,7 @@ from composer.distributed import (
     get_world_size,
 )
 from composer.distributed.environment import get_tensor_parallel_size
-from composer.trainer.data.batches import SavedPlace  # noqa: TC001  (its fields are looked up at run time)
+from composer.trainer.data.position import SavedPlace  # noqa: TC001  (its fields are looked up at run time)
 from composer.trainer.evaluation.metrics import SavedMetric, check_metrics, load_metrics, merge_metrics, save_metrics
 from composer.trainer.reproducibility import seed_all
 from composer.trainer.resume.contract import (
@@ -178,7 +178,7 @@ class ResumeState:
                 for problem in check_metrics(self._state.train_metrics, own["metrics"])
             ]
         batches, place = self._data.batches, self._place(saved)
-        return problems if batches is None or place is None else [*problems, *batches.check_state_dict(place)]
+        return problems if batches is None or place is None else [*problems, *batches.position.check_state_dict(place)]
 
     def _check_process(self, own: Mapping[str, Any], path: str) -> list[str]:
         problems = []
@@ -259,7 +259,7 @@ class ResumeState:
         # Not the seed of the beginning, whose draws the run has used.
         self._seed = derive_seed(state.rank_zero_seed, "resume", get_data_rank(), state.timestamp.batch) % 2**32
         data = "the epoch continues with its next sample"
-        if batches is not None and place is not None and not batches.is_of_same_order(place):
+        if batches is not None and place is not None and not batches.position.is_of_same_order(place):
             data = (
                 "the current epoch may repeat samples and skip others, as the data is not split by a DistributedSampler"
             )

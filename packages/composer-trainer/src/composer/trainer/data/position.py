@@ -1,0 +1,168 @@
+"""The place in an epoch of the data, and whether a saved one fits this data."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from attrs.validators import ge, optional
+
+from composer.distributed import get_data_rank
+from composer.trainer.resume.contract import SavedObjects  # noqa: TC001  (fields are looked up at run time)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from composer.core import DataSpec
+    from composer.trainer.data.order import DataOrder
+
+__all__ = ["EpochPosition", "SavedPlace"]
+
+
+@attrs.frozen
+class SavedPlace:
+    """The data of :meth:`Batches.state_dict`; see there."""
+
+    epoch: int = attrs.field(validator=ge(0))
+    place: int = attrs.field(validator=ge(0))
+    global_batch_size: int | None = attrs.field(validator=optional(ge(1)))
+    length: int | None
+    sizes: dict[str, int]
+    order: str | None
+    loader: Any
+    parts: SavedObjects
+    has_ended: bool
+
+
+class EpochPosition:
+    """The place in an epoch, and the places where its data and the epoch end.
+
+    Places are counted as :class:`DataOrder` does; only ``length`` and ``num_batches`` are numbers of batches.
+
+    Args:
+        spec: The loader.
+        order: Its order.
+        subset_num_batches: The number of batches in an epoch, if fewer than the loader has; -1 for all.
+
+    Attributes:
+        place: The place of the next batch.
+        step: The distance between the places of two batches.
+        length: The number of batches in an epoch; None if it is not known.
+        is_exhausted: Whether the loader has returned all batches of the epoch.
+        has_ended: Whether this process trains on no further batch of the epoch, and others do.
+        has_usual_batches: Whether all batches but the last have the usual number of samples in each process.
+
+    Example:
+        >>> from composer.core import DataSpec
+        >>> from composer.trainer.data.order import make_order
+        >>> position = EpochPosition(DataSpec([1, 2]), make_order([1, 2], seed=17), -1)
+        >>> position.move_to(2)
+        >>> position.length, position.epoch_is_over
+        (2, True)
+    """
+
+    def __init__(self, spec: DataSpec, order: DataOrder, subset_num_batches: int) -> None:
+        self._spec, self._order, self._subset = spec, order, subset_num_batches
+        self.step, self._rank = order.step, get_data_rank()
+        self.has_usual_batches = False
+        end = order.end(0)
+        # Rounded up, because the last batch may have fewer samples.
+        self.length = spec.length if end is None else -(-end // self.step)
+        if subset_num_batches != -1:
+            self.length = subset_num_batches if self.length is None else min(self.length, subset_num_batches)
+        self.move_to(0)
+
+    def move_to(self, place: int) -> None:
+        """Set the place of the next batch, which the loader has not returned yet."""
+        self.place, self.is_exhausted, self.has_ended = place, False, False
+        self.data_end = self._order.end(place)
+        """The place where the data ends, if all processes share one order of samples; else None."""
+        self._end = None if self.length is None else self.length * self.step
+        if self.data_end is not None:
+            # Continued by another number of processes, an epoch may end between the places of two batches.
+            self._end = self.data_end if self._subset == -1 else min(self.data_end, self._subset * self.step)
+
+    @property
+    def counts(self) -> bool:
+        """Whether the last batch has a sample that no other process counts; else its weight is 0."""
+        if self.data_end is None:
+            return not self.has_ended
+        return self.place - self.step + self._rank < self.data_end
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is certain that the last batch has the usual number of samples in each process."""
+        return self.has_usual_batches and self.data_end is not None and self.place <= self.data_end
+
+    @property
+    def epoch_is_over(self) -> bool:
+        """Whether the epoch has no batch left; for loaders without a length, known only after the last batch."""
+        return self.is_exhausted or (self._end is not None and self.place >= self._end)
+
+    @property
+    def is_in_epoch(self) -> bool:
+        """Whether an epoch has begun and is not over."""
+        return self.place > 0 and not self.epoch_is_over
+
+    @property
+    def num_batches(self) -> int:
+        """The number of batches before the place."""
+        return -(-self.place // self.step)
+
+    def is_of_same_order(self, state: Mapping[str, Any]) -> bool:
+        """Return whether a saved place is a number of samples of this data, whatever the number of processes."""
+        samples = state["sizes"].get("samples")
+        is_shared = None not in (state["global_batch_size"], self._order.global_batch_size, samples)
+        return is_shared and samples == self._order.sizes().get("samples")
+
+    def place_of(self, state: Mapping[str, Any]) -> int:
+        """Return a saved place as a place in this data."""
+        place: int = state["place"]
+        if self.is_of_same_order(state):
+            return place
+        # The data has another size or another split, and only the number of batches is comparable.
+        return -(-place // (state["global_batch_size"] or 1)) * self.step
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Return the problems of a saved place, a valid :class:`SavedPlace`, that does not fit this data."""
+        given = self.place_of(state) // self.step
+        if self.length is None or given <= self.length or self.is_of_same_order(state):
+            return []
+        problem = f"data: {given} batches of the epoch were done, and train_dataloader has {self.length}."
+        return [f"{problem} Is it the same data, with the same batch size?"]
+
+    def warn_of_other_sizes(self, state: Mapping[str, Any], before: int | None, now: int | None) -> None:
+        """Warn if sizes show that the data has changed.
+
+        Args:
+            state: The saved place.
+            before: The number of samples in the batches before the place when it was saved, if it is known.
+            now: The same number in this data.
+        """
+        if self.is_of_same_order(state):
+            return
+        counted = f"samples in the first {self.num_batches} batches"
+        saved = {"batches": state["length"], **state["sizes"], counted: before}
+        sizes = {"batches": self._spec.length, **self._order.sizes(), counted: now}
+        changed = [one for one in sizes if None not in (sizes[one], saved.get(one)) and sizes[one] != saved[one]]
+        if changed:
+            warnings.warn(
+                f"train_dataloader had {saved[changed[0]]} {changed[0]} when the run stopped in an epoch, and has "
+                f"{sizes[changed[0]]}, so some samples of this epoch may come twice and others not at all. Is it the "
+                "same data, with the same batch size and number of workers?",
+                UserWarning,
+                stacklevel=3,
+            )
+
+    def warn_of_other_order(self, fingerprint: str) -> None:
+        """Warn if the order of the current epoch up to the place differs from the saved one."""
+        if self._order.fingerprint(self.place) != fingerprint:
+            warnings.warn(
+                "train_dataloader's sampler gives another order than before the run stopped, so some samples are "
+                "repeated and others skipped, and the run differs from an uninterrupted one. Let the sampler draw from "
+                "the global generators of torch, NumPy or Python or from one that is its attribute, or give it "
+                "state_dict() and load_state_dict().",
+                UserWarning,
+                stacklevel=3,
+            )

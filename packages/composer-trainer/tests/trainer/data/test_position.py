@@ -1,0 +1,63 @@
+"""The place in an epoch, and where the epoch ends."""
+
+import pytest
+from torch.utils.data import DataLoader, DistributedSampler
+
+from composer.core import DataSpec
+from composer.trainer.data.order import make_order
+from composer.trainer.data.position import EpochPosition
+
+
+def make_position(samples=10, subset=-1, **options):
+    """Return the position of the first of two processes, with batches of two samples each."""
+    data = range(samples)
+    spec = DataSpec(DataLoader(data, batch_size=2, sampler=DistributedSampler(data, 2, 0), **options))
+    return EpochPosition(spec, make_order(spec.dataloader, seed=17), subset)
+
+
+class TestEnd:
+    @pytest.mark.parametrize(
+        ("options", "length", "last"), [({}, 3, 8), ({"drop_last": True}, 2, 4), ({"subset": 2}, 2, 4)]
+    )
+    def test_of_samples(self, options, length, last):
+        """The epoch ends after its last batch; places are samples of both processes, and the length is in batches."""
+        position = make_position(**options)
+
+        over = []
+        for place in (last, last + position.step):
+            position.move_to(place)
+            over.append(position.epoch_is_over)
+
+        assert (position.length, position.step, over) == (length, 4, [False, True])
+
+    @pytest.mark.parametrize(("subset", "length"), [(-1, 3), (2, 2), (5, 3)])
+    def test_of_batches(self, subset, length):
+        """In a list of batches, places are batches."""
+        position = EpochPosition(DataSpec([1, 2, 3]), make_order([1, 2, 3], seed=17), subset)
+
+        position.move_to(length)
+
+        assert (position.length, position.num_batches, position.epoch_is_over) == (length, length, True)
+
+    def test_of_an_unknown_length(self):
+        """It is known only once the loader is exhausted, until the next epoch begins."""
+        loader = iter([1, 2])
+        position = EpochPosition(DataSpec(loader), make_order(loader, seed=17), -1)
+        position.move_to(2)
+        before, position.is_exhausted = position.epoch_is_over, True
+
+        after = position.epoch_is_over
+        position.move_to(0)
+
+        assert (before, after, position.epoch_is_over, position.length) == (False, True, False, None)
+
+
+def test_place_of_other_data():
+    """A saved place in other data is comparable only by its number of batches, which must exist."""
+    position = make_position()
+    saved = {"place": 24, "global_batch_size": 6, "sizes": {"samples": 30}}
+
+    problems = position.check_state_dict(saved)
+
+    assert position.place_of(saved) == 16
+    assert problems[0].startswith("data: 4 batches of the epoch were done, and train_dataloader has 3.")
