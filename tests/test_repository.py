@@ -91,3 +91,14 @@ def test_each_module_has_its_test_file():
                 missing.add(f"{package}: {module}")
 
     assert missing == set()
+
+
+def test_sizes_are_counted():
+    """Docstrings, comments and blank lines are no code; a string in an expression is."""
+    size = runpy.run_path(str(ROOT / "tests" / "check_size.py"))
+    lines = ['"""Module."""', "", "X = 1  # why", '"""The attribute."""', "", "", "def f():", '    """Do it."""']
+    source = "\n".join([*lines, "    # reason", "    return (", '        "a"', "    )", ""])
+
+    assert size["code_lines"](source) == {3, 7, 10, 11, 12}
+    assert size["longest_body"](source) == ("f", 3)
+    assert size["circles"]({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": set()}) == [["a", "b", "c"]]
