@@ -10,6 +10,13 @@ from composer import distributed as cd
 from composer.core import State
 
 
+@pytest.fixture(autouse=True, scope="module")
+def closed_group():
+    """Destroy the group of one process that sharding has created, which other tests would use."""
+    yield
+    cd.close_dist()
+
+
 def named(**modules):
     return nn.Sequential(OrderedDict(modules))
 
