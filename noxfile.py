@@ -129,7 +129,7 @@ def mmdet(session: nox.Session) -> None:
     session.install("--no-build-isolation", *MMDET["operators"], env={"MMCV_WITH_OPS": "1", "FORCE_CUDA": "0"})
     session.install(*wheels(session, *PACKAGES), *MMDET["builders"], *MMDET["detectors"])
     # MMDetection gives warnings of its own.
-    session.run("pytest", "-W", "default", "--durations=20", "tests/mmdet", *session.posargs, env=TEST_ENV)
+    session.run("pytest", "-W", "default", "--durations=20", "tests/mmdetection", *session.posargs, env=TEST_ENV)
 
 
 @nox.session

@@ -65,7 +65,8 @@ nitpick_ignore_regex = [
     # Types that are not public: type variables, aliases, and values that are only passed on.
     ("py:class", r"composer\.(.+\.)?(_\w+|T|Batch|Sample|Target|Counts|Entry|ObservableList|DetectionModel|Settings)"),
     ("py:class", r"composer\.(.+\.)?Images"),
-    ("py:class", r"composer\.(.+\.)?(Difference|Folder|GatheringLogger|PhaseMetricsModel|Record|Recording|Result|Row)"),
+    ("py:class", r"composer\.(.+\.)?(Assembly|Clock|Difference|Evaluated|Folder|GatheringLogger|HostAlgorithms)"),
+    ("py:class", r"composer\.(.+\.)?(PhaseMetricsModel|Record|Recording|Result|Row)"),
     ("py:obj", r"composer\.core\.time\.Value"),
     ("py:class", r"BoxFormat|Layer|Number|ParallelStyle|TokenCount"),
     ("py:class", r"Declaration|EvalInterval|LeftOut|ObservableList|Points|Schedule"),

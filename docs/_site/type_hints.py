@@ -13,7 +13,15 @@ import composer
 if TYPE_CHECKING:
     from types import CodeType, ModuleType
 
-PUBLIC_HOMES = ["torch", "torch.nn", "torch.optim", "torch.optim.lr_scheduler", "torch.utils.data", "torchmetrics"]
+PUBLIC_HOMES = [
+    "torch",
+    "torch.nn",
+    "torch.optim",
+    "torch.optim.lr_scheduler",
+    "torch.profiler",
+    "torch.utils.data",
+    "torchmetrics",
+]
 IMMUTABLE = 1 << 8
 """The flag of types that are written in C, whose attributes cannot be set."""
 

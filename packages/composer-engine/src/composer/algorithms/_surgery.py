@@ -31,13 +31,13 @@ class ModelSurgery(Algorithm):
     """Base of algorithms that replace layers of the model by a kernel.
 
     Attributes:
-        kernel: The function that changes the model. It is called with those of the algorithm's fields that it has as
+        _kernel: The function that changes the model. It is called with those of the algorithm's fields that it has as
             parameters, and with the state's ``optimizers`` and ``precision`` if it has these parameters.
         former_names: The names under which MosaicML Composer logs the number of new layers, with the class of these
             layers; None for all. They will not be logged any more after one release.
     """
 
-    kernel: ClassVar[Callable[..., SurgeryReport]]
+    _kernel: ClassVar[Callable[..., SurgeryReport]]
     reads: ClassVar[AbstractSet[str]] = {"model", "optimizers"}
     writes: ClassVar[AbstractSet[str]] = {"model", "optimizers"}
     former_names: ClassVar[Mapping[str, str | None]] = {}
@@ -58,13 +58,13 @@ class ModelSurgery(Algorithm):
     def replace(self, state: State, logger: Logger, **arguments: Any) -> SurgeryReport:
         """Call the kernel, with further arguments; store the report, log its length, and warn if it is empty."""
         kind: Any = type(self)
-        parameters = inspect.signature(self.kernel).parameters
+        parameters = inspect.signature(self._kernel).parameters
         arguments |= {name: getattr(self, name) for name in attrs.fields_dict(kind) if name in parameters}
         if "optimizers" in parameters:
             arguments["optimizers"] = state.optimizers
         if "precision" in parameters:
             arguments["precision"] = state.precision.value
-        report = self.surgery_report = self.kernel(state.model, **arguments)
+        report = self.surgery_report = self._kernel(state.model, **arguments)
         if not report:
             missing = self.explain_nothing(type(state.model).__name__)
             warn_of_no_effect(f"{self!r} found nothing to change: {missing}")

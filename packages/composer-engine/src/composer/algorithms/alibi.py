@@ -63,7 +63,7 @@ class Alibi(ModelSurgery):
     mask_replacement_function: Callable[[Any, int], Any] | None = attrs.field(default=None, repr=False, kw_only=True)
     causal: bool = attrs.field(default=False, validator=is_flag, repr=False, kw_only=True)
 
-    kernel: ClassVar = staticmethod(cf.apply_alibi)
+    _kernel: ClassVar = staticmethod(cf.apply_alibi)
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE, Event.AFTER_DATALOADER: Stage.RESHAPE}
     reads: ClassVar = FieldsByEvent({Event.INIT: {"model", "optimizers"}, Event.AFTER_DATALOADER: {"batch"}})
     writes: ClassVar = reads

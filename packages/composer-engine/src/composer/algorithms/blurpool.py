@@ -46,7 +46,7 @@ class BlurPool(ModelSurgery):
         "blurpool/num_blurpool_layers": "BlurMaxPool2d",
         "blurpool/num_blurconv_layers": "BlurConv2d",
     }
-    kernel: ClassVar = staticmethod(cf.apply_blurpool)
+    _kernel: ClassVar = staticmethod(cf.apply_blurpool)
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
     owns: ClassVar = {
         ExclusiveResource(

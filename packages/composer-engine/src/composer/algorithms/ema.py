@@ -124,7 +124,7 @@ class EMA(WeightAveraging):
         return self._averages.copy_into(model, averaged=False)
 
     def ensure_compatible_state_dict(self, state: dict[str, Any]) -> None:
-        """Call :meth:`check_state_dict`; the name is that of MosaicML Composer."""
+        """Call ``check_state_dict``; the name is that of MosaicML Composer."""
         self.check_state_dict(state)
 
     def _update(self, state: State) -> None:

@@ -53,7 +53,7 @@ class Factorize(ModelSurgery):
         "factorize/num_conv2d_replacements": "FactorizedConv2d",
         "factorize/num_linear_replacements": "FactorizedLinear",
     }
-    kernel: ClassVar = staticmethod(cf.apply_factorization)
+    _kernel: ClassVar = staticmethod(cf.apply_factorization)
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
     owns: ClassVar = {
         ExclusiveResource(

@@ -24,7 +24,7 @@ class FusedLayerNorm(ModelSurgery):
         FusedLayerNorm()
     """
 
-    kernel: ClassVar = staticmethod(cf.apply_fused_layernorm)
+    _kernel: ClassVar = staticmethod(cf.apply_fused_layernorm)
     runs_at: ClassVar = {Event.INIT: Stage.PRECISION}
     owns: ClassVar = {LAYER_NORMS}
 

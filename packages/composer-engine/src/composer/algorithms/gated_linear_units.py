@@ -46,7 +46,7 @@ class GatedLinearUnits(ModelSurgery):
     first_layer_attribute: str | None = attrs.field(default=None, repr=False, kw_only=True)
     activation_attribute: str | None = attrs.field(default=None, repr=False, kw_only=True)
 
-    kernel: ClassVar = staticmethod(cf.apply_gated_linear_units)
+    _kernel: ClassVar = staticmethod(cf.apply_gated_linear_units)
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
     owns: ClassVar = {
         ExclusiveResource(

@@ -37,7 +37,7 @@ class GhostBatchNorm(ModelSurgery):
     )
 
     former_names: ClassVar = {"GhostBatchNorm/num_new_modules": None}
-    kernel: ClassVar = staticmethod(cf.apply_ghost_batchnorm)
+    _kernel: ClassVar = staticmethod(cf.apply_ghost_batchnorm)
     runs_at: ClassVar = {Event.INIT: Stage.NORMALIZATION}
     owns: ClassVar = {
         ExclusiveResource(

@@ -44,7 +44,7 @@ class GyroDropout(ModelSurgery):
     sigma: int = attrs.field(default=256, validator=whole_number_from(1, meaning="It is the number of masks."))
     tau: int = attrs.field(default=16, validator=whole_number_from(1, meaning="It is the number of masks in use."))
 
-    kernel: ClassVar = staticmethod(cf.apply_gyro_dropout)
+    _kernel: ClassVar = staticmethod(cf.apply_gyro_dropout)
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE, Event.FIT_START: Stage.ARCHITECTURE}
     reads: ClassVar = {"model", "max_duration", "train_dataloader", "dataloader_len", "device_train_microbatch_size"}
     writes: ClassVar = {"model"}

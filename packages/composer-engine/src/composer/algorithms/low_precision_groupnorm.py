@@ -32,7 +32,7 @@ class LowPrecisionGroupNorm(LowPrecisionNorm):
 
     apply_at: Event = attrs.field(default=Event.AFTER_LOAD, converter=to_apply_at)
 
-    kernel: ClassVar = staticmethod(cf.apply_low_precision_groupnorm)
+    _kernel: ClassVar = staticmethod(cf.apply_low_precision_groupnorm)
     owns: ClassVar = {
         ExclusiveResource("the group norms", remedy="A second one would find no plain norms: one is enough.")
     }

@@ -32,7 +32,7 @@ class LowPrecisionLayerNorm(LowPrecisionNorm):
 
     apply_at: Event = attrs.field(default=Event.AFTER_LOAD, converter=to_apply_at)
 
-    kernel: ClassVar = staticmethod(cf.apply_low_precision_layernorm)
+    _kernel: ClassVar = staticmethod(cf.apply_low_precision_layernorm)
     owns: ClassVar = {LAYER_NORMS}
 
     def explain_nothing(self, model: str) -> str:

@@ -41,7 +41,7 @@ class SqueezeExcite(ModelSurgery):
     )
 
     former_names: ClassVar = {"squeeze_excite/num_squeeze_excite_layers": None}
-    kernel: ClassVar = staticmethod(cf.apply_squeeze_excite)
+    _kernel: ClassVar = staticmethod(cf.apply_squeeze_excite)
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
     owns: ClassVar = {
         ExclusiveResource(

@@ -60,7 +60,7 @@ class StochasticDepth(ModelSurgery):
     drop_distribution: str = attrs.field(default="linear", validator=one_of("linear", "uniform"))
     drop_warmup: float = attrs.field(default=0.0, converter=_to_drop_warmup, validator=FRACTION_OF_TRAINING)
 
-    kernel: ClassVar = staticmethod(cf.apply_stochastic_depth)
+    _kernel: ClassVar = staticmethod(cf.apply_stochastic_depth)
     runs_at: ClassVar = dict.fromkeys((Event.INIT, Event.AFTER_LOAD, Event.BATCH_START), Stage.ARCHITECTURE)
     reads: ClassVar = {"model", "optimizers", "timestamp", "max_duration", "dataloader_len"}
     owns: ClassVar = {

@@ -37,7 +37,7 @@ class WeightStandardization(ModelSurgery):
     )
 
     former_names: ClassVar = {"WeightStandardization/num_weights_standardized": None}
-    kernel: ClassVar = staticmethod(cf.apply_weight_standardization)
+    _kernel: ClassVar = staticmethod(cf.apply_weight_standardization)
     runs_at: ClassVar = {Event.INIT: Stage.NORMALIZATION}
     reads: ClassVar = {"model"}
     writes: ClassVar = {"model"}

@@ -54,7 +54,7 @@ class HostAlgorithms:
         return self.adapter.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> LoadReport:
-        """Load what :meth:`state_dict` returned; the host calls it when it loads a checkpoint.
+        """Load what ``state_dict`` returned; the host calls it when it loads a checkpoint.
 
         Raises:
             StateMismatchError: The state does not fit, and nothing has been changed.

@@ -196,7 +196,7 @@ class AccelerateAlgorithms(HostAlgorithms):
             self.adapter.end_fit()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> LoadReport:
-        """Load what :meth:`state_dict` returned; ``load_state`` calls it.
+        """Load what ``state_dict`` returned; ``load_state`` calls it.
 
         Raises:
             StateMismatchError: The state does not fit, and nothing has been changed.

@@ -189,7 +189,7 @@ class IgniteAlgorithms(HostAlgorithms):
         evaluator.run = run_averaged
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> LoadReport:
-        """Load what :meth:`state_dict` returned; ``Checkpoint.load_objects`` calls it.
+        """Load what ``state_dict`` returned; ``Checkpoint.load_objects`` calls it.
 
         Raises:
             StateMismatchError: The state does not fit, and nothing has been changed.

@@ -51,8 +51,8 @@ class Marker(record_function):
     """Record a part of a program as a range in the trace, in active batches; created by :meth:`Profiler.marker`.
 
     Use it as a context manager, one ``with`` at a time, or as a decorator of a function. It is a
-    :class:`torch.profiler.record_function` with two more methods. torch records the thread that trains, and those of
-    the backward pass.
+    :class:`torch.autograd.profiler.record_function` with two more methods. torch records the thread that trains, and
+    those of the backward pass.
 
     Args:
         name: Name of the range.
