@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ComposerClassifier"]
 
+_EXPECTED = "ComposerClassifier", "(input, target)"
+
 
 class ComposerClassifier(PhaseMetricsModel):
     """A module with a classification loss and metrics.
@@ -105,7 +107,7 @@ class ComposerClassifier(PhaseMetricsModel):
         Raises:
             TypeError: ``batch`` is not a pair.
         """
-        input, _ = _pair(batch)
+        input, _ = pair_of(batch, *_EXPECTED)
         # self.module would take half a microsecond longer, because nn.Module looks it up last.
         outputs: Tensor = self._modules["module"](input)  # type: ignore[misc]
         return outputs
@@ -126,7 +128,7 @@ class ComposerClassifier(PhaseMetricsModel):
             TypeError: ``batch`` is not a pair.
             ValueError: A target is a class without a score.
         """
-        _, target = _pair(batch)
+        _, target = pair_of(batch, *_EXPECTED)
         if self.loss_fn is soft_cross_entropy and _is_one_score(outputs):
             outputs, target = _two_scores(outputs, target)
         return compute_loss(self.loss_fn, outputs, target, *args, **kwargs)
@@ -145,7 +147,7 @@ class ComposerClassifier(PhaseMetricsModel):
             TypeError: ``batch`` is not a pair.
             ValueError: The metric has another number of classes than the scores.
         """
-        _, target = _pair(batch)
+        _, target = pair_of(batch, *_EXPECTED)
         from composer.metrics import CrossEntropy  # noqa: PLC0415 (imports torchmetrics, which is imported by now)
 
         num_classes = getattr(metric, "num_classes", None)
@@ -157,10 +159,6 @@ class ComposerClassifier(PhaseMetricsModel):
         if num_classes is not None:
             target = _class_ids(outputs, target, num_classes)
         metric.update(outputs, target)
-
-
-def _pair(batch: Any) -> tuple[Any, Tensor]:
-    return pair_of(batch, "ComposerClassifier", "(input, target)")
 
 
 def _class_ids(outputs: Tensor, target: Tensor, num_classes: int) -> Tensor:

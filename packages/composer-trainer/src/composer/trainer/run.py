@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from composer.core import Batch, Engine, Event, TimeUnit
 from composer.core.data_spec import has_own_functions
 from composer.core.step import Step
-from composer.distributed import any_rank
+from composer.distributed import GlobalBatch, any_rank
 from composer.trainer.clock import Clock
 from composer.trainer.data.batches import END
 from composer.trainer.evaluation.metrics import log_train_metrics, update_train_metrics
@@ -67,9 +67,7 @@ class Run:
         schedules.follow_clock()
         self.clock = Clock(self.state)
         loss = optimization.in_precision(self.state.compute_loss)
-        self.step = Step(
-            self.state, engine.run_event, parallel.forward, loss, split=self._split, complete=self._complete_gradients
-        )
+        self.step = Step(self.state, engine.run_event, parallel.forward, loss, split=self._split)
         self.compute_gradients = self.step.compute_gradients
         self._is_in_batch = False
         # StopSignals compares the numbers of batches to see whether one has ended. It sets no limit between batches, in
@@ -87,6 +85,7 @@ class Run:
         # Batches have equal numbers of samples but not of tokens, so that only the former can be known in advance.
         self._usual = None if weigh_by_tokens else batches.usual_samples
         self._seconds, self._is_counted = 0.0, True
+        self._batch = GlobalBatch(0)
         self._num_samples = self._num_tokens = 0
         # The search reduces the size itself, and one that is larger than a batch is not a mistake of the user.
         self._is_first_split = not self.state.auto_microbatching
@@ -96,7 +95,9 @@ class Run:
         # A step reads the stored fields of the state, because each property would be a further call.
         duration = self.state._max_duration  # noqa: SLF001
         assert duration is not None
-        return self.state.timestamp.count(duration.unit) >= duration.value or self.is_stopped
+        if self.state.timestamp.count(duration.unit) >= duration.value or self._is_stop_agreed:
+            return True
+        return self.signals.received is not None and self.is_stopped
 
     @property
     def is_stopped(self) -> bool:
@@ -117,6 +118,9 @@ class Run:
         """Wrap the model for several processes again, as algorithms may have changed which parameters are trained."""
         self.parallel.prepare(self.state)
         self.step.forward = self.optimization.in_precision(self.parallel.forward)
+        # The gradients of one process without a scaler are complete after the backward pass.
+        is_complete = not self.parallel.is_connected and self.state.scaler is None
+        self.step.complete = None if is_complete else self._complete_gradients
         changes_samples = any(algorithm.selects_samples for algorithm in self.state.algorithms)
         may_differ = has_own_functions(self.batches.spec) or self.state.auto_microbatching or changes_samples
         self._is_regular = self.parallel.is_connected and self._usual is not None and not may_differ
@@ -209,7 +213,8 @@ class Run:
     def log_batch(self) -> None:
         """Log the batch's losses, once in a batch and before it is counted, as this completes the counts of all."""
         self._is_loss_local = True
-        if not self.parallel.totals().logs:
+        self._batch = self.parallel.totals()
+        if not self._batch.logs:
             return
         self.final_losses()  # all processes, also those without a logger
         if not self.engine.logger.is_heard:
@@ -236,7 +241,7 @@ class Run:
 
     def count_batch(self) -> None:
         """Advance the clock and the learning rates by a batch."""
-        batch = self.parallel.totals()
+        batch = self._batch
         self.state.microbatch = -2
         self._is_in_batch = False
         self._is_stop_agreed = batch.stop
