@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -27,6 +28,9 @@ def train(rank, folder):
     weights = {name: weight.flatten().tolist() for name, weight in weights_of(algorithms.state, net).items()}
     clock = [str(time) for time in (algorithms.state.timestamp.batch, algorithms.state.timestamp.sample)]
     (Path(folder) / f"{rank}.json").write_text(json.dumps({"weights": weights, "clock": clock}))
+    # Gloo's threads release their last tensors with the interpreter's lock. One that does so while the interpreter
+    # shuts down aborts the program; Ignite destroys the group at once.
+    time.sleep(0.2)
 
 
 with idist.Parallel(backend="gloo") as parallel:
