@@ -84,8 +84,7 @@ class Run:
         self._weigh = batches.spec.get_num_loss_tokens_in_batch if weigh_by_tokens else self._count_samples
         # Batches have equal numbers of samples but not of tokens, so that only the former can be known in advance.
         self._usual = None if weigh_by_tokens else batches.usual_samples
-        self._seconds, self._is_counted = 0.0, True
-        self._batch = GlobalBatch(0)
+        self._batch, self._seconds, self._is_counted = GlobalBatch(0), 0.0, True
         self._num_samples = self._num_tokens = 0
         # The search reduces the size itself, and one that is larger than a batch is not a mistake of the user.
         self._is_first_split = not self.state.auto_microbatching
@@ -95,9 +94,8 @@ class Run:
         # A step reads the stored fields of the state, because each property would be a further call.
         duration = self.state._max_duration  # noqa: SLF001
         assert duration is not None
-        if self.state.timestamp.count(duration.unit) >= duration.value or self._is_stop_agreed:
-            return True
-        return self.signals.received is not None and self.is_stopped
+        is_reached = self.state.timestamp.count(duration.unit) >= duration.value
+        return is_reached or self._is_stop_agreed or (self.signals.received is not None and self.is_stopped)
 
     @property
     def is_stopped(self) -> bool:
@@ -119,8 +117,8 @@ class Run:
         self.parallel.prepare(self.state)
         self.step.forward = self.optimization.in_precision(self.parallel.forward)
         # The gradients of one process without a scaler are complete after the backward pass.
-        is_complete = not self.parallel.is_connected and self.state.scaler is None
-        self.step.complete = None if is_complete else self._complete_gradients
+        is_incomplete = self.parallel.is_connected or self.state.scaler is not None
+        self.step.complete = self._complete_gradients if is_incomplete else None
         changes_samples = any(algorithm.selects_samples for algorithm in self.state.algorithms)
         may_differ = has_own_functions(self.batches.spec) or self.state.auto_microbatching or changes_samples
         self._is_regular = self.parallel.is_connected and self._usual is not None and not may_differ
@@ -241,8 +239,7 @@ class Run:
 
     def count_batch(self) -> None:
         """Advance the clock and the learning rates by a batch."""
-        batch = self._batch
-        self.state.microbatch = -2
+        batch, self.state.microbatch = self._batch, -2
         self._is_in_batch = False
         self._is_stop_agreed = batch.stop
         # Clocks of several processes must agree: the time of a batch is counted with the next one.
