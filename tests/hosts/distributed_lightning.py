@@ -1,6 +1,5 @@
 """Trains with Lightning in each process that torchrun starts, and writes the weights into a folder: its argument."""
 
-import json
 import logging
 import os
 import sys
@@ -11,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import lightning
 from comparison import SEED, weights_of
-from small_training import make_loader, make_net, sgd
+from small_training import make_loader, make_net, sgd, write_and_exit
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
@@ -57,8 +56,8 @@ def train(loader, **options):
 def main(folder):
     """Train with every second batch of the loader."""
     rank = int(os.environ["RANK"])
-    found = train(DataLoader(list(make_loader())[rank::2], batch_size=None), devices=2, strategy="ddp")
-    (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
+    result = train(DataLoader(list(make_loader())[rank::2], batch_size=None), devices=2, strategy="ddp")
+    write_and_exit(folder, rank, result)
 
 
 if __name__ == "__main__":

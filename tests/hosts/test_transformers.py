@@ -438,7 +438,7 @@ class TestFeatures:
 
 
 TWO_PROCESSES = """
-import sys
+import os, sys
 sys.path.insert(0, {folder!r})
 from pathlib import Path
 import torch
@@ -450,6 +450,7 @@ trainer.train()
 state = trainer.algorithm_adapter.state
 assert state.timestamp.sample == 16, state.timestamp
 torch.save(final_weights(trainer), folder / f"{{state.rank}}.pt")
+os._exit(0)  # without the shutdown of the interpreter: see write_and_exit
 """
 """The program of each process."""
 
