@@ -18,6 +18,7 @@ class Score(Metric):
     """A metric that returns the values of a list in order."""
 
     full_state_update = False
+    higher_is_better = True
 
     def __init__(self, script, parts=None):
         super().__init__()
@@ -91,6 +92,37 @@ class TestEarlyStopper:
         stopper = EarlyStopper("Score", "eval", **options)
 
         assert batches(make(stopper, evaluation=list(values))) == 5 * epochs
+
+    @pytest.mark.parametrize(("declared", "epochs"), [(True, 3), (False, 10)])
+    def test_direction_is_what_the_metric_declares(self, monkeypatch, declared, epochs):
+        """A metric says whether more is better, whatever its name is."""
+        monkeypatch.setattr(Score, "higher_is_better", declared)
+        trainer = make(EarlyStopper("Score", "eval"), evaluation=[0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0])
+
+        assert batches(trainer) == 5 * epochs
+
+    def test_undeclared_direction(self, monkeypatch):
+        """A metric that declares nothing needs ``comp``, which is reported before the first batch."""
+        monkeypatch.setattr(Score, "higher_is_better", None)
+        trainer = make(EarlyStopper("Score", "eval"), evaluation=[1])
+
+        with pytest.raises(ValueError, match=r"'Score' does not declare whether more is better .* Set comp='greater'"):
+            trainer.fit()
+
+        assert trainer.state.timestamp.batch == 0
+
+    @pytest.mark.parametrize("prefix", ["", "metrics/"])
+    def test_name_as_in_save_best(self, prefix):
+        """Label and name can be one string, as in ``save_best`` and in the log."""
+        stopper = EarlyStopper(f"{prefix}eval/Score/right")
+
+        assert (stopper.dataloader_label, stopper.monitor) == ("eval", "Score/right")
+        assert batches(make(stopper, evaluation=[1, 1, 1], parts=("left", "right"))) == 5 * 3
+
+    def test_name_without_label(self):
+        """Without a label the message shows both ways to name it."""
+        with pytest.raises(ValueError, match="name the data, too: monitor='eval/Score', or dataloader_label='eval'"):
+            EarlyStopper("Score")
 
     def test_training_metric(self):
         """With the training label, the metric is checked after each epoch."""

@@ -20,6 +20,7 @@ import tqdm.std
 from torchmetrics import MeanSquaredError
 from torchmetrics.classification import BinaryAccuracy
 
+from composer.callbacks import EarlyStopper
 from composer.core import Timestamp, Trace
 from composer.loggers import ProgressBarLogger
 from composer.loggers import progress_bar_logger as module
@@ -263,6 +264,21 @@ class TestLinesOfEpochs:
         loop.fit(epochs=3, evaluate=True)
 
         assert f"Accuracy=0.75 (best {best}), loss=8" in self.lines(stream)[-1]
+
+    def test_the_followed_metric_comes_first(self, make_loop):
+        """The metric of a stopper or of ``save_best`` is shown with its best value."""
+        stream = Terminal()
+        loop = make_loop(ProgressBarLogger(stream))
+        loop.state.callbacks.append(EarlyStopper("eval/CrossEntropy", comp="less"))
+        loop.state.eval_metrics = {"eval": {"CrossEntropy": MeanSquaredError(), "Accuracy": BinaryAccuracy()}}
+        loop.engine.run_event("fit_start")
+        loop.engine.run_event("eval_before_all")
+        loop.logger.log_metrics({"metrics/eval/CrossEntropy": 0.5, "metrics/eval/Accuracy": 0.75})
+        loop.engine.run_event("eval_after_all")
+
+        loop.engine.run_event("epoch_checkpoint")
+
+        assert "CrossEntropy=0.5 (best 0.5 in epoch 0), Accuracy=0.75" in self.lines(stream)[-1]
 
     def test_metrics_of_which_more_is_better_come_first(self, make_loop):
         """The order is that of the model's metrics, apart from those that have to decrease."""

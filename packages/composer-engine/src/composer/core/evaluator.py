@@ -25,7 +25,14 @@ if TYPE_CHECKING:
     from composer.core.interval import Clock
     from composer.core.time import Time
 
-__all__ = ["Evaluator", "MetricValues", "ensure_evaluator", "evaluate_periodically", "evaluation_weights"]
+__all__ = [
+    "Evaluator",
+    "MetricValues",
+    "ensure_evaluator",
+    "evaluate_periodically",
+    "evaluation_weights",
+    "more_is_better",
+]
 
 EvalInterval = Callable[[Any, Event], bool]
 """``f(state, event)``; without the class of the state, which refers to evaluators."""
@@ -151,6 +158,22 @@ class MetricValues(dict[str, Any]):
 
     def _labels_with(self, name: object) -> list[str]:
         return [label for label, values in self.items() if isinstance(values, Mapping) and name in values]
+
+
+def more_is_better(metrics: Mapping[str, Any], name: str) -> bool | None:
+    """Return whether a metric improves when it grows, as it declares; None if it declares nothing or does not exist.
+
+    Args:
+        metrics: Metrics by name, each with torchmetrics' attribute ``higher_is_better``.
+        name: Name of a metric, or ``"name/part"`` of one that computes several values.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> metrics = {"HammingDistance": SimpleNamespace(higher_is_better=False)}
+        >>> more_is_better(metrics, "HammingDistance"), more_is_better(metrics, "Other")
+        (False, None)
+    """
+    return getattr(metrics.get(name, metrics.get(name.partition("/")[0])), "higher_is_better", None)
 
 
 def ensure_evaluator(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from composer.core import Callback, Logger, State, Time, Timestamp, TimeUnit, saved
 from composer.core.checks import is_flag, nearest, number_between
+from composer.core.evaluator import more_is_better
 from composer.core.serializable import reset_fields
 
 __all__ = ["EarlyStopper", "ThresholdStopper"]
@@ -21,36 +22,14 @@ Comparison: TypeAlias = Callable[[Any, Any], Any] | str | None
 """``f(value, other)`` that returns whether the value is better, ``"less"``, ``"greater"``, or None for the default."""
 
 _BY_NAME = {"less": torch.less, "lt": torch.less, "greater": torch.greater, "gt": torch.greater}
-_LESS_IS_BETTER = ("loss", "error", "perplexity", "crossentropy")
 
 
 def _check_comparison(_: object, field: attrs.Attribute[Any], comp: object) -> None:
     if comp is not None and not callable(comp) and comp not in _BY_NAME:
         raise ValueError(
-            f"{field.name} must be 'less', 'greater', a function such as torch.less, or None to choose by the metric's "
-            f"name, got {comp!r}."
+            f"{field.name} must be 'less', 'greater', a function such as torch.less, or None to use what the metric "
+            f"declares, got {comp!r}."
         )
-
-
-def comparison(comp: Comparison, monitor: str) -> Callable[[float, float], bool]:
-    """Return a function that returns whether the first of two values of a metric is better.
-
-    Args:
-        comp: How to compare. If None, less is better if the name contains ``loss``, ``error``, ``perplexity`` or
-            ``crossentropy``, and more otherwise.
-        monitor: The metric's name.
-
-    Example:
-        >>> comparison(None, "LanguageCrossEntropy")(0.5, 0.6), comparison("greater", "LanguageCrossEntropy")(0.5, 0.6)
-        (True, False)
-    """
-    if comp is None:
-        comp = "less" if any(word in monitor.lower() for word in _LESS_IS_BETTER) else "greater"
-    function = _BY_NAME[comp] if isinstance(comp, str) else comp
-    # Tensors, so that torch's functions can be passed.
-    return lambda one, other: bool(
-        function(torch.tensor(one, dtype=torch.float64), torch.tensor(other, dtype=torch.float64))
-    )
 
 
 @attrs.define(eq=False)
@@ -60,14 +39,54 @@ class MetricStopper(Callback, abc.ABC):
     Attributes:
         monitor: The metric's name.
         dataloader_label: Label of the evaluator, or of the training data.
+        comp: How to compare two values; None uses the metric's ``higher_is_better``.
         stopped_at: The batch after which training ended; saved.
         is_fitting: Whether a fit is running; evaluations outside of a fit are ignored.
     """
 
     monitor: str
-    dataloader_label: str
+    dataloader_label: str = ""
+    comp: Comparison = attrs.field(default=None, kw_only=True, validator=_check_comparison)
     stopped_at: int | None = saved(default=None)
     is_fitting: bool = attrs.field(default=False, init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Split ``"eval/Accuracy"`` into label and name.
+
+        Raises:
+            ValueError: There is no label.
+        """
+        if not self.dataloader_label:
+            label, _, name = self.monitor.removeprefix("metrics/").partition("/")
+            if not name:
+                raise ValueError(
+                    f"{type(self).__name__}: name the data, too: monitor='eval/{label}', or dataloader_label='eval'."
+                )
+            self.monitor, self.dataloader_label = name, label
+
+    @property
+    def monitored_metric(self) -> str:
+        """The name under which the metric is logged."""
+        return f"metrics/{self.dataloader_label}/{self.monitor}"
+
+    def is_better(self, value: float, other: float, state: State) -> bool:
+        """Return whether the first of two values of the metric is better.
+
+        Raises:
+            ValueError: ``comp`` is None, and the metric does not declare whether more is better.
+        """
+        comp = self.comp
+        if comp is None:
+            declared = more_is_better(_metrics_of(state).get(self.dataloader_label, {}), self.monitor)
+            if declared is None:
+                raise ValueError(
+                    f"{type(self).__name__}: {self.monitor!r} does not declare whether more is better (its "
+                    f"higher_is_better is None). Set comp='greater' or comp='less'."
+                )
+            comp = "greater" if declared else "less"
+        function = _BY_NAME[comp] if isinstance(comp, str) else comp
+        # Tensors, so that torch's functions can be passed.
+        return bool(function(torch.tensor(value, dtype=torch.float64), torch.tensor(other, dtype=torch.float64)))
 
     @abc.abstractmethod
     def judge(self, value: float, state: State) -> bool:
@@ -91,12 +110,12 @@ class MetricStopper(Callback, abc.ABC):
         """Check that the metric exists.
 
         Raises:
-            ValueError: The label or the metric does not exist.
+            ValueError: The label or the metric does not exist, or nothing says whether more is better.
         """
         if not state.timestamp.count(TimeUnit.BATCH):
             reset_fields(self)
         self.is_fitting = True
-        metrics: dict[str, dict[str, Any]] = {str(state.dataloader_label): state.train_metrics, **state.eval_metrics}
+        metrics = _metrics_of(state)
         name, label = type(self).__name__, self.dataloader_label
         if label not in metrics:
             raise ValueError(
@@ -108,6 +127,7 @@ class MetricStopper(Callback, abc.ABC):
                 f"{name}: monitor must be a metric of {label!r}, which has {list(metrics[label])}, got "
                 f"{self.monitor!r}{hint}"
             )
+        self.is_better(0.0, 0.0, state)
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Ignore evaluations after training."""
@@ -146,6 +166,10 @@ class MetricStopper(Callback, abc.ABC):
             state.stop_training()
 
 
+def _metrics_of(state: State) -> dict[str, dict[str, Any]]:
+    return {str(state.dataloader_label): state.train_metrics, **state.eval_metrics}
+
+
 def _to_patience(given: Time | str | int) -> Time:
     patience = Time.from_input(given, TimeUnit.EPOCH, name="patience")
     if patience.value < 0:
@@ -162,11 +186,12 @@ class EarlyStopper(MetricStopper):
     training that has ended does not continue when it is resumed.
 
     Args:
-        monitor: The metric's name, such as ``"MulticlassAccuracy"``.
-        dataloader_label: Label of an evaluator (``"eval"``) or of the training data (``"train"``).
+        monitor: The metric's name, such as ``"MulticlassAccuracy"``, or label and name as in ``save_best``:
+            ``"eval/MulticlassAccuracy"``.
+        dataloader_label: Label of an evaluator (``"eval"``) or of the training data (``"train"``), unless ``monitor``
+            begins with it.
         comp: How to compare a value with the best: ``"less"``, ``"greater"`` or a function of two tensors such as
-            ``torch.less``. If None, less is better if the name contains ``loss``, ``error``, ``perplexity`` or
-            ``crossentropy``, and more otherwise.
+            ``torch.less``. If None, the metric's ``higher_is_better`` decides.
         min_delta: Smallest change that counts as an improvement, at least 0.
         patience: How long to wait for an improvement: a time, a string (``"500ba"``, ``"0.1dur"``) or a number of
             epochs.
@@ -193,8 +218,10 @@ class EarlyStopper(MetricStopper):
 
     def judge(self, value: float, state: State) -> bool:
         """Return whether the metric has not improved for too long, given its latest value."""
-        best, is_better = self.best, comparison(self.comp, self.monitor)
-        if not math.isnan(value) and (best is None or (is_better(value, best) and abs(value - best) > self.min_delta)):
+        best = self.best
+        if not math.isnan(value) and (
+            best is None or (self.is_better(value, best, state) and abs(value - best) > self.min_delta)
+        ):
             self.best, self.best_occurred = value, state.timestamp
         elif self.best_occurred is None:
             self.best_occurred = state.timestamp
@@ -224,12 +251,13 @@ class ThresholdStopper(MetricStopper):
     A training that has ended does not continue when it is resumed.
 
     Args:
-        monitor: The metric's name, such as ``"MulticlassAccuracy"``.
-        dataloader_label: Label of an evaluator (``"eval"``) or of the training data (``"train"``).
+        monitor: The metric's name, such as ``"MulticlassAccuracy"``, or label and name as in ``save_best``:
+            ``"eval/MulticlassAccuracy"``.
+        dataloader_label: Label of an evaluator (``"eval"``) or of the training data (``"train"``), unless ``monitor``
+            begins with it.
         threshold: The value to compare the metric with; a finite number.
         comp: How to compare a value with the threshold: ``"less"``, ``"greater"`` or a function of two tensors such as
-            ``torch.less``. If None, less is better if the name contains ``loss``, ``error``, ``perplexity`` or
-            ``crossentropy``, and more otherwise.
+            ``torch.less``. If None, the metric's ``higher_is_better`` decides.
         stop_on_batch: Whether to read a training metric also after each batch: its value over the epoch so far.
             This computes the metric and synchronizes with the device at every batch.
 
@@ -241,8 +269,7 @@ class ThresholdStopper(MetricStopper):
         0.9
     """
 
-    threshold: float = attrs.field()  # type: ignore[misc]  # mypy takes saved() for an argument with a default
-    comp: Comparison = attrs.field(default=None, kw_only=True, validator=_check_comparison)
+    threshold: float = attrs.field(default=math.nan)  # not given: an error, as it is not finite
     stop_on_batch: bool = attrs.field(default=False, kw_only=True, validator=is_flag)
 
     last: float | None = saved(default=None)
@@ -282,6 +309,4 @@ class ThresholdStopper(MetricStopper):
     def judge_again(self, state: State) -> bool:
         """Return whether the last value is better than the threshold."""
         value = self.last
-        return (
-            value is not None and not math.isnan(value) and comparison(self.comp, self.monitor)(value, self.threshold)
-        )
+        return value is not None and not math.isnan(value) and self.is_better(value, self.threshold, state)

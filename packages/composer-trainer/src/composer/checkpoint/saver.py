@@ -137,6 +137,11 @@ class CheckpointSaver(Callback):
         """The path of the best checkpoint of this run by ``keep_best``; None until one with the metric is saved."""
         return self._best
 
+    @property
+    def monitored_metric(self) -> str | None:
+        """The metric of ``keep_best``, by the name under which it is logged; None without one."""
+        return self.keep_best and self.keep_best.metric
+
     def init(self, state: State, logger: Logger) -> None:
         """Forget an earlier run."""
         del state, logger

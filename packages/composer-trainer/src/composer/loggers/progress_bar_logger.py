@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from composer.core import Logger, LoggerDestination, State, TimeUnit
+from composer.core.evaluator import more_is_better
 from composer.functional.checks import check_flags
 from composer.loggers.values import Stream, check_stream, open_stream, read, show
 
@@ -197,10 +198,10 @@ class ProgressBarLogger(LoggerDestination):
 
     def _update_best(self, state: State) -> None:
         for name, value in zip(self._evaluation, read(list(self._evaluation.values())), strict=True):
-            more_is_better = _more_is_better(name, state)
-            if more_is_better is not None and isinstance(value, (int, float)):
+            more = _more(name, state)
+            if more is not None and isinstance(value, (int, float)):
                 best = self._best.get(name, (value, 0))[0]
-                if name not in self._best or (value > best if more_is_better else value < best):
+                if name not in self._best or (value > best if more else value < best):
                     is_within_epoch = bool(state.timestamp.counts.batch_in_epoch)
                     self._best[name] = value, int(state.timestamp.count(TimeUnit.EPOCH)) + is_within_epoch
 
@@ -350,14 +351,17 @@ def _shown(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def _ordered(metrics: Mapping[str, Any], state: State) -> dict[str, Any]:
-    """Return the metrics, first those that improve when they grow."""
-    return {name: metrics[name] for name in sorted(metrics, key=lambda name: not _more_is_better(name, state))}
+    """Return the metrics, first what ``save_best`` or a stopper follows, then those that improve when they grow."""
+    followed = {getattr(callback, "monitored_metric", None) for callback in state.callbacks}
+    return {
+        name: metrics[name] for name in sorted(metrics, key=lambda name: (name not in followed, not _more(name, state)))
+    }
 
 
-def _more_is_better(name: str, state: State) -> bool | None:
+def _more(name: str, state: State) -> bool | None:
     """Return whether a metric of an evaluator improves when it grows; None if that is unknown."""
-    _, label, metric, *_ = [*name.split("/"), "", ""]
-    return getattr(state.eval_metrics.get(label, {}).get(metric), "higher_is_better", None)
+    _, label, metric = [*name.split("/", 2), "", ""][:3]
+    return more_is_better(state.eval_metrics.get(label, {}), metric)
 
 
 def _epoch_of(state: State, unfinished: int = 0) -> str:

@@ -19,6 +19,7 @@ from composer.checkpoint.loading import LoadRequest
 from composer.checkpoint.saver import CheckpointSaver, SaveInterval, check_folder, check_keep_last
 from composer.core import Interval
 from composer.core.checks import by_name, is_flag, nearest, to_path, to_strings
+from composer.core.evaluator import more_is_better
 from composer.core.files import fill_in_run
 from composer.distributed import all_agree
 from composer.distributed.collectives import failing_in_all_processes
@@ -239,10 +240,10 @@ def best_by(save_best: str | KeepBest | None, model: Any, labels: Collection[str
     metric = metrics.get(name) or metrics.get(name.partition("/")[0])
     if metric is None or (labels and label not in labels):
         raise ValueError(f"save_best must be one of {known}, got {save_best!r}{nearest(save_best, known)}")
-    more_is_better = getattr(metric, "higher_is_better", None)
-    if more_is_better is None:
+    declared = more_is_better(metrics, name)
+    if declared is None:
         raise ValueError(
             f"save_best: {type(metric).__name__} does not declare whether more is better: give "
             f"save_best=KeepBest('metrics/{label}/{name}', mode='max') of composer.checkpoint, or mode='min'."
         )
-    return KeepBest(f"metrics/{label}/{name}", mode="max" if more_is_better else "min")
+    return KeepBest(f"metrics/{label}/{name}", mode="max" if declared else "min")
