@@ -140,7 +140,7 @@ class CheckpointSaver(Callback):
     @property
     def monitored_metric(self) -> str | None:
         """The metric of ``keep_best``, by the name under which it is logged; None without one."""
-        return self.keep_best and self.keep_best.metric
+        return self.keep_best.metric if self.keep_best else None
 
     def init(self, state: State, logger: Logger) -> None:
         """Forget an earlier run."""
