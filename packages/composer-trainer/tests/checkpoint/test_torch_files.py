@@ -1,9 +1,10 @@
 """Weights from torch.save files, without executing code."""
 
 import collections
+import contextlib
 import datetime
 import os
-import re
+import random
 import struct
 import zipfile
 
@@ -64,21 +65,74 @@ class TestLoadTorchWeights:
         assert loaded.report.restored == ("model",)
 
     def test_old_format(self, tmp_path):
-        """Files in the format before torch's archives are read."""
+        """Files of torch before 1.6 are no archives."""
         torch.save(nn.Linear(3, 2).state_dict(), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
 
-        assert load_torch_weights(tmp_path / "old.pt").keys() == {"weight", "bias"}
+        with pytest.raises(CheckpointError, match=r"old\.pt is not a complete .* torch before 1\.6 have to be saved"):
+            load_torch_weights(tmp_path / "old.pt")
 
-    @pytest.mark.parametrize("new", [True, False])
-    def test_code_is_not_executed(self, new, tmp_path):
+    @pytest.mark.parametrize(
+        "weight",
+        [
+            *(
+                torch.arange(6).to(dtype).view(2, 3)
+                for dtype in (torch.float64, torch.bfloat16, torch.int8, torch.bool)
+            ),
+            torch.arange(6.0).view(2, 3).T,
+            torch.arange(6.0)[1::2],
+            torch.tensor(3.0),
+            torch.empty(0, 2),
+            torch.arange(3.0).to(torch.float8_e4m3fn),
+            torch.arange(3).to(torch.uint16),
+            torch.arange(4.0).to(torch.complex64),
+            nn.Parameter(torch.ones(2)),
+        ],
+    )
+    def test_same_as_torch(self, weight, tmp_path):
+        """A tensor of any dtype and layout is the one that torch reads."""
+        torch.save({"weight": weight, "again": weight}, tmp_path / "one.pt")
+
+        loaded = load_torch_weights(tmp_path / "one.pt")
+
+        theirs = torch.load(tmp_path / "one.pt", weights_only=True)["weight"]
+        assert (loaded["weight"].dtype, loaded["weight"].stride()) == (theirs.dtype, theirs.stride())
+        assert torch.equal(loaded["weight"].view(theirs.dtype), theirs.detach())
+        assert loaded["weight"].data_ptr() == loaded["again"].data_ptr()
+
+    def test_code_is_not_executed(self, tmp_path):
         """A file with a command raises with the function's name, and the command is not executed."""
         content = {"weight": torch.ones(1), "more": Bomb(f"touch {tmp_path}/ran")}
-        torch.save(content, tmp_path / "bomb.pt", _use_new_zipfile_serialization=new)
+        torch.save(content, tmp_path / "bomb.pt")
 
         with pytest.raises(CheckpointError, match=r"bomb\.pt holds (posix|os|nt)\.system, which is not data"):
             load_torch_weights(tmp_path / "bomb.pt")
 
         assert not (tmp_path / "ran").exists()
+
+    def test_changed_bytes(self, tmp_path):
+        """A file with any changed byte is read or raises the documented error, and never takes much memory."""
+        composer_file(tmp_path / "good.pt", nn.Linear(2, 2).state_dict())
+        with zipfile.ZipFile(tmp_path / "good.pt") as good:
+            records = {one.filename: good.read(one) for one in good.infolist()}
+        [name] = [name for name in records if name.endswith("data.pkl")]
+        draw = random.Random(0)
+        for _ in range(300):
+            changed = bytearray(records[name])
+            for _ in range(draw.randint(1, 4)):
+                changed[draw.randrange(len(changed))] = draw.randrange(256)
+            with zipfile.ZipFile(tmp_path / "bad.pt", "w") as bad:
+                for other, content in {**records, name: bytes(changed)}.items():
+                    bad.writestr(other, content)
+            with contextlib.suppress(CheckpointError):
+                load_torch_weights(tmp_path / "bad.pt")
+
+    def test_large_index(self, tmp_path):
+        """A large index of the unpickler's table is rejected before the table is made."""
+        with zipfile.ZipFile(tmp_path / "bad.pt", "w") as bad:
+            bad.writestr("bad/data.pkl", b"\x80\x02}r\xff\xff\xff\x7f.")
+
+        with pytest.raises(CheckpointError, match="an index is larger than the file"):
+            load_torch_weights(tmp_path / "bad.pt")
 
     def test_pickled_models_raise(self, tmp_path):
         """A pickled model raises with its class."""
@@ -87,14 +141,6 @@ class TestLoadTorchWeights:
         with pytest.raises(CheckpointError, match=r"holds torch\.nn\.modules\.linear\.Linear, which is not data"):
             load_torch_weights(tmp_path / "model.pt")
 
-    def test_allowed_globals_are_reset(self, tmp_path):
-        """Globals allowed here are not allowed afterwards."""
-        before = set(torch.serialization.get_safe_globals())
-
-        load_torch_weights(composer_file(tmp_path / "one.pt", nn.Linear(2, 2).state_dict()))
-
-        assert set(torch.serialization.get_safe_globals()) == before
-
     @pytest.mark.parametrize(
         "content", [b"", b"no file", b"PK\x03\x04 nothing", b"\x80\x02.", b"\x80\x02" + b"(" * 9999]
     )
@@ -102,7 +148,7 @@ class TestLoadTorchWeights:
         """Other files raise with their names."""
         (tmp_path / "file.pt").write_bytes(content)
 
-        with pytest.raises(CheckpointError, match=r"file\.pt (is no|holds)"):
+        with pytest.raises(CheckpointError, match=r"file\.pt is no"):
             load_torch_weights(tmp_path / "file.pt")
 
     @pytest.mark.parametrize("content", [{}, [torch.ones(1)], {"epoch": 3}, torch.ones(2), {3: torch.ones(1)}])
@@ -124,27 +170,6 @@ class TestLoadTorchWeights:
                 small.writestr(one.filename, plain.read(one))
 
         with pytest.raises(CheckpointError, match="is a compressed archive"):
-            load_torch_weights(tmp_path / "small.pt")
-
-    @pytest.mark.parametrize("way", ["bytes behind the end", "two tables of contents"])
-    def test_ambiguous_archives_raise(self, way, tmp_path):
-        """An archive that Python and torch read differently raises."""
-        torch.save({"weight": torch.zeros(100_000)}, tmp_path / "plain.pt")
-        with (
-            zipfile.ZipFile(tmp_path / "plain.pt") as plain,
-            zipfile.ZipFile(tmp_path / "small.pt", "w", zipfile.ZIP_DEFLATED) as small,
-        ):
-            for one in plain.infolist():
-                small.writestr(one.filename, plain.read(one))
-        content = (tmp_path / "small.pt").read_bytes()
-        size, begin = struct.unpack("<LL", content[-10:-2])
-        table = bytearray(content[begin : begin + size])
-        for entry in re.finditer(b"PK\x01\x02", bytes(table)):
-            table[entry.start() + 10 : entry.start() + 12] = b"\0\0"  # says: not compressed
-        hidden = content + b"PK\5\6" if way == "bytes behind the end" else content[:-22] + table + content[-22:]
-        (tmp_path / "small.pt").write_bytes(hidden)
-
-        with pytest.raises(CheckpointError, match=r"small\.pt is (no archive as|not a complete file of) torch\.save"):
             load_torch_weights(tmp_path / "small.pt")
 
     def test_overlapping_entries_raise(self, tmp_path):

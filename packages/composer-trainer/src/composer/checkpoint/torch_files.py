@@ -1,14 +1,21 @@
-"""Weights from files of torch.save, of Composer and others, and of safetensors; nothing in them is run."""
+"""Weights from files of torch.save, of Composer and others, and of safetensors; nothing in them is run.
+
+``torch.load(weights_only=True)`` can be made to corrupt memory before torch 2.10 (CVE-2026-24747). The reader here is
+Python's unpickler with a short list of what it may construct: containers, numbers, tensors and NumPy's arrays.
+"""
 
 from __future__ import annotations
 
 import datetime
-import re
+import io
+import pickle
 import shutil
+import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from pickletools import genops
 from typing import Any
 
 import safetensors.torch
@@ -22,16 +29,19 @@ __all__ = ["load_torch_weights", "read_weights_file"]
 
 _NESTS = (("state", "model"), ("state_dict",), ("model",))
 """Where weights are in files that contain more, such as those of Composer and Lightning."""
-_ARCHIVE = b"PK\x03\x04"
-_END = 22 + 20 + 56
-"""Bytes at the end of an archive that contain the position of its table of contents, in 32 and 64 bits."""
+_DTYPES = {
+    "DoubleStorage": torch.float64, "FloatStorage": torch.float32, "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32,
+    "ShortStorage": torch.int16, "CharStorage": torch.int8, "ByteStorage": torch.uint8, "BoolStorage": torch.bool,
+    "ComplexFloatStorage": torch.complex64, "ComplexDoubleStorage": torch.complex128,
+}  # fmt: skip
 
 
 def load_torch_weights(path: Path) -> dict[str, Tensor]:
     """Return the weights in a file of ``torch.save``; everything else in it is ignored.
 
-    The file is read with ``weights_only=True``. Beside what torch allows then, it may hold what a Composer checkpoint
-    does: torch's version, durations, and NumPy's arrays and dtypes.
+    Beside tensors, containers and numbers it may hold what a Composer checkpoint does: torch's version, durations, and
+    NumPy's arrays of numbers.
 
     Args:
         path: A Composer checkpoint (``.pt``), a ``state_dict``, or one under ``state_dict`` or ``model``.
@@ -84,12 +94,19 @@ def _download(url: str, folder: Path) -> Path:
 
 
 def _read_torch_file(path: Path) -> Any:
-    _check_not_compressed(path)
     try:
-        with torch.serialization.safe_globals(_allowed()):
-            return torch.load(path, map_location="cpu", weights_only=True)
+        with zipfile.ZipFile(path) as archive:
+            _check_sizes(archive, path)
+            return _Reader(archive).read()
+    except CheckpointError:
+        raise
+    except zipfile.BadZipFile as error:
+        raise CheckpointError(
+            path, f"is not a complete file of torch.save: {error}. Files of torch before 1.6 have to be saved again."
+        ) from None
     except Exception as error:  # noqa: BLE001  (what is wrong in a file shows in any error)
-        raise CheckpointError(path, _why_rejected(error)) from None
+        reason = str(error) if isinstance(error, _NotDataError) else _first_line(error)
+        raise CheckpointError(path, reason) from None
 
 
 def _weights_in(content: Any, path: Path) -> dict[str, Tensor]:
@@ -100,64 +117,110 @@ def _weights_in(content: Any, path: Path) -> dict[str, Tensor]:
     raise CheckpointError(path, "holds no weights: neither a state_dict nor one under 'state_dict' or 'model'.")
 
 
-def _check_not_compressed(path: Path) -> None:
-    """Reject what torch never writes: a small file that becomes a large one, by compression or by parts that overlap.
-
-    torch reads archives by another library than Python's; where the two could see different contents, none is read.
-    """
-    try:
-        with path.open("rb") as file:
-            if file.read(len(_ARCHIVE)) != _ARCHIVE:  # by which torch recognizes an archive, too
-                return
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _END))
-            end = file.read()
-        with zipfile.ZipFile(path) as archive:
-            records = archive.infolist()
-            if _directory(end, size) != archive.start_dir:
-                raise CheckpointError(path, "is no archive as torch.save writes it: its table of contents is hidden.")
-    except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(path, f"is not a complete file of torch.save: {error}.") from None
-    if any(one.compress_type != zipfile.ZIP_STORED or one.file_size != one.compress_size for one in records):
+def _check_sizes(archive: zipfile.ZipFile, path: Path) -> None:
+    """Reject a small file that becomes a large one, by compression or by parts that overlap."""
+    records = archive.infolist()
+    if any(record.compress_type != zipfile.ZIP_STORED for record in records):
         raise CheckpointError(path, "is a compressed archive, which torch.save does not write.")
-    if sum(one.file_size for one in records) > size:
+    if sum(record.file_size for record in records) > path.stat().st_size:
         raise CheckpointError(path, "is an archive whose parts overlap, which torch.save does not write.")
 
 
-def _directory(end: bytes, size: int) -> int | None:
-    """Return where an archive's table of contents begins, from its last bytes; None if others follow them."""
-    record = end[-22:]
-    if not record.startswith(b"PK\5\6") or record[20:] != b"\0\0":
-        return None
-    if end[-42:-38] != b"PK\6\7":
-        return int.from_bytes(record[16:20], "little")
-    # In an archive of more than 4 GiB the position in 64 bits comes right before.
-    is_there = end.startswith(b"PK\6\6") and int.from_bytes(end[-34:-26], "little") == size - _END
-    return int.from_bytes(end[48:56], "little") if is_there else None
+class _NotDataError(Exception):
+    """A file holds an object that is not data."""
 
 
-def _allowed() -> list[Any]:
-    allowed: list[Any] = [torch.torch_version.TorchVersion, datetime.timedelta]
-    try:
-        import numpy as np  # noqa: PLC0415
-    except ImportError:
-        return allowed
-    rebuild = np.ndarray.__reduce__(np.zeros(0))[0]
+class _Mapping(dict[Any, Any]):
+    """A dictionary in a file, of any class; attributes of the instance are ignored."""
+
+    def __setstate__(self, state: object) -> None: ...
+
+
+class _Reader(pickle.Unpickler):
+    """Reads the content of one archive; nothing but the functions of :meth:`find_class` is called."""
+
+    def __init__(self, archive: zipfile.ZipFile) -> None:
+        [name] = [name for name in archive.namelist() if name.split("/")[1:] == ["data.pkl"]]
+        self.archive, self.folder = archive, name.removesuffix("data.pkl")
+        self.storages: dict[str, Tensor] = {}
+        """The bytes of each storage; parameters that share memory share them."""
+        content = archive.read(name)
+        # Python's unpickler makes a table as long as the largest index into it.
+        if any(code.name.endswith("PUT") and (argument or 0) > len(content) for code, argument, _ in genops(content)):
+            raise ValueError("an index is larger than the file")
+        super().__init__(io.BytesIO(content))
+
+    def read(self) -> Any:
+        order = f"{self.folder}byteorder"
+        if order in self.archive.namelist() and self.archive.read(order).decode() != sys.byteorder:
+            raise ValueError("it was written on a machine with another byte order")
+        return self.load()
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and name in _DTYPES:
+            return _DTYPES[name]
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        try:
+            return _CONSTRUCTED[module, name]
+        except KeyError:
+            raise _NotDataError(
+                f"holds {module}.{name}, which is not data, so nothing of it was loaded. If you trust it, save only "
+                "its weights again: torch.save(model.state_dict(), ...)."
+            ) from None
+
+    def persistent_load(self, pid: Any) -> tuple[Tensor, torch.dtype]:
+        _, dtype, key, *_ = pid
+        if key not in self.storages:
+            record = self.archive.getinfo(f"{self.folder}data/{key}")
+            content = bytearray(record.file_size)
+            with self.archive.open(record) as file:
+                file.readinto(content)  # type: ignore[attr-defined]
+            self.storages[key] = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0).byte()
+        return self.storages[key], dtype
+
+
+def _tensor(storage: tuple[Tensor, torch.dtype], offset: int, size: Any, stride: Any, *rest: Any) -> Tensor:
+    content, dtype = storage
+    dtype = rest[2] if len(rest) > 2 else dtype  # the third form of torch.save, for dtypes without a storage class
+    return content.view(dtype).as_strided(size, stride, offset)  # torch checks the bounds
+
+
+def _array(*_: object) -> Any:
+    import numpy as np  # noqa: PLC0415
+
+    return np.empty(0)
+
+
+def _array_dtype(name: str, *_: object) -> Any:
+    import numpy as np  # noqa: PLC0415
+
+    if np.dtype(name).kind not in "biufc":
+        raise ValueError(f"an array of {name!r} holds no numbers")
+    return np.dtype(name)
+
+
+_CONSTRUCTED: dict[tuple[str, str], Any] = {
+    **{("collections", name): lambda *_: _Mapping() for name in ("OrderedDict", "defaultdict", "Counter")},
+    ("builtins", "set"): set,
+    ("datetime", "timedelta"): datetime.timedelta,
+    ("torch", "Size"): torch.Size,
+    ("torch.torch_version", "TorchVersion"): str,
+    ("torch.storage", "UntypedStorage"): torch.uint8,
+    ("torch._utils", "_rebuild_tensor_v2"): _tensor,
+    ("torch._utils", "_rebuild_tensor_v3"): _tensor,
+    ("torch._utils", "_rebuild_parameter"): lambda tensor, *_: tensor,
+    ("_codecs", "encode"): lambda content, *_: content.encode("latin1"),
+    ("numpy", "ndarray"): None,  # only an argument
+    ("numpy", "dtype"): _array_dtype,
     # NumPy 1 and 2 have it under different names, and either may have written the file.
-    names = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct")
-    dtypes = [getattr(np.dtypes, name) for name in dir(np.dtypes) if name.endswith("DType")]
-    return [*allowed, np.dtype, np.ndarray, *((rebuild, name) for name in names), *dtypes]
+    ("numpy.core.multiarray", "_reconstruct"): _array,
+    ("numpy._core.multiarray", "_reconstruct"): _array,
+}
+"""What is constructed for a name in a file."""
 
 
-def _why_rejected(error: Exception) -> str:
-    named = re.search(r"GLOBAL ([\w.]+)", str(error)) or re.search(r"(?:class|function) ([\w.]+)", str(error))
-    if named:
-        return (
-            f"holds {named.group(1)}, which is not data, so nothing of it was loaded. If you trust it, "
-            "save only its weights again: torch.save(model.state_dict(), ...)."
-        )
+def _first_line(error: Exception) -> str:
     reason = (str(error).strip().splitlines() or [""])[0]
     return f"is no file of torch.save that holds only data: {type(error).__name__}: {reason:.200}"
 
