@@ -1,5 +1,7 @@
 """The scan finds the lines of a program that have to change, without running it."""
 
+import os
+import re
 import subprocess
 import sys
 
@@ -183,6 +185,39 @@ def test_files_that_cannot_be_read(tmp_path, capsys, content):
 
     assert main(["scan", str(program)]) == 2
     assert capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"x = (",
+        b"# coding: ascii\n\xff",
+        b"# coding: none\n",
+        b"x = " + b"-" * 100_000 + b"1",
+        b"#" * 2**20 + b"\n",
+        b"\0",
+    ],
+)
+def test_one_unreadable_file_does_not_end_the_scan(tmp_path, capsys, content):
+    """The file is reported with the reason, and the files after it are read."""
+    (tmp_path / "a.py").write_bytes(content)
+    (tmp_path / "b.py").write_text("import composer.datasets\n")
+
+    assert main(["scan", str(tmp_path)]) == 2
+    output = capsys.readouterr()
+    assert re.match(rf"{tmp_path}/a\.py:\d+: the file -> cannot be read: .+", output.err)
+    assert "b.py:1: composer.datasets" in output.out
+
+
+def test_what_is_no_file_is_passed_over(tmp_path):
+    """Folders, pipes and links to devices with names of Python files are not opened."""
+    (tmp_path / "folder.py").mkdir()
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "device.py").symlink_to("/dev/zero")
+    (tmp_path / "z.py").write_text("import composer.datasets\n")
+
+    assert [path.name for path, _ in scan(tmp_path)] == ["z.py"]
+    assert "no file of at most 1 MiB" in str(next(iter(scan(tmp_path / "pipe.py")))[1])
 
 
 def test_the_command_line(tmp_path):

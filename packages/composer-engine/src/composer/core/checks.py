@@ -255,9 +255,11 @@ def nearest(name: object, names: Iterable[str], end: str = ".") -> str:
     Example:
         >>> nearest("halflife", ["half_life", "smoothing"])
         "; did you mean 'half_life'?"
+        >>> nearest("Adamw", ["Adam", "AdamW"])
+        "; did you mean 'AdamW'?"
     """
-    text = str(name)
+    text = str(name).casefold()
     # The time of the comparison is quadratic in the length of the names.
-    candidates = [one for one in names if len(one) <= _LONGEST_NAME] if len(text) <= _LONGEST_NAME else []
+    candidates = {one.casefold(): one for one in names if len(one) <= _LONGEST_NAME >= len(text)}
     matches = difflib.get_close_matches(text, candidates, n=1)
-    return f"; did you mean {matches[0]!r}?" if matches else end
+    return f"; did you mean {candidates[matches[0]]!r}?" if matches else end

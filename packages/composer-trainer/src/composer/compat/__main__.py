@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from composer.compat.scan import scan
+from composer.compat.scan import UNREADABLE, scan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,15 +20,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("scan", help="print each line that has to change, with the change; runs nothing")
     command.add_argument("path", help="a Python file, or a folder of Python files")
-    works = True
+    code = 0
     try:
         for path, finding in scan(parser.parse_args(arguments).path):
-            print(f"{path}:{finding}")  # noqa: T201
-            works = works and finding.works
-    except (OSError, SyntaxError, UnicodeDecodeError) as error:
+            is_read = finding.former != UNREADABLE
+            print(f"{path}:{finding}", file=sys.stdout if is_read else sys.stderr)
+            code = max(code, 2 if not is_read else int(not finding.works))
+    except FileNotFoundError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 2
-    return 0 if works else 1
+    return code
 
 
 if __name__ == "__main__":

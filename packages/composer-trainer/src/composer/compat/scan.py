@@ -12,7 +12,12 @@ from typing import Any, NamedTuple
 import composer
 from composer.compat.table import ARGUMENTS, ATTRIBUTES, entries
 
-__all__ = ["Finding", "scan", "scan_source"]
+__all__ = ["UNREADABLE", "Finding", "scan", "scan_source"]
+
+UNREADABLE = "the file"
+"""What a finding names instead of a former name if a file could not be read."""
+_LARGEST = 2**20
+"""Bytes of a program; longer files are data, and take minutes."""
 
 
 class Finding(NamedTuple):
@@ -41,10 +46,11 @@ class Finding(NamedTuple):
 def scan(path: str | Path) -> Iterator[tuple[Path, Finding]]:
     r"""Yield the findings in a Python file, or in all Python files below a folder, sorted by file and line.
 
+    A file that cannot be read (it is no valid Python, or longer than 1 MiB) has one finding that says so, and the
+    others are read. Folders, pipes and devices with names of Python files are no files.
+
     Raises:
         FileNotFoundError: There is no such file or folder.
-        SyntaxError: A file is not valid Python.
-        UnicodeDecodeError: A file is not text in its declared encoding.
 
     Example:
         >>> import pathlib, tempfile
@@ -53,10 +59,25 @@ def scan(path: str | Path) -> Iterator[tuple[Path, Finding]]:
         >>> [str(finding) for _, finding in scan(program)]
         ['1: composer.utils.dist -> from composer import distributed as dist (works, with a warning)']
     """
-    for file in sorted(Path(path).rglob("*.py")) if Path(path).is_dir() else [Path(path)]:
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist.")
+    for file in sorted(one for one in path.rglob("*.py") if one.is_file()) if path.is_dir() else [path]:
+        yield from ((file, finding) for finding in _scan_file(file))
+
+
+def _scan_file(file: Path) -> list[Finding]:
+    if not file.is_file() or file.stat().st_size > _LARGEST:
+        return [_unreadable("it is no file of at most 1 MiB")]
+    try:
         with tokenize.open(file) as source:
-            text = source.read()
-        yield from ((file, finding) for finding in scan_source(text, str(file)))
+            return scan_source(source.read(), str(file))
+    except (OSError, SyntaxError, ValueError, LookupError, RecursionError, MemoryError) as error:
+        return [_unreadable(" ".join(str(error).split()) or type(error).__name__, getattr(error, "lineno", None))]
+
+
+def _unreadable(reason: str, line: int | None = None) -> Finding:
+    return Finding(line or 0, UNREADABLE, f"cannot be read: {reason}", works=False)
 
 
 def scan_source(source: str, filename: str = "<source>") -> list[Finding]:

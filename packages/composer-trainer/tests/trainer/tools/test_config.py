@@ -166,12 +166,13 @@ class TestErrors:
         ("text", "message"),
         [
             ("algorithms: [", "is not valid YAML: "),
-            ("- MixUp", r"must contain arguments of the Trainer by name, got \['MixUp'\]"),
+            ("- MixUp", r"must contain arguments of the Trainer by name, got a list"),
             (
                 "seed: !!python/object/apply:os.system ['touch hacked']",
                 "is not valid YAML: could not determine a constructor",
             ),
             ("seed: 1\nseed: 2", "is not valid YAML: 'seed' is set twice"),
+            ("seed: " + "[" * 5_000 + "]" * 5_000, "is not valid YAML: "),
         ],
     )
     def test_bad_file(self, from_config, tmp_path, monkeypatch, text, message):
@@ -183,6 +184,16 @@ class TestErrors:
             from_config("run.yaml")
 
         assert not Path("hacked").exists()
+
+    @pytest.mark.parametrize("depth", [9, 0])
+    def test_data_that_repeat_themselves(self, from_config, tmp_path, depth):
+        """Nested aliases and a list that contains itself raise at once."""
+        nested = "\n".join(f"  - &a{level + 1} [{', '.join([f'*a{level}'] * 9)}]" for level in range(depth))
+        text = f"seed:\n  - &a0 [1]\n{nested}" if depth else "seed: &a [*a]"
+        (tmp_path / "run.yaml").write_text(text)
+
+        with pytest.raises(ValueError, match=r"seed has more than 10,000 entries, or contains itself"):
+            from_config(tmp_path / "run.yaml")
 
     def test_without_pyyaml(self, from_config, tmp_path, monkeypatch):
         """The error names the extra to install."""

@@ -40,6 +40,7 @@ _REGISTRIES: Mapping[str, tuple[tuple[str, ...], Callable[[str, Any], bool]]] = 
 _NOT_BUILT = {"Callback", "LoggerDestination", "ComposerScheduler"}
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _OBJECTS = ("train_dataloader", "eval_dataloader", "algorithm_passes", "profiler")
+_MOST_ENTRIES = 10_000
 _FLOAT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 """Floats that YAML 1.1 reads as strings."""
 
@@ -110,26 +111,31 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789"))
     try:
         settings = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(settings, dict):
-        raise TypeError(f"{path} must contain arguments of the Trainer by name, got {shortened(settings)}.")
+        raise TypeError(f"{path} must contain arguments of the Trainer by name, got a {type(settings).__name__}.")
     return settings
 
 
 def _check_plain(value: Any, place: str) -> None:
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            _check_plain(name, place)
-            _check_plain(item, f"{place}.{name}")
-    elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            _check_plain(item, f"{place}[{index}]")
-    elif value is not None and not isinstance(value, (bool, int, float, str)):
-        raise TypeError(
-            f"{place} must be a number, a string, a list or a dictionary, got {shortened(value)}. "
-            "Give objects as arguments of from_config."
-        )
+    """Reject what is not plain data, or so much of it that it repeats itself, as by aliases in YAML."""
+    remaining = [(value, place)]
+    for _ in range(_MOST_ENTRIES):
+        if not remaining:
+            return
+        value, inner = remaining.pop()
+        if isinstance(value, Mapping):
+            remaining += [(name, inner) for name in value]
+            remaining += [(item, f"{inner}.{name}") for name, item in value.items()]
+        elif isinstance(value, (list, tuple)):
+            remaining += [(item, f"{inner}[{index}]") for index, item in enumerate(value)]
+        elif value is not None and not isinstance(value, (bool, int, float, str)):
+            raise TypeError(
+                f"{inner} must be a number, a string, a list or a dictionary, got {shortened(value)}. "
+                "Give objects as arguments of from_config."
+            )
+    raise ValueError(f"{place} has more than {_MOST_ENTRIES:,} entries, or contains itself.")
 
 
 def _components(argument: str, config: Any, **own: Any) -> Iterator[Any]:
