@@ -25,7 +25,20 @@ def test_what_is_appended_is_read(tmp_path):
     assert ResultsFile(file.path).results == again.results
 
 
-@pytest.mark.parametrize("line", ["[1]", '{"result": {"arm": "../up", "seed": 0}}', '{"result": 1}', "{}", "not JSON"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[1]",
+        '{"result": {"arm": "../up", "seed": 0}}',
+        '{"result": 1}',
+        "{}",
+        "not JSON",
+        '{"result": {"arm": [], "seed": 5}}',
+        '{"result": {"arm": [], "seed": 5, "curve": [[1.0, 0.5]], "seconds": 0.0}}',
+        '{"result": {"arm": [], "seed": 5, "curve": [[1.0, NaN]], "seconds": 1.0}}',
+        '{"result": {"arm": [], "seed": 5, "curve": [[1.0, 0.5]], "seconds": 1e999}}',
+    ],
+)
 def test_damaged_results(folder, line):
     """A line that is no result is rejected with its number."""
     with (folder / "results.jsonl").open("a") as file:

@@ -6,6 +6,7 @@ import pytest
 
 from composer.ablation import Study
 from composer.ablation.__main__ import main
+from composer.ablation.results import Result, ResultsFile
 from fixtures.studies import SETTINGS, runs
 
 
@@ -45,6 +46,17 @@ class TestCommandLine:
         assert code == 0
         assert capsys.readouterr().out.startswith(beginning)
         assert (folder / "study.svg").exists()
+
+    def test_names_cannot_control_the_terminal(self, tmp_path, capsys):
+        """Escapes in the names and messages of a file are printed as such."""
+        file = ResultsFile(tmp_path / "results.jsonl")
+        file.append("settings", SETTINGS)
+        file.append("result", Result(("\x1b[31mred",), 0, failure="\x9b2J"))
+
+        assert main(["show", str(tmp_path)]) == 0
+        output = capsys.readouterr().out
+        assert r"\x1b[31mred" in output
+        assert output.replace("\n", "").isprintable()
 
     def test_no_results(self, tmp_path, capsys):
         """A folder without results is an error in one line."""

@@ -234,6 +234,17 @@ def shortened(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def printable(text: str) -> str:
+    r"""Return a string whose control characters and lone surrogates are escaped, as a terminal would obey them.
+
+    Example:
+        >>> print(printable("red: \x1b[31m, next\nline"))
+        red: \x1b[31m, next
+        line
+    """
+    return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
+
+
 def abridged(text: str) -> str:
     """Cut the middle out of very long lines, such as those with a name read from a damaged file.
 

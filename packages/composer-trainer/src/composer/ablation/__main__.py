@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from composer.ablation.experiment import ablate
 from composer.ablation.runs import RUN_VARIABLE
 from composer.ablation.study import Study
+from composer.core.checks import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,10 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if chosen.plot is not None:
             study.plot(chosen.plot)
     except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
-        print(error, file=sys.stderr)  # noqa: T201
+        print(printable(str(error)), file=sys.stderr)  # noqa: T201
         return 1
     forms = {"text": study.__str__, "markdown": study.to_markdown, "json": study.to_json}
-    print(forms[getattr(chosen, "format", "text")]())  # noqa: T201
+    print(printable(forms[getattr(chosen, "format", "text")]()))  # noqa: T201
     return 0
 
 

@@ -88,6 +88,16 @@ class Result:
     weights: str | None = None
     settings: dict[str, str] = attrs.field(factory=dict)
 
+    def check(self) -> None:
+        """Check that a run that did not fail has numbers to compare.
+
+        Raises:
+            ValueError: It has no evaluation, no time, or values that are not finite.
+        """
+        numbers = [number for point in self.curve for number in point] + [self.seconds or 0.0]
+        if self.failure is None and not (self.curve and numbers[-1] > 0 and all(map(math.isfinite, numbers))):
+            raise ValueError("a run that did not fail has a curve of finite values, and took more than 0 seconds")
+
     def differences(self, other: Result) -> list[str]:
         """Return in words what shows that two runs are not of the same training; a killed run has no digests."""
         found = []
@@ -144,7 +154,10 @@ class ResultsFile:
             place = f"{path.name}, line {number}"
             try:
                 ((name, data),) = json.loads(line).items()
-                self._add(name, from_data(data, kinds[name], place))
+                value = from_data(data, kinds[name], place)
+                if name == "result":
+                    value.check()
+                self._add(name, value)
             except (AttributeError, KeyError, ValueError) as error:
                 raise ValueError(
                     f"{place}: must be JSON with the key {', '.join(kinds)}, got {line[:80]!r}: {error}"
