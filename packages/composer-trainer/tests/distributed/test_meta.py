@@ -120,7 +120,12 @@ class TestMeta:
         [
             nn.init.xavier_uniform_,
             lambda weight: weight.data.normal_(),
-            lambda weight: weight[0].fill_(3),
+            pytest.param(
+                lambda weight: weight[0].fill_(3),
+                marks=pytest.mark.skipif(
+                    torch.__version__ < "2.8", reason="torch 2.7 raises an error of its own for a row of a DTensor"
+                ),
+            ),
             nn.init.trunc_normal_,
         ],
     )
