@@ -5,9 +5,11 @@ import time
 
 import pytest
 import torch
+from torch import nn
 
 from composer.core import Callback, DataSpec, Time
 from composer.loggers import InMemoryLogger
+from composer.models import ComposerClassifier
 from composer.optim import LinearWithWarmupScheduler
 from fixtures import make_classifier, make_loader, small_run, weights
 
@@ -274,3 +276,31 @@ class TestContinueTraining:
 
         assert torch.equal(weights(complete), weights(parts))
         assert parts.state.timestamp.epoch == 1
+
+
+class TestModes:
+    @pytest.mark.parametrize("use", ["fit", "find_lr"])
+    def test_frozen_modules_stay_in_evaluation_mode(self, use):
+        """The statistics of a norm that is in evaluation mode when training begins do not change."""
+        frozen = nn.BatchNorm1d(8).eval().requires_grad_(False)
+        model = ComposerClassifier(
+            nn.Sequential(nn.LazyLinear(8), frozen, nn.Dropout(), nn.Linear(8, 3)), num_classes=3
+        )
+        data = [(torch.rand(4, 4) + 5, torch.zeros(4, dtype=torch.long))] * 8
+        model.module(data[0][0])
+        before, modes = frozen.running_mean.clone(), [module.training for module in model.modules()]
+
+        trainer = small_run(model=model, train_dataloader=data, max_duration="1ep")
+        trainer.fit() if use == "fit" else trainer.find_lr()
+
+        assert torch.equal(frozen.running_mean, before)
+        assert [module.training for module in model.modules()] == modes
+
+    def test_model_in_evaluation_mode(self):
+        """A model that is in evaluation mode as a whole is trained in training mode."""
+        model = ComposerClassifier(nn.Sequential(nn.Linear(4, 3), nn.Dropout()).eval(), num_classes=3)
+
+        data = [(torch.rand(4, 4), torch.zeros(4, dtype=torch.long))]
+        small_run(model=model, train_dataloader=data, max_duration="1ba").fit()
+
+        assert all(module.training for module in model.module.modules())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 import torch
 from attrs.validators import optional
-from torch import Tensor
+from torch import Tensor, nn
 
 from composer.core.checks import is_string, is_subset, nearest, to_strings, whole_number_from
 from composer.core.data_spec import DataSpec, ensure_data_spec
@@ -19,7 +19,6 @@ from composer.core.model_state import held_parameters, unwrapped
 from composer.functional.dtensors import local_parts
 
 if TYPE_CHECKING:
-    from torch import nn
     from torch.optim import Optimizer
 
     from composer.core.interval import Clock
@@ -185,21 +184,54 @@ def ensure_evaluator(
     return Evaluator(label="eval", dataloader=evaluator, metric_names=default_metric_names)
 
 
+def enter_training_mode(model: nn.Module) -> None:
+    """Put a model into training mode, unless only some of its modules are in evaluation mode, such as frozen norms.
+
+    A model that is in evaluation mode as a whole, as ``from_pretrained`` of Transformers returns it, is meant to train.
+
+    Example:
+        >>> frozen = nn.BatchNorm1d(2).eval()
+        >>> enter_training_mode(nn.Sequential(frozen, nn.Linear(2, 2)))
+        >>> frozen.training
+        False
+        >>> enter_training_mode(frozen)
+        >>> frozen.training
+        True
+    """
+    with_parameters = [module for module in model.modules() if any(True for _ in module.parameters(recurse=False))]
+    if not any(module.training for module in with_parameters):
+        model.train()
+
+
 @contextlib.contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode, and restore the mode of each of its modules at the end.
 
     Example:
-        >>> import torch
-        >>> model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Dropout().eval())
+        >>> model = nn.Sequential(nn.Dropout(), nn.Dropout().eval())
         >>> with evaluation_mode(model):
         ...     model.training
         False
         >>> [module.training for module in model]
         [True, False]
     """
+    with kept_modes(model):
+        model.eval()
+        yield
+
+
+@contextlib.contextmanager
+def kept_modes(model: nn.Module) -> Iterator[None]:
+    """Restore the mode of each module of a model at the end.
+
+    Example:
+        >>> model = nn.Sequential(nn.Dropout())
+        >>> with kept_modes(model):
+        ...     _ = model.eval()
+        >>> model.training
+        True
+    """
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
         yield
     finally:

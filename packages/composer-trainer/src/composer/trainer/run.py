@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer.core import Batch, Engine, Event, TimeUnit
 from composer.core.data_spec import has_own_functions
+from composer.core.evaluator import enter_training_mode
 from composer.core.step import Step
 from composer.distributed import GlobalBatch, any_rank
 from composer.trainer.clock import Clock
@@ -105,7 +106,7 @@ class Run:
     def begin(self) -> None:
         """Prepare the model and the optimizers for training, and restore a saved run."""
         self.wrap_model()
-        self.state.model.train()
+        enter_training_mode(self.state.model)
         self.optimization.train_mode()
         # Last, because wrapping the model and the callbacks at FIT_START may draw random numbers.
         if self._resume is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from composer.core.evaluator import evaluation_mode
+from composer.core.evaluator import enter_training_mode, kept_modes
 from composer.core.model_state import unwrapped
 from composer.core.randomness import generator_state, preserve_rng_state, set_generator_state
 from composer.trainer.optimization import make_scaler
@@ -45,7 +45,7 @@ def trial(state: State, loader: Any = None, *, steps: bool) -> Iterator[None]:
     fields = {name: getattr(state, name) for name in ("batch", "outputs", "loss", "total_loss", "microbatch", "scaler")}
     with contextlib.ExitStack() as stack:
         stack.enter_context(preserve_rng_state(state.device))
-        stack.enter_context(evaluation_mode(model))  # restores the mode of each module
+        stack.enter_context(kept_modes(model))
         for optimizer in map(unwrapped, state.optimizers if steps else ()):
             stack.enter_context(_on_copies(optimizer))
         try:
@@ -54,7 +54,7 @@ def trial(state: State, loader: Any = None, *, steps: bool) -> Iterator[None]:
                 parameter.grad = None
             if steps:
                 state.scaler = make_scaler(state.precision, state.device)
-            model.train()
+            enter_training_mode(model)
             yield
         finally:
             with torch.no_grad():
