@@ -216,6 +216,31 @@ class TestContinueTraining:
 
         assert torch.equal(weights(complete), weights(parts))
 
+    def test_the_rest_after_a_part(self):
+        """A fit without a duration trains to ``max_duration``, also after one with a part of it."""
+        complete = small_run(model=make_classifier(), train_dataloader=make_loader(shuffle=True), max_duration="4ep")
+        complete.fit()
+
+        parts = small_run(model=make_classifier(), train_dataloader=make_loader(shuffle=True), max_duration="4ep")
+        parts.fit(duration="1ep")
+        parts.fit()
+
+        assert parts.state.timestamp.epoch == 4
+        assert torch.equal(weights(complete), weights(parts))
+
+    def test_no_rest_after_an_early_end(self):
+        """What a callback has ended in a part of the training does not continue."""
+
+        class End(Callback):
+            def batch_end(self, state, logger):
+                state.stop_training()
+
+        trainer = small_run(max_duration="4ep", callbacks=End())
+        trainer.fit(duration="1ep")
+        trainer.fit()
+
+        assert trainer.state.timestamp.batch == 1
+
     def test_epoch_starts_once(self):
         """Continuing within an epoch does not restart it."""
 

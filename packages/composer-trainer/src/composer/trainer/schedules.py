@@ -149,6 +149,8 @@ class TrainingSchedule:
     step_every_batch: bool | None = attrs.field(alias="step_schedulers_every_batch", validator=optional(is_flag))
     max_duration: Time | None = attrs.field(init=False)
     schedules: Schedules | None = attrs.field(default=None, init=False)
+    end_of_part: Time | None = attrs.field(default=None, init=False)
+    """The end that the last ``fit(duration=...)`` has set."""
 
     @max_duration.default
     def _scale(self) -> Time | None:
@@ -177,13 +179,15 @@ class TrainingSchedule:
         return attrs.evolve(self, **new) if new else self
 
     def take_duration(self, state: State, duration: Time | None) -> None:
-        """Set the state's ``max_duration`` to ``duration`` more.
+        """Set the state's ``max_duration`` to ``duration`` more; after a part of the training, to its whole again.
 
         Raises:
             ValueError: There is neither a duration nor a ``max_duration``.
         """
         if duration is not None:
-            state.max_duration = state.timestamp.get(duration.unit) + duration
+            state.max_duration = self.end_of_part = state.timestamp.get(duration.unit) + duration
+        elif self.max_duration is not None and state.max_duration is self.end_of_part:  # nothing has ended it early
+            state.max_duration = self.max_duration
         if state.max_duration is None:
             raise ValueError("There is no duration: give max_duration to the Trainer or duration to fit().")
 
