@@ -51,7 +51,7 @@ from composer.trainer.tools.dry_run import check_dry_run, dry_run_settings, shor
 from composer.trainer.tools.environment import warn_of_mosaicml
 from composer.trainer.tools.find_lr import LRSearch, find_lr
 from composer.trainer.tools.hyperparameters import given_arguments
-from composer.trainer.tools.names import suggests_names
+from composer.trainer.tools.names import missing_attribute, suggests_names
 from composer.trainer.tools.summary import ModelSummary, summarize
 
 if TYPE_CHECKING:
@@ -292,6 +292,11 @@ class Trainer(Assembly):
         problems.check()
         settings = dry_run_settings(settings, self._dry_run) if self._dry_run else settings
         super().__init__(settings, given_arguments(Trainer.__init__, settings.given()))
+
+    if not TYPE_CHECKING:  # type checkers name what does not exist
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_attribute(self, name)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | str | os.PathLike[str], **arguments: Any) -> Self:

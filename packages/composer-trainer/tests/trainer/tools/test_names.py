@@ -1,6 +1,7 @@
 """Names of other trainers, and misspelled ones, are answered with suggestions."""
 
 import inspect
+import re
 
 import pytest
 
@@ -53,6 +54,15 @@ class TestConstructor:
 
         assert {one.kind for one in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
         assert {"model", "max_duration", "compile_config"} <= parameters.keys()
+
+    @pytest.mark.parametrize(
+        ("name", "answer"),
+        [("train", "use fit()."), ("validate", "use eval()."), ("predct", "did you mean 'predict'?")],
+    )
+    def test_methods(self, name, answer):
+        """A missing method is answered with the one here."""
+        with pytest.raises(AttributeError, match=re.escape(f"'Trainer' object has no attribute '{name}'; {answer}")):
+            getattr(small_run(), name)
 
     def test_table_has_no_own_names(self):
         """The table contains no argument of the trainer."""

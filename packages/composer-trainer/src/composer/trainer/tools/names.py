@@ -9,10 +9,12 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from composer.core.checks import nearest
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["names_elsewhere", "suggests_names"]
+__all__ = ["missing_attribute", "names_elsewhere", "suggests_names"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,6 +51,19 @@ def suggests_names(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return call
+
+
+def missing_attribute(trainer: object, name: str) -> AttributeError:
+    """Return the error for an attribute that does not exist; it suggests a method.
+
+    Example:
+        >>> missing_attribute(3, "train")
+        AttributeError("'int' object has no attribute 'train'; use fit().")
+    """
+    ours = names_elsewhere().get(name)
+    methods = [method for method in dir(type(trainer)) if not method.startswith("_")]
+    hint = nearest(name, methods) if ours is None else f"; use {ours}."
+    return AttributeError(f"{type(trainer).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=trainer)
 
 
 def _raise_call_error(name: str, args: tuple[Any, ...], kwargs: Iterable[str], own: list[str], most: int) -> None:
