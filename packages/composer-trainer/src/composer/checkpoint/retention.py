@@ -56,6 +56,20 @@ class KeepBest:
         sign = -1 if self.mode == "max" else 1
         return [checkpoint for _, checkpoint in sorted(known, key=lambda item: sign * item[0])[: self.count]]
 
+    def improves(self, value: float, best: list[float]) -> bool:
+        """Return whether a value is among the best, and if so insert it into them; the best is the first.
+
+        Example:
+            >>> best = [0.9, 0.8]
+            >>> KeepBest("metrics/eval/Accuracy", count=2).improves(0.85, best), best
+            (True, [0.9, 0.85])
+        """
+        sign = -1 if self.mode == "max" else 1
+        is_new = len(best) < self.count or sign * value < sign * best[-1]
+        if is_new:
+            best[:] = sorted([*best, value], key=lambda one: sign * one)[: self.count]
+        return is_new
+
     def value(self, checkpoint: FoundCheckpoint) -> float | None:
         """Return a checkpoint's value of the metric; None if it has none."""
         return None if checkpoint.manifest is None else checkpoint.manifest.metrics.get(self.metric)

@@ -16,10 +16,18 @@ from composer.checkpoint.finding import find_checkpoints
 from composer.checkpoint.ignoring import IgnoreKeys, check_ignore_keys
 from composer.checkpoint.local import FolderLock, LocalFolder, open_folder
 from composer.checkpoint.retention import KeepBest, delete_old, own_checkpoints
-from composer.checkpoint.saving import Snapshot, checkpoint_name, failing_in_all, reject_fsdp1, take_snapshot
+from composer.checkpoint.saving import (
+    Snapshot,
+    checkpoint_name,
+    failing_in_all,
+    metric_values,
+    reject_fsdp1,
+    take_snapshot,
+)
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 from composer.core.background import Background, ThreadError
 from composer.core.files import fill_in_run
+from composer.distributed import from_rank_zero
 from composer.functional.checks import check_flags
 from composer.functional.dtensors import is_sharded
 
@@ -124,6 +132,10 @@ class CheckpointSaver(Callback):
         self._memory: KeptMemory = {}
         # The name and the batch of the last save: the end of an epoch and FIT_END may be at the same batch.
         self._last: tuple[str, int] | None = None
+        # The batch at which the metrics of each label were measured last.
+        self._measured: dict[str, int] = {}
+        # The values of the best checkpoints, the best first; only in the process of rank 0.
+        self._best_values: list[float] = []
         # Of several processes that write together: what is being written, and the checkpoint's path.
         self._shared: tuple[Snapshot, str] | None = None
 
@@ -156,6 +168,13 @@ class CheckpointSaver(Callback):
         if self._opened is None and state.rank == 0:
             self._open(state)
 
+    def eval_end(self, state: State, logger: Logger) -> None:
+        """Note that the weights have been evaluated, or the training metrics of an epoch computed."""
+        del logger
+        self._measured[str(state.dataloader_label)] = int(state.timestamp.batch)
+
+    epoch_end = eval_end
+
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """Save if a checkpoint is due, and raise the error of a save in the background."""
         del logger
@@ -176,7 +195,7 @@ class CheckpointSaver(Callback):
         del logger
         interval = self.save_interval
         is_due = bool(interval.every.value) if isinstance(interval, Interval) else interval(state, Event.FIT_END)
-        if is_due:
+        if self._is_new_best(state) or is_due:
             self.save(state)
         self._wait()
 
@@ -225,6 +244,7 @@ class CheckpointSaver(Callback):
             weights_only=self.weights_only,
             ignore_keys=self.ignore_keys,
             memory=self._memory,
+            outdated=[label for label in self._labels(state) if self._measured.get(label) != moment[1]],
         )
         self._shared = (snapshot, folder.at(name)) if is_shared else None
         self._last = moment
@@ -268,11 +288,26 @@ class CheckpointSaver(Callback):
             self._settle(self._saving.check)
         interval, elapsed = self.save_interval, state.get_elapsed_duration()
         if not isinstance(interval, Interval):
-            if interval(state, event):
-                self.save(state)
-        # The last checkpoint is saved at FIT_END, after the last evaluation.
-        elif (elapsed is None or elapsed.value < 1) and interval.is_due(state):
+            is_due = interval(state, event)
+        else:
+            # The last checkpoint is saved at FIT_END, after the last evaluation.
+            is_due = (elapsed is None or elapsed.value < 1) and interval.is_due(state)
+        if self._is_new_best(state) or is_due:
             self.save(state)
+
+    def _is_new_best(self, state: State) -> bool:
+        """Return whether the weights have just been measured to be among the best; the same in all processes."""
+        best, batch = self.keep_best, int(state.timestamp.batch)
+        label = "" if best is None else best.metric.removeprefix("metrics/").partition("/")[0]
+        if best is None or self._measured.get(label) != batch or (self._last and self._last[1] == batch):
+            return False
+        value = metric_values(state).get(best.metric)
+        is_new = value is not None and best.improves(value, self._best_values)
+        return from_rank_zero(is_new)  # which knows the checkpoints of the folder
+
+    @staticmethod
+    def _labels(state: State) -> list[str]:
+        return [state.dataloader_label or "train", *state.eval_metrics]
 
     def _write(self, folder: Folder, name: str, links: list[str | None], snapshot: Snapshot) -> None:
         snapshot.write(
@@ -327,6 +362,10 @@ class CheckpointSaver(Callback):
             folder.tidy()
         if not self.overwrite and not self.continues:
             _check_no_later_ones(folder, state)
+        if self.keep_best is not None:
+            earlier = own_checkpoints(folder, state.run_name, weights_only=self.weights_only)
+            values = map(self.keep_best.value, self.keep_best.best(earlier))
+            self._best_values = [value for value in values if value is not None]
         self._opened = folder
         return folder
 

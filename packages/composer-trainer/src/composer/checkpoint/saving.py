@@ -15,7 +15,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -177,6 +177,7 @@ def take_snapshot(
     ignore_keys: IgnoreKeys = None,
     copy: bool = True,
     memory: KeptMemory | None = None,
+    outdated: Collection[str] = (),
 ) -> Snapshot:
     """Return what this process writes of a checkpoint; if the model is sharded, all processes have to call it.
 
@@ -188,6 +189,7 @@ def take_snapshot(
         ignore_keys: What not to save.
         copy: Whether the run may change before the snapshot is written.
         memory: The copies of an earlier snapshot that has been written, to be filled again.
+        outdated: Labels of data sets whose metrics were measured on other weights, and are not listed.
 
     Raises:
         NotImplementedError: The model is wrapped by FSDP 1.
@@ -220,7 +222,7 @@ def take_snapshot(
         created=datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds"),
         weights_only=weights_only,
         versions={name: data["environment"][name] for name in ("python", "torch", "composer-trainer")},
-        metrics=_metric_values(state),
+        metrics=metric_values(state, outdated),
     )
     return Snapshot(data, contents, manifest, layout, writers)
 
@@ -281,8 +283,8 @@ def _split_files(saved: dict[str, Any]) -> tuple[Any, dict[str, dict[str, Tensor
     return data, files
 
 
-def _metric_values(state: State) -> dict[str, float | None]:
-    """Return the values of metrics that are single numbers; None for one that is not finite."""
+def metric_values(state: State, outdated: Collection[str] = ()) -> dict[str, float | None]:
+    """Return the values of metrics that are single numbers, without some labels; None for one that is not finite."""
     train = state.dataloader_label or "train"
     values = {f"metrics/{train}/{name}": value for name, value in state.train_metric_values.items()}
     only_label = next(iter(state.eval_metrics), "eval") if len(state.eval_metrics) < 2 else None
@@ -291,9 +293,11 @@ def _metric_values(state: State) -> dict[str, float | None]:
             values |= {f"metrics/{label}/{name}": value for name, value in of_label.items()}
         elif only_label is not None:  # a metric without the label of an evaluator
             values[f"metrics/{only_label}/{label}"] = of_label
+    left_out = tuple(f"metrics/{label}/" for label in outdated)
     numbers = {
         name: float(value)
         for name, value in values.items()
+        if not name.startswith(left_out)
         if (isinstance(value, (int, float)) and not isinstance(value, bool))
         or (isinstance(value, Tensor) and value.numel() == 1)
     }

@@ -127,8 +127,8 @@ class Trainer(Assembly):
         save_weights_only: Whether only the model's evaluation weights are saved.
         save_ignore_keys: The parts not to save.
         save_num_checkpoints_to_keep: The number of newest checkpoints to keep; -1 keeps all.
-        save_best: A metric, ``"eval/MulticlassAccuracy"``: the checkpoint with its best value is kept, too, and the
-            link ``best`` in ``save_folder`` points to it. For several, a :class:`~composer.checkpoint.KeepBest`.
+        save_best: A metric, ``"eval/MulticlassAccuracy"``: a new best value is saved at once and kept, and the link
+            ``best`` in ``save_folder`` points to it. For several, a :class:`~composer.checkpoint.KeepBest`.
         save_metrics: Accepted for compatibility: the states of the training metrics are always saved.
         autoresume: Whether to resume from the newest valid checkpoint of ``run_name`` in ``save_folder``, so that the
             same program can be restarted until the training is complete.

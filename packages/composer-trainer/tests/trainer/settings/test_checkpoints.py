@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 from torchmetrics import Metric
 
+from composer.algorithms import EMA
 from composer.checkpoint import KeepBest, find_checkpoints
 from composer.core import Evaluator
+from composer.loggers import InMemoryLogger
 from composer.trainer.settings.checkpoints import best_by
 from fixtures import make_loader, small_run
 
@@ -36,7 +38,7 @@ def evaluated(folder, **options):
     trainer = small_run(max_duration="4ep", eval_dataloader=make_loader(seed=1), save_folder=str(folder), **options)
     trainer.fit()
     name = "metrics/eval/MulticlassAccuracy"
-    return trainer, {one.name: one.manifest.metrics[name] for one in find_checkpoints(str(folder))}
+    return trainer, {one.name: one.manifest.metrics.get(name) for one in find_checkpoints(str(folder))}
 
 
 def test_best_checkpoint_of_a_training(tmp_path):
@@ -46,6 +48,43 @@ def test_best_checkpoint_of_a_training(tmp_path):
     best = max(accuracies, key=accuracies.get)
     assert len(accuracies) == 4
     assert Path(trainer.best_checkpoint).name == (tmp_path / "best").resolve().name == best
+
+
+@pytest.mark.parametrize("save_interval", ["3ba", "1ep", 0, "7ba"])
+@pytest.mark.parametrize("algorithms", [list, lambda: [EMA("4ba")]])
+def test_best_checkpoint_is_the_one_that_was_measured(tmp_path, save_interval, algorithms):
+    """A new best value is saved at once, and the checkpoint's weights have the accuracy that its manifest states."""
+    log = InMemoryLogger()
+    options = {"save_interval": save_interval, "save_best": "eval/MulticlassAccuracy", "loggers": log}
+    trainer, _ = evaluated(tmp_path, eval_interval="4ba", algorithms=algorithms(), **options)
+    highest = max(float(value) for _, value in log.data["metrics/eval/MulticlassAccuracy"])
+
+    again = small_run(eval_dataloader=make_loader(seed=1), load_path=trainer.best_checkpoint, algorithms=algorithms())
+    assert again.eval()["eval"]["MulticlassAccuracy"].item() == pytest.approx(highest)
+    [best] = [one for one in find_checkpoints(str(tmp_path)) if str(tmp_path / one.name) == trainer.best_checkpoint]
+    assert best.manifest.metrics["metrics/eval/MulticlassAccuracy"] == pytest.approx(highest)
+
+
+def test_metrics_of_other_weights_are_not_listed(tmp_path):
+    """A checkpoint between two evaluations has no value of them in its manifest."""
+    trainer, accuracies = evaluated(tmp_path, eval_interval="1ep", save_interval="4ba")
+
+    assert accuracies == {"ep0-ba4": None, "ep1-ba8": None, "ep2-ba12": None, "ep3-ba16": None} | {
+        "ep4-ba20": pytest.approx(float(trainer.state.eval_metric_values["eval"]["MulticlassAccuracy"]))
+    }
+
+
+def test_best_of_a_resumed_run(tmp_path):
+    """A resumed run knows the best value of the run before."""
+    options = {"save_best": "eval/MulticlassAccuracy", "eval_interval": "1ba", "save_interval": 0, "run_name": "one"}
+    complete, _ = evaluated(tmp_path / "complete", **options)
+    for duration in ("7ba", "4ep"):
+        again = {"eval_dataloader": make_loader(seed=1), "save_folder": str(tmp_path / "parts"), "autoresume": True}
+        trainer = small_run(max_duration=duration, **again, **{**options, "save_interval": "7ba"})
+        trainer.fit()
+        trainer.close()
+
+    assert Path(trainer.best_checkpoint).name == Path(complete.best_checkpoint).name
 
 
 def test_only_the_last_and_the_best_are_kept(tmp_path):
