@@ -209,7 +209,7 @@ def test_one_unreadable_file_does_not_end_the_scan(tmp_path, capsys, content):
     assert "b.py:1: composer.datasets" in output.out
 
 
-def test_what_is_no_file_is_passed_over(tmp_path):
+def test_pipes_and_devices_are_not_opened(tmp_path):
     """Folders, pipes and links to devices with names of Python files are not opened."""
     (tmp_path / "folder.py").mkdir()
     os.mkfifo(tmp_path / "pipe.py")

@@ -110,7 +110,7 @@ class MetricStopper(Callback, abc.ABC):
         """Check that the metric exists.
 
         Raises:
-            ValueError: The label or the metric does not exist, or nothing says whether more is better.
+            ValueError: The label or the metric does not exist, or nothing defines whether more is better.
         """
         if not state.timestamp.count(TimeUnit.BATCH):
             reset_fields(self)

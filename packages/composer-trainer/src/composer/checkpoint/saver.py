@@ -303,7 +303,7 @@ class CheckpointSaver(Callback):
             return False
         value = metric_values(state).get(best.metric)
         is_new = value is not None and best.improves(value, self._best_values)
-        return from_rank_zero(is_new)  # which knows the checkpoints of the folder
+        return from_rank_zero(is_new)  # it has read the folder
 
     @staticmethod
     def _labels(state: State) -> list[str]:

@@ -46,7 +46,7 @@ class Finding(NamedTuple):
 def scan(path: str | Path) -> Iterator[tuple[Path, Finding]]:
     r"""Yield the findings in a Python file, or in all Python files below a folder, sorted by file and line.
 
-    A file that cannot be read (it is no valid Python, or longer than 1 MiB) has one finding that says so, and the
+    A file that cannot be read (it is no valid Python, or longer than 1 MiB) has one finding with the reason, and the
     others are read. Folders, pipes and devices with names of Python files are no files.
 
     Raises:
