@@ -193,7 +193,9 @@ class Step:
             parts = {"total": loss.detach()}  # the usual case
         else:
             several = {} if isinstance(loss, Tensor) else _by_name(loss)
-            parts = {name: one.detach() * weight for name, one in {"total": total_of(loss), **several}.items()}
+            # A part without labels, whose mean is NaN, has weight 0.
+            named = {"total": total_of(loss), **several}
+            parts = {name: one.detach() * weight if weight else torch.zeros_like(one) for name, one in named.items()}
         if self._state.microbatch > 0:
             if parts.keys() != self._parts.keys():
                 raise ValueError(

@@ -60,6 +60,13 @@ def are_probabilities(labels: object, model: PreTrainedModel) -> bool:
     return is_classifier or (labels.ndim == 3 and model.get_output_embeddings() is not None)
 
 
+def num_labels(labels: Tensor, model: PreTrainedModel) -> int:
+    """Return the number of labels that count: ids other than -100, rows of probabilities that are not 0, or numbers."""
+    if are_probabilities(labels, model):
+        return int((labels.sum(-1) > 0).sum())
+    return labels.numel() if labels.is_floating_point() else int((labels != IGNORED).sum())
+
+
 def next_tokens(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the logits ``(N, L - 1, ...)`` of each position and the labels of the next position."""
     return logits[:, :-1], labels[:, 1:]
@@ -106,8 +113,9 @@ def task_loss(logits: Tensor, labels: Tensor, *, problem_type: str | None, shift
     else:
         losses, counts = _cross_entropies(logits, labels)
     if reduction == "none":
-        return losses.flatten(1).sum(1) / counts.flatten(1).sum(1) if losses.ndim > 1 else losses
-    return losses.sum() if reduction == "sum" else losses.sum() / counts.sum()
+        return losses.flatten(1).sum(1) / counts.flatten(1).sum(1).clamp(min=1) if losses.ndim > 1 else losses
+    # At least 1: where no label counts, the loss and its gradients are 0, and those of other processes are not lost.
+    return losses.sum() if reduction == "sum" else losses.sum() / counts.sum().clamp(min=1)
 
 
 def _cross_entropies(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ import torch
 from composer.functional.transformers_loss import (
     are_probabilities,
     next_tokens,
+    num_labels,
     predicts_next_token,
     task_loss,
     without_single_score,
@@ -189,6 +190,26 @@ class HuggingFaceModel(PhaseMetricsModel):
             shift=self.shift_labels,
             reduction=reduction,
         )
+
+    def count_losses(self, batch: Mapping[str, Any]) -> int | None:
+        """Return the number of labels that the loss of a batch is the mean of; None for a batch without labels.
+
+        By it the Trainer weights the parts of a batch, so that any split into microbatches and over processes gives the
+        same step. On a GPU it waits for the device.
+
+        Args:
+            batch: The batch with ``"labels"``: ids, where -100 does not count, or probabilities.
+
+        Example:
+            >>> from transformers import GPT2Config, GPT2LMHeadModel
+            >>> model = HuggingFaceModel(GPT2LMHeadModel(GPT2Config(vocab_size=8, n_embd=8, n_layer=1, n_head=1)))
+            >>> model.count_losses({"labels": torch.tensor([[3, 4, 5, -100]])})  # 3 is no label of a next token
+            2
+        """
+        labels = batch.get("labels") if isinstance(batch, Mapping) else None
+        if not isinstance(labels, torch.Tensor):
+            return None
+        return num_labels(labels[:, 1:] if self.shift_labels else labels, base_of(self.model))
 
     def eval_forward(self, batch: Mapping[str, Any], outputs: Any | None = None) -> Any:
         """Compute the outputs that metrics are updated with; the batch does not change.

@@ -156,7 +156,10 @@ def shard(
 
     check_replicas(settings, mesh, device)
     of_all = None if mesh is None else mesh.to_device_mesh(device)
-    blocks = dict(_blocks(model, True if settings is None else settings.auto_wrap))
+    found = _blocks(model, True if settings is None else settings.auto_wrap)
+    # A weight that another part of the model shares, as a tied embedding, belongs to the model as a whole.
+    uses = _uses(model)
+    blocks = {name: block for name, block in found if all(uses[weight] == of for weight, of in _uses(block).items())}
     _make_contiguous(model)
     before = list(model.named_parameters())
     if of_all is not None and tensor_parallel is not None:
@@ -254,6 +257,11 @@ def _blocks(model: nn.Module, auto_wrap: bool | tuple[str | type[nn.Module], ...
     named = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     classes = tuple(named) or _repeated_classes(model)
     yield from _chosen(model, _is_one_of(classes), outermost=not named)
+
+
+def _uses(module: nn.Module) -> Counter[nn.Parameter]:
+    """Return how often a module and its parts name each parameter."""
+    return Counter(parameter for _, parameter in module.named_parameters(remove_duplicate=False))
 
 
 def _is_one_of(classes: tuple[str | type[nn.Module], ...]) -> Callable[[nn.Module], bool]:

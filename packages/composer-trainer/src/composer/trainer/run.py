@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from composer.core import Batch, Engine, Event, TimeUnit
-from composer.core.data_spec import has_own_functions
+from composer.core.data_spec import counts_tokens, has_own_functions
 from composer.core.evaluator import enter_training_mode
 from composer.core.step import Step
 from composer.distributed import GlobalBatch, any_rank
@@ -32,6 +32,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Run"]
 
+
+_NOTHING_COUNTS = (
+    "A batch has nothing that its loss could be the mean of: no label other than -100, or with "
+    "accumulate_train_batch_on_tokens=True no token. Tokens are counted in batch['input_ids']; for other batches give "
+    "DataSpec(loader, get_num_tokens_in_batch=...)."
+)
 
 _loss_name = cache("loss/train/{}".format)
 
@@ -82,13 +88,25 @@ class Run:
             self.compute_gradients = lambda: search.compute_gradients(self._num_samples)
         self._count_samples = batches.spec.get_num_samples_in_batch
         self._count_tokens = batches.spec.get_num_tokens_in_batch
-        self._weigh = batches.spec.get_num_loss_tokens_in_batch if weigh_by_tokens else self._count_samples
+        self._weigh = self._choose_weight(weigh_by_tokens)
         # Batches have equal numbers of samples but not of tokens, so that only the former can be known in advance.
-        self._usual = None if weigh_by_tokens else batches.usual_samples
+        self._usual = batches.usual_samples if self._weigh is self._count_samples else None
         self._batch, self._seconds, self._is_counted = GlobalBatch(0), 0.0, True
         self._num_samples = self._num_tokens = 0
         # The search reduces the size itself, and one that is larger than a batch is not a mistake of the user.
         self._is_first_split = not self.state.auto_microbatching
+
+    def _choose_weight(self, by_tokens: bool) -> Callable[[Batch], int]:
+        """Return the function that counts what the loss of a batch is the mean of."""
+        spec, count_losses = self.batches.spec, getattr(self.state.model, "count_losses", None)
+        if count_losses is None or (by_tokens and counts_tokens(spec)):
+            return spec.get_num_loss_tokens_in_batch if by_tokens else self._count_samples
+
+        def count(batch: Batch) -> int:
+            number: int | None = count_losses(batch)
+            return self._count_samples(batch) if number is None else number
+
+        return count
 
     def is_over(self) -> bool:
         """Return whether the training has reached its length, or a signal has stopped it."""
@@ -161,6 +179,8 @@ class Run:
             _warn_if_larger(size, self._num_samples)
         if size is not None or spec.microbatch_transforms is not None:
             parts = split_microbatches(self.state.batch, spec, size, self._weigh)
+            if not self.parallel.is_connected and not any(weight for _, weight in parts):
+                raise ValueError(_NOTHING_COUNTS)
         self._begin_global_batch(len(parts))
         # Gradients are averaged over processes, so that one with more samples than the others has to weigh more.
         weight = self.parallel.weight()
