@@ -177,6 +177,67 @@ class TestLoss:
             model.loss(model(batch), {"labels": torch.zeros(8, 3)})
 
 
+class TestFurtherLosses:
+    """A model's own loss has further parts, and an algorithm changes the labels after the forward pass."""
+
+    def outputs(self, **changes):
+        """Return a mixture of experts, its outputs for a batch, the batch, and the batch with smoothed labels."""
+        transformers = pytest.importorskip("transformers")
+        sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+        heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4}
+        config = transformers.MixtralConfig(**sizes, **heads, router_aux_loss_coef=0.5, **changes)
+        torch.manual_seed(0)
+        model = HuggingFaceModel(transformers.MixtralForCausalLM(config))
+        batch = {"input_ids": torch.randint(40, (2, 8)), "labels": torch.randint(40, (2, 8))}
+        outputs = model(batch)
+        smoothed = cf.smooth_labels(outputs["logits"].movedim(-1, 1), batch["labels"], 0.3).movedim(1, -1)
+        return model, outputs, batch, {**batch, "labels": smoothed}
+
+    @pytest.mark.parametrize("routed", [True, False])
+    def test_they_stay(self, routed):
+        """Only the part of the task changes: the balance of the experts is in both losses."""
+        model, outputs, batch, smoothed = self.outputs(output_router_logits=routed)
+        logits, labels = outputs["logits"][:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten()
+        plain, smooth = F.cross_entropy(logits, labels), F.cross_entropy(logits, labels, label_smoothing=0.3)
+        balance = 0.5 * outputs["aux_loss"] if routed else torch.tensor(0.0)
+
+        assert model.loss(outputs, batch).item() == pytest.approx((plain + balance).item())
+        for _ in range(2):
+            assert model.loss(outputs, smoothed).item() == pytest.approx((smooth + balance).item())
+        assert not routed or balance > 0.1
+
+    def test_outputs_without_logits(self):
+        """The error names the outputs that there are."""
+        model, outputs, _, smoothed = self.outputs()
+        renamed = {"prediction_logits": outputs["logits"]}
+
+        with pytest.raises(KeyError, match="no 'logits', which this loss is computed from, but 'prediction_logits'"):
+            model.loss(renamed, smoothed)
+
+
+class TestCounts:
+    @pytest.mark.parametrize(
+        ("kind", "labels", "count"),
+        [
+            ("llama", [[3, 4, -100, 5]], 2),
+            ("masked", [[3, -100, -100, 5]], 2),
+            ("classifier", [1, 0, 1], 3),
+        ],
+    )
+    def test_labels_that_count(self, make_model, kind, labels, count):
+        """A causal model has no label for the first token, and -100 never counts."""
+        assert HuggingFaceModel(make_model(kind)).count_losses({"labels": torch.tensor(labels)}) == count
+
+    def test_probabilities_and_none(self, make_model):
+        """A row of zeros is an ignored label; a batch without labels has no count."""
+        model = HuggingFaceModel(make_model("masked"))
+        rows = torch.zeros(1, 3, model.config.vocab_size)
+        rows[0, 1, 4] = 1.0
+
+        assert model.count_losses({"labels": rows}) == 1
+        assert model.count_losses({"input_ids": torch.zeros(1, 3)}) is None
+
+
 class TestMetrics:
     @pytest.mark.parametrize("use_logits", [True, False])
     @pytest.mark.parametrize("kind", KINDS)

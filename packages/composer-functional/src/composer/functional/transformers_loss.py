@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from transformers import PreTrainedModel
 
 __all__: list[str] = []
@@ -65,6 +68,33 @@ def num_labels(labels: Tensor, model: PreTrainedModel) -> int:
     if are_probabilities(labels, model):
         return int((labels.sum(-1) > 0).sum())
     return labels.numel() if labels.is_floating_point() else int((labels != IGNORED).sum())
+
+
+def logits_of(outputs: Mapping[str, Any]) -> Tensor:
+    """Return the logits in a model's outputs.
+
+    Raises:
+        KeyError: There are none.
+
+    Example:
+        >>> import torch
+        >>> logits_of({"prediction_logits": torch.zeros(2), "seq_relationship_logits": torch.zeros(2)})
+        Traceback (most recent call last):
+        KeyError: "The model's outputs have no 'logits', which this loss is computed from, but 'prediction_logits', ...
+    """
+    if "logits" not in outputs:
+        names = ", ".join(map(repr, outputs))
+        raise KeyError(
+            f"The model's outputs have no 'logits', which this loss is computed from, but {names}. Algorithms that "
+            "change labels need one tensor of scores: remove them, or let the model return it as 'logits'."
+        )
+    logits: Tensor = outputs["logits"]
+    return logits
+
+
+def is_same_loss(own: Tensor, plain: Tensor) -> bool:
+    """Return whether a model's own loss is that of its task alone, up to rounding; waits for the device."""
+    return bool(torch.isclose(own.detach().float(), plain.detach().float(), rtol=1e-4, atol=1e-6, equal_nan=True))
 
 
 def next_tokens(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,8 @@ import torch
 
 from composer.functional.transformers_loss import (
     are_probabilities,
+    is_same_loss,
+    logits_of,
     next_tokens,
     num_labels,
     predicts_next_token,
@@ -48,7 +50,8 @@ class HuggingFaceModel(PhaseMetricsModel):
 
     The loss is computed from the logits if the model returned no loss, if an algorithm has changed the labels since the
     forward pass (smoothed or mixed labels are probabilities ``(N, ..., C)``), or for ``reduction="none"``. It is the
-    same for classification, regression and language models.
+    same for classification, regression and language models. Further parts of the model's own loss, such as that of the
+    balance of experts, are added, if the model has computed one.
 
     Metrics are updated with logits and labels. If the model predicts the next token, the labels are shifted by one
     position, as in the model's own loss. A metric with ``num_classes`` is updated with one row of scores per label.
@@ -122,6 +125,8 @@ class HuggingFaceModel(PhaseMetricsModel):
         self._set_metrics(metrics, metrics if eval_metrics is None else eval_metrics, ("metrics", "eval_metrics"))
         self._argument_names = argument_names(base_of(self.model))
         self._labels_seen: Tensor | None = None
+        # Whether the model's own loss is that of the task alone; found when labels have changed for the first time.
+        self._has_plain_loss: bool | None = None
         self.labels: Tensor | None = None
         """The labels of the batch of the last :meth:`eval_forward`, for a custom :meth:`update_metric`. With
         ``shift_labels`` they are those of the next position, and -100 at the last."""
@@ -180,12 +185,22 @@ class HuggingFaceModel(PhaseMetricsModel):
         """
         own: Tensor | None = outputs.get("loss")
         # Algorithms replace the labels in the batch: the same object means that they have not changed.
-        labels = batch.get("labels")
-        if own is not None and reduction == "mean" and (labels is None or labels is self._labels_seen):
+        labels, seen = batch.get("labels"), self._labels_seen
+        if own is not None and reduction == "mean" and (labels is None or labels is seen):
             return own
+        loss = self._task_loss(outputs, _labels_of(batch, "a loss"), reduction)
+        if own is None or seen is None or reduction != "mean" or self._has_plain_loss:
+            return loss
+        # The model's loss may have further parts, such as that of the balance of experts, which stay.
+        plain = self._task_loss(outputs, seen, reduction)
+        if self._has_plain_loss is None:
+            self._has_plain_loss = is_same_loss(own, plain)
+        return loss if self._has_plain_loss else own + (loss - plain)
+
+    def _task_loss(self, outputs: Any, labels: Tensor, reduction: str) -> Tensor:
         return task_loss(
-            outputs["logits"],
-            _labels_of(batch, "a loss"),
+            logits_of(outputs),
+            labels,
             problem_type=getattr(self.config, "problem_type", None),
             shift=self.shift_labels,
             reduction=reduction,
@@ -229,7 +244,7 @@ class HuggingFaceModel(PhaseMetricsModel):
             return self(batch) if outputs is None else outputs
         if outputs is None:
             outputs = self._call(self._with_decoder_inputs(batch), leave_out=("labels",))
-        return outputs["logits"]
+        return logits_of(outputs)
 
     def _with_decoder_inputs(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the batch with the decoder inputs that an encoder-decoder model derives from the labels."""
@@ -254,7 +269,7 @@ class HuggingFaceModel(PhaseMetricsModel):
         from composer.metrics import CrossEntropy  # noqa: PLC0415 (imports torchmetrics, which is imported by now)
 
         labels = _labels_of(batch, "a metric")
-        logits = outputs["logits"] if isinstance(outputs, Mapping) else outputs
+        logits = logits_of(outputs) if isinstance(outputs, Mapping) else outputs
         if self.shift_labels:
             logits, labels = next_tokens(logits, labels)
         logits = without_single_score(logits, labels)
