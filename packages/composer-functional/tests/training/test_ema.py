@@ -205,3 +205,18 @@ def test_partly_shared_tensors():
     cf.compute_ema(model, average, smoothing=0.75)
 
     torch.testing.assert_close(average[1].weight, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_average_in_float32_of_weights_of_16_bits(dtype):
+    """After three half-lives an eighth of the way is left; in 16 bits the average would not move at all."""
+    model, average = nn.Linear(4, 4).to(dtype), nn.Linear(4, 4)
+    for module, value in ((model, 1.5), (average, 1.0)):
+        for parameter in module.parameters():
+            nn.init.constant_(parameter, value)
+
+    for _ in range(3000):
+        cf.compute_ema(model, average, smoothing=2 ** (-1 / 1000))
+
+    assert average.weight.dtype == torch.float32
+    assert average.weight.mean().item() == pytest.approx(1.5 - 0.5 / 8, rel=1e-4)

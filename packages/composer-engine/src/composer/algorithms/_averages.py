@@ -126,6 +126,8 @@ class AveragedWeights:
     _outside: dict[str, Tensor] = attrs.field(factory=dict, init=False)
     # The dictionaries of the modules, not the tensors: modules may assign a new one, `self.mean = 0.9 * self.mean`.
     _slots: list[tuple[dict[str, Tensor], str]] = attrs.field(factory=list, init=False)
+    # While averages of 16-bit weights are in the model, which rounds them, their values in 32 bits.
+    _unrounded: list[Tensor] = attrs.field(factory=list, init=False)
     _used_by: set[object] = attrs.field(factory=set, init=False)
     _is_in_model: bool = attrs.field(default=False, init=False)
     _is_sharded: bool = attrs.field(default=False, init=False)
@@ -138,7 +140,7 @@ class AveragedWeights:
         """Initialise the averages with the model's weights."""
         reshard(model)
         weights = self._bind(model)
-        self._outside = {name: weight.clone() for name, weight in weights.items()}
+        self._outside = {name: _copy_of(weight) for name, weight in weights.items()}
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         """Raise an error for another model, and for training while the averages are in the model."""
@@ -146,7 +148,8 @@ class AveragedWeights:
             self._check_loaded(model)
             weights = self._bind(model)
             self._outside = {
-                name: shard_like(self._outside[name].to(weight.device), weight) for name, weight in weights.items()
+                name: shard_like(self._outside[name].to(weight.device, _dtype_of_average(weight)), weight)
+                for name, weight in weights.items()
             }
         if self._model is not None and self._model is not model:
             raise RuntimeError(
@@ -226,7 +229,7 @@ class AveragedWeights:
     def keep_in_model(self) -> None:
         """Keep the averages in the model, and discard the training weights."""
         self._exchange(into_model=True)
-        self._outside, self._slots, self._is_in_model = {}, [], False
+        self._outside, self._slots, self._unrounded, self._is_in_model = {}, [], [], False
 
     def warn_if_empty(self, algorithm: Algorithm, start: Time) -> None:
         """Warn if a fit has ended without an average."""
@@ -257,7 +260,7 @@ class AveragedWeights:
         saved = state.get("training_weights") or state.get("averaged_weights") or {}
         # Copies, because they are updated in place.
         self._outside = {name: tensor.clone() for name, tensor in saved.items()}
-        self._model, self._slots = None, []
+        self._model, self._slots, self._unrounded = None, [], []
         self._used_by.clear()
 
     def _check_loaded(self, model: nn.Module) -> None:
@@ -293,10 +296,27 @@ class AveragedWeights:
             # After a forward pass the modules may still hold gathered weights, to which the parts would not be copied.
             reshard(self._model)
         outside, weights = self.tensors()
+        rounded = [average for average, weight in zip(outside, weights, strict=True) if average.dtype != weight.dtype]
+        unrounded = [average.clone() for average in rounded] if into_model else self._unrounded
         copies = [weight.clone() for weight in weights]
         torch._foreach_copy_(weights, outside)
         torch._foreach_copy_(outside, copies)
+        if into_model:
+            self._unrounded = unrounded
+        elif unrounded:
+            torch._foreach_copy_(rounded, unrounded)
+            self._unrounded = []
         self._is_in_model = into_model
+
+
+def _dtype_of_average(weight: Tensor) -> torch.dtype:
+    """Return float32 for weights of 16 bits, whose small changes would be rounded away."""
+    is_low = weight.dtype.is_floating_point and weight.dtype.itemsize < 4
+    return torch.float32 if is_low else weight.dtype
+
+
+def _copy_of(weight: Tensor) -> Tensor:
+    return weight.to(_dtype_of_average(weight), copy=True)
 
 
 def _find_slots(model: nn.Module) -> dict[str, tuple[dict[str, Tensor], str]]:

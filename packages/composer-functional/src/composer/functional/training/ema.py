@@ -22,7 +22,9 @@ def compute_ema(model: nn.Module, ema_model: nn.Module, smoothing: float = 0.99)
 
     Args:
         model: The trained model; not changed.
-        ema_model: The average, a copy of the model's architecture; **changed in place**.
+        ema_model: The average, a copy of the model's architecture; **changed in place**. For weights of 16 bits keep it
+            in float32, ``copy.deepcopy(model).float()``: in 16 bits most updates are smaller than half a step between
+            two numbers, and are lost.
         smoothing: The weight of the old average, in ``[0, 1]``. For a half-life of ``n`` steps use ``2 ** (-1 / n)``.
 
     Raises:
@@ -72,24 +74,26 @@ def update_averages(averaged: _Tensors, current: _Tensors, smoothing: float = 0.
             "averaged must be tensors of their own, got current itself. Create averages by copying the model."
         )
     # One call for mixed dtypes would be correct, but on a GPU it would launch a kernel for each tensor.
-    groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    groups: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
     for old, new in zip(averaged, current, strict=True):
         if old.shape != new.shape:
             raise ValueError(
                 f"Each average must have the shape of its current value, got {tuple(old.shape)} for "
                 f"{tuple(new.shape)}. Create averages by copying the model, after every surgery."
             )
-        dtype = old.dtype
-        if dtype not in groups:
-            groups[dtype] = ([], [])
-        old_tensors, new_tensors = groups[dtype]
+        dtypes = old.dtype, new.dtype
+        if dtypes not in groups:
+            groups[dtypes] = ([], [])
+        old_tensors, new_tensors = groups[dtypes]
         old_tensors.append(old)
-        new_tensors.append(new if new.dtype == dtype else new.to(dtype))
-    for dtype, (old_tensors, new_tensors) in groups.items():
-        if dtype.is_floating_point or dtype.is_complex:
-            torch._foreach_lerp_(old_tensors, new_tensors, 1 - smoothing)
-        else:
+        new_tensors.append(new)
+    for (dtype, other), (old_tensors, new_tensors) in groups.items():
+        if not (dtype.is_floating_point or dtype.is_complex):
             torch._foreach_copy_(old_tensors, new_tensors)
+        elif dtype == other:
+            torch._foreach_lerp_(old_tensors, new_tensors, 1 - smoothing)
+        else:  # lerp takes one dtype; the difference has the larger of the two
+            torch._foreach_add_(old_tensors, torch._foreach_sub(new_tensors, old_tensors), alpha=1 - smoothing)
 
 
 def pair_tensors(model: nn.Module, average: nn.Module, name: str) -> tuple[list[Tensor], list[Tensor]]:
