@@ -5,16 +5,36 @@ from __future__ import annotations
 import copy
 import math
 import re
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from composer import functional as cf
 from fixtures import make_conv_net, randomize
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+UPDATES = {"ema": lambda *both: cf.compute_ema(*both, 0.75), "swa": lambda *both: cf.compute_swa(*both, 3)}
+
+# Buffers that are not averaged, each with its later values.
+BUFFERS: dict[str, Callable[[], list[Tensor]]] = {
+    "growing": lambda: [torch.ones(1, 2), torch.zeros(2, 2), torch.ones(3, 2)],
+    "other dimensions": lambda: [torch.zeros(0), torch.ones(2, 2)],
+    "float8": lambda: [torch.ones(4).to(torch.float8_e4m3fn), torch.zeros(4).to(torch.float8_e4m3fn)],
+    "sparse": lambda: [torch.eye(3).to_sparse(), torch.ones(3, 3).to_sparse()],
+    "nested": lambda: [torch.nested.nested_tensor([torch.ones(2), torch.ones(rows)]) for rows in (3, 4)],
+}
+
+
+def values(tensor: Tensor) -> list[Tensor]:
+    """Return dense tensors with the values of a tensor of any layout."""
+    return list(tensor.unbind()) if tensor.is_nested else [tensor.to_dense().float()]
 
 
 class TestComputeEma:
@@ -97,6 +117,62 @@ class TestComputeEma:
         torch.testing.assert_close(average[0].weight, expected[0])
         torch.testing.assert_close(average[1].weight, expected[1], atol=0.01, rtol=0.01)
 
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_low_precision_is_averaged_in_float32(self, dtype: torch.dtype):
+        """After three half-lives of 1000 updates from 1.0 towards 1.5, an eighth of the difference is left."""
+        model, average = (nn.Linear(4, 4, bias=False, dtype=dtype) for _ in range(2))
+        nn.init.constant_(model.weight, 1.5)
+        parameter = nn.init.constant_(average.weight, 1.0)
+
+        for _ in range(3000):
+            cf.compute_ema(model, average, smoothing=2 ** (-1 / 1000))
+
+        assert average.weight is parameter
+        assert average.weight.dtype == torch.float32
+        torch.testing.assert_close(average.weight.detach(), torch.full((4, 4), 1.5 - 0.5 / 8))
+
+    @pytest.mark.parametrize("kind", BUFFERS)
+    @pytest.mark.parametrize("update", UPDATES)
+    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+    def test_buffers_without_an_average_are_copied(self, update: str, kind: str):
+        """Sparse, nested, quantized and growing buffers are copied, also when they change again."""
+        model, average = nn.Linear(2, 2), nn.Linear(2, 2)
+        first, *later = BUFFERS[kind]()
+        model.register_buffer("cache", first)
+        average.register_buffer("cache", first.clone())
+
+        for value in (first, *later):
+            model.cache = value
+            UPDATES[update](model, average)
+
+            assert average.cache is not value
+            assert average.cache.dtype == value.dtype
+            for own, expected in zip(values(average.cache), values(value), strict=True):
+                assert torch.equal(own, expected)
+
+    def test_expanded_buffer_is_averaged(self):
+        """A copy of an expanded buffer gets memory for each element."""
+        model = nn.Module()
+        model.register_buffer("rate", torch.ones(1, 2).expand(3, 2))
+        average = nn.Module()
+        average.register_buffer("rate", torch.zeros(1, 2).expand(3, 2))
+
+        for _ in range(3):
+            cf.compute_ema(model, average, smoothing=0.5)
+
+        torch.testing.assert_close(average.rate, torch.full((3, 2), 0.875))
+
+    @pytest.mark.parametrize("update", UPDATES)
+    def test_average_on_the_cpu(self, update: str, device: torch.device):
+        """The average may be on another device than the model, and is updated there."""
+        model, average = nn.Linear(2, 2, bias=False).to(device), nn.Linear(2, 2, bias=False)
+        expected = 0.75 * average.weight.detach() + 0.25 * model.weight.detach().cpu()
+
+        UPDATES[update](model, average)
+
+        assert average.weight.device.type == "cpu"
+        torch.testing.assert_close(average.weight.detach(), expected)
+
     def test_other_names_raise(self):
         """The error states differing names and how to create an average."""
         with pytest.raises(ValueError, match=r"only model has 0.bias, only ema_model has 1.weight\. .*deepcopy"):
@@ -117,7 +193,7 @@ class TestComputeEma:
         model, average = (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, width)) for width in (1, 3))
         before = copy.deepcopy(average.state_dict())
 
-        with pytest.raises(ValueError, match=r"shape of its current value, got \(3, 2\) for \(1, 2\)\. Create"):
+        with pytest.raises(ValueError, match=r"ema_model must have the shapes .* \(3, 2\) for \(1, 2\) as 1\.weight"):
             cf.compute_ema(model, average)
 
         assert all(torch.equal(tensor, before[name]) for name, tensor in average.state_dict().items())

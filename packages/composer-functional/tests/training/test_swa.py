@@ -95,6 +95,17 @@ class TestComputeSwa:
 
         torch.testing.assert_close(average.weight.detach(), torch.full((2, 2), 4 / 3))
 
+    def test_low_precision_is_averaged_in_float32(self):
+        """The mean of 400 weights in bfloat16 is that of their values."""
+        model, average = nn.Linear(1, 1, bias=False).bfloat16(), nn.Linear(1, 1, bias=False).bfloat16()
+        weights = (torch.rand(400) + 1).bfloat16()
+
+        for number, weight in enumerate(weights.tolist()):
+            nn.init.constant_(model.weight, weight)
+            cf.compute_swa(model, average, number)
+
+        torch.testing.assert_close(average.weight.detach().view(()), weights.float().mean())
+
     def test_tied_weights_are_updated_once(self):
         """A tensor with two names is updated once."""
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))

@@ -11,26 +11,29 @@ from composer.functional.checks import check_interval, check_modules, described
 
 __all__ = ["compute_ema", "update_averages"]
 
+_CONVERTED_AT_ONCE = 16
+
 _Tensors = list[Tensor] | tuple[Tensor, ...]
 
 
 def compute_ema(model: nn.Module, ema_model: nn.Module, smoothing: float = 0.99) -> None:
     """Update the averaged model with the weights of the model, in place.
 
-    ``ema = smoothing * ema + (1 - smoothing) * model`` for parameters and buffers; integer tensors, such as the number
-    of batches of BatchNorm, are copied.
+    ``ema = smoothing * ema + (1 - smoothing) * model`` for parameters and buffers. Buffers without an average are
+    copied: integers, such as the number of batches of BatchNorm, and those that are sparse or change their shape.
+
+    Weights in float16 or bfloat16 could not follow small changes: their averages become float32 at the first update.
+    To evaluate in the model's dtype, convert a copy: ``copy.deepcopy(ema_model).to(torch.bfloat16)``.
 
     Args:
         model: The trained model; not changed.
-        ema_model: The average, a copy of the model's architecture; **changed in place**. For weights of 16 bits keep it
-            in float32, ``copy.deepcopy(model).float()``: in 16 bits most updates are smaller than half a step between
-            two numbers, and are lost.
+        ema_model: The average, a copy of the model's architecture, on any device; **changed in place**.
         smoothing: The weight of the old average, in ``[0, 1]``. For a half-life of ``n`` steps use ``2 ** (-1 / n)``.
 
     Raises:
         TypeError: One of the two is not a module.
-        ValueError: ``smoothing`` lies outside ``[0, 1]``, the two differ in the names or shapes of parameters and
-            buffers, or they share all of them; nothing has been changed then.
+        ValueError: ``smoothing`` lies outside ``[0, 1]``, the two differ in the names of parameters and buffers or in
+            the shapes of parameters, or they share all of them; nothing has been changed then.
 
     Example:
         >>> model, average = nn.Linear(2, 2), nn.Linear(2, 2)
@@ -39,6 +42,7 @@ def compute_ema(model: nn.Module, ema_model: nn.Module, smoothing: float = 0.99)
         >>> torch.allclose(average.weight, expected)
         True
     """
+    _check_smoothing(smoothing)
     averaged, current = pair_tensors(model, ema_model, "ema_model")
     update_averages(averaged, current, smoothing)
 
@@ -48,14 +52,16 @@ def update_averages(averaged: _Tensors, current: _Tensors, smoothing: float = 0.
     """Update averages with current values, in place: the kernel of :func:`compute_ema` for lists of tensors.
 
     Args:
-        averaged: The averages; **changed in place**. A tensor must not occur twice.
-        current: The current values, with the same shapes and devices, in the same order.
-        smoothing: The weight of the old average, in ``[0, 1]``. Integer tensors are copied.
+        averaged: The averages; **changed in place**, those in float16 and bfloat16 also to float32. A tensor must not
+            occur twice.
+        current: The current values, dense tensors with the same shapes, in the same order. Those on another device are
+            moved to that of their averages.
+        smoothing: The weight of the old average, in ``[0, 1]``. With 0, and if they are integers or of 8 bits, current
+            values are copied.
 
     Raises:
         ValueError: ``smoothing`` lies outside ``[0, 1]``, the lists differ in length, two tensors differ in shape, or
             both lists hold the same tensors; nothing has been changed then.
-        RuntimeError: Two tensors differ in device (raised by torch).
 
     Example:
         >>> average = torch.tensor([0.0, 1.0])
@@ -63,7 +69,7 @@ def update_averages(averaged: _Tensors, current: _Tensors, smoothing: float = 0.
         >>> average
         tensor([0.2500, 1.0000])
     """
-    check_interval("smoothing", smoothing, 0, 1, "It is the weight of the old average.")
+    _check_smoothing(smoothing)
     for name, tensors in (("averaged", averaged), ("current", current)):
         if not isinstance(tensors, (list, tuple)):
             raise TypeError(f"{name} must be a list of tensors, got {described(tensors)}.")
@@ -75,6 +81,7 @@ def update_averages(averaged: _Tensors, current: _Tensors, smoothing: float = 0.
         )
     # One call for mixed dtypes would be correct, but on a GPU it would launch a kernel for each tensor.
     groups: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+    left: set[torch.device] = set()
     for old, new in zip(averaged, current, strict=True):
         if old.shape != new.shape:
             raise ValueError(
@@ -86,74 +93,159 @@ def update_averages(averaged: _Tensors, current: _Tensors, smoothing: float = 0.
             groups[dtypes] = ([], [])
         old_tensors, new_tensors = groups[dtypes]
         old_tensors.append(old)
-        new_tensors.append(new)
+        if new.device == old.device:
+            new_tensors.append(new)
+        else:
+            new_tensors.append(new.to(old.device, non_blocking=True))
+            if old.device.type == "cpu":
+                left.add(new.device)
+    for device in left:
+        # Once for all tensors: the copies to the CPU are not complete before.
+        torch.accelerator.synchronize(device)
     for (dtype, other), (old_tensors, new_tensors) in groups.items():
-        if not (dtype.is_floating_point or dtype.is_complex):
-            torch._foreach_copy_(old_tensors, new_tensors)
-        elif dtype == other:
-            torch._foreach_lerp_(old_tensors, new_tensors, 1 - smoothing)
-        else:  # lerp takes one dtype; the difference has the larger of the two
-            torch._foreach_add_(old_tensors, torch._foreach_sub(new_tensors, old_tensors), alpha=1 - smoothing)
+        _update_group(old_tensors, new_tensors, dtype, other, smoothing)
 
 
+def _update_group(
+    averages: list[Tensor], values: list[Tensor], dtype: torch.dtype, other: torch.dtype, smoothing: float
+) -> None:
+    """Update averages of one dtype with values of one, ``other``."""
+    wide = average_dtype(dtype)
+    if wide is not dtype and wide is not None:
+        for average in averages:  # once: then they have the other dtype
+            average.data = average.to(wide)
+    if wide is None or smoothing == 0:
+        torch._foreach_copy_(averages, values)
+    elif wide is other:
+        torch._foreach_lerp_(averages, values, 1 - smoothing)
+    else:
+        # torch has no lerp for two dtypes. All converted values at a time would take the memory of another model.
+        for start in range(0, len(averages), _CONVERTED_AT_ONCE):
+            part = averages[start : start + _CONVERTED_AT_ONCE]
+            converted = [torch.empty_like(average) for average in part]
+            torch._foreach_copy_(converted, values[start : start + _CONVERTED_AT_ONCE])
+            torch._foreach_lerp_(part, converted, 1 - smoothing)
+
+
+def average_dtype(dtype: torch.dtype) -> torch.dtype | None:
+    """Return the dtype of averages of values of a dtype, at least float32; None if these are only copied.
+
+    Example:
+        >>> average_dtype(torch.bfloat16), average_dtype(torch.int64)
+        (torch.float32, None)
+    """
+    # Numbers of 8 bits are quantized: they are meaningless without the scales that belong to them.
+    is_averaged = (dtype.is_floating_point or dtype.is_complex) and dtype.itemsize > 1
+    return torch.promote_types(dtype, torch.float32) if is_averaged else None
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether a tensor is neither sparse nor nested, and can be averaged.
+
+    Example:
+        >>> is_dense(torch.ones(2)), is_dense(torch.ones(2).to_sparse())
+        (True, False)
+    """
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def _check_smoothing(smoothing: float) -> None:
+    check_interval("smoothing", smoothing, 0, 1, "It is the weight of the old average.")
+
+
+@torch.no_grad()
 def pair_tensors(model: nn.Module, average: nn.Module, name: str) -> tuple[list[Tensor], list[Tensor]]:
     """Return the tensors of an averaged model, the argument ``name``, and those of the model, in the same order.
 
+    Those that cannot be averaged, because they are not dense or have another shape, are copied and not returned.
+
     Raises:
         TypeError: One of the two is not a module.
-        ValueError: The names of their parameters and buffers differ, or they share all tensors.
+        ValueError: The names of their parameters and buffers or the shapes of parameters differ, or they share all
+            tensors; nothing has been changed then.
     """
     check_modules(model=model, **{name: average})
     averaged: list[Tensor] = []
     current: list[Tensor] = []
-    if not _collect_pairs(average, model, averaged, current, set()):
+    copied: list[tuple[dict[str, Tensor], str, Tensor]] = []
+    if not _collect_pairs(average, model, averaged, current, copied, set()):
         raise ValueError(_describe_difference(average, model, name))
     if averaged and all(map(operator.is_, averaged, current)):
         raise ValueError(f"{name} must have tensors of its own, got those of model. Create it by copy.deepcopy(model).")
+    for holder, key, new in copied:
+        value = new.detach().clone()
+        if value.device != holder[key].device:
+            value = value.to(holder[key].device)
+        if isinstance(holder[key], nn.Parameter):
+            holder[key].data = value
+        else:
+            holder[key] = value  # assigned data would keep the shape of a nested tensor
     return averaged, current
 
 
 def _collect_pairs(
-    averaged: nn.Module, current: nn.Module, old_tensors: list[Tensor], new_tensors: list[Tensor], seen: set[int]
+    averaged: nn.Module,
+    current: nn.Module,
+    old_tensors: list[Tensor],
+    new_tensors: list[Tensor],
+    copied: list[tuple[dict[str, Tensor], str, Tensor]],
+    seen: set[int],
 ) -> bool:
-    """List tensors of equal names, faster than named_parameters and named_buffers; return False if names differ."""
+    """List tensors of equal names, faster than named_parameters and named_buffers; return False for a difference."""
     own, others = vars(averaged), vars(current)
+    if any(own[kind].keys() != others[kind].keys() for kind in ("_parameters", "_buffers", "_modules")):
+        return False
     for kind in ("_parameters", "_buffers"):
-        if own[kind].keys() != others[kind].keys():
-            return False
         for name, old in own[kind].items():
             new = others[kind][name]
             if (old is None) != (new is None):
                 return False
+            if old is None:
+                continue
+            are_dense = is_dense(old) and is_dense(new)
+            if not are_dense or old.shape != new.shape:
+                if are_dense and kind == "_parameters":
+                    return False
+                copied.append((own[kind], name, new))
             # Tied weights are one tensor under two names, which must be updated once.
-            if old is not None and id(old) not in seen:
+            elif id(old) not in seen:
                 seen.add(id(old))
+                if 0 in old.stride():  # an expanded buffer, whose elements share memory
+                    old.data = old.clone()
                 old_tensors.append(old)
                 new_tensors.append(new)
-    children, counterparts = own["_modules"], others["_modules"]
-    if children.keys() != counterparts.keys():
-        return False
-    for name, child in children.items():
-        counterpart = counterparts[name]
-        if child is None or counterpart is None:
-            if child is not counterpart:
-                return False
-        elif not _collect_pairs(child, counterpart, old_tensors, new_tensors, seen):
+    for name, child in own["_modules"].items():
+        counterpart = others["_modules"][name]
+        if (child is None) != (counterpart is None) or (
+            child is not None and not _collect_pairs(child, counterpart, old_tensors, new_tensors, copied, seen)
+        ):
             return False
     return True
 
 
 def _describe_difference(average: nn.Module, model: nn.Module, name: str) -> str:
-    def names(module: nn.Module) -> set[str]:
-        return {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+    def tensors(module: nn.Module) -> dict[str, Tensor]:
+        return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
     def some(names: set[str]) -> str:
         shown = ", ".join(sorted(names)[:3])
         return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown or "nothing"
 
-    averaged, current = names(average), names(model)
+    averaged, current = tensors(average), tensors(model)
+    if averaged.keys() == current.keys():
+        [(old, new, where), *_] = [
+            (tuple(averaged[each].shape), tuple(parameter.shape), each)
+            for each, parameter in model.named_parameters()
+            if averaged[each].shape != parameter.shape
+        ]
+        difference = f"the shapes of model's parameters, got {old} for {new} as {where}"
+    else:
+        only_current, only_averaged = some(current.keys() - averaged.keys()), some(averaged.keys() - current.keys())
+        difference = (
+            f"the names of model's parameters and buffers; only model has {only_current}, only {name} has "
+            f"{only_averaged}"
+        )
     return (
-        f"{name} must have the names of model's parameters and buffers; "
-        f"only model has {some(current - averaged)}, only {name} has {some(averaged - current)}. "
-        "Create it by copy.deepcopy(model), after every surgery and before any wrapping (DDP, torch.compile)."
+        f"{name} must have {difference}. Create it by copy.deepcopy(model), after every surgery and before any "
+        "wrapping (DDP, torch.compile)."
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from composer.functional.checks import check_flags, check_whole
 from composer.functional.training.ema import pair_tensors, update_averages
@@ -17,6 +17,9 @@ def compute_swa(model: nn.Module, swa_model: nn.Module, num_averaged: int, use_b
 
     ``swa = swa + (model - swa) / (num_averaged + 1)``
 
+    Averages of weights in float16 or bfloat16 become float32 at the first update, and buffers without an average are
+    copied, as by :func:`compute_ema`.
+
     The running statistics of BatchNorm are not those of the averaged weights. After the last update, recompute them
     with training data: ``torch.optim.swa_utils.update_bn(loader, swa_model)``.
 
@@ -24,15 +27,15 @@ def compute_swa(model: nn.Module, swa_model: nn.Module, num_averaged: int, use_b
         model: The trained model; not changed.
         swa_model: The average, a copy of the model's architecture, on any device; **changed in place**.
         num_averaged: The number of models in the average. With 0 the average becomes a copy of the model.
-        use_buffers: Whether to average floating-point buffers; otherwise they are copied, like those of other dtypes.
+        use_buffers: Whether to average floating-point buffers; otherwise they are copied, like other buffers.
 
     Returns:
         The new number of models in the average: ``num_averaged + 1``.
 
     Raises:
         TypeError: One of the two is not a module, or ``num_averaged`` is not an int.
-        ValueError: ``num_averaged`` is negative, the two differ in the names or shapes of parameters and buffers, or
-            they share all of them; nothing has been changed then.
+        ValueError: ``num_averaged`` is negative, the two differ in the names of parameters and buffers or in the shapes
+            of parameters, or they share all of them; nothing has been changed then.
 
     Example:
         >>> model, average = nn.Linear(1, 1), nn.Linear(1, 1)
@@ -46,26 +49,9 @@ def compute_swa(model: nn.Module, swa_model: nn.Module, num_averaged: int, use_b
     check_whole("num_averaged", num_averaged, 0, "It is the number of models in the average.")
     check_flags(use_buffers=use_buffers)
     averages, values = pair_tensors(model, swa_model, "swa_model")
-    # All shapes are compared before the first tensor changes, also of those that are only copied.
-    for average, value in zip(averages, values, strict=True):
-        if average.shape != value.shape:
-            names = {id(tensor): name for name, tensor in (*swa_model.named_parameters(), *swa_model.named_buffers())}
-            raise ValueError(
-                f"swa_model must have the shapes of model's parameters and buffers, got {tuple(average.shape)} for "
-                f"{tuple(value.shape)} as {names[id(average)]}. Create it by copy.deepcopy(model), after every surgery."
-            )
-    buffers = set() if use_buffers else {id(buffer) for buffer in swa_model.buffers()}
-    copied: list[tuple[Tensor, Tensor]] = []
-    updated: list[tuple[Tensor, Tensor]] = []
-    for average, value in zip(averages, values, strict=True):
-        # The first model is copied: as an average with weight 1 it would be NaN where the initial value is not finite.
-        pairs = copied if num_averaged == 0 or id(average) in buffers else updated
-        pairs.append((average, value.to(average.device)))
-    if copied:
-        torch._foreach_copy_([average for average, _ in copied], [value for _, value in copied])
-    update_averages(
-        [average for average, _ in updated],
-        [value for _, value in updated],
-        smoothing=num_averaged / (num_averaged + 1),
-    )
+    copied = set() if use_buffers else {id(buffer) for buffer in swa_model.buffers()}
+    # The first model is copied: as an average with weight 1 it would be NaN where the initial value is not finite.
+    for is_copied, smoothing in ((True, 0.0), (False, num_averaged / (num_averaged + 1))):
+        places = [place for place, average in enumerate(averages) if (id(average) in copied) is is_copied]
+        update_averages([averages[place] for place in places], [values[place] for place in places], smoothing)
     return num_averaged + 1
