@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -358,6 +359,163 @@ class TestEvaluation:
 
         assert same_bits(results[0][0], results[1][0])
         assert same_bits(results[0][1], results[1][1])
+
+
+@pytest.fixture
+def slow_engine(watch, make_engine):
+    """An engine with a model in bfloat16 and an EMA after ten half-updates from 1.0 towards 1.5."""
+    model = watch(nn.Linear(8, 3, bias=False, dtype=torch.bfloat16))
+    nn.init.constant_(model.layers.weight, 1.0)
+    engine = make_engine(model, EMA(half_life="1000ba"))
+    for number in range(3001):
+        engine.state.timestamp = engine.state.timestamp.to_next_batch()
+        engine.run_event("batch_end")
+        if not number:
+            nn.init.constant_(model.layers.weight, 1.5)
+    return engine
+
+
+class TestLowPrecision:
+    # An eighth of the difference is left after three half-lives.
+    EXPECTED = torch.full((3, 8), 1.5 - 0.5 / 8)
+
+    def test_averages_are_in_float32(self, slow_engine):
+        """The average follows changes that are below the precision of bfloat16."""
+        (averages,), _ = slow_engine.state.algorithms[0]._averages.tensors()
+
+        torch.testing.assert_close(averages, self.EXPECTED)
+
+    def test_evaluation_keeps_the_dtype(self, slow_engine):
+        """During an evaluation the model has the rounded averages, and then the training weights."""
+        weight = slow_engine.state.model.layers.weight
+
+        slow_engine.run_event("eval_start")
+        during = weight.detach().clone()
+        slow_engine.run_event("eval_end")
+
+        assert torch.equal(during, self.EXPECTED.bfloat16())
+        assert torch.equal(weight, torch.full((3, 8), 1.5, dtype=torch.bfloat16))
+
+    @pytest.mark.parametrize("events", [[], ["eval_start"]], ids=["training", "evaluating"])
+    def test_averages_are_not_rounded(self, slow_engine, watch, make_engine, events):
+        """Evaluations, and checkpoints before and within them, keep the averages in float32."""
+        weight = nn.init.constant_(slow_engine.state.model.layers.weight, 1.3)
+        for event in ("eval_start", "eval_end", "predict_start", "predict_end"):
+            slow_engine.run_event(event)
+        (exact,), _ = slow_engine.state.algorithms[0]._averages.tensors()
+        exact = exact.clone()
+        for event in events:
+            slow_engine.run_event(event)
+        saved = slow_engine.state.algorithms[0].state_dict()
+
+        other = make_engine(watch(nn.Linear(8, 3, bias=False, dtype=torch.bfloat16)), EMA(half_life="1000ba"))
+        other.state.model.load_state_dict(slow_engine.state.model.state_dict())
+        other.state.algorithms[0].load_state_dict(saved)
+        other.state.timestamp = slow_engine.state.timestamp
+        other.run_event("fit_start")
+        other.run_event("eval_end")
+
+        (average,), _ = other.state.algorithms[0]._averages.tensors()
+        # Nothing between two values of bfloat16 is lost, and the training weights are those before the evaluation.
+        assert torch.equal(average, exact)
+        assert not torch.equal(average, average.bfloat16().float())
+        assert torch.equal(other.state.model.layers.weight, torch.full_like(weight, 1.3))
+
+
+class Growing(nn.Module):
+    """A layer with a cache that grows at each call, and other buffers that cannot be averaged."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 3)
+        self.register_buffer("cache", torch.ones(1, 2))
+        self.register_buffer("filled", None)
+        self.register_buffer("removed", torch.ones(1, 2))
+        self.register_buffer("sparse", torch.eye(3).to_sparse())
+        self.register_buffer("quantized", torch.ones(3).to(torch.float8_e4m3fn))
+        self.register_buffer("expanded", torch.ones(1, 2).expand(3, 2))
+
+    def forward(self, input):
+        self.removed = None if self.filled is not None else self.removed
+        self.filled = torch.ones(2)
+        self.cache = torch.cat([self.cache, self.cache[-1:] + 1])
+        return self.linear(input)
+
+
+class TestBuffersWithoutAverage:
+    def test_are_copied(self, watch, make_engine, step, batch):
+        """Evaluations have the buffers of the last update, and the training its own."""
+        model = watch(Growing())
+        engine = make_engine(model, EMA(half_life="2ba"))
+        for _ in range(3):
+            step(engine, batch)
+        cache = model.layers.cache
+
+        engine.run_event("eval_start")
+        within = model.layers.cache
+        model(batch)
+        engine.run_event("eval_end")
+        step(engine, batch)
+
+        assert torch.equal(within, torch.tensor([[1.0], [2], [3], [4]]).expand(4, 2))
+        assert within is not cache
+        assert torch.equal(model.layers.cache, torch.tensor([[1.0], [2], [3], [4], [5]]).expand(5, 2))
+
+    @pytest.mark.parametrize("events", [[], ["eval_start"]], ids=["training", "evaluating"])
+    def test_do_not_prevent_loading(self, watch, make_engine, step, batch, events):
+        """Averages can be loaded when a cache has another size, and are then those of the saved weights."""
+        engine = make_engine(watch(Growing()), EMA(half_life="2ba"))
+        for _ in range(3):
+            step(engine, batch)
+        averaged = engine.state.algorithms[0].get_ema_model(engine.state.model).layers.linear.weight
+        for event in events:
+            engine.run_event(event)
+
+        other = make_engine(watch(Growing()), EMA(half_life="2ba"))
+        if events:
+            other.state.model.layers.linear.load_state_dict(engine.state.model.layers.linear.state_dict())
+        other.state.algorithms[0].load_state_dict(engine.state.algorithms[0].state_dict())
+        other.state.timestamp = engine.state.timestamp
+        other.run_event("fit_start")
+        other.run_event("eval_start")
+
+        assert torch.equal(other.state.model.layers.linear.weight, averaged)
+
+
+class TestWrapping:
+    @pytest.mark.parametrize("wrap_first", [False, True])
+    @pytest.mark.parametrize(
+        "wrap",
+        [lambda layers: torch.compile(layers, backend="eager"), checkpoint_wrapper],
+        ids=["compiled", "checkpointed"],
+    )
+    def test_may_change(self, watch, make_engine, step, batch, wrap, wrap_first):
+        """Averages of a model can be loaded for the same model with another wrapping, in both directions."""
+        layers = [nn.Linear(8, 4), nn.Linear(4, 3)]
+        wrapped = [wrap(nn.Linear(8, 4)), nn.Linear(4, 3)]
+        first, second = (wrapped, layers) if wrap_first else (layers, wrapped)
+        engine = make_engine(watch(nn.Sequential(*first)), EMA(half_life="2ba"))
+        for _ in range(2):
+            step(engine, batch)
+        expected = [*engine.state.algorithms[0].get_ema_model(engine.state.model).parameters()]
+
+        other = make_engine(watch(nn.Sequential(*second)), EMA(half_life="2ba"))
+        other.state.algorithms[0].load_state_dict(engine.state.algorithms[0].state_dict())
+        other.run_event("eval_start")
+
+        averages = [*other.state.model.parameters()]
+        assert all(torch.equal(one, other) for one, other in zip(averages, expected, strict=True))
+
+    def test_names_of_earlier_checkpoints(self, watch, make_engine):
+        """Names with the prefixes of a wrapping, as in older checkpoints, are accepted."""
+        engine = make_engine(watch(nn.Linear(8, 3)), EMA(half_life="2ba"))
+        state = engine.state.algorithms[0].state_dict()
+        weights = {"layers._orig_mod.weight": torch.ones(3, 8), "layers._orig_mod.bias": torch.ones(3)}
+
+        engine.state.algorithms[0].load_state_dict({**state, "averaged_weights": weights})
+        engine.run_event("eval_start")
+
+        assert torch.equal(engine.state.model.layers.weight, torch.ones(3, 8))
 
 
 class TestCopies:

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from composer.algorithms._idle import warn_of_no_effect
 from composer.core import Algorithm, Event, ExclusiveResource, Stage, Time, TimeUnit
 from composer.core.evaluator import reshard
+from composer.core.model_state import bare_model, bare_name
 from composer.core.serializable import read_state
 from composer.core.serialization import from_data
 from composer.functional import update_averages
 from composer.functional.dtensors import local_parts, shard_like
+from composer.functional.training.ema import average_dtype, is_dense
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -26,8 +28,14 @@ if TYPE_CHECKING:
 
 __all__ = ["SWAPS", "AveragedWeights", "WeightAveraging", "to_time"]
 
+_Slot = tuple[dict[str, Tensor], str]
+"""The dictionary of a module, and the key, of a parameter or buffer."""
+
 _SWAP_IN = frozenset({Event.EVAL_START, Event.PREDICT_START})
 _SWAP_OUT = {Event.EVAL_END: Event.EVAL_START, Event.PREDICT_END: Event.PREDICT_START}
+
+# What an algorithm saves of the weights; the third are averages in float32 of which the model has rounded copies.
+_KINDS = ("averaged_weights", "training_weights", "exact_averages")
 
 SWAPS = frozenset({*_SWAP_IN, *_SWAP_OUT})
 """The events at which averaged and training weights are exchanged."""
@@ -102,10 +110,8 @@ class WeightAveraging(Algorithm):
 
     def _read(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the values of the saved fields, and the weights of a state."""
-        weights: dict[str, Any] = {
-            name: state[name] for name in ("averaged_weights", "training_weights") if name in state
-        }
-        if len(weights) == 2:
+        weights: dict[str, Any] = {name: state[name] for name in _KINDS if name in state}
+        if weights.keys() >= {"averaged_weights", "training_weights"}:
             raise ValueError(f"{type(self).__name__} saves either averaged_weights or training_weights, got both.")
         for name, value in weights.items():
             from_data(value, dict[str, Tensor], f"{type(self).__name__}.{name}")
@@ -124,10 +130,13 @@ class AveragedWeights:
     _model: nn.Module | None = attrs.field(default=None, init=False)
     # The weights outside the model: the averages, or while these are in the model, the training weights.
     _outside: dict[str, Tensor] = attrs.field(factory=dict, init=False)
+    # While rounded averages are in the model, those in float32 of weights in float16 and bfloat16.
+    _exact: dict[str, Tensor] = attrs.field(factory=dict, init=False)
     # The dictionaries of the modules, not the tensors: modules may assign a new one, `self.mean = 0.9 * self.mean`.
-    _slots: list[tuple[dict[str, Tensor], str]] = attrs.field(factory=list, init=False)
-    # While averages of 16-bit weights are in the model, which rounds them, their values in 32 bits.
-    _unrounded: list[Tensor] = attrs.field(factory=list, init=False)
+    _slots: dict[str, _Slot] = attrs.field(factory=dict, init=False)
+    # The names of weights that have no average, such as sparse ones and caches that grow; they are copied.
+    _copied: set[str] = attrs.field(factory=set, init=False)
+    _buffers: list[str] = attrs.field(factory=list, init=False)  # the names of those that are averaged
     _used_by: set[object] = attrs.field(factory=set, init=False)
     _is_in_model: bool = attrs.field(default=False, init=False)
     _is_sharded: bool = attrs.field(default=False, init=False)
@@ -139,17 +148,19 @@ class AveragedWeights:
     def begin(self, model: nn.Module) -> None:
         """Initialise the averages with the model's weights."""
         reshard(model)
-        weights = self._bind(model)
-        self._outside = {name: _copy_of(weight) for name, weight in weights.items()}
+        self._outside = {name: _new_average(weight) for name, weight in self._bind(model).items()}
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         """Raise an error for another model, and for training while the averages are in the model."""
         if self._model is None and self._outside:
             self._check_loaded(model)
             weights = self._bind(model)
-            self._outside = {
-                name: shard_like(self._outside[name].to(weight.device, _dtype_of_average(weight)), weight)
-                for name, weight in weights.items()
+            loaded = {name: self._outside[name].to(weight.device) for name, weight in weights.items()}
+            if not self._is_in_model:
+                loaded = {name: _new_average(tensor) for name, tensor in loaded.items()}
+            self._outside = {name: shard_like(loaded[name], weight) for name, weight in weights.items()}
+            self._exact = {
+                name: shard_like(tensor.to(weights[name].device), weights[name]) for name, tensor in self._exact.items()
             }
         if self._model is not None and self._model is not model:
             raise RuntimeError(
@@ -165,17 +176,36 @@ class AveragedWeights:
     def tensors(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the averages and the model's weights during training, in the same order.
 
-        For sharded weights (DTensors, as ``fully_shard`` creates them) these are the local parts.
+        For sharded weights (DTensors, as ``fully_shard`` creates them) these are the local parts. Weights that are only
+        copied are left out.
         """
-        averages, weights = list(self._outside.values()), [holder[name] for holder, name in self._slots]
+        changed = {name for name in self._buffers if not _has_shape_of(self._tensor(name), self._outside[name])}
+        if changed:
+            self._copied |= changed
+            self._buffers = [name for name in self._buffers if name not in changed]
+        names = self._averaged()
+        averages, weights = [self._outside[name] for name in names], [self._tensor(name) for name in names]
         return (local_parts(averages), local_parts(weights)) if self._is_sharded else (averages, weights)
 
+    @torch.no_grad()
     def update(self, model: nn.Module, smoothing: float) -> None:
         """Begin with the weights of the model, or move the averages towards them; ``smoothing`` is their share."""
-        if self:
-            update_averages(*self.tensors(), smoothing)
-        else:
+        if not self:
             self.begin(model)
+            return
+        averages, weights = self.tensors()
+        update_averages(averages, weights, smoothing)
+        for name in self._copied:
+            self._outside[name] = self._tensor(name).clone()
+
+    def _averaged(self) -> list[str]:
+        return [name for name in self._slots if name not in self._copied]
+
+    def _tensor(self, name: str) -> Tensor:
+        """Return a weight of the model; if a module has removed a buffer, the copy outside."""
+        holder, key = self._slots[name]
+        tensor = holder.get(key)
+        return self._outside[name] if tensor is None else tensor
 
     def swap(self, event: Event) -> None:
         """Move the averages into the model when an evaluation or prediction starts, and out at its end."""
@@ -223,13 +253,13 @@ class AveragedWeights:
         self.check(state.model, training=False)
         self.restore()
         if restarts:
-            self._outside, self._slots = {}, []
+            self._outside, self._slots = {}, {}
         return restarts
 
     def keep_in_model(self) -> None:
         """Keep the averages in the model, and discard the training weights."""
         self._exchange(into_model=True)
-        self._outside, self._slots, self._unrounded, self._is_in_model = {}, [], [], False
+        self._outside, self._exact, self._slots, self._is_in_model = {}, {}, {}, False
 
     def warn_if_empty(self, algorithm: Algorithm, start: Time) -> None:
         """Warn if a fit has ended without an average."""
@@ -242,30 +272,44 @@ class AveragedWeights:
         """Return a copy of the model with the averages, or with the training weights."""
         copied = copy.deepcopy(model)
         if averaged is not self._is_in_model:  # `_outside` has the weights that the model does not have
-            own: dict[str, Any] = {**dict(copied.named_parameters()), **dict(copied.named_buffers())}
+            slots = _find_slots(copied)
             with torch.no_grad():
-                for name, tensor in self._outside.items():
-                    own[name].copy_(tensor)
+                for name in slots.keys() & self._outside.keys():
+                    holder, key = slots[name]
+                    if isinstance(holder[key], nn.Parameter):
+                        holder[key].copy_(self._outside[name])
+                    else:
+                        holder[key] = self._outside[name].to(holder[key].dtype, copy=True)
         return copied
 
     def state_dict(self) -> dict[str, Any]:
         """Return the weights that are not in the model, under the name of their kind."""
         if not self._outside:
             return {}
-        return {"training_weights" if self._is_in_model else "averaged_weights": dict(self._outside)}
+        kind = "training_weights" if self._is_in_model else "averaged_weights"
+        state = {kind: {name: tensor for name, tensor in self._outside.items() if name not in self._copied}}
+        return {**state, "exact_averages": dict(self._exact)} if self._exact else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the result of :meth:`state_dict`; it is compared with the model when :meth:`check` is first called."""
         self._is_in_model = "training_weights" in state
         saved = state.get("training_weights") or state.get("averaged_weights") or {}
-        # Copies, because they are updated in place.
-        self._outside = {name: tensor.clone() for name, tensor in saved.items()}
-        self._model, self._slots, self._unrounded = None, [], []
+        # Copies, because they are updated in place. Checkpoints of earlier versions have the names of wrapped models.
+        self._outside, self._exact = (
+            {bare_name(name): tensor.clone() for name, tensor in tensors.items()}
+            for tensors in (saved, state.get("exact_averages") or {})
+        )
+        self._model, self._slots, self._copied = None, {}, set()
         self._used_by.clear()
 
     def _check_loaded(self, model: nn.Module) -> None:
-        """Compare names and shapes of loaded weights with those of the model."""
+        """Compare names and shapes of loaded weights with those of the model; buffers may be missing, or have grown."""
         weights = {name: holder[key] for name, (holder, key) in _find_slots(model).items()}
+        for name in _find_slots(model, empty=True):  # a cache that is filled later
+            self._outside.pop(name, None)
+        for name, weight in weights.items():
+            if not isinstance(weight, nn.Parameter) and not _has_shape_of(weight, self._outside.get(name)):
+                self._outside[name] = weight.clone()
         missing = sorted(weights.keys() - self._outside.keys())
         unexpected = sorted(self._outside.keys() - weights.keys())
         if missing or unexpected:
@@ -274,7 +318,7 @@ class AveragedWeights:
                 f"are {_shown(unexpected)}. Build the model, and apply the surgery, as when they were saved."
             )
         for name, weight in weights.items():
-            if weight.shape != self._outside[name].shape:
+            if isinstance(weight, nn.Parameter) and weight.shape != self._outside[name].shape:
                 raise ValueError(
                     f"The weights that {self.owner} saved are of another model: {name!r} has shape "
                     f"{tuple(self._outside[name].shape)} there and {tuple(weight.shape)} here."
@@ -282,9 +326,10 @@ class AveragedWeights:
 
     def _bind(self, model: nn.Module) -> dict[str, Tensor]:
         """Remember the model, and return its weights by name."""
-        slots = _find_slots(model)
-        self._model, self._slots = model, list(slots.values())
-        weights = {name: holder[key] for name, (holder, key) in slots.items()}
+        self._model, self._slots = model, _find_slots(model)
+        weights = {name: holder[key] for name, (holder, key) in self._slots.items()}
+        self._copied = {name for name, weight in weights.items() if not is_dense(weight)}
+        self._buffers = [name for name in self._averaged() if not isinstance(weights[name], nn.Parameter)]
         self._is_sharded = any(hasattr(weight, "device_mesh") for weight in weights.values())  # DTensors
         return weights
 
@@ -295,40 +340,47 @@ class AveragedWeights:
         if self._is_sharded and self._model is not None:
             # After a forward pass the modules may still hold gathered weights, to which the parts would not be copied.
             reshard(self._model)
-        outside, weights = self.tensors()
-        rounded = [average for average, weight in zip(outside, weights, strict=True) if average.dtype != weight.dtype]
-        unrounded = [average.clone() for average in rounded] if into_model else self._unrounded
-        copies = [weight.clone() for weight in weights]
-        torch._foreach_copy_(weights, outside)
-        torch._foreach_copy_(outside, copies)
-        if into_model:
-            self._unrounded = unrounded
-        elif unrounded:
-            torch._foreach_copy_(rounded, unrounded)
-            self._unrounded = []
+        averages, weights = self.tensors()
+        names = self._averaged()
+        # The dictionaries get other tensors, because those in float32 must not be rounded to the model's precision.
+        inside = {name: self._tensor(name).clone() for name in names}
+        expanded = [weight for weight in weights if 0 in weight.stride()]
+        for weight in expanded:
+            weight.data = weight.clone()  # no values can be copied to elements that share memory
+        torch._foreach_copy_(weights, averages)
+        exact = {name: self._outside[name] for name in names if self._outside[name].dtype != inside[name].dtype}
+        self._outside |= inside | self._exact
+        self._exact = exact if into_model else {}
+        for name in self._copied:
+            holder, key = self._slots[name]
+            if holder.get(key) is not None:
+                holder[key], self._outside[name] = self._outside[name], holder[key]
         self._is_in_model = into_model
 
 
-def _dtype_of_average(weight: Tensor) -> torch.dtype:
-    """Return float32 for weights of 16 bits, whose small changes would be rounded away."""
-    is_low = weight.dtype.is_floating_point and weight.dtype.itemsize < 4
-    return torch.float32 if is_low else weight.dtype
+def _new_average(weight: Tensor) -> Tensor:
+    """Return a copy of a weight, at least in float32 if it is averaged."""
+    dtype = average_dtype(weight.dtype)
+    return weight.clone() if dtype is None or not is_dense(weight) else weight.detach().to(dtype, copy=True)
 
 
-def _copy_of(weight: Tensor) -> Tensor:
-    return weight.to(_dtype_of_average(weight), copy=True)
+def _has_shape_of(tensor: Tensor, other: Tensor | None) -> bool:
+    return other is not None and is_dense(tensor) and is_dense(other) and tensor.shape == other.shape
 
 
-def _find_slots(model: nn.Module) -> dict[str, tuple[dict[str, Tensor], str]]:
-    """Return, by its full name, the dictionary and key of each parameter and buffer; shared tensors once."""
-    slots: dict[str, tuple[dict[str, Tensor], str]] = {}
+def _find_slots(model: nn.Module, *, empty: bool = False) -> dict[str, _Slot]:
+    """Return, by its name in the unwrapped model, the place of each parameter and buffer; shared tensors once.
+
+    With ``empty``, the places of those that are None.
+    """
+    slots: dict[str, _Slot] = {}
     seen: set[int] = set()
-    for path, module in model.named_modules():
+    for path, module in bare_model(model).named_modules():
         for holder in (vars(module)["_parameters"], vars(module)["_buffers"]):
             for name, tensor in holder.items():
-                if tensor is not None and id(tensor) not in seen:
+                if (tensor is None) is empty and (empty or id(tensor) not in seen):
                     seen.add(id(tensor))
-                    slots[f"{path}.{name}" if path else name] = holder, name
+                    slots[bare_name(f"{path}.{name}" if path else name)] = holder, name
     return slots
 
 

@@ -30,11 +30,18 @@ _HINTS = 10
 """The number of names for which a similar one is searched: for thousands among thousands it would take minutes."""
 
 
-def _bare(model: nn.Module) -> nn.Module:
-    return _bare(model.module) if isinstance(model, (DistributedDataParallel, DataParallel)) else model
+def bare_model(model: nn.Module) -> nn.Module:
+    """Return a model without ``DistributedDataParallel`` or ``DataParallel`` around it."""
+    return bare_model(model.module) if isinstance(model, (DistributedDataParallel, DataParallel)) else model
 
 
-def _bare_name(name: str) -> str:
+def bare_name(name: str) -> str:
+    """Return the name of a weight in the unwrapped model.
+
+    Example:
+        >>> bare_name("_orig_mod.0.weight")
+        '0.weight'
+    """
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name
@@ -49,10 +56,10 @@ def weights(model: nn.Module) -> dict[str, Any]:
     """
     return {
         # Module.state_dict has detached its tensors, and detaching a DTensor again takes as long as the first time.
-        _bare_name(name): (value.detach() if value.requires_grad else value)
+        bare_name(name): (value.detach() if value.requires_grad else value)
         if isinstance(value, Tensor)
         else plain(value, f"model.{name}")
-        for name, value in _bare(model).state_dict().items()
+        for name, value in bare_model(model).state_dict().items()
     }
 
 
@@ -110,11 +117,11 @@ def _describe_shape(value: Any) -> str:
 
 def load_weights(model: nn.Module, saved: Mapping[str, Any]) -> None:
     """Copy those saved weights into a model that it has."""
-    bare = _bare(model)
+    bare = bare_model(model)
     loaded = {
-        name: _sharded_like(saved[_bare_name(name)], own)
+        name: _sharded_like(saved[bare_name(name)], own)
         for name, own in bare.state_dict().items()
-        if _bare_name(name) in saved
+        if bare_name(name) in saved
     }
     bare.load_state_dict(loaded, strict=False)
 
@@ -151,7 +158,9 @@ def unwrapped(optimizer: Optimizer) -> Optimizer:
 
 def _parameter_names(model: Any, optimizer: Optimizer) -> list[list[str]]:
     """Return the parameters' names by group; a parameter that the model does not have is named by its index."""
-    known = {id(one): _bare_name(name) for name, one in _bare(model).named_parameters()} if model is not None else {}
+    known = (
+        {id(one): bare_name(name) for name, one in bare_model(model).named_parameters()} if model is not None else {}
+    )
     return [
         [known.get(id(one), f"group {group} parameter {place}") for place, one in enumerate(held["params"])]
         for group, held in enumerate(optimizer.param_groups)

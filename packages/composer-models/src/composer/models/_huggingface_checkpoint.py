@@ -64,7 +64,9 @@ def read_checkpoint(
             missing = sorted(set(averages.values()) - tensors.keys())
             if missing:
                 raise ValueError(f"{checkpoint_path}/{_EXTRA} lacks {len(missing)} of the averages in {_STATE}.")
-            weights = {name: tensors[averages[name]] for name in weights if name in averages}  # tied weights once
+            weights = {  # tied weights once; averages of weights in bfloat16 are saved in float32
+                name: tensors[averages[name]].to(weight.dtype) for name, weight in weights.items() if name in averages
+            }
         elif is_schedule_free:
             raise ValueError(
                 f"{checkpoint_path} holds the training weights of a schedule-free optimizer, and the model is "
