@@ -10,7 +10,6 @@ from pathlib import Path
 
 import kornia.augmentation as ka
 import torch
-import transformers
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
@@ -18,7 +17,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from composer import Callback, Trainer, distributed
 from composer.algorithms import EMA, SWA, Augment, GradientClipping, LabelSmoothing, LayerFreezing, MixUp
 from composer.loggers import InMemoryLogger
-from composer.models import ComposerClassifier, HuggingFaceModel
+from composer.models import ComposerClassifier
 
 RUNS = {
     "ddp": {},
@@ -99,55 +98,6 @@ def train(options):
     }
 
 
-def language_models():
-    """Return a model of Transformers and a loader of padded batches by kind; one has no label in the second half."""
-    small = {"vocab_size": 40, "pad_token_id": 0}
-    layers = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    t5 = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
-    bert = transformers.BertConfig(**small, **layers, **no_dropout)
-    return {
-        "causal": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**small, **layers)),
-        "masked": lambda: transformers.BertForMaskedLM(bert),
-        "tokens": lambda: transformers.BertForTokenClassification(bert),
-        "sequence to sequence": lambda: transformers.T5ForConditionalGeneration(
-            transformers.T5Config(**small, **t5, decoder_start_token_id=0)
-        ),
-    }
-
-
-def train_language_model(kind, **options):
-    """Return the weights of a model of Transformers that was trained with padded batches of four samples."""
-    torch.manual_seed(0)
-    model = language_models()[kind]()
-    generator = torch.Generator().manual_seed(3)
-    ids = torch.randint(3, 40, (12, 7), generator=generator)
-    lengths = torch.randint(2, 8, (12,), generator=generator)
-    mask = torch.arange(7) < lengths[:, None]
-    labels = torch.where(mask, ids % 2 if kind == "tokens" else ids, -100)
-    labels[1::2][:2] = -100  # in the first batch, all labels of the second process
-    rows = [
-        {"input_ids": ids[row], "attention_mask": mask[row].long(), "labels": labels[row]} for row in range(len(ids))
-    ]
-    loader = DataLoader(rows, batch_size=4 // distributed.get_world_size(), sampler=distributed.get_sampler(rows))
-    log = InMemoryLogger()
-    trainer = Trainer(
-        model=HuggingFaceModel(model),
-        train_dataloader=loader,
-        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
-        max_duration="1ep",
-        loggers=log,
-        device="cpu",
-        progress_bar=False,
-        **options,
-    )
-    trainer.fit()
-    trainer.close()
-    weights = [full(parameter).flatten().tolist() for parameter in trainer.state.model.parameters()]
-    losses = [float(value) for _, value in log.data["loss/train/total"]]
-    return {"weights": [weight for each in weights for weight in each], "losses": losses}
-
-
 def stop(**options):
     """Return the numbers of batches and evaluations of a training in which one process receives a signal."""
     trainer = make_trainer(callbacks=Stopper(), max_duration="1000ep", **options)
@@ -221,16 +171,7 @@ def augment():
 
 
 def main(folder):
-    ways = {
-        "": {},
-        ", microbatches": {"device_train_microbatch_size": 1},
-        ", fsdp": {"parallelism_config": {"fsdp": {}}},
-    }
-    results = {f"{kind}{way}": train_language_model(kind, **ways[way]) for kind in language_models() for way in ways}
-    if distributed.get_world_size() == 4:
-        Path(folder, f"{distributed.get_global_rank()}.json").write_text(json.dumps(results))
-        return
-    results |= {name: train(options) for name, options in RUNS.items()} | {"augmented": augment()}
+    results = {name: train(options) for name, options in RUNS.items()} | {"augmented": augment()}
     if distributed.get_world_size() > 1:
         saved = distributed.from_rank_zero(tempfile.mkdtemp())
         results |= {

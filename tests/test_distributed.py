@@ -51,29 +51,6 @@ def together(tmp_path_factory):
     return launch(tmp_path_factory.mktemp("together"), *torchrun)
 
 
-@pytest.fixture(scope="module")
-def four(tmp_path_factory):
-    """The results of four processes that train the language models; it takes more than 5 seconds."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    return launch(tmp_path_factory.mktemp("four"), *torchrun)
-
-
-class TestLanguageModels:
-    """Batches are padded, so that processes and microbatches have different numbers of labels, one of them none."""
-
-    @pytest.mark.parametrize("way", ["", ", microbatches", ", fsdp"])
-    @pytest.mark.parametrize("kind", ["causal", "masked", "tokens", "sequence to sequence"])
-    @pytest.mark.parametrize("processes", ["alone", "together", "four"])
-    def test_any_split_gives_the_same_step(self, request, alone, processes, kind, way):
-        """Weights and logged losses are those of one process with whole batches."""
-        results = [alone] if processes == "alone" else request.getfixturevalue(processes)
-
-        for result in results:
-            trained, expected = result[f"{kind}{way}"], alone[kind]
-            assert trained["weights"] == pytest.approx(expected["weights"], rel=1e-4, abs=1e-6)
-            assert trained["losses"] == pytest.approx(expected["losses"], rel=1e-5)
-
-
 class TestTwoProcesses:
     @pytest.mark.parametrize("run", RUNS)
     def test_weights_are_those_of_one(self, alone, together, run):
@@ -97,7 +74,7 @@ class TestTwoProcesses:
 
     def test_every_run_is_tested(self, alone):
         """All runs of the program are tested, and different runs have different weights."""
-        assert [name for name in alone if "clock" in alone[name]] == RUNS
+        assert [name for name in alone if name != "augmented"] == RUNS
         assert alone["freezing"]["weights"] != alone["ddp"]["weights"] != alone["algorithms"]["weights"]
 
     def test_one_stops_all(self, together):

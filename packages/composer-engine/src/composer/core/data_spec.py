@@ -172,16 +172,6 @@ class DataSpec:
         return counts.get("loss_generating", counts["total"]) if isinstance(counts, Mapping) else counts
 
 
-def counts_tokens(spec: DataSpec) -> bool:
-    """Return whether a function of the user counts the tokens of a loader.
-
-    Example:
-        >>> counts_tokens(DataSpec([])), counts_tokens(DataSpec([], get_num_tokens_in_batch=len))
-        (False, True)
-    """
-    return spec._get_num_tokens_in_batch is not count_tokens  # noqa: SLF001
-
-
 def has_own_functions(spec: DataSpec) -> bool:
     """Return whether functions of the user transform, split or count the batches of a loader.
 

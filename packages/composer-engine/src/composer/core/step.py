@@ -48,7 +48,7 @@ class Step:
         forward: ``f(batch) -> outputs``.
         loss: ``f(outputs, batch) -> loss``.
         split: ``f()``, which returns the microbatches of ``state.batch``, each with its weight in the sum of the
-            losses; the batch is not split if None.
+            losses, a number or a tensor of one; the batch is not split if None.
         complete: ``f()``, called once after the last backward pass, to average and unscale the gradients.
 
     Attributes:
@@ -79,7 +79,7 @@ class Step:
         forward: Callable[[Batch], Any],
         loss: Callable[[Any, Batch], Any],
         *,
-        split: Callable[[], Iterable[tuple[Batch, float]]] | None = None,
+        split: Callable[[], Iterable[tuple[Batch, float | Tensor]]] | None = None,
         complete: Callable[[], object] | None = None,
     ) -> None:
         self.forward, self.loss, self.complete = forward, loss, complete
@@ -173,12 +173,12 @@ class Step:
         """Multiply the losses of the current computation."""
         self._set_losses({name: part * factor for name, part in self._parts.items()})
 
-    def _backward(self, loss: Any, weight: float) -> None:
+    def _backward(self, loss: Any, weight: float | Tensor) -> None:
         """Add the gradients of a microbatch's loss times its weight."""
         state = self._state
         total = loss if isinstance(loss, Tensor) else total_of(loss)
-        if weight != 1:
-            total = total * weight
+        if isinstance(weight, Tensor) or weight != 1:
+            total = _weighted(total, weight)
         if state.scaler is not None:
             total = state.scaler.scale(total)
         try:
@@ -188,14 +188,13 @@ class Step:
             _check_loss(total, type(state.model).__name__)
             raise
 
-    def _add_losses(self, loss: Any, weight: float) -> None:
-        if isinstance(loss, Tensor) and weight == 1:
+    def _add_losses(self, loss: Any, weight: float | Tensor) -> None:
+        if isinstance(loss, Tensor) and not isinstance(weight, Tensor) and weight == 1:
             parts = {"total": loss.detach()}  # the usual case
         else:
             several = {} if isinstance(loss, Tensor) else _by_name(loss)
-            # A part without labels, whose mean is NaN, has weight 0.
-            named = {"total": total_of(loss), **several}
-            parts = {name: one.detach() * weight if weight else torch.zeros_like(one) for name, one in named.items()}
+            losses = {"total": total_of(loss), **several}
+            parts = {name: _weighted(one.detach(), weight) for name, one in losses.items()}
         if self._state.microbatch > 0:
             if parts.keys() != self._parts.keys():
                 raise ValueError(
@@ -228,6 +227,12 @@ def total_of(loss: Any) -> Tensor:
         raise TypeError(f"The model's loss must be a tensor, or a dictionary or sequence of tensors, got {loss!r}.")
     total: Tensor = loss["total"] if isinstance(loss, Mapping) and "total" in loss else sum(several[1:], several[0])
     return total
+
+
+def _weighted(loss: Tensor, weight: float | Tensor) -> Tensor:
+    """Return a loss times its weight, which is not compared on the host if it is a tensor."""
+    # The mean over nothing is nan, and has the weight 0.
+    return torch.where(weight == 0, 0.0, loss) * weight if isinstance(weight, Tensor) else loss * weight
 
 
 def _by_name(losses: Mapping[str, Tensor] | Iterable[Tensor]) -> Mapping[str, Tensor]:

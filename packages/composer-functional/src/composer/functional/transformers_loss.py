@@ -63,13 +63,6 @@ def are_probabilities(labels: object, model: PreTrainedModel) -> bool:
     return is_classifier or (labels.ndim == 3 and model.get_output_embeddings() is not None)
 
 
-def num_labels(labels: Tensor, model: PreTrainedModel) -> int:
-    """Return the number of labels that count: ids other than -100, rows of probabilities that are not 0, or numbers."""
-    if are_probabilities(labels, model):
-        return int((labels.sum(-1) > 0).sum())
-    return labels.numel() if labels.is_floating_point() else int((labels != IGNORED).sum())
-
-
 def logits_of(outputs: Mapping[str, Any]) -> Tensor:
     """Return the logits in a model's outputs.
 

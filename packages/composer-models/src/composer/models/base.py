@@ -7,15 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from torch import nn
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor
     from torchmetrics import Metric
 
-__all__ = ["ComposerModel", "compute_loss", "pair_of"]
+__all__ = ["ComposerModel", "compute_loss", "count_ids", "pair_of"]
 
 _SIGNATURES = {"forward": "forward(self, batch)", "loss": "loss(self, outputs, batch)"}
 
@@ -102,6 +101,21 @@ class ComposerModel(nn.Module, ABC):
             A scalar tensor; or several, in a sequence or a mapping, whose sum is minimised.
         """
 
+    def count_loss_terms(self, batch: Any) -> Tensor | None:
+        """Count the elements that the loss of a batch is the mean of.
+
+        By this count a trainer weighs the losses of microbatches and processes, so that any split of a batch gives the
+        same step. Override it if the loss is a mean over anything but samples, such as tokens with a label.
+
+        Args:
+            batch: A batch of the dataloader, on the model's device.
+
+        Returns:
+            A tensor of one number on the device, which is not waited for; None for samples, the default.
+        """
+        del batch
+        return None
+
     def eval_forward(self, batch: Any, outputs: Any | None = None) -> Any:
         """Compute the outputs that metrics are updated with.
 
@@ -143,6 +157,13 @@ class ComposerModel(nn.Module, ABC):
             f"{type(self).__name__} has to define update_metric(self, batch, outputs, metric) before "
             f"{type(metric).__name__} can be computed; usually that is metric.update(outputs, targets)."
         )
+
+
+def count_ids(labels: object, ignored: int) -> Tensor | None:
+    """Return the number of class ids that count, if labels are ids for parts of samples, and else None."""
+    if not isinstance(labels, Tensor) or labels.ndim < 2 or labels.is_floating_point():
+        return None
+    return labels.ne(ignored).sum()
 
 
 def pair_of(batch: Any, model: str, expected: str, remedy: str | None = None) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from composer.functional import soft_cross_entropy
 from composer.functional.checks import check_callables, check_modules, check_sizes
-from composer.models.base import compute_loss, pair_of
+from composer.models.base import compute_loss, count_ids, pair_of
 from composer.models.phase_metrics import PhaseMetricsModel
 
 if TYPE_CHECKING:
@@ -132,6 +132,17 @@ class ComposerClassifier(PhaseMetricsModel):
         if self.loss_fn is soft_cross_entropy and _is_one_score(outputs):
             outputs, target = _two_scores(outputs, target)
         return compute_loss(self.loss_fn, outputs, target, *args, **kwargs)
+
+    def count_loss_terms(self, batch: tuple[Any, Tensor]) -> Tensor | None:
+        """Count the targets that the loss is the mean of, if there are several for a sample.
+
+        Args:
+            batch: A pair ``(input, target)``.
+
+        Returns:
+            The number of class ids that are not ignored (-100); None for one per sample, or with an own ``loss_fn``.
+        """
+        return count_ids(pair_of(batch, *_EXPECTED)[1], -100) if self.loss_fn is soft_cross_entropy else None
 
     def update_metric(self, batch: tuple[Any, Tensor], outputs: Tensor, metric: Metric) -> None:
         """Update a metric with one batch.

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from composer.functional.transformers_loss import (
+    IGNORED,
     are_probabilities,
     is_same_loss,
     logits_of,
     next_tokens,
-    num_labels,
     predicts_next_token,
     task_loss,
     without_single_score,
@@ -26,6 +26,7 @@ from composer.models._huggingface_inspection import (
 )
 from composer.models._huggingface_peft import add_adapters, base_of, is_peft_model, save_adapters_alone
 from composer.models._huggingface_saved import describe, rebuild_model, rebuild_tokenizer
+from composer.models.base import count_ids
 from composer.models.phase_metrics import PhaseMetricsModel
 
 if TYPE_CHECKING:
@@ -206,25 +207,22 @@ class HuggingFaceModel(PhaseMetricsModel):
             reduction=reduction,
         )
 
-    def count_losses(self, batch: Mapping[str, Any]) -> int | None:
-        """Return the number of labels that the loss of a batch is the mean of; None for a batch without labels.
-
-        By it the Trainer weights the parts of a batch, so that any split into microbatches and over processes gives the
-        same step. On a GPU it waits for the device.
+    def count_loss_terms(self, batch: Mapping[str, Any]) -> Tensor | None:
+        """Count the labels that the loss is the mean of; override it together with a loss that is another mean.
 
         Args:
-            batch: The batch with ``"labels"``: ids, where -100 does not count, or probabilities.
+            batch: The batch, see :meth:`forward`.
 
-        Example:
-            >>> from transformers import GPT2Config, GPT2LMHeadModel
-            >>> model = HuggingFaceModel(GPT2LMHeadModel(GPT2Config(vocab_size=8, n_embd=8, n_layer=1, n_head=1)))
-            >>> model.count_losses({"labels": torch.tensor([[3, 4, 5, -100]])})  # 3 is no label of a next token
-            2
+        Returns:
+            The number of ids that are not ignored, of the next tokens with ``shift_labels``; None for a label per
+            sample and for labels that are not ids.
         """
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
-        if not isinstance(labels, torch.Tensor):
-            return None
-        return num_labels(labels[:, 1:] if self.shift_labels else labels, base_of(self.model))
+        if hasattr(self.config, "ctc_loss_reduction"):
+            return None  # a mean over samples
+        if self.shift_labels and isinstance(labels, torch.Tensor):
+            labels = labels[:, 1:]
+        return count_ids(labels, getattr(self.config, "semantic_loss_ignore_index", IGNORED))
 
     def eval_forward(self, batch: Mapping[str, Any], outputs: Any | None = None) -> Any:
         """Compute the outputs that metrics are updated with; the batch does not change.

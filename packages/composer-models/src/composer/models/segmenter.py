@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from composer.functional import soft_cross_entropy
 from composer.functional.checks import check_modules
-from composer.models.base import compute_loss, pair_of
+from composer.models.base import compute_loss, count_ids, pair_of
 from composer.models.phase_metrics import PhaseMetricsModel
 
 if TYPE_CHECKING:
@@ -119,6 +119,18 @@ class ComposerSegmenter(PhaseMetricsModel):
             return self._loss_of(outputs, masks, *args, **kwargs)
         main = self._loss_of(outputs["out"], masks, *args, **kwargs)
         return main + self.aux_weight * self._loss_of(outputs["aux"], masks, *args, **kwargs)
+
+    def count_loss_terms(self, batch: tuple[Tensor, Tensor]) -> Tensor | None:
+        """Count the pixels that the loss is the mean of.
+
+        Args:
+            batch: A pair ``(images, masks)``.
+
+        Returns:
+            The number of pixels that are not ignored; None for class probabilities or with an own ``loss_fn``.
+        """
+        is_own = getattr(self.loss_fn, "func", None) is not soft_cross_entropy
+        return None if is_own else count_ids(_pair(batch)[1], self.ignore_index)
 
     def _loss_of(self, scores: Tensor, masks: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         remedy = f", and {self.ignore_index} is ignored. Set ignore_index= for another."

@@ -363,7 +363,21 @@ class Parallelism:
             return 1.0
         return self.totals().weight if self._usual is None else self._own.counted / self._usual
 
-    def padded(self, parts: Sequence[tuple[Batch, float]]) -> Sequence[tuple[Batch, float]]:
+    def weights(self, counts: Sequence[Tensor]) -> list[Tensor]:
+        """Return what to multiply losses by that are means over so many elements, instead of :meth:`weight`.
+
+        Args:
+            counts: Tensors of one number for the microbatches of this process, on its device, which nothing waits for.
+        """
+        self._usual = None  # these weights need no correction by end_batch
+        own = torch.stack([*counts]).float()
+        total = own.sum()
+        if self.is_connected:
+            torch.distributed.all_reduce(total)
+            own *= get_world_size()
+        return list((own / total.clamp_(min=1)).unbind())
+
+    def padded(self, parts: Sequence[tuple[Batch, float | Tensor]]) -> Sequence[tuple[Batch, float | Tensor]]:
         """Pad the microbatches and their weights to the maximum number of all processes, with weight 0.
 
         Only if all processes must run each microbatch together: with FSDP2, and with ``'multi_auto_sync'``.

@@ -48,8 +48,12 @@ def split_microbatches(
         parts = list(spec.split_batch(batch, microbatch_size))
         counts = list(map(count or spec.get_num_samples_in_batch, parts))
         total = sum(counts)
-        # 0 if none counts in this process; others may have some.
-        weights = [number / total if total else 0.0 for number in counts]
+        if not total:
+            raise ValueError(
+                "accumulate_train_batch_on_tokens=True, but a batch has no token. Tokens are counted in "
+                "batch['input_ids']; for other batches give DataSpec(loader, get_num_tokens_in_batch=...)."
+            )
+        weights = [number / total for number in counts]
     if spec.microbatch_transforms is not None:
         parts = list(map(spec.microbatch_transforms, parts))
     return list(zip(parts, weights, strict=True))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import warnings
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
 
 from composer.core import Batch, Engine, Event, TimeUnit
-from composer.core.data_spec import counts_tokens, has_own_functions
+from composer.core.data_spec import count_tokens, has_own_functions
 from composer.core.evaluator import enter_training_mode
 from composer.core.step import Step
 from composer.distributed import GlobalBatch, any_rank
@@ -30,14 +32,10 @@ if TYPE_CHECKING:
     from composer.trainer.optimization import Optimization
     from composer.trainer.schedules import Schedules
 
+    Part: TypeAlias = tuple[Batch, float | Tensor]
+
 __all__ = ["Run"]
 
-
-_NOTHING_COUNTS = (
-    "A batch has nothing that its loss could be the mean of: no label other than -100, or with "
-    "accumulate_train_batch_on_tokens=True no token. Tokens are counted in batch['input_ids']; for other batches give "
-    "DataSpec(loader, get_num_tokens_in_batch=...)."
-)
 
 _loss_name = cache("loss/train/{}".format)
 
@@ -53,7 +51,8 @@ class Run:
         evaluate: ``f(event, is_signalled)``, called where an evaluation may be due; ``is_signalled()`` returns whether
             any process has received a signal.
         parallel: Runs the model in all processes.
-        weigh_by_tokens: Whether microbatches are weighted by their tokens instead of their samples.
+        weigh_by_tokens: Whether microbatches are weighted by their tokens instead of their samples; a model that counts
+            the elements of its loss is asked first, unless the tokens are counted by a function of the user.
         resume: Called once, as the last preparation before the first batch.
     """
 
@@ -88,25 +87,14 @@ class Run:
             self.compute_gradients = lambda: search.compute_gradients(self._num_samples)
         self._count_samples = batches.spec.get_num_samples_in_batch
         self._count_tokens = batches.spec.get_num_tokens_in_batch
-        self._weigh = self._choose_weight(weigh_by_tokens)
+        self._is_weighed_by_user = weigh_by_tokens and batches.spec._get_num_tokens_in_batch is not count_tokens  # noqa: SLF001
+        self._weigh = batches.spec.get_num_loss_tokens_in_batch if weigh_by_tokens else self._count_samples
         # Batches have equal numbers of samples but not of tokens, so that only the former can be known in advance.
-        self._usual = batches.usual_samples if self._weigh is self._count_samples else None
+        self._usual = None if weigh_by_tokens else batches.usual_samples
         self._batch, self._seconds, self._is_counted = GlobalBatch(0), 0.0, True
         self._num_samples = self._num_tokens = 0
         # The search reduces the size itself, and one that is larger than a batch is not a mistake of the user.
         self._is_first_split = not self.state.auto_microbatching
-
-    def _choose_weight(self, by_tokens: bool) -> Callable[[Batch], int]:
-        """Return the function that counts what the loss of a batch is the mean of."""
-        spec, count_losses = self.batches.spec, getattr(self.state.model, "count_losses", None)
-        if count_losses is None or (by_tokens and counts_tokens(spec)):
-            return spec.get_num_loss_tokens_in_batch if by_tokens else self._count_samples
-
-        def count(batch: Batch) -> int:
-            number: int | None = count_losses(batch)
-            return self._count_samples(batch) if number is None else number
-
-        return count
 
     def is_over(self) -> bool:
         """Return whether the training has reached its length, or a signal has stopped it."""
@@ -170,21 +158,22 @@ class Run:
             self._seconds = self.clock.elapsed() / 1e6
         return True
 
-    def _split(self) -> Iterable[tuple[Batch, float]]:
-        """Return the microbatches, each with its weight: its fraction of the samples or tokens of all processes."""
+    def _split(self) -> Iterable[Part]:
+        """Return the microbatches, each with its weight: its fraction of the elements that the loss is the mean of."""
         size, spec = self.state.device_train_microbatch_size, self.batches.spec
-        parts: Sequence[tuple[Batch, float]] = ((self.state.batch, 1.0),)
+        parts: Sequence[Part] = ((self.state.batch, 1.0),)
         if size is not None and self._is_first_split:
             self._is_first_split = False
             _warn_if_larger(size, self._num_samples)
         if size is not None or spec.microbatch_transforms is not None:
             parts = split_microbatches(self.state.batch, spec, size, self._weigh)
-            if not self.parallel.is_connected and not any(weight for _, weight in parts):
-                raise ValueError(_NOTHING_COUNTS)
         self._begin_global_batch(len(parts))
+        counts = self._loss_terms(parts)
         # Gradients are averaged over processes, so that one with more samples than the others has to weigh more.
-        weight = self.parallel.weight()
-        if weight != 1:
+        if counts is not None:
+            weights = self.parallel.weights(counts)
+            parts = [(part, weight) for (part, _), weight in zip(parts, weights, strict=True)]
+        elif (weight := self.parallel.weight()) != 1:
             parts = [(part, share * weight) for part, share in parts]
         if size is not None:
             # A forward pass of a sharded model gathers weights from all processes, so all need as many.
@@ -196,6 +185,17 @@ class Run:
             return _measured(parts, self.state) if is_measured else parts
         announced = _announced(parts, self.parallel.begin_microbatch)
         return _measured(announced, self.state) if is_measured else announced
+
+    def _loss_terms(self, parts: Sequence[Part]) -> list[Tensor] | None:
+        """Return how many elements the loss of each part is the mean of, if the model counts them and it matters."""
+        count = getattr(self.state.model, "count_loss_terms", None)
+        if count is None or self._is_weighed_by_user or (len(parts) == 1 and not self.parallel.is_connected):
+            return None
+        counts = [count(part) for part, _ in parts]
+        if any(number is None for number in counts):
+            return None
+        # A process without a further batch computes with its last one, which does not count again.
+        return counts if self.state.batch_counts else [torch.zeros_like(number) for number in counts]
 
     def _begin_global_batch(self, microbatches: int) -> None:
         samples, tokens = (self._num_samples, self._num_tokens) if self._is_counted else (0, 0)
@@ -325,17 +325,18 @@ def _warn_if_larger(microbatch_size: int, num_samples: int) -> None:
         )
 
 
-def _announced(parts: Sequence[tuple[Batch, float]], announce: Callable[[bool], None]) -> Iterator[tuple[Batch, float]]:
+def _announced(parts: Sequence[Part], announce: Callable[[bool], None]) -> Iterator[Part]:
     """Yield the parts, and announce before each whether it is the last."""
     for number, part in enumerate(parts, start=1):
         announce(number == len(parts))
         yield part
 
 
-def _measured(parts: Iterable[tuple[Batch, float]], state: State) -> Iterator[tuple[Batch, float]]:
+def _measured(parts: Iterable[Part], state: State) -> Iterator[Part]:
     """Yield the parts, and update the training metrics after each, with its targets before algorithms change them."""
     for part, weight in parts:
         original = copy.copy(part)
         yield part, weight
-        if weight:  # a part of weight 0 only keeps the processes in step
+        # A part of weight 0 only keeps the processes in step. The host does not wait for a weight on the device.
+        if state.batch_counts and (isinstance(weight, torch.Tensor) or weight):
             update_train_metrics(state, original)
