@@ -1,48 +1,71 @@
 """Rules that end a training."""
 
 import datetime as dt
+import inspect
 import math
 import operator
 
 import pytest
 import torch
+import torchmetrics
 from hypothesis import given
 from hypothesis import strategies as st
+from torchmetrics import Metric
 
 from composer.callbacks import EarlyStopper
-from composer.callbacks.stoppers import comparison
 from composer.core import State, Time, Timestamp
+from composer.core.evaluator import more_is_better
+
+
+class Declared(Metric):
+    """A metric that declares that less is better."""
+
+    higher_is_better = False
+
+    def update(self): ...
+
+    def compute(self): ...
 
 
 class TestComparison:
-    @pytest.mark.parametrize(
-        ("monitor", "less"),
-        [
-            ("MulticlassAccuracy", False),
-            ("CrossEntropyLoss", True),
-            ("LanguageCrossEntropy", True),
-            ("LanguagePerplexity", True),
-            ("MeanSquaredError", True),
-            ("MIoU", False),
-        ],
-    )
-    def test_inferred_from_the_name(self, monitor, less):
-        """Losses, errors and perplexities are minimized, other metrics are maximized."""
-        better = comparison(None, monitor)
+    def better(self, comp=None, monitor="Distance"):
+        """Return a function that compares two values of a metric that declares that less is better."""
+        state = State(model=None)
+        state.eval_metrics = {"eval": {"Distance": Declared()}}
+        stopper = EarlyStopper(monitor, "eval", comp)
+        return lambda value, other: stopper.is_better(value, other, state)
 
-        assert (better(0.1, 0.2), better(0.2, 0.1), better(0.1, 0.1)) == (less, not less, False)
+    @pytest.mark.parametrize("monitor", ["Distance", "Distance/part"])
+    def test_declared_by_the_metric(self, monitor):
+        """The metric decides, also for one of its parts."""
+        better = self.better(monitor=monitor)
+
+        assert (better(0.1, 0.2), better(0.2, 0.1), better(0.1, 0.1)) == (True, False, False)
+
+    def test_every_metric_of_torchmetrics(self):
+        """Whatever its name is, a classification metric goes the way that it declares."""
+        declared = {
+            name: metric.higher_is_better
+            for name, metric in vars(torchmetrics.classification).items()
+            if inspect.isclass(metric) and getattr(metric, "higher_is_better", None) is not None
+        }
+
+        assert len(declared) > 40
+        assert {*declared.values()} == {True, False}
+        for name, more in declared.items():
+            assert more_is_better({name: getattr(torchmetrics.classification, name)}, name) is more
 
     @pytest.mark.parametrize("comp", ["less", "lt", torch.less, operator.lt, lambda new, old: new < old])
     def test_explicit_comparison(self, comp):
         """A string, a torch function or a custom function is used for any name."""
-        better = comparison(comp, "Accuracy")
+        better = self.better(comp, "Accuracy")
 
         assert (better(0.1, 0.2), better(0.2, 0.1)) == (True, False)
 
     @pytest.mark.parametrize("comp", ["greater", "gt"])
     def test_aliases(self, comp):
-        """Both names are accepted."""
-        assert comparison(comp, "Loss")(0.2, 0.1)
+        """Both names are accepted, and replace what the metric declares."""
+        assert self.better(comp)(0.2, 0.1)
 
 
 def stop_epoch(values, max_duration=None, comp="greater", **options):
