@@ -123,7 +123,7 @@ def main(folder):
         if split != "by tokens" or kind not in {"segmentation", "dense classification"}
     }
     Path(folder, f"{distributed.get_global_rank()}.json").write_text(json.dumps(results))
-    # Without the interpreter's shutdown, in which a thread of gloo that releases a tensor aborts a process now and then.
+    # Without the interpreter's shutdown, in which a thread of gloo now and then aborts a process.
     os._exit(0)
 
 
