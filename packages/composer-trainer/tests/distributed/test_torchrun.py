@@ -70,9 +70,9 @@ class TestFailure:
 
     def test_a_process_dies_while_it_saves(self, environment, tmp_path):
         """The others, which wait for its part, end soon as well, and name it; no part of the checkpoint is left."""
-        # Torchrun looks every 30 seconds, which is after the end of all processes: its SIGTERM ends one that is just
+        # Torchrun looks every 20 seconds, which is after the end of all processes: its SIGTERM ends one that is just
         # printing its error. With 5 seconds, that was one run of ten.
-        done, ended = run(environment, tmp_path, "dies-saving", "--monitor-interval=30", PARALLELISM="fsdp")
+        done, ended = run(environment, tmp_path, "dies-saving", "--monitor-interval=20", PARALLELISM="fsdp")
 
         assert done.returncode == 1
         assert seconds_after_failure(ended, tmp_path) < LONGEST
