@@ -506,17 +506,6 @@ class TestWrapping:
         averages = [*other.state.model.parameters()]
         assert all(torch.equal(one, other) for one, other in zip(averages, expected, strict=True))
 
-    def test_names_of_earlier_checkpoints(self, watch, make_engine):
-        """Names with the prefixes of a wrapping, as in older checkpoints, are accepted."""
-        engine = make_engine(watch(nn.Linear(8, 3)), EMA(half_life="2ba"))
-        state = engine.state.algorithms[0].state_dict()
-        weights = {"layers._orig_mod.weight": torch.ones(3, 8), "layers._orig_mod.bias": torch.ones(3)}
-
-        engine.state.algorithms[0].load_state_dict({**state, "averaged_weights": weights})
-        engine.run_event("eval_start")
-
-        assert torch.equal(engine.state.model.layers.weight, torch.ones(3, 8))
-
 
 class TestCopies:
     @pytest.mark.parametrize("evaluating", [False, True])

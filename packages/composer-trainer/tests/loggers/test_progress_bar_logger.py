@@ -265,11 +265,19 @@ class TestLinesOfEpochs:
 
         assert f"Accuracy=0.75 (best {best}), loss=8" in self.lines(stream)[-1]
 
-    def test_the_followed_metric_comes_first(self, make_loop):
-        """The metric of a stopper or of ``save_best`` is shown with its best value."""
+    @pytest.mark.parametrize(
+        ("callbacks", "shown"),
+        [
+            ([], "Accuracy=0.75 (best 0.75 in epoch 0), CrossEntropy=0.5"),
+            ([EarlyStopper("eval/CrossEntropy", comp="less")], "CrossEntropy=0.5 (best 0.5 in epoch 0), Accuracy=0.75"),
+        ],
+        ids=["none is followed", "one is followed"],
+    )
+    def test_order_of_metrics(self, make_loop, callbacks, shown):
+        """First what a stopper or ``save_best`` follows, then the metrics in their order, at last those to decrease."""
         stream = Terminal()
         loop = make_loop(ProgressBarLogger(stream))
-        loop.state.callbacks.append(EarlyStopper("eval/CrossEntropy", comp="less"))
+        loop.state.callbacks = [*loop.state.callbacks, *callbacks]
         loop.state.eval_metrics = {"eval": {"CrossEntropy": MeanSquaredError(), "Accuracy": BinaryAccuracy()}}
         loop.engine.run_event("fit_start")
         loop.engine.run_event("eval_before_all")
@@ -278,21 +286,7 @@ class TestLinesOfEpochs:
 
         loop.engine.run_event("epoch_checkpoint")
 
-        assert "CrossEntropy=0.5 (best 0.5 in epoch 0), Accuracy=0.75" in self.lines(stream)[-1]
-
-    def test_metrics_of_which_more_is_better_come_first(self, make_loop):
-        """The order is that of the model's metrics, apart from those that have to decrease."""
-        stream = Terminal()
-        loop = make_loop(ProgressBarLogger(stream))
-        loop.state.eval_metrics = {"eval": {"CrossEntropy": MeanSquaredError(), "Accuracy": BinaryAccuracy()}}
-        loop.engine.run_event("fit_start")
-        loop.engine.run_event("eval_before_all")
-        loop.logger.log_metrics({"metrics/eval/CrossEntropy": 0.5, "metrics/eval/Accuracy": 0.75})
-        loop.engine.run_event("eval_after_all")
-
-        loop.engine.run_event("epoch_checkpoint")
-
-        assert "Accuracy=0.75 (best 0.75 in epoch 0), CrossEntropy=0.5" in self.lines(stream)[-1]
+        assert shown in self.lines(stream)[-1]
 
     @pytest.mark.parametrize(
         ("metrics", "shown"),

@@ -183,8 +183,12 @@ class AveragedWeights:
         if changed:
             self._copied |= changed
             self._buffers = [name for name in self._buffers if name not in changed]
-        names = self._averaged()
-        averages, weights = [self._outside[name] for name in names], [self._tensor(name) for name in names]
+        averages, weights = [], []
+        for name, (holder, key) in self._slots.items():  # without a call for each tensor, as this is in each step
+            if name not in self._copied:
+                average, weight = self._outside[name], holder.get(key)
+                averages.append(average)
+                weights.append(average if weight is None else weight)  # as in _tensor
         return (local_parts(averages), local_parts(weights)) if self._is_sharded else (averages, weights)
 
     @torch.no_grad()
@@ -294,9 +298,9 @@ class AveragedWeights:
         """Load the result of :meth:`state_dict`; it is compared with the model when :meth:`check` is first called."""
         self._is_in_model = "training_weights" in state
         saved = state.get("training_weights") or state.get("averaged_weights") or {}
-        # Copies, because they are updated in place. Checkpoints of earlier versions have the names of wrapped models.
+        # Copies, because they are updated in place.
         self._outside, self._exact = (
-            {bare_name(name): tensor.clone() for name, tensor in tensors.items()}
+            {name: tensor.clone() for name, tensor in tensors.items()}
             for tensors in (saved, state.get("exact_averages") or {})
         )
         self._model, self._slots, self._copied = None, {}, set()

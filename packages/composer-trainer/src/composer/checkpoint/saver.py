@@ -157,14 +157,16 @@ class CheckpointSaver(Callback):
     def init(self, state: State, logger: Logger) -> None:
         """Forget an earlier run."""
         del state, logger
-        self._saved, self._best, self._last = [], None, None
+        self._saved, self._best, self._last, self._best_values = [], None, None, []
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Create the folder, and check that no other process saves to it."""
         del logger
         reject_fsdp1(state.model)
         self._names(state)
-        self._last = None  # a clock that was set back reaches the same times again
+        # A clock that was set back reaches the same times again.
+        self._last = None
+        self._measured.clear()
         if self._opened is None and state.rank == 0:
             self._open(state)
 

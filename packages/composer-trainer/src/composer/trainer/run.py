@@ -168,7 +168,8 @@ class Run:
         if size is not None or spec.microbatch_transforms is not None:
             parts = split_microbatches(self.state.batch, spec, size, self._weigh)
         self._begin_global_batch(len(parts))
-        counts = self._loss_terms(parts)
+        # The whole batch of a single process has weight 1, whatever its loss is the mean of.
+        counts = self._loss_terms(parts) if len(parts) > 1 or self.parallel.is_connected else None
         # Gradients are averaged over processes, so that one with more samples than the others has to weigh more.
         if counts is not None:
             weights = self.parallel.weights(counts)
@@ -187,9 +188,9 @@ class Run:
         return _measured(announced, self.state) if is_measured else announced
 
     def _loss_terms(self, parts: Sequence[Part]) -> list[Tensor] | None:
-        """Return how many elements the loss of each part is the mean of, if the model counts them and it matters."""
+        """Return how many elements the loss of each part is the mean of, if the model counts them."""
         count = getattr(self.state.model, "count_loss_terms", None)
-        if count is None or self._is_weighed_by_user or (len(parts) == 1 and not self.parallel.is_connected):
+        if count is None or self._is_weighed_by_user:
             return None
         counts = [count(part) for part, _ in parts]
         if any(number is None for number in counts):
