@@ -274,7 +274,7 @@ class TestLinesOfEpochs:
         ids=["none is followed", "one is followed"],
     )
     def test_order_of_metrics(self, make_loop, callbacks, shown):
-        """First what a stopper or ``save_best`` follows, then the metrics in their order, at last those to decrease."""
+        """First what a stopper or ``save_best`` follows, then those that grow, then those that decrease."""
         stream = Terminal()
         loop = make_loop(ProgressBarLogger(stream))
         loop.state.callbacks = [*loop.state.callbacks, *callbacks]
