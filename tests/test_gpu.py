@@ -5,10 +5,12 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
@@ -16,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import composer.algorithms as al
 from composer import Callback
 from composer import functional as cf
+from composer.models import HuggingFaceModel
 from fixtures import make_classifier, small_run
 
 pytestmark = pytest.mark.gpu
@@ -45,6 +48,21 @@ def trainer(algorithms=(), *, precision="fp32", max_duration="1ep", **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     training = {"model": model, "optimizers": optimizer, "algorithms": algorithms}
     return small_run(device="gpu", precision=precision, **training, **settings)
+
+
+def padded_text():
+    """A small language model with padded batches, in microbatches of four."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2, n_positions=12, bos_token_id=0)
+    model = HuggingFaceModel(transformers.GPT2LMHeadModel(config), metrics=[])
+    ids = torch.randint(1, 40, (STEPS * 8, 12))
+    real = torch.arange(12) < torch.randint(3, 12, (STEPS * 8, 1))
+    samples = [
+        {"input_ids": one, "attention_mask": used.long(), "labels": one.masked_fill(~used, -100)}
+        for one, used in zip(ids, real, strict=True)
+    ]
+    batches = DataLoader(samples, batch_size=8, pin_memory=True)
+    return {"model": model, "train_dataloader": batches, "device_train_microbatch_size": 4, "max_duration": "1ep"}
 
 
 class ForbidSynchronization(Callback):
@@ -121,6 +139,7 @@ class TestKernels:
 
 
 class TestStep:
+    @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning")
     @pytest.mark.parametrize("recipe", RECIPES)
     @pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
     def test_never_waits_for_the_device(self, recipe, precision):
@@ -181,10 +200,85 @@ class TestStep:
                 run.fit()
                 images, labels = next(iter(loader()))
                 with torch.no_grad():
-                    losses[precision] = cross_entropy(run.state.model.module(images.to(DEVICE)), labels.to(DEVICE))
+                    output = run.state.model.module(images.to(DEVICE))
+                losses[precision] = cross_entropy(output, labels.to(DEVICE)).item()
                 assert (run.state.scaler is not None) == (precision == "amp_fp16")
 
-        assert losses["amp_fp16"] == pytest.approx(losses["fp32"].item(), rel=0.1)
+        assert losses["amp_fp16"] == pytest.approx(losses["fp32"], rel=0.1)
+
+    @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning")
+    @pytest.mark.parametrize("algorithms", [(), (al.LabelSmoothing(0.1),)], ids=["none", "label smoothing"])
+    def test_never_waits_for_counts_of_labels(self, algorithms):
+        """Microbatches of padded text are weighted by their labels without reading a count from the GPU."""
+        with small_run(device="gpu", **padded_text(), algorithms=algorithms, callbacks=ForbidSynchronization()) as run:
+            run.fit()
+
+        assert run.state.timestamp.batch == STEPS
+
+    @pytest.mark.parametrize("optimizer", [torch.optim.Adagrad, torch.optim.AdamW, torch.optim.Rprop])
+    def test_state_of_optimizers_is_on_the_device(self, optimizer):
+        """Also if an optimizer creates its state in its constructor, before the model moves."""
+        model = make_classifier(network(), num_classes=10)
+        with small_run(
+            model=model, train_dataloader=loader(), device="gpu", optimizers=optimizer(model.parameters())
+        ) as run:
+            run.fit(duration="2ba")
+
+        (used,) = run.state.optimizers
+        tensors = [one for state in used.state.values() for name, one in state.items() if name not in {"step", "prev"}]
+        assert tensors
+        assert {one.device.type for one in tensors if torch.is_tensor(one)} == {DEVICE}
+
+
+class TestAverages:
+    @pytest.mark.parametrize("where", ["cpu", DEVICE])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_equal_those_on_the_cpu(self, where, dtype):
+        """The average may be on the CPU while the model is on the GPU."""
+
+        def average(device, place):
+            model = network().to(device, dtype)
+            ema, swa = (copy.deepcopy(model).to(place) for _ in range(2))
+            for step in range(3):
+                with torch.no_grad():
+                    for weight in model.parameters():
+                        weight.add_(0.25 * (step + 1))
+                cf.compute_ema(model, ema, smoothing=0.5)
+                cf.compute_swa(model, swa, step)
+            return [weight.cpu() for one in (ema, swa) for weight in one.parameters()]
+
+        torch.testing.assert_close(average(DEVICE, where), average("cpu", "cpu"))
+
+    def test_on_the_cpu_waits_once(self):
+        """All copies to the CPU are started before the first is waited for."""
+        model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(20))).to(DEVICE)
+        average = copy.deepcopy(model).cpu()
+        cf.compute_swa(model, average, 0)
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            cf.compute_swa(model, average, 1)
+            torch.cuda.set_sync_debug_mode("default")
+
+        assert sum("synchronizing" in str(warning.message) for warning in caught) <= 2
+
+
+class TestGhostBatchNorm:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_under_autocast(self, dtype):
+        """A model in low precision trains under autocast."""
+        model = network()
+        cf.apply_ghost_batchnorm(model, 8)
+        model.to(DEVICE, dtype)
+        before = [buffer.clone() for buffer in model.buffers()]
+
+        with torch.autocast(DEVICE, torch.bfloat16):
+            loss = model(torch.rand(16, 3, 16, 16, device=DEVICE)).float().sum()
+        loss.backward()
+
+        assert any(not torch.equal(one, buffer) for one, buffer in zip(before, model.buffers(), strict=True))
+        assert all(weight.grad.isfinite().all() for weight in model.parameters())
 
 
 class TestResume:

@@ -29,12 +29,13 @@ def add_level(img: Tensor, level: float) -> Tensor:
 def reference_mix(images: Tensor, draws: cf.AugMixDraws) -> Tensor:
     """Blend chains by the formula in float64, each computed with mixing 1."""
     shape = (-1, 1, 1, 1)
-    mixed = (1 - draws.mixing.double()).view(shape) * images.double()
+    kept = (1 - draws.mixing.double()).view(shape)
+    mixed = kept.to(images.device) * images.double()
     one = torch.ones(1, images.shape[0])
     for chain, weight in enumerate(draws.weights):
         operations, magnitudes = draws.operations[:, chain, None], draws.magnitudes[:, chain, None]
         changed = cf.augmix_batch(images, draws=cf.AugMixDraws(operations, magnitudes, one, one[0]))
-        mixed += (draws.mixing.double() * weight).view(shape) * changed.double()
+        mixed += (draws.mixing.double() * weight).view(shape).to(images.device) * changed.double()
     return mixed
 
 

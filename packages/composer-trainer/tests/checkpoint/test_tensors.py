@@ -176,7 +176,7 @@ class TestPackParts:
         with pytest.raises(NotSerializableError, match=r"weight: a tensor of torch\.int4 cannot be saved"):
             pack({"weight": torch.empty(2, dtype=torch.uint8).view(torch.int4)})
 
-    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    @pytest.mark.gpu
     def test_copies_of_cuda_tensors_are_pinned(self):
         """Tensors on a CUDA device are copied to pinned memory."""
         memory = {}
