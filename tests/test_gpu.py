@@ -53,14 +53,15 @@ def trainer(algorithms=(), *, precision="fp32", max_duration="1ep", **options):
 def padded_text():
     """A small language model with padded batches, in microbatches of four."""
     torch.manual_seed(0)
-    config = transformers.GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2, n_positions=12, bos_token_id=0)
+    config = transformers.GPT2Config(
+        vocab_size=40, n_embd=16, n_layer=1, n_head=2, n_positions=12, bos_token_id=0, eos_token_id=0
+    )
     model = HuggingFaceModel(transformers.GPT2LMHeadModel(config), metrics=[])
     ids = torch.randint(1, 40, (STEPS * 8, 12))
     real = torch.arange(12) < torch.randint(3, 12, (STEPS * 8, 1))
-    samples = [
-        {"input_ids": one, "attention_mask": used.long(), "labels": one.masked_fill(~used, -100)}
-        for one, used in zip(ids, real, strict=True)
-    ]
+    # With an attention mask, Transformers itself reads from the GPU whether there is padding.
+    pairs = zip(ids, real, strict=True)
+    samples = [{"input_ids": one, "labels": one.masked_fill(~used, -100)} for one, used in pairs]
     batches = DataLoader(samples, batch_size=8, pin_memory=True)
     return {"model": model, "train_dataloader": batches, "device_train_microbatch_size": 4, "max_duration": "1ep"}
 

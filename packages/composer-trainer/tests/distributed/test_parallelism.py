@@ -357,6 +357,8 @@ class TestSyncBatchNorm:
     @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
     def test_weights_equal_one_process(self, start_sync_batchnorm, kind):
         """Two processes with uneven parts and microbatches train as one process; they take more than 5 seconds."""
+        if kind == "fsdp" and torch.cuda.device_count() < 2:
+            pytest.skip("NCCL needs a GPU for each process, and FSDP2 on gloo ends in a segmentation fault on a GPU")
         for result in start_sync_batchnorm(kind):
             assert result["layers"] == ["SyncBatchNorm"]
             assert result["found"] == pytest.approx(result["expected"], rel=1e-10, abs=1e-12)
