@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from composer.distributed.environment import set_tensor_parallel_size
+
 FOLDER = Path(__file__).parent
 VARIABLES = (
     "RANK",
@@ -76,3 +78,12 @@ def start_pair(environment):
         ]
 
     return start
+
+
+@pytest.fixture
+def four_unconnected(monkeypatch):
+    """There are four processes, of which this is the last, and they are not connected."""
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    yield
+    set_tensor_parallel_size(1)

@@ -158,47 +158,8 @@ class TestDegreeOfOne:
             parallel.prepare(State(Network()))
 
 
-class TestConfig:
-    @pytest.fixture(autouse=True)
-    def four(self, monkeypatch):
-        """There are four processes, which are not connected."""
-        monkeypatch.setenv("RANK", "3")
-        monkeypatch.setenv("WORLD_SIZE", "4")
-        yield
-        cd.environment.set_tensor_parallel_size(1)
-
-    @pytest.mark.parametrize(
-        ("config", "error", "message"),
-        [
-            ({"mesh": {"shard": 3}}, ValueError, "replicate=1, shard=3 and tp=1 is for 3 processes, and there are 4"),
-            ({"mesh": {"shard": 0}}, ValueError, "'shard' must be >= 1"),
-            ({"mesh": {"tensor": 4}}, ValueError, r"\['mesh'\] takes replicate, shard, tp, got 'tensor'"),
-            ({"mesh": {"tp": 4}}, ValueError, "has tp=4, but no plan of the layers to split"),
-            ({"tp": {"plan": PLAN}}, ValueError, "requires the number of processes that share a layer"),
-            ({"mesh": {"tp": 4}, "tp": {"plan": {}}}, TypeError, "must be a dictionary from names of layers"),
-            ({"mesh": {"tp": 4}, "tp": {"plan": {"a": "col"}}}, ValueError, "must be 'colwise' or 'rowwise'"),
-            ({"mesh": {"tp": 4}, "tp": {"plan": {"a": None}}}, ValueError, "or a ParallelStyle of torch, got None"),
-            ({"mesh": {"shard": 4}, "fsdp": {"device_mesh": object()}}, ValueError, "leave out one"),
-            ({"mesh": {"shard": 4}, "ddp": {"bucket_cap_mb": 1}}, ValueError, "requires FSDP2: remove 'ddp'"),
-        ],
-    )
-    def test_contradictions_raise(self, config, error, message):
-        """At construction, with the remedy."""
-        with pytest.raises(error, match=message):
-            cd.Parallelism(config)
-
-    @pytest.mark.parametrize("degrees", [{"replicate": 2, "shard": 2}, {"replicate": 4}])
-    def test_degree_is_missing(self, degrees):
-        """A plan requires a degree, also in a mesh with other dimensions."""
-        with pytest.raises(ValueError, match="requires the number of processes that share a layer"):
-            cd.Parallelism({"mesh": degrees, "tp": {"plan": PLAN}})
-
-    def test_degree_of_one(self):
-        """With an explicit tp=1, a plan is accepted and splits no model without FSDP2."""
-        for degrees, splits in (({"replicate": 4}, False), ({"replicate": 2, "shard": 2}, True)):
-            parallel = cd.Parallelism({"mesh": {**degrees, "tp": 1}, "tp": {"plan": PLAN}})
-            assert parallel.splits_model is splits
-
+@pytest.mark.usefixtures("four_unconnected")
+class TestUnconnected:
     def test_replicated_shards_on_cpus_raise(self, monkeypatch):
         """With torch 2.7, whose FSDP2 fails there in the first backward pass; nothing has been changed."""
         monkeypatch.setattr(torch, "__version__", "2.7.1")
@@ -207,7 +168,7 @@ class TestConfig:
         with pytest.raises(ValueError, match=r"2\.8 or later, or set parallelism_config\['mesh'\]=\{'shard': 4\}"):
             cd.sharding.shard(model, [], cd.FSDPSettings(), torch.device("cpu"), mesh=mesh)
         with pytest.raises(ValueError, match=r"torch 2\.7 cannot replicate a sharded model on CPUs"):
-            cd.Parallelism({"mesh": {"replicate": 2, "shard": 2}}).check_device(torch.device("cpu"))
+            cd.Parallelism({"mesh": {"replicate": 2, "shard": 2}}).config.check_device(torch.device("cpu"))
 
         assert not is_sharded(model)
 

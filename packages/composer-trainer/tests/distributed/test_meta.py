@@ -271,4 +271,4 @@ class TestMeta:
     def test_without_sharding(self):
         """A model without data cannot be trained if it is not sharded."""
         with pytest.raises(ValueError, match="The model is on the meta device and has no weights"):
-            cd.Parallelism().check_has_data(nn.Linear(2, 2, device="meta"))
+            cd.Parallelism().config.check_has_data(nn.Linear(2, 2, device="meta"))

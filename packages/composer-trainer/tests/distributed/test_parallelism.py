@@ -253,51 +253,13 @@ def test_order(monkeypatch):
     ]
 
 
-class TestSettings:
-    @pytest.mark.parametrize(
-        ("config", "error", "message"),
-        [
-            ({"tp": {"degree": 2}}, ValueError, r"parallelism_config\['tp'\] takes plan, got 'degree'"),
-            ({"fsdp": {}, "ddp": {}}, ValueError, "must be None, .* got 'fsdp', 'ddp'"),
-            ({"zero": {}}, ValueError, "must be None, .* got 'zero'"),
-            ({"sync_batchnorm": "no"}, TypeError, r"parallelism_config\['sync_batchnorm'\] must be True or False"),
-            ({"fsdp": True}, TypeError, r"parallelism_config\['fsdp'\] must be a dictionary, got bool"),
-            ("fsdp", TypeError, "parallelism_config must be None or a dictionary, got str"),
-            ({"ddp": {"buckets": 3}}, ValueError, r"\['ddp'\] takes find_unused_parameters, .* got 'buckets'"),
-            ({"ddp": {"find_unused_parameters": 1}}, TypeError, "find_unused_parameters"),
-        ],
-    )
-    def test_bad_configurations_raise(self, config, error, message):
-        """The error lists the valid settings."""
-        with pytest.raises(error, match=message):
-            cd.Parallelism(config)
+def test_different_layers_in_each_process_raise(monkeypatch):
+    """With FSDP2, an algorithm that draws in each process which layers a step uses raises an error."""
+    monkeypatch.setattr(parallelism, "get_data_world_size", lambda: 2)
+    algorithms = [StochasticDepth("ResNetBottleneck")]
 
-    @pytest.mark.parametrize("config", [None, {}, {"fsdp": None}, {"ddp": {}, "tp": None}])
-    def test_none_settings_are_ignored(self, config):
-        """A key with the value None is ignored."""
-        parallel = cd.Parallelism(config)
-        parallel.prepare(State(nn.Linear(2, 2)))
-
-        assert isinstance(parallel.forward, nn.Linear)
-
-    @pytest.mark.parametrize("strategy", ["sometimes", 3])
-    def test_unknown_strategy_raises(self, strategy):
-        """The error lists the strategies."""
-        with pytest.raises(ValueError, match="must be one of single_auto_sync, multi_auto_sync, forced_sync, got"):
-            cd.Parallelism(ddp_sync_strategy=strategy)
-
-    def test_forced_sync_with_sharding_raises(self):
-        """Sharded gradients are reduced in the backward pass."""
-        with pytest.raises(ValueError, match="'forced_sync' is for DDP, and parallelism_config contains 'fsdp'"):
-            cd.Parallelism({"fsdp": {}}, cd.DDPSyncStrategy.FORCED_SYNC)
-
-    def test_different_layers_in_each_process_raise(self, monkeypatch):
-        """With FSDP2, an algorithm that draws in each process which layers a step uses raises an error."""
-        monkeypatch.setattr(parallelism, "get_data_world_size", lambda: 2)
-        algorithms = [StochasticDepth("ResNetBottleneck")]
-
-        with pytest.raises(ValueError, match=r"StochasticDepth draws in each process which layers .*'sample'"):
-            cd.Parallelism({"fsdp": {}}).prepare(State(nn.Linear(2, 2), algorithms=algorithms))
+    with pytest.raises(ValueError, match=r"StochasticDepth draws in each process which layers .*'sample'"):
+        cd.Parallelism({"fsdp": {}}).prepare(State(nn.Linear(2, 2), algorithms=algorithms))
 
 
 class TestSyncBatchNorm:
@@ -332,7 +294,7 @@ class TestSyncBatchNorm:
     def test_one_process_converts_nothing(self):
         """The statistics of one process are those of the complete batch, on any device."""
         parallel, state = cd.Parallelism({"sync_batchnorm": True}), State(nn.Sequential(nn.BatchNorm1d(2)))
-        parallel.check_device(state.device)
+        parallel.config.check_device(state.device)
         parallel.prepare(state)
 
         assert type(state.model[0]) is nn.BatchNorm1d
@@ -347,11 +309,6 @@ class TestSyncBatchNorm:
             ValueError, match=r"\['sync_batchnorm'\] requires GPUs, as .* remove it, or train with device="
         ):
             Trainer(model=model, device="cpu", parallelism_config={"sync_batchnorm": True}, progress_bar=False)
-
-    def test_automatic_microbatches_raise(self):
-        """Trials in one process alone would wait for the others."""
-        with pytest.raises(ValueError, match="SyncBatchNorm do not support: set a number"):
-            cd.Parallelism({"sync_batchnorm": True}).check_microbatch_size("auto")
 
     @pytest.mark.gpu
     @pytest.mark.parametrize("kind", ["ddp", "fsdp"])

@@ -15,6 +15,7 @@ from composer.distributed.collectives import (
     from_rank_zero,
     run_local_rank_zero_first,
 )
+from composer.distributed.config import DDPSettings, DDPSyncStrategy
 from composer.distributed.environment import (
     get_data_rank,
     get_data_world_size,
@@ -28,11 +29,7 @@ from composer.distributed.environment import (
 )
 from composer.distributed.global_batch import GlobalBatch
 from composer.distributed.mesh import MeshSettings, TensorParallelSettings
-from composer.distributed.parallelism import (
-    DDPSettings,
-    DDPSyncStrategy,
-    Parallelism,
-)
+from composer.distributed.parallelism import Parallelism
 from composer.distributed.process_group import check_timeout, close_dist, device_of_process, initialize_dist
 from composer.distributed.samplers import (
     check_lengths,

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
-from attrs.validators import and_, ge, instance_of
 from torch import nn
 
+from composer.core.checks import whole_number_from
 from composer.distributed.environment import get_world_size
 from composer.distributed.settings import Settings
 
@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["MeshSettings", "TensorParallelSettings", "layer_styles", "split_layers"]
 
 _STYLES = {"colwise": "ColwiseParallel", "rowwise": "RowwiseParallel"}
-
-
-def _degree() -> int:
-    degree: int = attrs.field(default=1, validator=and_(instance_of(int), ge(1)))
-    return degree
+_DEGREE = whole_number_from(1, meaning="It is a number of processes.")
 
 
 @attrs.frozen(kw_only=True)
@@ -51,9 +47,9 @@ class MeshSettings(Settings):
 
     section: ClassVar[str] = "mesh"
 
-    replicate: int = _degree()
-    shard: int = _degree()
-    tp: int = _degree()
+    replicate: int = attrs.field(default=1, validator=_DEGREE)
+    shard: int = attrs.field(default=1, validator=_DEGREE)
+    tp: int = attrs.field(default=1, validator=_DEGREE)
 
     @property
     def data_degree(self) -> int:

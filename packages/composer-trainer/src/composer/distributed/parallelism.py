@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from attrs.validators import instance_of
 from torch import Tensor, nn
 
 from composer.core import NoEffectWarning
@@ -21,6 +18,7 @@ from composer.distributed.collectives import (
     host_group,
     is_connected,
 )
+from composer.distributed.config import DDPSyncStrategy, ParallelismConfig
 from composer.distributed.environment import (
     get_data_world_size,
     get_world_size,
@@ -28,65 +26,20 @@ from composer.distributed.environment import (
     set_tensor_parallel_size,
 )
 from composer.distributed.global_batch import CountExchange, GlobalBatch
-from composer.distributed.mesh import MeshSettings, TensorParallelSettings, layer_styles
+from composer.distributed.mesh import layer_styles
 from composer.distributed.meta import initialize, is_on_meta
 from composer.distributed.process_group import initialize_alone
-from composer.distributed.settings import Settings
-from composer.distributed.sharding import FSDPSettings, check_replicas, shard
-from composer.functional.checks import check_flags
+from composer.distributed.sharding import shard
 from composer.functional.dtensors import is_sharded, local_parts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from composer.core import Batch, State
 
-__all__ = ["DDPSettings", "DDPSyncStrategy", "Parallelism"]
+__all__ = ["Parallelism"]
 
 _BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
-
-class DDPSyncStrategy(enum.StrEnum):
-    """When gradients are reduced over processes; all strategies have the same result.
-
-    Example:
-        >>> DDPSyncStrategy("forced_sync").name
-        'FORCED_SYNC'
-    """
-
-    SINGLE_AUTO_SYNC = "single_auto_sync"
-    """During the backward pass of the last microbatch, with the least communication. The default."""
-
-    MULTI_AUTO_SYNC = "multi_auto_sync"
-    """During the backward pass of every microbatch."""
-
-    FORCED_SYNC = "forced_sync"
-    """After the last microbatch; does not search the graph for unused parameters."""
-
-
-@attrs.frozen(kw_only=True)
-class DDPSettings(Settings):
-    """Settings of ``torch.nn.parallel.DistributedDataParallel``; the keys of ``parallelism_config["ddp"]``.
-
-    Args:
-        find_unused_parameters: Whether a step may leave parameters without a gradient. Algorithms that do so
-            (LayerFreezing, StochasticDepth) enable it.
-        bucket_cap_mb: Size of a communication bucket, in MiB.
-        gradient_as_bucket_view: Whether gradients are views of the communication buckets, which saves their size in
-            memory.
-
-    Raises:
-        TypeError: A setting is of the wrong kind.
-        ValueError: A setting does not exist.
-
-    Example:
-        >>> DDPSettings.from_config({"find_unused_parameters": True}).find_unused_parameters
-        True
-    """
-
-    section: ClassVar[str] = "ddp"
-
-    find_unused_parameters: bool = attrs.field(default=False, validator=instance_of(bool))
-    bucket_cap_mb: int | None = attrs.field(default=None, validator=attrs.validators.optional(instance_of(int)))
-    gradient_as_bucket_view: bool = attrs.field(default=False, validator=instance_of(bool))
 
 
 class Parallelism:
@@ -111,6 +64,7 @@ class Parallelism:
         ddp_sync_strategy: When gradients are reduced.
 
     Attributes:
+        config: The settings, checked.
         forward: The function to call with a batch instead of the model.
         is_connected: Whether there are other processes; known after :meth:`prepare`.
         compile_config: Arguments of ``torch.nn.Module.compile`` for each block of a model that is split; None does not
@@ -136,27 +90,8 @@ class Parallelism:
         parallelism_config: Mapping[str, Any] | None = None,
         ddp_sync_strategy: DDPSyncStrategy | str | None = None,
     ) -> None:
-        config = _checked_config(parallelism_config)
-        self._ddp = DDPSettings.from_config(config.get("ddp", {}))
-        self._fsdp = FSDPSettings.from_config(config["fsdp"]) if "fsdp" in config else None
-        self._tp = TensorParallelSettings.from_config(config["tp"]) if "tp" in config else None
-        self._mesh = MeshSettings.from_config(config["mesh"]) if "mesh" in config else None
-        self._layer_size = 1 if self._mesh is None else self._mesh.tp  # how many processes share a layer
-        self._syncs_batchnorm = bool(config.get("sync_batchnorm"))
-        self._strategy = _checked_strategy(ddp_sync_strategy)
-        if self._tp is not None and "tp" not in config.get("mesh", {}):
-            raise ValueError(
-                "parallelism_config['tp'] requires the number of processes that share a layer: "
-                "parallelism_config={'mesh': {'tp': 2}, 'tp': {...}}."
-            )
-        self._check_mesh()
-        if self.splits_model and self._strategy is DDPSyncStrategy.FORCED_SYNC:
-            raise ValueError(
-                "ddp_sync_strategy='forced_sync' is for DDP, and parallelism_config contains 'fsdp' or a mesh that "
-                "splits the model. "
-                "Use 'multi_auto_sync', which needs less memory, or 'single_auto_sync', which communicates less."
-            )
-        set_tensor_parallel_size(self._layer_size)
+        self.config = ParallelismConfig.from_arguments(parallelism_config, ddp_sync_strategy)
+        set_tensor_parallel_size(self.config.layer_size)
         self.compile_config: Mapping[str, Any] | None = None
         self.forward: Callable[..., Any] = _not_prepared
         self.is_apart = False
@@ -171,37 +106,6 @@ class Parallelism:
         self._is_exchanged = True
         self._usual: int | None = None
         self._data_world_size = 1
-
-    @property
-    def splits_model(self) -> bool:
-        """Whether :meth:`prepare` splits the model over processes, by FSDP2 or tensor parallelism."""
-        return self._fsdp is not None or self._layer_size > 1
-
-    def sections(self) -> dict[str, Settings | None]:
-        """Return the settings by which processes form groups and split the model, by argument."""
-        sections = {"mesh": self._mesh, "fsdp": self._fsdp, "tp": self._tp}
-        return {f"parallelism_config[{name!r}]": settings for name, settings in sections.items()}
-
-    def _check_mesh(self) -> None:
-        """Complete the settings of a mesh, and raise an error for those that contradict each other."""
-        mesh = self._mesh
-        if mesh is None:
-            return
-        mesh.check_world_size()
-        if mesh.tp > 1 and self._tp is None:
-            raise ValueError(
-                f"parallelism_config['mesh'] has tp={mesh.tp}, but no plan of the layers to split. Pass "
-                "parallelism_config['tp']={'plan': {'name of a layer': 'colwise'}}."
-            )
-        if self._fsdp is not None and self._fsdp.device_mesh is not None:
-            raise ValueError(
-                "parallelism_config['mesh'] and parallelism_config['fsdp']['device_mesh'] both arrange the processes: "
-                "leave out one."
-            )
-        if self._fsdp is None and (mesh.shard > 1 or (mesh.tp > 1 and mesh.data_degree > 1)):
-            self._fsdp = FSDPSettings()  # DDP does not average the gradients of layers that are split
-        if self._fsdp is not None and self._ddp != DDPSettings():
-            raise ValueError("parallelism_config contains settings of DDP, and the mesh requires FSDP2: remove 'ddp'.")
 
     def prepare(self, state: State) -> None:
         """Broadcast the model of rank 0 to all processes, and wrap or shard the state's current model.
@@ -222,85 +126,32 @@ class Parallelism:
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if model is self._model and [*map(id, trainable)] == [*map(id, self._trainable)]:
             return
+        config = self.config
         if not self.is_connected and is_connected():
             self.is_connected, self._data_world_size = True, get_data_world_size()
-            self._exchange = CountExchange(get_world_size(), self._layer_size)
-        if self._syncs_batchnorm and self.is_connected:
-            self.check_device(state.device)
+            self._exchange = CountExchange(get_world_size(), config.layer_size)
+        if config.sync_batchnorm and self.is_connected:
+            config.check_device(state.device)
             state.model = model = _with_sync_batchnorm(model)
         self.forward = model
-        if self._tp is not None and self._layer_size == 1:
-            layer_styles(model, self._tp)  # checks the names, as with a degree above 1
-        if self.splits_model and not is_sharded(model):
-            self._check_layers(state)
-            if not is_initialized():
-                initialize_alone(state.device)
-            has_data = not is_on_meta(model)
-            if has_data:
+        if config.tp is not None and config.layer_size == 1:
+            layer_styles(model, config.tp)  # checks the names, as with a degree above 1
+        if not is_sharded(model):
+            if config.splits_model:
+                self._shard(state)
+            elif self.is_connected:
                 broadcast_model(model)
-            shard(
-                model,
-                state.optimizers,
-                self._fsdp,
-                state.device,
-                state.precision,
-                mesh=self._mesh,
-                tensor_parallel=self._tp if self._layer_size > 1 else None,
-                compile_config=self.compile_config,
-            )
-            if not has_data:
-                initialize(model, state.device, state.rank_zero_seed)
-        elif self.is_connected and not is_sharded(model):
-            broadcast_model(model)
-            self._wrap(state)
-        # The wrapper that controls when gradients are reduced; it reduces them until it is disabled.
+                self._wrap(state)
+        # What controls when gradients are reduced; it reduces them until it is disabled.
         is_ddp = isinstance(self.forward, nn.parallel.DistributedDataParallel)
         is_controlled = is_ddp or callable(getattr(self.forward, "set_requires_gradient_sync", None))
         controlled = self.forward if is_controlled else None
         if controlled is not self._synced:
             self._synced, self._syncs = controlled, True
-        is_multi = self._strategy is DDPSyncStrategy.MULTI_AUTO_SYNC
-        self._runs_together = is_multi or self._syncs_batchnorm or (self.is_connected and is_sharded(model))
+        is_multi = config.strategy is DDPSyncStrategy.MULTI_AUTO_SYNC
+        self._runs_together = is_multi or config.sync_batchnorm or (self.is_connected and is_sharded(model))
         self._model = model
         self._trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-    def check_has_data(self, model: nn.Module) -> None:
-        """Raise an error for a model on the meta device, unless it is sharded before it gets its data.
-
-        Raises:
-            ValueError: It has no data, and neither FSDP2 nor tensor parallelism splits it.
-        """
-        if not self.splits_model and is_on_meta(model):
-            raise ValueError(
-                "The model is on the meta device and has no weights. Build it on the CPU, or set "
-                "parallelism_config={'fsdp': {}}: then each process allocates and initializes only its part."
-            )
-
-    def check_device(self, device: torch.device) -> None:
-        """Check a device: ``"sync_batchnorm"`` requires GPUs, and so do replicas of a sharded model with torch 2.7.
-
-        Raises:
-            ValueError: The device is a CPU, and there are several processes.
-        """
-        if self._syncs_batchnorm and device.type == "cpu" and get_world_size() > 1:
-            raise ValueError(
-                "parallelism_config['sync_batchnorm'] requires GPUs, as torch.nn.SyncBatchNorm does not run on a CPU: "
-                "remove it, or train with device='gpu'."
-            )
-        check_replicas(self._fsdp, self._mesh, device)
-
-    def check_microbatch_size(self, size: int | str | None) -> None:
-        """Raise an error for a microbatch size that several processes cannot determine.
-
-        Raises:
-            ValueError: It is ``"auto"``, and the model is sharded or has layers that compute in all processes together.
-        """
-        if size == "auto" and (self.splits_model or self._syncs_batchnorm):
-            raise ValueError(
-                "device_train_microbatch_size='auto' requires trials in each process alone, which sharded models and "
-                "SyncBatchNorm do not support: set a number, or remove 'fsdp', 'mesh' and 'sync_batchnorm' from "
-                "parallelism_config."
-            )
 
     def begin_batch(
         self,
@@ -389,7 +240,7 @@ class Parallelism:
 
     def begin_microbatch(self, is_last: bool) -> None:
         """Set before a forward pass whether its backward pass reduces gradients: by default only the last does."""
-        syncs = not self.is_apart and (is_last or self._strategy is DDPSyncStrategy.MULTI_AUTO_SYNC)
+        syncs = not self.is_apart and (is_last or self.config.strategy is DDPSyncStrategy.MULTI_AUTO_SYNC)
         if syncs is self._syncs or self._synced is None:
             return
         self._syncs = syncs
@@ -413,7 +264,7 @@ class Parallelism:
         """
         if not self.is_connected or self._model is None:
             return 1.0
-        if self._strategy is DDPSyncStrategy.FORCED_SYNC and not self.is_apart:
+        if self.config.strategy is DDPSyncStrategy.FORCED_SYNC and not self.is_apart:
             _average_gradients(self._trainable)
             broadcast_buffers(self._model)
         if self._usual is None or self._data_world_size == 1:
@@ -443,22 +294,41 @@ class Parallelism:
         torch.distributed.all_reduce(values)
         return dict(zip(losses, values.div_(get_world_size()).unbind(), strict=True))
 
-    def _check_layers(self, state: State) -> None:
-        """Raise an error for algorithms with which processes use different layers: gathers of weights would differ."""
+    def _shard(self, state: State) -> None:
+        """Split the model over processes, in place; a model on the meta device gets its initial values then."""
+        config, model = self.config, state.model
         drawing = [type(each).__name__ for each in state.algorithms if each.draws_layers]
-        if drawing and self._fsdp is not None and get_data_world_size() > 1:
-            raise ValueError(
+        if drawing and config.fsdp is not None and get_data_world_size() > 1:
+            raise ValueError(  # gathers of weights would differ
                 f"{' and '.join(drawing)} draws in each process which layers a step uses, and with FSDP2 all processes "
                 "must use the same ones. Train with DDP, or use all layers; for StochasticDepth, set "
                 "stochastic_method='sample'."
             )
+        if not is_initialized():
+            initialize_alone(state.device)
+        has_data = not is_on_meta(model)
+        if has_data:
+            broadcast_model(model)
+        shard(
+            model,
+            state.optimizers,
+            config.fsdp,
+            state.device,
+            state.precision,
+            mesh=config.mesh,
+            tensor_parallel=config.tp if config.layer_size > 1 else None,
+            compile_config=self.compile_config,
+        )
+        if not has_data:
+            initialize(model, state.device, state.rank_zero_seed)
 
     def _wrap(self, state: State) -> None:
+        """Wrap the model by DDP, unless it reduces nothing during the backward pass."""
         self._synced = None  # removes the hooks of the last wrapper before new ones are added
         is_trained = any(parameter.requires_grad for parameter in state.model.parameters())
-        if self._strategy is DDPSyncStrategy.FORCED_SYNC or not is_trained:
+        if self.config.strategy is DDPSyncStrategy.FORCED_SYNC or not is_trained:
             return
-        settings = attrs.asdict(self._ddp)
+        settings = attrs.asdict(self.config.ddp)
         settings["find_unused_parameters"] |= any(each.find_unused_parameters for each in state.algorithms)
         # The model has been broadcast, and without device_ids DDP does not move the batch, which is on the device.
         self.forward = nn.parallel.DistributedDataParallel(state.model, init_sync=False, **settings)
@@ -510,34 +380,6 @@ def _average_gradients(parameters: list[nn.Parameter]) -> None:
         flat.div_(world_size)
 
     exchange_in_buckets(gradients, average)
-
-
-def _checked_config(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    if config is None:
-        return {}
-    if not isinstance(config, Mapping):
-        raise TypeError(f"parallelism_config must be None or a dictionary, got {type(config).__name__}.")
-    given = {name: settings for name, settings in config.items() if settings is not None}
-    if set(given) - {"fsdp", "ddp", "mesh", "tp", "sync_batchnorm"} or {"fsdp", "ddp"} <= set(given):
-        raise ValueError(
-            "parallelism_config must be None, {'ddp': {...}}, {'fsdp': {...}} or {'mesh': {...}} with 'fsdp' and 'tp', "
-            f"and may contain 'sync_batchnorm', got {', '.join(repr(name) for name in given)}."
-        )
-    for name, settings in given.items():
-        if name == "sync_batchnorm":
-            check_flags(**{f"parallelism_config[{name!r}]": settings})
-        elif not isinstance(settings, Mapping):
-            raise TypeError(f"parallelism_config[{name!r}] must be a dictionary, got {type(settings).__name__}.")
-    return given
-
-
-def _checked_strategy(strategy: DDPSyncStrategy | str | None) -> DDPSyncStrategy:
-    if strategy is None:
-        return DDPSyncStrategy.SINGLE_AUTO_SYNC
-    try:
-        return DDPSyncStrategy(strategy.lower())
-    except (AttributeError, ValueError):
-        raise ValueError(f"ddp_sync_strategy must be one of {', '.join(DDPSyncStrategy)}, got {strategy!r}.") from None
 
 
 def _not_prepared(*_: Any) -> Any:

@@ -57,7 +57,7 @@ class Assembly:
             configure_deterministic_mode()
         initialize_dist(compute.device, settings.processes.dist_timeout)
         # Processes that split the model differently would wait for each other forever in the exchanges below.
-        check_same_values(plain_settings(self._parallel.sections()))
+        check_same_values(plain_settings(self._parallel.config.sections()))
         self.state = settings.make_state()
         optimizers = as_list(components.optimizers)
         # A model without parameters can be evaluated, and needs no optimizer.
@@ -107,7 +107,7 @@ class Assembly:
         if not is_sharded(state.model):
             broadcast_model(state.model)
         # A model that is split is compiled block by block when it is split.
-        if not self._parallel.splits_model:
+        if not self._parallel.config.splits_model:
             self._compute.compile(state.model)
         if loggers := self.logger.destinations:
             extra = given if settings.console.auto_log_hparams else None
@@ -168,7 +168,7 @@ class Assembly:
             self.close()
 
     def _set_microbatch_size(self, size: int | str | None) -> None:
-        self._parallel.check_microbatch_size(size)
+        self._parallel.config.check_microbatch_size(size)
         self.state.auto_microbatching = size == "auto"
         self.state.device_train_microbatch_size = size if isinstance(size, int) else None
 

@@ -257,9 +257,9 @@ class Settings:
         if savers or self.loading.is_given() or any(isinstance(one, SavesProgress) for one in callbacks):
             collect(reject_fsdp1, model)
         collect(self.loading.check, self.saving.save_folder, has_name=self.identity.found_name is not None)
-        collect(parallel.check_microbatch_size, self.compute.microbatch_size)
-        collect(parallel.check_has_data, model)
-        collect(parallel.check_device, self.compute.device)
+        collect(parallel.config.check_microbatch_size, self.compute.microbatch_size)
+        collect(parallel.config.check_has_data, model)
+        collect(parallel.config.check_device, self.compute.device)
         displays = collect(self.console.make_displays)
         if self.components.optimizers is not None:
             collect(check_optimizers, model, optimizers)

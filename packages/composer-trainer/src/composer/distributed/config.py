@@ -1,0 +1,231 @@
+"""The arguments by which processes share a batch and a model: ``parallelism_config`` and ``ddp_sync_strategy``."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import attrs
+from attrs.validators import instance_of, optional
+
+from composer.core.checks import whole_number_from
+from composer.distributed.environment import get_world_size
+from composer.distributed.mesh import MeshSettings, TensorParallelSettings
+from composer.distributed.meta import is_on_meta
+from composer.distributed.settings import Settings
+from composer.distributed.sharding import FSDPSettings, check_replicas
+from composer.functional.checks import check_flags
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+__all__ = ["DDPSettings", "DDPSyncStrategy", "ParallelismConfig"]
+
+
+class DDPSyncStrategy(enum.StrEnum):
+    """When gradients are reduced over processes; all strategies have the same result.
+
+    Example:
+        >>> DDPSyncStrategy("forced_sync").name
+        'FORCED_SYNC'
+    """
+
+    SINGLE_AUTO_SYNC = "single_auto_sync"
+    """During the backward pass of the last microbatch, with the least communication. The default."""
+
+    MULTI_AUTO_SYNC = "multi_auto_sync"
+    """During the backward pass of every microbatch."""
+
+    FORCED_SYNC = "forced_sync"
+    """After the last microbatch; does not search the graph for unused parameters."""
+
+
+@attrs.frozen(kw_only=True)
+class DDPSettings(Settings):
+    """Settings of ``torch.nn.parallel.DistributedDataParallel``; the keys of ``parallelism_config["ddp"]``.
+
+    Args:
+        find_unused_parameters: Whether a step may leave parameters without a gradient. Algorithms that do so
+            (LayerFreezing, StochasticDepth) enable it.
+        bucket_cap_mb: Size of a communication bucket, in MiB.
+        gradient_as_bucket_view: Whether gradients are views of the communication buckets, which saves their size in
+            memory.
+
+    Raises:
+        TypeError: A setting is of the wrong kind.
+        ValueError: A setting does not exist.
+
+    Example:
+        >>> DDPSettings.from_config({"find_unused_parameters": True}).find_unused_parameters
+        True
+    """
+
+    section: ClassVar[str] = "ddp"
+
+    find_unused_parameters: bool = attrs.field(default=False, validator=instance_of(bool))
+    bucket_cap_mb: int | None = attrs.field(
+        default=None, validator=optional(whole_number_from(1, meaning="It is in MiB."))
+    )
+    gradient_as_bucket_view: bool = attrs.field(default=False, validator=instance_of(bool))
+
+
+@attrs.frozen(kw_only=True)
+class ParallelismConfig:
+    """How processes share a batch and a model.
+
+    Attributes:
+        ddp: Settings of DDP, which trains a model that is not split.
+        fsdp: Settings of FSDP2, which shards the model; None does not.
+        tp: Settings of tensor parallelism, which splits layers; None does not.
+        mesh: The numbers of processes that share samples and layers; None has all of them share samples.
+        sync_batchnorm: Whether BatchNorm normalizes by the samples of all processes.
+        strategy: When gradients are reduced.
+    """
+
+    ddp: DDPSettings
+    fsdp: FSDPSettings | None = None
+    tp: TensorParallelSettings | None = None
+    mesh: MeshSettings | None = None
+    sync_batchnorm: bool = False
+    strategy: DDPSyncStrategy = DDPSyncStrategy.SINGLE_AUTO_SYNC
+
+    @classmethod
+    def from_arguments(cls, config: Mapping[str, Any] | None, strategy: DDPSyncStrategy | str | None) -> Self:
+        """Return the arguments of a trainer, checked.
+
+        Raises:
+            TypeError: A setting is of the wrong kind.
+            ValueError: A setting does not exist, or two contradict each other.
+        """
+        sections = _checked_sections(config)
+        kinds: dict[str, type[Settings]] = {
+            "ddp": DDPSettings,
+            "fsdp": FSDPSettings,
+            "tp": TensorParallelSettings,
+            "mesh": MeshSettings,
+        }
+        settings: dict[str, Any] = {
+            name: kind.from_config(sections[name]) for name, kind in kinds.items() if name in sections
+        }
+        if "tp" in sections and "tp" not in sections.get("mesh", {}):
+            raise ValueError(
+                "parallelism_config['tp'] requires the number of processes that share a layer: "
+                "parallelism_config={'mesh': {'tp': 2}, 'tp': {...}}."
+            )
+        if "mesh" in sections:
+            settings["fsdp"] = _checked_mesh(settings["mesh"], settings)
+        made = cls(
+            **{"ddp": DDPSettings()} | settings,
+            sync_batchnorm=sections.get("sync_batchnorm", False),
+            strategy=_checked_strategy(strategy),
+        )
+        if made.splits_model and made.strategy is DDPSyncStrategy.FORCED_SYNC:
+            raise ValueError(
+                "ddp_sync_strategy='forced_sync' is for DDP, and parallelism_config contains 'fsdp' or a mesh that "
+                "splits the model. "
+                "Use 'multi_auto_sync', which needs less memory, or 'single_auto_sync', which communicates less."
+            )
+        return made
+
+    @property
+    def layer_size(self) -> int:
+        """How many processes share a layer."""
+        return 1 if self.mesh is None else self.mesh.tp
+
+    @property
+    def splits_model(self) -> bool:
+        """Whether the model is split over processes, by FSDP2 or tensor parallelism."""
+        return self.fsdp is not None or self.layer_size > 1
+
+    def sections(self) -> dict[str, Settings | None]:
+        """Return the settings by which processes form groups and split the model, by argument."""
+        return {f"parallelism_config[{name!r}]": getattr(self, name) for name in ("mesh", "fsdp", "tp")}
+
+    def check_has_data(self, model: nn.Module) -> None:
+        """Raise an error for a model on the meta device, unless it is sharded before it gets its data.
+
+        Raises:
+            ValueError: It has no data, and neither FSDP2 nor tensor parallelism splits it.
+        """
+        if not self.splits_model and is_on_meta(model):
+            raise ValueError(
+                "The model is on the meta device and has no weights. Build it on the CPU, or set "
+                "parallelism_config={'fsdp': {}}: then each process allocates and initializes only its part."
+            )
+
+    def check_device(self, device: torch.device) -> None:
+        """Check a device: ``"sync_batchnorm"`` requires GPUs, and so do replicas of a sharded model with torch 2.7.
+
+        Raises:
+            ValueError: The device is a CPU, and there are several processes.
+        """
+        if self.sync_batchnorm and device.type == "cpu" and get_world_size() > 1:
+            raise ValueError(
+                "parallelism_config['sync_batchnorm'] requires GPUs, as torch.nn.SyncBatchNorm does not run on a CPU: "
+                "remove it, or train with device='gpu'."
+            )
+        check_replicas(self.fsdp, self.mesh, device)
+
+    def check_microbatch_size(self, size: int | str | None) -> None:
+        """Raise an error for a microbatch size that several processes cannot determine.
+
+        Raises:
+            ValueError: It is ``"auto"``, and the model is sharded or has layers that compute in all processes together.
+        """
+        if size == "auto" and (self.splits_model or self.sync_batchnorm):
+            raise ValueError(
+                "device_train_microbatch_size='auto' requires trials in each process alone, which sharded models and "
+                "SyncBatchNorm do not support: set a number, or remove 'fsdp', 'mesh' and 'sync_batchnorm' from "
+                "parallelism_config."
+            )
+
+
+def _checked_sections(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if config is None:
+        return {}
+    if not isinstance(config, Mapping):
+        raise TypeError(f"parallelism_config must be None or a dictionary, got {type(config).__name__}.")
+    given = {name: settings for name, settings in config.items() if settings is not None}
+    if set(given) - {"fsdp", "ddp", "mesh", "tp", "sync_batchnorm"} or {"fsdp", "ddp"} <= set(given):
+        raise ValueError(
+            "parallelism_config must be None, {'ddp': {...}}, {'fsdp': {...}} or {'mesh': {...}} with 'fsdp' and 'tp', "
+            f"and may contain 'sync_batchnorm', got {', '.join(repr(name) for name in given)}."
+        )
+    for name, settings in given.items():
+        if name == "sync_batchnorm":
+            check_flags(**{f"parallelism_config[{name!r}]": settings})
+        elif not isinstance(settings, Mapping):
+            raise TypeError(f"parallelism_config[{name!r}] must be a dictionary, got {type(settings).__name__}.")
+    return given
+
+
+def _checked_mesh(mesh: MeshSettings, settings: Mapping[str, Any]) -> FSDPSettings | None:
+    """Return the settings of FSDP2 with a mesh, and raise an error for those that contradict each other."""
+    mesh.check_world_size()
+    fsdp: FSDPSettings | None = settings.get("fsdp")
+    if mesh.tp > 1 and "tp" not in settings:
+        raise ValueError(
+            f"parallelism_config['mesh'] has tp={mesh.tp}, but no plan of the layers to split. Pass "
+            "parallelism_config['tp']={'plan': {'name of a layer': 'colwise'}}."
+        )
+    if fsdp is not None and fsdp.device_mesh is not None:
+        raise ValueError(
+            "parallelism_config['mesh'] and parallelism_config['fsdp']['device_mesh'] both arrange the processes: "
+            "leave out one."
+        )
+    if fsdp is None and (mesh.shard > 1 or (mesh.tp > 1 and mesh.data_degree > 1)):
+        fsdp = FSDPSettings()  # DDP does not average the gradients of layers that are split
+    if fsdp is not None and settings.get("ddp", DDPSettings()) != DDPSettings():
+        raise ValueError("parallelism_config contains settings of DDP, and the mesh requires FSDP2: remove 'ddp'.")
+    return fsdp
+
+
+def _checked_strategy(strategy: DDPSyncStrategy | str | None) -> DDPSyncStrategy:
+    if strategy is None:
+        return DDPSyncStrategy.SINGLE_AUTO_SYNC
+    try:
+        return DDPSyncStrategy(strategy.lower())
+    except (AttributeError, ValueError):
+        raise ValueError(f"ddp_sync_strategy must be one of {', '.join(DDPSyncStrategy)}, got {strategy!r}.") from None
