@@ -5,9 +5,17 @@ import math
 import pytest
 import torch
 
+from composer.algorithms import SWA
 from composer.core import Callback
-from composer.optim import CosineAnnealingScheduler, LinearWithWarmupScheduler
-from fixtures import make_classifier, small_run
+from composer.optim import (
+    ConstantScheduler,
+    CosineAnnealingScheduler,
+    DecoupledAdamW,
+    DecoupledSGDW,
+    LinearScheduler,
+    LinearWithWarmupScheduler,
+)
+from fixtures import full_copy, make_classifier, record, same_bits, small_run
 
 
 class TestSchedulers:
@@ -122,6 +130,142 @@ class TestSchedulesOverSeveralFits:
 
         with pytest.raises(ValueError, match="a data loader with a known length"):
             trainer.fit()
+
+
+OPTIMIZERS = pytest.mark.parametrize("kind", [DecoupledSGDW, DecoupledAdamW, torch.optim.SGD, torch.optim.AdamW])
+
+
+def rates_of(trainer):
+    """Train, and return the learning rate of each batch."""
+    rates = record("before_forward", lambda state: float(state.optimizers[0].param_groups[0]["lr"]))
+    trainer.state.callbacks.append(rates)
+    trainer.fit()
+    return rates.values
+
+
+def run_with(kind, lr, model=None, **options):
+    """Return a trainer with an optimizer of a class, and the optimizer."""
+    model = model or make_classifier()
+    optimizer = kind(model.parameters(), lr=lr, weight_decay=0.0)
+    return small_run(model=model, optimizers=optimizer, **options), optimizer
+
+
+class TestAssignedRates:
+    """A rate that the user assigns is the one that a schedule multiplies from then on."""
+
+    @OPTIMIZERS
+    @pytest.mark.parametrize("search", [False, True])
+    def test_before_the_training(self, kind, search):
+        """Between the constructor and the training, also after find_lr."""
+        trainer, optimizer = run_with(kind, 0.1, schedulers=LinearScheduler(), max_duration="4ba")
+        if search:
+            trainer.find_lr(num_batches=2)
+        optimizer.param_groups[0]["lr"] = 0.004
+
+        assert rates_of(trainer) == pytest.approx([0.004, 0.003, 0.002, 0.001])
+        assert optimizer.param_groups[0]["initial_lr"] == 0.004
+
+    @OPTIMIZERS
+    def test_before_a_second_training(self, kind):
+        """A second training with the optimizer uses the new rate, or without one that of the first training."""
+        trainer, optimizer = run_with(kind, 0.1, schedulers=LinearScheduler(), max_duration="2ba")
+        trainer.fit()
+        options = {"model": trainer.state.model, "schedulers": LinearScheduler(), "max_duration": "2ba"}
+
+        assert rates_of(small_run(optimizers=optimizer, **options)) == [0.1, 0.05]
+        optimizer.param_groups[0]["lr"] = 0.004
+        assert rates_of(small_run(optimizers=optimizer, **options)) == [0.004, 0.002]
+
+    @OPTIMIZERS
+    def test_in_a_training_and_resumed(self, kind, tmp_path):
+        """A rate that a callback assigns is used for its batch and then multiplied, and a resumed run is identical."""
+
+        class Assign(Callback):
+            def batch_start(self, state, logger):
+                if state.timestamp.batch == 2:
+                    state.optimizers[0].param_groups[0]["lr"] = 0.5
+
+        def make(**options):
+            torch.manual_seed(3)
+            options |= {"schedulers": LinearScheduler(), "callbacks": Assign(), "max_duration": "8ba"}
+            return run_with(kind, 0.1, **options)[0]
+
+        complete = make()
+        rates = rates_of(complete)
+        stopped = make()
+        stopped.engine.on("batch_end", lambda state, _: state.timestamp.batch == 4 and stopped.save_checkpoint(path))
+        path = str(tmp_path / "four")
+        stopped.fit()
+        resumed = make(load_path=path)
+
+        assert rates == pytest.approx([0.1, 0.0875, 0.5, 0.3125, 0.25, 0.1875, 0.125, 0.0625])
+        assert rates_of(resumed) == rates[4:]
+        assert same_bits(full_copy(resumed.state.model), full_copy(complete.state.model))
+
+    def test_in_a_tensor(self):
+        """A rate in a tensor, which a compiled step reads, is assigned in place."""
+        rate = torch.tensor(0.1)
+        model = make_classifier()
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate, foreach=False)
+        options = {"model": model, "optimizers": optimizer, "schedulers": LinearScheduler(), "max_duration": "2ba"}
+        small_run(**options).fit()
+        rate.fill_(0.5)
+
+        assert rates_of(small_run(**options)) == [0.5, 0.25]
+        assert optimizer.param_groups[0]["lr"] is rate
+
+
+SCHEDULES = {
+    "none": lambda optimizer: {},
+    "constant": lambda optimizer: {"schedulers": ConstantScheduler()},
+    "linear": lambda optimizer: {"schedulers": LinearScheduler()},
+    "by epoch": lambda optimizer: {"schedulers": LinearScheduler(), "step_schedulers_every_batch": False},
+    "torch": lambda optimizer: {"schedulers": torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)},
+}
+
+
+class TestRatesOfSWA:
+    """From swa_start on SWA sets the rates, whatever the schedule."""
+
+    @pytest.mark.parametrize("schedule", list(SCHEDULES))
+    @pytest.mark.parametrize("as_rate", [float, torch.tensor])
+    def test_one_owner(self, schedule, as_rate, tmp_path):
+        """Every batch from swa_start on has swa_lr, and a run resumed in the middle of an epoch is identical."""
+
+        def make(**options):
+            torch.manual_seed(3)
+            model = make_classifier()
+            optimizer = torch.optim.SGD(model.parameters(), lr=as_rate(0.1), foreach=False)
+            swa = SWA("1ep", "3ep", schedule_swa_lr=True, anneal_steps=1, swa_lr=0.01, update_interval="1ep")
+            options |= {"train_subset_num_batches": 3, "max_duration": "4ep", **SCHEDULES[schedule](optimizer)}
+            return small_run(model=model, optimizers=optimizer, algorithms=swa, **options)
+
+        complete, saved = make(), {}
+        for event in ("batch_checkpoint", "epoch_checkpoint"):  # after the third epoch SWA is over
+            complete.engine.on(
+                event,
+                lambda state, _, at=event: saved.update(
+                    {complete.save_checkpoint(f"{tmp_path}/{at}-{state.timestamp.batch}"): int(state.timestamp.batch)}
+                ),
+            )
+        rates = rates_of(complete)
+        assert rates[0] == pytest.approx(0.1)
+        assert rates[3:] == pytest.approx([0.01] * 9)
+
+        for path, batch in saved.items():
+            resumed = make(load_path=path)
+            assert rates_of(resumed) == rates[batch:]
+            assert same_bits(full_copy(resumed.state.model), full_copy(complete.state.model))
+
+    def test_the_schedule_continues_after_a_restart(self):
+        """A second training with the trainer begins with the schedule's rate."""
+        swa = SWA("1ba", "3ba", schedule_swa_lr=True, anneal_steps=1, swa_lr=0.01, update_interval="1ba")
+        trainer = small_run(algorithms=swa, schedulers=LinearScheduler(), max_duration="4ba")
+        rates = rates_of(trainer)
+
+        trainer.fit(reset_time=True)
+
+        assert rates == pytest.approx([0.1, 0.01, 0.01, 0.01] * 2)
 
 
 class Endless:

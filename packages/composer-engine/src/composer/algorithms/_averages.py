@@ -72,7 +72,7 @@ class WeightAveraging(Algorithm):
         """Return the events at which it runs: updates are at the end of batches or of epochs."""
         assert self.update_interval is not None
         unused = Event.EPOCH_END if self.update_interval.unit is TimeUnit.BATCH else Event.BATCH_END
-        return {event: stage for event, stage in self.runs_at.items() if event is not unused}
+        return {event: stage for event, stage in WeightAveraging.runs_at.items() if event is not unused}
 
     def is_update_due(self, event: Event, state: State) -> bool:
         """Return whether the interval of updates has passed at the end of a batch or an epoch."""

@@ -11,6 +11,7 @@ from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveragin
 from composer.algorithms._idle import warn_if_idle, warn_of_no_effect
 from composer.core import Event, Logger, Stage, State, Time, TimeUnit, saved
 from composer.core.checks import is_flag, number_between, one_of, whole_number_from
+from composer.core.learning_rates import set_rate
 from composer.core.serializable import transient
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ class SWA(WeightAveraging):
         swa_start: When averaging starts.
         swa_end: When averaging ends, and the model continues from the averages.
         update_interval: The interval of updates, in batches or epochs.
-        schedule_swa_lr: Whether to anneal the learning rates to ``swa_lr`` from ``swa_start`` on.
+        schedule_swa_lr: Whether to anneal the learning rates to ``swa_lr`` from ``swa_start`` on, and keep them until
+            the end of the training, instead of the schedulers.
         anneal_strategy: The annealing, ``"linear"`` or ``"cos"``.
         anneal_steps: The number of updates of the annealing.
         swa_lr: The final learning rate; None keeps the learning rates at ``swa_start``.
@@ -74,6 +76,7 @@ class SWA(WeightAveraging):
     _is_over: bool = saved(default=False)
     _first_lrs: list[list[float]] | None = saved(default=None)
 
+    runs_at: ClassVar = {**WeightAveraging.runs_at, Event.ITERATION_END: Stage.WEIGHTS}
     reads: ClassVar = {"model", "optimizers", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"model", "optimizers"}
 
@@ -88,7 +91,7 @@ class SWA(WeightAveraging):
 
     def runs_at_events(self) -> Mapping[Event, Stage]:
         """Return the events at which it runs: updates are at the end of batches or of epochs."""
-        # With schedule_swa_lr at both, because a scheduler may have stepped.
+        # With schedule_swa_lr at all events before which schedulers step, so that it is the last to set the rates.
         return self.runs_at if self.schedule_swa_lr else super().runs_at_events()
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
@@ -97,7 +100,12 @@ class SWA(WeightAveraging):
             restarts = self._averages.begin_fit(state)
             if restarts or (self._is_over and not state.has_reached(self.swa_start)):
                 self._is_over, self._num_averaged, self._first_lrs = False, 0, None
-            return
+        else:
+            self._average(event, state)
+        if self.schedule_swa_lr and self._first_lrs is not None:
+            self._set_learning_rates(state, self._first_lrs)
+
+    def _average(self, event: Event, state: State) -> None:
         if event is Event.FIT_END and self._num_averaged == 1:
             self._warn_of_one_update()
         if self._is_over:
@@ -125,7 +133,7 @@ class SWA(WeightAveraging):
             if not state.has_reached(self.swa_start):
                 return
             # Saved, because in a resumed run the groups already have annealed learning rates.
-            self._first_lrs = [[group["lr"] for group in each.param_groups] for each in state.optimizers]
+            self._first_lrs = [[float(group["lr"]) for group in each.param_groups] for each in state.optimizers]
         if self.is_update_due(event, state):
             # The mean of n + 1 values from that of n, as in Algorithm 1 of the paper.
             self._averages.update(state.model, self._num_averaged / (self._num_averaged + 1))
@@ -133,8 +141,6 @@ class SWA(WeightAveraging):
         if self._averages and state.has_reached(self.swa_end):
             self._averages.keep_in_model()
             self._is_over = True
-        elif self.schedule_swa_lr:
-            self._set_learning_rates(state, self._first_lrs)
 
     def _warn_of_one_update(self) -> None:
         warn_of_no_effect(
@@ -149,4 +155,4 @@ class SWA(WeightAveraging):
         for optimizer, first in zip(state.optimizers, first_lrs, strict=True):
             for group, rate in zip(optimizer.param_groups, first, strict=True):
                 goal = rate if self.swa_lr is None else self.swa_lr
-                group["lr"] = rate + (goal - rate) * done
+                set_rate(group, rate + (goal - rate) * done)

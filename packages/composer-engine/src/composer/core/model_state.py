@@ -353,7 +353,10 @@ def _load_named_state(parameters: Mapping[str, Tensor], optimizer: Optimizer, sa
     not_saved = {numbers[name] for name in numbers.keys() - {*held_parameters(groups)}}
     state = {number: held for number, held in own["state"].items() if number in not_saved}
     state |= {numbers[name]: values for name, values in loaded.items()}
-    settings = zip(own["param_groups"], kept, strict=True)
+    settings = list(zip(own["param_groups"], kept, strict=True))
+    for group, saved_group in settings:
+        if "lr" in saved_group:
+            group.pop("scheduled_lr", None)  # of its own rate; states from elsewhere have none of the loaded one
     merged = [{**group, **saved_group, "params": group["params"]} for group, saved_group in settings]
     optimizer.load_state_dict({"state": state, "param_groups": merged})
     # torch converts what it loads to the parameter's dtype, which would round a 32-bit average of 16-bit weights.

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from composer.core import State, Time, TimeUnit
+from composer.core.learning_rates import base_rate, set_rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch import Tensor
     from torch.optim import Optimizer
 
 __all__ = ["ClockLR", "position"]
@@ -83,6 +84,8 @@ def _absolute(span: Time, ratio: float, state: State) -> tuple[float, TimeUnit]:
 class ClockLR(LRScheduler):
     """Set each learning rate to its initial value times a factor that depends only on the run's clock.
 
+    A rate that is assigned between two steps becomes the initial value; see :mod:`composer.core.learning_rates`.
+
     ``torch.optim.lr_scheduler.LambdaLR`` counts its own steps instead, and warns about the order of steps when a loss
     scaler skips the first step or an algorithm wraps the optimizer.
 
@@ -100,7 +103,7 @@ class ClockLR(LRScheduler):
         factor = self._factor()
         if type(factor) is not float or not 0 <= factor < math.inf:
             factor = _checked(factor, self._factor)
-        return [_initial_rate(group) * factor for group in self.optimizer.param_groups]
+        return [base_rate(group) * factor for group in self.optimizer.param_groups]
 
     def step(self, epoch: int | None = None) -> None:
         """Set the learning rates; ``epoch`` is ignored."""
@@ -109,11 +112,7 @@ class ClockLR(LRScheduler):
         self.last_epoch += 1
         self._last_lr = self.get_lr()
         for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
-            # In place, because compiled and captured optimizers refer to the tensor.
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+            set_rate(group, rate)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the last learning rates, for information: the clock alone determines the next ones."""
@@ -139,11 +138,3 @@ def _checked(factor: Any, schedule: Any) -> float:
             f"a finite number of 0 or more, got {factor!r}."
         )
     return number
-
-
-def _initial_rate(group: dict[str, Any]) -> float | Tensor:
-    if "initial_lr" not in group:
-        rate = group["lr"]
-        group["initial_lr"] = rate.clone() if isinstance(rate, Tensor) else rate
-    initial: float | Tensor = group["initial_lr"]
-    return initial

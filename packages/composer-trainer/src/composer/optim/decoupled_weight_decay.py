@@ -63,12 +63,12 @@ class _DecoupledOptimizer(Optimizer, abc.ABC):
         check_interval("weight_decay", group["weight_decay"], 0, math.inf, meaning, open_high=True)
         self._check(group)
         super().add_param_group(param_group)
-        self.param_groups[-1].setdefault("initial_lr", self.param_groups[-1]["lr"])
+        _record_rates(self.param_groups[-1])
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
-            group.setdefault("initial_lr", group["lr"])
+            _record_rates(group)
         for values in self.state.values():
             # Fused torch optimizers keep the count on the device, where reading it would synchronize.
             if "step" in values:
@@ -115,7 +115,8 @@ class DecoupledSGDW(_DecoupledOptimizer):
     - ``weights <- weights - lr * v_t``, or with ``nesterov``, ``weights - lr * (gradient_t + momentum * v_t)``.
 
     Without weight decay it is :class:`torch.optim.SGD`, and their states are interchangeable. ``initial_lr`` is the
-    learning rate that a group was created with; schedules start from it. ``OneCycleLR`` overwrites it.
+    learning rate that a group was created with; schedules start from it. ``OneCycleLR`` overwrites it, and so does a
+    schedule of :mod:`composer.optim` if another rate has been assigned.
 
     Args:
         params: Parameters, ``(name, parameter)`` pairs, or parameter groups with their own settings.
@@ -198,7 +199,8 @@ class DecoupledAdamW(_DecoupledOptimizer):
 
     At a constant rate it is :class:`torch.optim.AdamW` with ``weight_decay / lr``, and their states are
     interchangeable. ``initial_lr`` is the learning rate that a group was created with; schedules start from it.
-    ``OneCycleLR`` replaces it with its own first rate.
+    ``OneCycleLR`` replaces it with its own first rate, and a schedule of :mod:`composer.optim` with a rate that has
+    been assigned.
 
     Args:
         params: Parameters, ``(name, parameter)`` pairs, or parameter groups with their own settings.
@@ -274,6 +276,11 @@ class DecoupledAdamW(_DecoupledOptimizer):
         if amsgrad and "max_exp_avg_sq" not in state:
             state["max_exp_avg_sq"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
         return state
+
+
+def _record_rates(group: Group) -> None:
+    group.setdefault("initial_lr", group["lr"])
+    group.setdefault("scheduled_lr", group["lr"])  # so that a schedule uses a rate that is assigned before it begins
 
 
 def _decay(weights: list[Tensor], group: Group) -> None:

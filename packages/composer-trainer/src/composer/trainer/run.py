@@ -70,7 +70,7 @@ class Run:
     ) -> None:
         self.engine, self.state = engine, engine.state
         self.batches, self.optimization, self.schedules, self.parallel = batches, optimization, schedules, parallel
-        schedules.follow_clock()
+        schedules.follow_clock(self.state.timestamp)
         self.clock = Clock(self.state)
         loss = optimization.in_precision(self.state.compute_loss)
         self.step = Step(self.state, engine.run_event, parallel.forward, loss, split=self._split)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-    from composer.core import State
+    from composer.core import State, Timestamp
 
 __all__ = ["SchedulerLike", "Schedules", "check_schedulers", "scaled"]
 
@@ -40,10 +40,15 @@ class Schedules:
     every_epoch: tuple[LRScheduler, ...] = ()
     by_clock: tuple[LRScheduler, ...] = ()
 
-    def follow_clock(self) -> None:
-        """Recompute the learning rates that depend on the clock, because the duration may have changed."""
+    def follow_clock(self, clock: Timestamp) -> None:
+        """Recompute the learning rates that depend on the clock, because the duration may have changed.
+
+        Those that change after each epoch are kept until its end, as they depend on the clock at its beginning.
+        """
+        is_in_epoch = clock.count(TimeUnit.BATCH, in_epoch=True) > 0
         for scheduler in self.by_clock:
-            scheduler.step()
+            if not is_in_epoch or scheduler in self.every_batch:
+                scheduler.step()
 
 
 def check_schedulers(schedulers: SchedulerLike | Sequence[SchedulerLike] | None) -> list[SchedulerLike]:
