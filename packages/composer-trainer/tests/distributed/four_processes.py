@@ -132,6 +132,19 @@ class SizedStream(Stream):
         return len(self.samples)
 
 
+class Announcing:
+    """A batch sampler, or a loader, whose length is one batch in each process, whatever it has."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __len__(self):
+        return 1
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
 class StatefulLoader:
     """Saves its position; at the end of the samples it begins again with the next epoch."""
 
@@ -160,10 +173,13 @@ def check_streams(folder):
     rank, world_size = cd.get_global_rank(), cd.get_world_size()
     own = list(range(rank, 20, world_size))
     unequal = DataLoader(Stream(own[:2] if rank in {1, 2} else own), batch_size=2)
+    batches = [own[:2]] if rank in {1, 2} else [own[:2], own[2:4], own[4:]]
     resumed = {}
     for kind, make_loader in {
         "stream": lambda: unequal,
-        "stateful": lambda: StatefulLoader([own[:2]] if rank in {1, 2} else [own[:2], own[2:4], own[4:]]),
+        "stateful": lambda: StatefulLoader(batches),
+        "batch sampler": lambda: DataLoader(range(20), batch_sampler=Announcing(batches)),
+        "announcing": lambda: Announcing([torch.tensor(batch) for batch in batches]),
     }.items():
         options = {"save_folder": str(folder / kind), "save_interval": "1ba"}
         with make_trainer(make_loader(), run_name=kind, **options) as trainer:
@@ -177,6 +193,8 @@ def check_streams(folder):
         "split": fit(DataLoader(Stream(own), batch_size=2)),
         "not split": fit(DataLoader(Stream(range(8)), batch_size=2)),
         "unequal": fit(unequal),
+        "batch sampler": fit(DataLoader(range(20), batch_sampler=Announcing(batches))),
+        "announcing": fit(Announcing([torch.tensor(batch) for batch in batches])),
         "empty": fit(DataLoader(Stream([] if rank in {0, 3} else own), batch_size=2)),
         "microbatches": fit(unequal, device_train_microbatch_size=1, ddp_sync_strategy="multi_auto_sync"),
         "lengths": fit(DataSpec(sized, batch_transforms=shift)),

@@ -78,6 +78,8 @@ class TestStreams:
         ("run", "own", "clock"),
         [
             ("unequal", (5, 2, 2, 5), [2, 6, 28]),
+            ("batch sampler", (5, 2, 2, 5), [2, 6, 28]),
+            ("announcing", (5, 2, 2, 5), [2, 6, 28]),
             ("empty", (0, 5, 5, 0), [2, 6, 20]),
             ("microbatches", (5, 2, 2, 5), [2, 6, 28]),
         ],
@@ -92,7 +94,9 @@ class TestStreams:
 
         for result in four_processes:
             found = result["streams"][run]
-            assert (found["clock"], found["warnings"]) == (clock, [])
+            assert found["clock"] == clock
+            assert all("has a length of 1 batches and returned" in warning for warning in found["warnings"])
+            assert len(found["warnings"]) == (run in {"batch sampler", "announcing"})
             for lost in found["lost"]:
                 assert lost == pytest.approx(expected, abs=1e-12)
 
@@ -104,7 +108,7 @@ class TestStreams:
             assert [index for index, loss in enumerate(found["lost"][0]) if loss] == [8, 9, 10, 11, 12, 15, 16, 19]
 
     @pytest.mark.parametrize(("place", "batches"), [("ep0-ba2", 2), ("ep1-ba5", 5)])
-    @pytest.mark.parametrize("kind", ["stream", "stateful"])
+    @pytest.mark.parametrize("kind", ["stream", "stateful", "batch sampler", "announcing"])
     def test_resume_after_some_streams_have_ended(self, four_processes, kind, place, batches):
         """A resumed run has the same losses from there on, though some processes have no more batches."""
         for result in four_processes:

@@ -92,7 +92,9 @@ def get_sampler(
 
 
 def set_epoch(loader: object, epoch: int) -> None:
-    """Call ``set_epoch`` of a loader's sampler, if it has that method, to shuffle in the order of that epoch.
+    """Call ``set_epoch`` of a loader, its data set and its samplers, of those that have this method.
+
+    Samplers use it to shuffle in the order of that epoch. Worker processes that exist already are not reached.
 
     Example:
         >>> sampler = get_sampler(range(3), shuffle=True, num_replicas=1, rank=0)
@@ -100,10 +102,14 @@ def set_epoch(loader: object, epoch: int) -> None:
         >>> sampler.epoch
         4
     """
-    for sampler in _samplers(loader):
-        setter = getattr(sampler, "set_epoch", None)
-        if callable(setter):
-            setter(epoch)
+    parts, seen = [loader, *(getattr(loader, name, None) for name in ("dataset", "batch_sampler", "sampler"))], set()
+    for part in parts:
+        if part is not None and id(part) not in seen:
+            seen.add(id(part))
+            parts.append(getattr(part, "sampler", None))  # a sampler may be around another one
+            setter = getattr(part, "set_epoch", None)
+            if callable(setter):
+                setter(epoch)
 
 
 def check_sampler(loader: object, name: str = "train_dataloader") -> None:

@@ -117,6 +117,7 @@ class Run:
         # Last, because wrapping the model and the callbacks at FIT_START may draw random numbers.
         if self._resume is not None:
             self._resume()
+            self._update_length()
         self.clock.elapsed()  # the time before is not training time
 
     def wrap_model(self) -> None:
@@ -149,6 +150,7 @@ class Run:
         if batch is END:
             self._is_in_batch = False
             return False
+        self._update_length()
         self._num_samples = self._count_samples(batch)
         self._num_tokens = self._count_tokens(batch)
         self._is_counted = self.batches.position.counts
@@ -157,6 +159,10 @@ class Run:
         if self.parallel.is_connected:
             self._seconds = self.clock.elapsed() / 1e6
         return True
+
+    def _update_length(self) -> None:
+        if self.state.dataloader_len != self.batches.position.length:  # the epoch has more batches than announced
+            self.state.dataloader_len = self.batches.position.length
 
     def _split(self) -> Iterable[Part]:
         """Return the microbatches, each with its weight: its fraction of the elements that the loss is the mean of."""

@@ -1,16 +1,19 @@
-"""Training batches in one of several processes."""
+"""Training batches: lengths that are wrong, and one of several processes."""
 
 import itertools
 import math
+import warnings
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
 import composer.trainer.data.batches
 from composer.core import DataSpec
 from composer.distributed import get_sampler
 from composer.trainer.data.batches import Batches
+from fixtures import record, small_run, weights
+from fixtures.data import vectors
 
 
 class OwnLoader(DataLoader):
@@ -20,7 +23,7 @@ class OwnLoader(DataLoader):
         return super().__iter__()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def one_of_two(monkeypatch):
     """This process counts as the second of two."""
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -32,6 +35,7 @@ def make_batches(loader_class, samples, **options):
     return Batches(DataSpec(loader), -1, torch.device("cpu"))
 
 
+@pytest.mark.usefixtures("one_of_two")
 class TestRepeats:
     def test_repeats_that_cannot_be_excluded_warn(self):
         """The warning states the number of repeated samples and the remedy."""
@@ -65,6 +69,7 @@ class TestRepeats:
         assert counts == expected
 
 
+@pytest.mark.usefixtures("one_of_two")
 def test_sparse_batches_are_not_compared(monkeypatch):
     """First batches with sparse tensors are not compared across processes."""
     batches = Batches(DataSpec([torch.eye(3).to_sparse()]), -1, torch.device("cpu"))
@@ -89,6 +94,7 @@ class Pairs(Sampler):
             yield pair
 
 
+@pytest.mark.usefixtures("one_of_two")
 class TestOwnBatchSampler:
     """Its batches are its own, so that what the sampler repeats is trained on."""
 
@@ -115,6 +121,7 @@ def saved_place(place, samples=46):
     return {**batches.state_dict(), "place": place}
 
 
+@pytest.mark.usefixtures("one_of_two")
 class TestOtherNumbersOfProcesses:
     """The place of four processes, with three samples in a batch each, in the data of the second of two."""
 
@@ -172,8 +179,148 @@ class TestOtherNumbersOfProcesses:
         assert plain.state_dict()["place"] == batches
 
 
+@pytest.mark.usefixtures("one_of_two")
 class TestDropLast:
     def test_less_than_a_batch_of_all_processes(self):
         """Processes that would have batches of repeats alone train on none; without any the data raises an error."""
         with pytest.raises(ValueError, match="smaller than one batch of all processes with drop_last=True"):
             make_batches(lambda *args, **options: DataLoader(*args, drop_last=True, **options), 3)
+
+
+class RoundedDown(Sampler):
+    """A batch sampler that has a last batch of two samples, which its length does not count."""
+
+    def __len__(self):
+        return 10 // 4
+
+    def __iter__(self):
+        yield from torch.randperm(10).split(4)
+
+
+class Estimated(Sampler):
+    """A sampler of twelve samples that announces more or fewer."""
+
+    def __init__(self, length):
+        super().__init__()
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        return iter(torch.randperm(12).tolist())
+
+
+class Split(IterableDataset):
+    """Ten samples, shared by the workers, whose batches torch counts as if there were one."""
+
+    def __len__(self):
+        return 10
+
+    def __iter__(self):
+        worker = get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        return iter([vectors(10)[index] for index in range(first, 10, step)])
+
+
+class Ending(Dataset):
+    """A data set whose eleventh sample raises StopIteration."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        if index == 10:
+            raise StopIteration
+        return vectors(24)[index]
+
+
+class Announcing:
+    """A loader of three batches whose length is another number; each epoch has other samples."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        return iter([(torch.rand(4, 4), torch.randint(3, (4,))) for _ in range(3)])
+
+
+class Saving(Announcing):
+    """The same, saving its position."""
+
+    place = epoch = 0
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.epoch)
+        batches = [(torch.rand(4, 4, generator=generator), torch.arange(4) % 3) for _ in range(3)]
+        while self.place < len(batches):
+            self.place += 1
+            yield batches[self.place - 1]
+        self.place, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self):
+        return {"place": self.place, "epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        self.place, self.epoch = state["place"], state["epoch"]
+
+
+class OwnLength(DataLoader):
+    """A loader of torch with a length of its own."""
+
+    def __len__(self):
+        return 2
+
+
+LENGTHS = {  # the loader, its announced and its actual number of batches
+    "batch sampler that rounds down": (lambda: DataLoader(vectors(10), batch_sampler=RoundedDown()), 2, 3),
+    "sampler with more": (lambda: DataLoader(vectors(12), 4, sampler=Estimated(8)), 2, 3),
+    "sampler with fewer": (lambda: DataLoader(vectors(12), 4, sampler=Estimated(40)), 10, 3),
+    "stream in parts": (lambda: DataLoader(Split(), 4, num_workers=2), 3, 4),
+    "StopIteration in a worker": (lambda: DataLoader(Ending(), 4, num_workers=1), 6, 2),
+    "loader with more": (lambda: Announcing(2), 2, 3),
+    "loader with fewer": (lambda: Announcing(8), 8, 3),
+    "own position, more": (lambda: Saving(1), 1, 3),
+    "own position, fewer": (lambda: Saving(8), 8, 3),
+    "own length": (lambda: OwnLength(vectors(12), 4), 2, 3),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Length of IterableDataset:UserWarning")  # of torch's own
+@pytest.mark.filterwarnings("ignore:train_dataloader cannot begin in the middle:UserWarning")
+@pytest.mark.parametrize(("make", "announced", "actual"), LENGTHS.values(), ids=LENGTHS.keys())
+class TestLengthIsAHint:
+    def run(self, make, **options):
+        """Return a trainer of two epochs, its batches and the ends of its epochs."""
+        seen, ends = record("batch_end", lambda state: state.batch[0].tolist()), record("epoch_end", lambda _: 0)
+        trainer = small_run(train_dataloader=make(), max_duration="2ep", callbacks=[seen, ends], **options)
+        return trainer, seen.values, ends.values
+
+    def test_trains_on_what_the_loader_returns(self, make, announced, actual):
+        """Each epoch has all batches of the loader, and the first that differs from the length warns."""
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            trainer, batches, ends = self.run(make)
+            trainer.fit()
+
+        assert (len(batches), len(ends)) == (2 * actual, 2)
+        [message] = [str(one.message) for one in warned if str(one.message).startswith("train_dataloader")]
+        assert message.startswith(f"train_dataloader has a length of {announced} batches and returned")
+
+    @pytest.mark.filterwarnings("ignore:train_dataloader has a length:UserWarning")
+    def test_resumes_exactly(self, make, announced, actual, tmp_path):
+        """A run that is stopped after any batch of an epoch continues with the next one."""
+        saving = {"save_folder": tmp_path, "save_interval": "1ba", "save_filename": "{batch}"}
+        whole, batches, _ = self.run(make, **saving)
+        whole.fit()
+
+        for place in {1, announced, announced + 1, actual, actual + 1} & {*range(1, 2 * actual)}:
+            resumed, rest, ends = self.run(make, load_path=str(tmp_path / f"{place}"))
+            resumed.fit()
+
+            assert batches[place:] == rest
+            assert len(ends) == 2 - (place - 1) // actual
+            assert torch.equal(weights(whole), weights(resumed))

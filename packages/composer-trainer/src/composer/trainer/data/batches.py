@@ -96,14 +96,20 @@ class Batches:
         self._at_begin = save_objects(self.replayed)
         self._device = device
         self._epoch = epoch
-        self._may_be_at_end = False
-        self._iterator: Iterator[Batch] | None = None
+        # Whether the loader was restored between two epochs, and whether the last one took all of its batches.
+        self._is_restored, self._took_all = False, True
+        self._iterator: Iterator[tuple[Batch, bool]] | None = None
+        # A batch that was loaded to find out whether the epoch continues, and the loader's state before that.
+        self._ahead: tuple[Batch, bool] | None = None
+        self._before_ahead: Any = None
         self.usual_samples: int | None = None
         """The batch size of the loader, if it has one, and the same in all processes."""
         # Loaders without a length, or that are only iterated over, may end earlier in some processes.
         self._may_end_apart = get_world_size() > 1 and (spec.length is None or not order.skips)
+        # Others may give another number of batches in each process, which is known when an epoch begins.
+        self._may_differ = get_world_size() > 1 and self.position.data_end is None
         self._may_be_equal = get_data_world_size() > 1 and not is_split_by_rank(spec.dataloader)
-        if get_world_size() > 1 and self.position.data_end is None:
+        if get_world_size() > 1 and order.global_batch_size is None:
             _warn_of_repeats(spec.dataloader)
         _warn_of_running_workers(spec.dataloader)
 
@@ -114,20 +120,26 @@ class Batches:
             ValueError: The loader returned no batch in the epoch, or None as a batch.
         """
         position = self.position
-        if self._iterator is None:
-            self._iterator = self._aligned(self._begin(position.place))
-        batch = next(self._iterator, END)
+        batch, is_own = self._ahead or self._load()
+        self._ahead = None
         if batch is END:
             if not position.place:
                 raise ValueError(
                     "train_dataloader returned no batch in a complete epoch. A generator can be iterated over only "
                     "once: give an iterable that can be iterated over again."
                 )
-            position.is_exhausted, position.has_ended = True, False
+            if get_world_size() > 1 and position.data_end is not None:
+                raise ValueError(
+                    f"train_dataloader ended after {position.num_batches} of {position.length} batches in one of "
+                    "several processes, and the others wait for it. Does its data set raise StopIteration?"
+                )
+            position.finish()
             return END
         if batch is None:
             raise batch_is_none("train_dataloader", position.num_batches)
         position.place += position.step
+        position.has_ended = not is_own
+        self._look_ahead()
         # Batches are on the CPU, and walking through their containers takes time in each step.
         if self._device.type != "cpu":
             batch = move_batch(batch, self._device)
@@ -139,6 +151,27 @@ class Batches:
             self._may_be_equal = False
             _warn_if_equal(batch if position.counts else None)
         return batch
+
+    def _load(self) -> tuple[Batch, bool]:
+        """Return the next batch, END if there is none, and whether this process must count it."""
+        if self._iterator is None:
+            self._iterator = self._aligned(self._begin(self.position.place))
+        return next(self._iterator, (END, True))
+
+    def _look_ahead(self) -> None:
+        """Load the batch after the last one that the loader's length announces, which shows whether the epoch is over.
+
+        The length of a stream, or of a loader or sampler of the user, may be an estimate.
+        """
+        position, loader = self.position, cast("Any", self.spec.dataloader)
+        if not position.is_at_announced_end:
+            return
+        self._before_ahead = loader.state_dict() if has_state(loader) else None
+        self._ahead = self._load()
+        if self._ahead[0] is END:
+            self._ahead, position.is_exhausted = None, True
+        else:
+            position.extend()
 
     def agree_on_length(self) -> None:
         """Set the length to that of the longest loader of all processes, and the usual number of samples in a batch.
@@ -156,18 +189,20 @@ class Batches:
             check_lengths(position.length)
             return
         lengths = [length for length in all_gather_object(position.length) if length is not None]
-        position.length = max(lengths) if len(lengths) == get_world_size() else None
+        position.announced_length = max(lengths) if len(lengths) == get_world_size() else None
         position.move_to(position.place)
 
-    def _aligned(self, batches: Iterator[Batch], last: Batch = END) -> Iterator[Batch]:
-        """Return the batches, and while other processes have further ones, those to compute with weight 0."""
+    def _aligned(self, batches: Iterator[Batch], last: Batch = END) -> Iterator[tuple[Batch, bool]]:
+        """Return the batches, each with whether it counts, and find out where they end.
 
-        def take(item: tuple[Batch, bool]) -> Batch:
-            batch, is_own = item
-            self.position.has_ended = not is_own
-            return batch
-
-        return map(take, in_step(batches, last)) if self._may_end_apart else batches
+        While other processes have further batches, this one computes copies of its last one, which do not count.
+        """
+        end = self._order.end(self.position.place)
+        if self._may_end_apart or (self._may_differ and not all_agree(end)):
+            self.position.set_end(None)
+            return in_step(batches, last)
+        self.position.set_end(end)
+        return zip(batches, itertools.repeat(True))
 
     def _begin(self, place: int = 0) -> Iterator[Batch]:
         self._at_begin = save_objects(self.replayed)
@@ -175,17 +210,24 @@ class Batches:
         batches = self._order.begin(self._epoch, place)
         if self.position.length is None:
             batches = _watched(batches)
-        if self._may_be_at_end:
-            self._may_be_at_end = False
+        if self._is_restored:
+            self._is_restored = False
             first = next(batches, END)
-            # The restored loader was at the end of its data: iterated over once more, it begins the new epoch.
-            return self._begin() if first is END else itertools.chain([first], batches)
+            # A loader that was restored at the end of an epoch begins the next one if it is iterated over once more.
+            return self._begin() if first is END or not self._took_all else itertools.chain([first], batches)
         return batches
+
+    def close(self) -> None:
+        """Stop the workers of the training's loader, which cannot be iterated over afterwards."""
+        self._iterator = self._ahead = None
+        self._order.close()
 
     def rewind(self, epoch: int | None = None) -> None:
         """Start the next epoch, or the given one, with the next batch."""
         self._epoch = self._epoch + 1 if epoch is None else epoch
-        self._iterator = None
+        self._iterator = self._ahead = None
+        if self.position.place:
+            self._took_all = self.position.data_is_over
         self.position.move_to(0)
 
     def state_dict(self) -> dict[str, Any]:
@@ -199,10 +241,11 @@ class Batches:
             "length": self.spec.length,
             "sizes": self._order.sizes(),
             "order": self._order.fingerprint(position.place) if in_epoch else None,
-            "loader": loader.state_dict() if has_state(loader) else None,
+            "loader": self._before_ahead if self._ahead else loader.state_dict() if has_state(loader) else None,
             # In an epoch the states from its start, because a resumed run draws its order again.
             "parts": self._at_begin if in_epoch else save_objects(self.replayed),
             "has_ended": position.has_ended,
+            "is_over": position.data_is_over if position.place else self._took_all,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], samples: int | None = None) -> None:
@@ -215,9 +258,12 @@ class Batches:
         self.rewind(state["epoch"])
         position, first = self.position, None
         position.move_to(position.place_of(state))
-        given, in_epoch = position.num_batches, position.is_in_epoch
+        given = position.num_batches
+        if given and position.data_end is None:
+            position.is_exhausted = state["is_over"]
+        in_epoch = position.is_in_epoch
         # A loader may have saved the end of the finished epoch as its position.
-        self._may_be_at_end = state["loader"] is not None and not given
+        self._is_restored, self._took_all = state["loader"] is not None and not in_epoch, state["is_over"]
         load_objects(state["parts"], self.replayed)
         self._at_begin = state["parts"]
         loader: Any = self.spec.dataloader
@@ -231,9 +277,10 @@ class Batches:
             first = self._count_samples(loader[:given])
         if given:
             position.warn_of_other_sizes(state, samples, first)
-        if in_epoch and state["order"] is not None:
+        if in_epoch and self._order.skips and position.data_end is None:  # only the sampler can show its order
             self._iterator = self._aligned(self._begin(position.place))
             position.warn_of_other_order(state["order"])
+        self._look_ahead()
 
     def _replay(self, given: int) -> int | None:
         if not self.spin:

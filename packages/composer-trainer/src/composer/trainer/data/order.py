@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Sized
+import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,13 +27,14 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from composer.core.data_spec import length_of
 from composer.core.randomness import derive_seed, preserve_rng_state, seed_globals
 from composer.distributed.environment import get_data_rank
-from composer.distributed.samplers import is_plain_distributed, num_real_samples, real_indices
+from composer.distributed.samplers import is_plain_distributed, num_real_samples, real_indices, set_epoch
 from composer.trainer.resume.contract import has_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from composer.core import Batch
 
@@ -84,9 +85,12 @@ class DataOrder:
         return iter(itertools.islice(self.loader, place, None)) if place else iter(self.loader)
 
     def end(self, place: int) -> int | None:
-        """Return the place after the epoch's last sample, for an epoch that passes ``place``; None if unknown."""
+        """Return the place where an epoch that passes ``place`` ends; None if only the loader can show it."""
         del place
-        return None
+        return length_of(self.loader) if self.skips else None
+
+    def close(self) -> None:
+        """Stop the workers that the order has started."""
 
     def fingerprint(self, place: int) -> str | None:
         """Return a digest of the current epoch's order up to a place if it may differ in a resumed run; else None."""
@@ -103,7 +107,7 @@ class DataOrder:
         loader: Any = self.loader
         size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", 0)
         dataset: Any = getattr(loader, "dataset", None)
-        found = {"samples a batch": size, "samples": len(dataset) if _has_length(dataset) else 0}
+        found = {"samples a batch": size, "samples": length_of(dataset)}
         return {name: number for name, number in found.items() if type(number) is int and number}
 
 
@@ -139,7 +143,7 @@ class OpaqueOrder(DataOrder):
 
     def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
         """Return the batches from a place on; those before it are loaded unless the loader restored its position."""
-        _set_epoch(self.loader, epoch)
+        set_epoch(self.loader, epoch)
         is_there = has_state(self.loader)
         batches = _seeded_batches(lambda: iter(self.loader), self.seed, epoch, first=place if is_there else 0)
         return batches if is_there else itertools.islice(batches, place, None)
@@ -151,7 +155,7 @@ class _CopiedOrder(DataOrder):
     loader: DataLoader[Any]
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
-        generator, copied = loader.generator, copy.copy(loader)
+        generator, copied, self._given = loader.generator, copy.copy(loader), loader
         super().__init__(copied, seed if generator is None else derive_seed(seed, generator.initial_seed()))
         # A loader with persistent workers keeps its iterator, which the copy must not share.
         copied.__dict__["_iterator"] = None
@@ -161,6 +165,15 @@ class _CopiedOrder(DataOrder):
         if loader.batch_size is not None and (loader.batch_size > 1 or self.is_collated_by_torch):
             self.batch_size = loader.batch_size
         self._is_plain = _draws_nothing(loader.dataset) and loader.collate_fn in (default_collate, default_convert)
+
+    def close(self) -> None:
+        """Stop the workers that the order has started."""
+        self.loader.__dict__["_iterator"] = None
+
+    def _set_epoch(self, epoch: int) -> None:
+        set_epoch(self._given, epoch)
+        if hasattr(self._given.dataset, "set_epoch"):
+            self.close()  # persistent workers have copies of the data set, which stay in the earlier epoch
 
     def _iterate(self, epoch: int) -> Iterator[Batch]:
         assert self.loader.generator is not None
@@ -176,16 +189,17 @@ class IndexedOrder(_CopiedOrder):
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         super().__init__(loader, seed)
-        self._dataset = loader.dataset
-        self._name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        self._sampler: Any = getattr(loader, self._name)
+        name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        self._sampler: Any = getattr(loader, name)
+        self._length = length_of(self._sampler) if _is_known(self._sampler) else None
         self._chosen: Iterator[Any] = iter(())
         # In __dict__, because DataLoader.__setattr__ rejects another sampler or data set.
         # Persistent workers use the same object in the next epoch.
-        self._keys = self.loader.__dict__[self._name] = _Keys(self._sampler)
+        self._keys = self.loader.__dict__[name] = _Keys(self._sampler)
+        self._source = loader.dataset if self._is_plain else _SeededDataset(loader.dataset)
         self._loads_here = not (loader.num_workers or loader.pin_memory) and type(loader) is DataLoader
-        if not (self._is_plain or self._loads_here):
-            self.loader.__dict__["dataset"] = _SeededDataset(loader.dataset)
+        if not self._loads_here:
+            self.loader.__dict__["dataset"] = self._source
         inner: Any = getattr(self._sampler, "sampler", self._sampler)
         # Processes share one order, whatever generator each one's loader has.
         self._order_seed = seed if is_plain_distributed(inner) else self.seed
@@ -196,9 +210,11 @@ class IndexedOrder(_CopiedOrder):
 
     def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
         """Return the epoch's batches from a place on, without loading those before it."""
+        self._set_epoch(epoch)
         if self.global_batch_size is None:
-            _set_epoch(self._dataset, epoch)
             remaining = self._chosen = _order_of(self._sampler, self._order_seed, epoch)
+            if isinstance(remaining, _WithDigests):
+                self._length = remaining.length
             for _ in itertools.islice(remaining, place):
                 pass
         else:
@@ -211,9 +227,12 @@ class IndexedOrder(_CopiedOrder):
         return self._iterate(epoch)
 
     def end(self, place: int) -> int | None:
-        """Return the place after the last sample that neither sampler nor batch sampler drops."""
+        """Return the place after the last sample, or batch, that neither sampler nor batch sampler drops.
+
+        The number of batches of an unknown sampler is known when the epoch begins.
+        """
         if self.global_batch_size is None:
-            return None
+            return self._length
         sampler, end = self._distributed, len(self._distributed.dataset)
         if sampler.drop_last:
             end -= end % sampler.num_replicas
@@ -226,8 +245,6 @@ class IndexedOrder(_CopiedOrder):
         If the last ones are fewer than the processes, the others get one of the first, which only keeps them in step.
         """
         sampler: Any = self._distributed
-        _set_epoch(self._dataset, epoch)
-        _set_epoch(sampler, epoch)
         # The order of all processes, as if there were one. It is split from ``place`` on and not from its start, so
         # that another number of processes continues with exactly the samples that are left.
         drawing = copy.copy(sampler)
@@ -249,19 +266,10 @@ class IndexedOrder(_CopiedOrder):
         if not self._loads_here:
             return super()._iterate(epoch)
         # As torch's loader does, without the range that it records for profilers, which takes as long as seeding.
-        dataset, collate = self._dataset, self.loader.collate_fn
-        load = getattr(dataset, "__getitems__", None)
-
-        def fetch(indices: Any) -> Batch:
-            return collate(load(indices) if load else [dataset[index] for index in indices])
-
-        def fetch_one(index: Any) -> Batch:
-            return collate(dataset[index])
-
-        one_batch = fetch_one if self.loader.batch_sampler is None else fetch
-        if self._is_plain:
-            return map(one_batch, self._keys.next)
-        return _preserve_torch_rng_state(lambda: _load_seeded(one_batch, self._keys.next))
+        load = operator.getitem if self.loader.batch_sampler is None else _items
+        source, collate = self._source, self.loader.collate_fn
+        batches = (collate(load(source, keys)) for keys in self._keys.next)
+        return batches if self._is_plain else _preserve_torch_rng_state(lambda: batches)
 
     def fingerprint(self, place: int) -> str | None:
         """Return a digest of the epoch's indices if the type of the sampler is unknown."""
@@ -275,7 +283,7 @@ class StreamOrder(_CopiedOrder):
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         super().__init__(loader, seed)
-        self._set, self._next_epoch = loader.dataset, 0
+        self._next_epoch = 0
         self._stream = self.loader.__dict__["dataset"] = _SeededStream(loader.dataset, self.seed, loader.batch_size)
 
     def sizes(self) -> dict[str, int]:
@@ -284,18 +292,12 @@ class StreamOrder(_CopiedOrder):
 
     def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
         """Return the epoch's batches from a place on; those before it are loaded and discarded."""
-        _set_epoch(self._set, epoch)
+        self._set_epoch(epoch)
         if epoch != self._next_epoch:  # persistent workers count epochs themselves
-            self.loader.__dict__["_iterator"] = None
+            self.close()
         self._next_epoch = epoch + 1
         self._stream.begin(epoch)
         return itertools.islice(self._iterate(epoch), place, None)
-
-
-def _set_epoch(target: Any, epoch: int) -> None:
-    set_epoch = getattr(target, "set_epoch", None)
-    if callable(set_epoch):
-        set_epoch(epoch)
 
 
 def _draws_nothing(dataset: Any) -> bool:
@@ -304,23 +306,31 @@ def _draws_nothing(dataset: Any) -> bool:
     return type(dataset) in (TensorDataset, list, tuple, Tensor, range)
 
 
+def _is_known(sampler: Any) -> bool:
+    """Return whether a sampler is of torch, so that its length is exact, and a copy draws its order."""
+    if type(sampler) is BatchSampler:
+        return _is_known(sampler.sampler)
+    return type(sampler) in (*_DRAW_AT_ONCE, SequentialSampler)
+
+
 def _order_of(sampler: Any, seed: int, epoch: int) -> Iterator[Any]:
     """Return a sampler's keys for an epoch, with digests if its type is unknown, so that it may draw others."""
-    _set_epoch(sampler, epoch)
     if type(sampler) is BatchSampler:
-        batches = copy.copy(sampler)
-        keys = _order_of(sampler.sampler, seed, epoch)
-        batches.sampler = _Keys(sampler.sampler, keys.keys if isinstance(keys, _WithDigests) else keys)
-        return _WithDigests(iter(batches)) if isinstance(keys, _WithDigests) else iter(batches)
+        keys, batches = _order_of(sampler.sampler, seed, epoch), copy.copy(sampler)
+        if not isinstance(keys, _WithDigests):
+            batches.sampler = keys
+            return iter(batches)
+        batches.sampler, length = keys.keys, keys.length
+        if length is not None:
+            length = length // sampler.batch_size if sampler.drop_last else -(-length // sampler.batch_size)
+        return _WithDigests(iter(batches), length)
     key = derive_seed(seed, "order", epoch)
-    if type(sampler) in (*_DRAW_AT_ONCE, SequentialSampler):
+    if _is_known(sampler):
         drawing = copy.copy(sampler)
         if type(sampler) in _DRAW_AT_ONCE:
             drawing.generator = torch.Generator().manual_seed(key)
-        drawn: Iterator[Any] = iter(drawing)
-        return drawn
-    _set_epoch(getattr(sampler, "sampler", None), epoch)
-    if not _has_length(sampler):
+        return iter(drawing)
+    if (length_of(sampler) or _ENDLESS) >= _ENDLESS:
         return _WithDigests(_seeded_batches(lambda: iter(sampler), seed, epoch))
     # An unknown sampler may draw from any generator: the global ones are seeded, and it is read completely before they
     # are restored.
@@ -328,14 +338,8 @@ def _order_of(sampler: Any, seed: int, epoch: int) -> Iterator[Any]:
         seed_globals(key)
         if isinstance(getattr(sampler, "generator", None), torch.Generator):
             sampler.generator.manual_seed(key)
-        return _WithDigests(iter(list(sampler)))
-
-
-def _has_length(sampler: Any) -> bool:
-    try:
-        return isinstance(sampler, Sized) and len(sampler) < _ENDLESS
-    except (TypeError, NotImplementedError):
-        return False
+        drawn = list(sampler)
+    return _WithDigests(iter(drawn), len(drawn))
 
 
 def _first_key(*words: object) -> int:
@@ -381,18 +385,17 @@ def _preserve_torch_rng_state(begin: Callable[[], Iterator[Any]]) -> Iterator[An
         yield batch
 
 
-def _load_seeded(load: Callable[[Any], Batch], keys: Iterator[tuple[int, Any]]) -> Iterator[Batch]:
-    """Yield the batches that ``load(indices)`` returns, each with the global generators seeded by its key."""
-    for key, indices in keys:
-        seed_globals(key)
-        yield load(indices)
+def _items(dataset: Any, indices: Any) -> Any:
+    """Return the items of a batch as torch's loader loads them."""
+    load = getattr(dataset, "__getitems__", None)
+    return load(indices) if load else [dataset[index] for index in indices]
 
 
 class _WithDigests:
-    """Yields an iterator's items, and stores a digest of the items up to each."""
+    """Yields an iterator's items, and stores a digest of the items up to each; ``length`` is their number if known."""
 
-    def __init__(self, keys: Iterator[Any]) -> None:
-        self.keys = keys
+    def __init__(self, keys: Iterator[Any], length: int | None = None) -> None:
+        self.keys, self.length = keys, length
         self._digest, self._digests = hashlib.blake2b(digest_size=_DIGEST_BYTES), bytearray()
 
     def __iter__(self) -> Iterator[Any]:
@@ -413,8 +416,9 @@ class _WithDigests:
 class _Keys:
     """The remaining keys of a sampler, with its length."""
 
-    def __init__(self, sampler: Any, keys: Iterator[Any] = iter(())) -> None:  # noqa: B008  (it is empty)
-        self._sampler, self.next = sampler, keys
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+        self.next: Iterator[Any] = iter(())
 
     def __iter__(self) -> Iterator[Any]:
         return self.next
@@ -455,12 +459,10 @@ class _SeededDataset(_DatasetWrapper, Dataset[Any]):
         return self._dataset[index]
 
     def __getitems__(self, batch: tuple[int, Any]) -> Any:
-        """Load a batch as torch's loader does."""
+        """Load a batch."""
         key, indices = batch
         seed_globals(key)
-        dataset = self._dataset
-        load = getattr(dataset, "__getitems__", None)
-        return load(indices) if load else [dataset[index] for index in indices]
+        return _items(self._dataset, indices)
 
 
 class _SeededStream(_DatasetWrapper, IterableDataset[Any]):

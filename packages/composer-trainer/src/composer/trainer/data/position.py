@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ class SavedPlace:
     loader: Any
     parts: SavedObjects
     has_ended: bool
+    is_over: bool
 
 
 class EpochPosition:
@@ -48,7 +50,9 @@ class EpochPosition:
     Attributes:
         place: The place of the next batch.
         step: The distance between the places of two batches.
-        length: The number of batches in an epoch; None if it is not known.
+        length: The number of batches in the epoch, as far as it is known: the loader's length until more are found.
+        announced_length: The number at the start of an epoch; None if it is not known.
+        data_end: The place where the data ends; None if only the loader can show it.
         is_exhausted: Whether the loader has returned all batches of the epoch.
         has_ended: Whether this process trains on no further batch of the epoch, and others do.
         has_usual_batches: Whether all batches but the last have the usual number of samples in each process.
@@ -63,42 +67,66 @@ class EpochPosition:
     """
 
     def __init__(self, spec: DataSpec, order: DataOrder, subset_num_batches: int) -> None:
-        self._spec, self._order, self._subset = spec, order, subset_num_batches
-        self.step, self._rank = order.step, get_data_rank()
-        self.has_usual_batches = False
+        self._spec, self._order, self.step = spec, order, order.step
+        self._limit = math.inf if subset_num_batches == -1 else subset_num_batches
+        self._is_shared = order.global_batch_size is not None
+        self._rank = get_data_rank() if self._is_shared else 0
+        self.has_usual_batches = self._has_warned = False
         end = order.end(0)
         # Rounded up, because the last batch may have fewer samples.
-        self.length = spec.length if end is None else -(-end // self.step)
+        length = spec.length if end is None else -(-end // self.step)
         if subset_num_batches != -1:
-            self.length = subset_num_batches if self.length is None else min(self.length, subset_num_batches)
+            length = subset_num_batches if length is None else min(length, subset_num_batches)
+        self.announced_length = length
         self.move_to(0)
 
     def move_to(self, place: int) -> None:
         """Set the place of the next batch, which the loader has not returned yet."""
         self.place, self.is_exhausted, self.has_ended = place, False, False
-        self.data_end = self._order.end(place)
-        """The place where the data ends, if all processes share one order of samples; else None."""
-        self._end = None if self.length is None else self.length * self.step
-        if self.data_end is not None:
-            # Continued by another number of processes, an epoch may end between the places of two batches.
-            self._end = self.data_end if self._subset == -1 else min(self.data_end, self._subset * self.step)
+        self.set_end(self._order.end(place))
+
+    def set_end(self, end: int | None) -> None:
+        """Set the place where the data ends; None if only the loader can show it."""
+        self.data_end = end
+        # Continued by another number of processes, an epoch may end between the places of two batches.
+        self._end = min(self._limit * self.step, math.inf if end is None else end)
+        self._last_full = end if self._is_shared and end is not None else 0
+        self.length = self.announced_length
+        if end is not None and not self._is_shared:
+            self.length = int(self._end)
+            if self._spec.length not in (None, end):
+                self.warn_of_length(f"{end}")
+
+    def extend(self) -> None:
+        """Extend the epoch by a batch that the loader has beyond its length."""
+        self.length = self.num_batches + 1
+        self.warn_of_length("more")
 
     @property
     def counts(self) -> bool:
         """Whether the last batch has a sample that no other process counts; else its weight is 0."""
-        if self.data_end is None:
-            return not self.has_ended
-        return self.place - self.step + self._rank < self.data_end
+        return not self.has_ended and (self.data_end is None or self.place - self.step + self._rank < self.data_end)
 
     @property
     def is_full(self) -> bool:
         """Whether it is certain that the last batch has the usual number of samples in each process."""
-        return self.has_usual_batches and self.data_end is not None and self.place <= self.data_end
+        return self.has_usual_batches and self.place <= self._last_full
+
+    @property
+    def data_is_over(self) -> bool:
+        """Whether the data, and not only the chosen number of batches, has ended."""
+        return self.is_exhausted or (self.data_end is not None and self.place >= self.data_end)
 
     @property
     def epoch_is_over(self) -> bool:
         """Whether the epoch has no batch left; for loaders without a length, known only after the last batch."""
-        return self.is_exhausted or (self._end is not None and self.place >= self._end)
+        return self.is_exhausted or self.place >= self._end
+
+    @property
+    def is_at_announced_end(self) -> bool:
+        """Whether the loader has returned as many batches as its length, and may have more."""
+        may_have_more = self.data_end is None and self.length is not None and not self.epoch_is_over
+        return may_have_more and self.num_batches >= self.length  # type: ignore[operator]
 
     @property
     def is_in_epoch(self) -> bool:
@@ -109,6 +137,24 @@ class EpochPosition:
     def num_batches(self) -> int:
         """The number of batches before the place."""
         return -(-self.place // self.step)
+
+    def finish(self) -> None:
+        """End the epoch, as the loader has no further batch."""
+        self.is_exhausted, self.has_ended = True, False
+        if self.length is not None and self.num_batches < self.length:
+            self.warn_of_length(f"only {self.num_batches}")
+
+    def warn_of_length(self, found: str) -> None:
+        """Warn, once, that an epoch has another number of batches than the loader's length."""
+        if not self._has_warned:
+            warnings.warn(
+                f"train_dataloader has a length of {self._spec.length} batches and returned {found} in an epoch, which "
+                "are trained on. Schedules and intervals count an epoch by the length: correct __len__ of the loader, "
+                "its sampler or its data set. An epoch also ends if a data set raises StopIteration.",
+                UserWarning,
+                stacklevel=4,
+            )
+        self._has_warned = True
 
     def is_of_same_order(self, state: Mapping[str, Any]) -> bool:
         """Return whether a saved place is a number of samples of this data, whatever the number of processes."""
@@ -127,7 +173,9 @@ class EpochPosition:
     def check_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Return the problems of a saved place, a valid :class:`SavedPlace`, that does not fit this data."""
         given = self.place_of(state) // self.step
-        if self.length is None or given <= self.length or self.is_of_same_order(state):
+        # The same data may have had more batches than its length.
+        most = self._limit if state["length"] == self._spec.length else self.length
+        if most is None or given <= most or self.is_of_same_order(state):
             return []
         problem = f"data: {given} batches of the epoch were done, and train_dataloader has {self.length}."
         return [f"{problem} Is it the same data, with the same batch size?"]
@@ -155,9 +203,9 @@ class EpochPosition:
                 stacklevel=3,
             )
 
-    def warn_of_other_order(self, fingerprint: str) -> None:
-        """Warn if the order of the current epoch up to the place differs from the saved one."""
-        if self._order.fingerprint(self.place) != fingerprint:
+    def warn_of_other_order(self, fingerprint: str | None) -> None:
+        """Warn if the order of the current epoch up to the place differs from the saved one, if that is known."""
+        if fingerprint not in (None, self._order.fingerprint(self.place)):
             warnings.warn(
                 "train_dataloader's sampler gives another order than before the run stopped, so some samples are "
                 "repeated and others skipped, and the run differs from an uninterrupted one. Let the sampler draw from "
