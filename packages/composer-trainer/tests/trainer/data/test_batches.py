@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import multiprocessing
 import warnings
 
 import pytest
@@ -324,3 +325,18 @@ class TestLengthIsAHint:
             assert batches[place:] == rest
             assert len(ends) == 2 - (place - 1) // actual
             assert torch.equal(weights(whole), weights(resumed))
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_workers_end_with_the_trainer(persistent):
+    """The trainer stops the workers of its loader when it is closed within an epoch."""
+    before = multiprocessing.active_children()
+    loader = DataLoader(vectors(40), 4, num_workers=1, persistent_workers=persistent)
+    trainer = small_run(train_dataloader=loader, max_duration="1ep")
+    trainer.fit(duration="1ba")
+    during = multiprocessing.active_children()
+
+    trainer.close()
+
+    assert len(during) == len(before) + 1
+    assert len(multiprocessing.active_children()) == len(before)
