@@ -6,16 +6,17 @@ import pytest
 import torch
 
 from composer.algorithms import SWA
-from composer.core import Callback
+from composer.core import Callback, DataSpec
 from composer.optim import (
     ConstantScheduler,
     CosineAnnealingScheduler,
+    CosineAnnealingWithWarmupScheduler,
     DecoupledAdamW,
     DecoupledSGDW,
     LinearScheduler,
     LinearWithWarmupScheduler,
 )
-from fixtures import full_copy, make_classifier, record, same_bits, small_run
+from fixtures import full_copy, make_classifier, make_loader, record, same_bits, small_run
 
 
 class TestSchedulers:
@@ -91,6 +92,56 @@ class TestSchedulesOverSeveralFits:
 
         with pytest.raises(ValueError, match="returns the product"):
             small_run(schedulers=constant, max_duration="1ba")
+
+    def test_one_function_for_each_optimizer(self, tmp_path):
+        """Functions are used in the order of the optimizers that have no torch scheduler, also after a resume."""
+
+        def make(**options):
+            torch.manual_seed(3)
+            model = make_classifier(torch.nn.Sequential(*[torch.nn.Linear(4, size) for size in (4, 4, 3)]))
+            first, second, third = (list(part.parameters()) for part in model.module)
+            matrices = torch.optim.Muon(first[:1], lr=0.1)
+            with_torch = torch.optim.SGD(second, lr=1.0)
+            optimizers = [matrices, with_torch, DecoupledAdamW([*first[1:], *third], lr=1.0)]
+            options["schedulers"] = [
+                LinearScheduler(),
+                torch.optim.lr_scheduler.ExponentialLR(with_torch, 0.5),
+                ConstantScheduler(alpha=0.25),
+            ]
+            trainer = small_run(model=model, optimizers=optimizers, max_duration="4ba", **options)
+            rates = record("before_forward", lambda state: [one.param_groups[0]["lr"] for one in state.optimizers])
+            trainer.state.callbacks.append(rates)
+            return trainer, rates
+
+        complete, rates = make()
+        complete.engine.on("batch_checkpoint", lambda s, _: s.timestamp.batch == 2 and complete.save_checkpoint(path))
+        path = str(tmp_path / "two")
+        complete.fit()
+        resumed, others = make(load_path=path)
+        resumed.fit()
+
+        assert rates.values == [[pytest.approx(rate), 1.0, 0.25] for rate in (0.1, 0.075, 0.05, 0.025)]
+        assert others.values == rates.values[2:]
+        assert same_bits(full_copy(resumed.state.model), full_copy(complete.state.model))
+
+    def test_other_numbers_of_functions_raise(self):
+        """Two functions for three optimizers raise, and do not leave one without."""
+        model = make_classifier()
+        optimizers = [torch.optim.SGD([one], lr=0.1) for one in list(model.parameters())[:3]]
+
+        with pytest.raises(ValueError, match="schedulers holds 2 functions for 3 optimizers"):
+            small_run(model=model, optimizers=optimizers, schedulers=[LinearScheduler()] * 2, max_duration="1ba")
+
+    def test_warmup_in_batches_of_a_training_in_tokens(self):
+        """With num_tokens and a length, batches are counted in tokens, beside a duration in tokens."""
+        data = DataSpec(make_loader(), num_tokens=5 * 32, get_num_tokens_in_batch=lambda batch: 32)
+        options = {"train_dataloader": data, "max_duration": "320tok"}
+        in_batches = rates_of(small_run(schedulers=CosineAnnealingWithWarmupScheduler("5ba"), **options))
+        in_epochs = rates_of(small_run(schedulers=CosineAnnealingWithWarmupScheduler("1ep"), **options))
+        in_tokens = rates_of(small_run(schedulers=CosineAnnealingWithWarmupScheduler("160tok"), **options))
+
+        assert in_batches == in_epochs == in_tokens
+        assert in_batches[:6] == pytest.approx([0.0, 0.02, 0.04, 0.06, 0.08, 0.1])
 
     def test_function_without_an_optimizer_raises(self):
         """A function raises if every optimizer has a torch scheduler, which it would not affect."""

@@ -20,7 +20,7 @@ __all__ = ["ClockLR", "position"]
 
 _NO_COMMON_UNIT = (
     "{spans} cannot be converted to one unit: pass all of a schedule's times in one unit, or in epochs, batches and "
-    "durations with a data loader that has a length."
+    "durations with a data loader that has a length; for tokens with batches, also DataSpec(loader, num_tokens=...)."
 )
 
 
@@ -28,7 +28,8 @@ def position(state: State, *spans: tuple[Time, float]) -> tuple[float, list[floa
     """Return the completed part of the training and the lengths of the spans, all in one unit.
 
     Durations are fractions of ``state.max_duration``. Epochs are counted in batches if the length of an epoch is known,
-    so that a schedule changes with every batch; otherwise only whole epochs count.
+    so that a schedule changes with every batch; otherwise only whole epochs count. Batches and epochs are counted in
+    tokens beside other spans in tokens, if the data spec has ``num_tokens`` and a length.
 
     Args:
         state: The run.
@@ -43,30 +44,29 @@ def position(state: State, *spans: tuple[Time, float]) -> tuple[float, list[floa
         >>> position(state, (Time(20, "ba"), 1.0), (Time(0.5, "dur"), 1.0))
         (0, [20, 250.0])
     """
-    lengths, units = [], []
-    for span, ratio in spans:
-        value, unit = _absolute(span, ratio, state)
-        lengths.append(value)
-        units.append(unit)
-    if TimeUnit.EPOCH in units:
-        batches = state.dataloader_len
-        if batches is None and state.train_data_spec is not None:
-            batches = state.train_data_spec.length
-        if batches is not None and all(unit in (TimeUnit.EPOCH, TimeUnit.BATCH) for unit in units):
-            in_batches = [
-                length * batches if unit is TimeUnit.EPOCH else length
-                for length, unit in zip(lengths, units, strict=True)
-            ]
-            done = state.timestamp.count(TimeUnit.EPOCH) * batches
-            return done + state.timestamp.count(TimeUnit.BATCH, in_epoch=True), in_batches
-        if batches is None and any(length != int(length) for length in lengths):
-            raise ValueError(
-                f"{' and '.join(str(span) for span, _ in spans)}: a part of an epoch needs a data loader with a known "
-                "length. Define its __len__, or pass max_duration and the schedule's times in batches."
-            )
-    if units.count(units[0]) != len(units):
+    parts = [_absolute(span, ratio, state) for span, ratio in spans]
+    is_in_epochs = any(unit is TimeUnit.EPOCH for _, unit in parts)
+    spec, batches = state.train_data_spec, state.dataloader_len
+    if batches is None and spec is not None:
+        batches = spec.length
+    if batches is not None:
+        parts = [(n * batches, TimeUnit.BATCH) if unit is TimeUnit.EPOCH else (n, unit) for n, unit in parts]
+    elif is_in_epochs and any(length != int(length) for length, _ in parts):
+        raise ValueError(
+            f"{' and '.join(str(span) for span, _ in spans)}: a part of an epoch needs a data loader with a known "
+            "length. Define its __len__, or pass max_duration and the schedule's times in batches."
+        )
+    if spec is not None and spec.num_tokens and spec.length and any(unit is TimeUnit.TOKEN for _, unit in parts):
+        tokens = spec.num_tokens / spec.length
+        parts = [(round(n * tokens, 9), TimeUnit.TOKEN) if unit is TimeUnit.BATCH else (n, unit) for n, unit in parts]
+    lengths, units = [length for length, _ in parts], {unit for _, unit in parts}
+    if len(units) > 1:
         raise ValueError(_NO_COMMON_UNIT.format(spans=" and ".join(str(span) for span, _ in spans)))
-    return state.timestamp.count(units[0]), lengths
+    (unit,) = units
+    if unit is TimeUnit.BATCH and is_in_epochs:
+        done = state.timestamp.count(TimeUnit.EPOCH) * (batches or 0)
+        return done + state.timestamp.count(TimeUnit.BATCH, in_epoch=True), lengths
+    return state.timestamp.count(unit), lengths
 
 
 def _absolute(span: Time, ratio: float, state: State) -> tuple[float, TimeUnit]:

@@ -56,7 +56,6 @@ def check_schedulers(schedulers: SchedulerLike | Sequence[SchedulerLike] | None)
 
     Raises:
         TypeError: A scheduler is neither a torch scheduler nor a function.
-        ValueError: There are several functions.
     """
     given: list[SchedulerLike] = [] if schedulers is None else [schedulers]  # type: ignore[list-item]  # see next line
     if isinstance(schedulers, (list, tuple)):
@@ -71,29 +70,39 @@ def check_schedulers(schedulers: SchedulerLike | Sequence[SchedulerLike] | None)
             raise TypeError(f"schedulers must be objects, got the class {name}; create one with {name}(...).")
         if not isinstance(scheduler, LRScheduler) and not callable(scheduler):
             raise TypeError(f"schedulers must be torch schedulers or functions f(state, ssr), got {scheduler!r}.")
-    functions = [scheduler for scheduler in given if not isinstance(scheduler, LRScheduler)]
-    if len(functions) > 1:
-        raise ValueError(
-            f"schedulers holds {len(functions)} functions, each of which would set every learning rate: "
-            "give one function that returns the product."
-        )
     return given
 
 
-def check_optimizers_of(schedulers: Sequence[SchedulerLike], optimizers: Sequence[Optimizer]) -> None:
-    """Raise a ValueError if a scheduler has no effect on ``optimizers``.
+def pair_functions(
+    schedulers: Sequence[SchedulerLike], optimizers: Sequence[Optimizer]
+) -> list[tuple[ComposerScheduler, Optimizer]]:
+    """Return the functions with their optimizers: those without a torch scheduler, in their order, or all for one.
 
-    That is a torch scheduler of another optimizer, or a function if each optimizer has a torch scheduler.
+    Raises:
+        ValueError: There is no such optimizer, or there are several functions and not as many optimizers.
     """
     # Compared by their groups, because algorithms may wrap optimizers.
-    groups = [optimizer.param_groups for optimizer in optimizers]
     scheduled = {id(one.optimizer.param_groups) for one in schedulers if isinstance(one, LRScheduler)}
-    has_function = any(not isinstance(one, LRScheduler) for one in schedulers)
-    if has_function and groups and all(id(one) in scheduled for one in groups):
+    functions = [one for one in schedulers if not isinstance(one, LRScheduler)]
+    free = [optimizer for optimizer in optimizers if id(optimizer.param_groups) not in scheduled]
+    if functions and optimizers and not free:
         raise ValueError(
             "schedulers has a function and torch schedulers for all optimizers, so the function would change no "
             "learning rate: remove it or a torch scheduler, or give one function that returns the product."
         )
+    if len(functions) > 1 and len(functions) != len(free):
+        raise ValueError(
+            f"schedulers holds {len(functions)} functions for {len(free)} optimizers without a torch scheduler: give "
+            "one for each, in the order of optimizers, or one for all; for one optimizer, a function that returns the "
+            "product."
+        )
+    return list(zip(functions if len(functions) > 1 else functions * len(free), free, strict=False))
+
+
+def check_optimizers_of(schedulers: Sequence[SchedulerLike], optimizers: Sequence[Optimizer]) -> None:
+    """Raise a ValueError if a torch scheduler belongs to none of the optimizers, or functions do not fit them."""
+    pair_functions(schedulers, optimizers)
+    groups = [optimizer.param_groups for optimizer in optimizers]
     for scheduler in schedulers:
         if isinstance(scheduler, LRScheduler) and not any(one is scheduler.optimizer.param_groups for one in groups):
             raise ValueError(
@@ -207,20 +216,16 @@ class TrainingSchedule:
         """Return the schedules, which are compiled with the optimizers and the length of the state by the first call.
 
         Raises:
-            ValueError: A scheduler belongs to an optimizer that is not in the state, or a function is given though
-                every optimizer has a torch scheduler.
+            ValueError: A scheduler belongs to an optimizer that is not in the state, or functions do not fit the
+                optimizers.
         """
         if self.schedules is not None:
             return self.schedules
         check_optimizers_of(self.schedulers, state.optimizers)
         ready = [scheduler for scheduler in self.schedulers if isinstance(scheduler, LRScheduler)]
         by_clock = [
-            compile_composer_scheduler(scheduler, state, self.ratio, optimizer)
-            for scheduler in self.schedulers
-            if not isinstance(scheduler, LRScheduler)
-            for optimizer in state.optimizers
-            # Skip those with a torch scheduler, compared by their groups, because optimizers may be wrapped.
-            if not any(one.optimizer.param_groups is optimizer.param_groups for one in ready)
+            compile_composer_scheduler(function, state, self.ratio, optimizer)
+            for function, optimizer in pair_functions(self.schedulers, state.optimizers)
         ]
         every_batch = [*(ready if self.step_every_batch else []), *([] if self.step_every_batch is False else by_clock)]
         every_epoch = [scheduler for scheduler in [*ready, *by_clock] if scheduler not in every_batch]

@@ -93,9 +93,9 @@ class Trainer(Assembly):
             With an endless loader, use batches, samples, tokens or seconds, or set ``train_subset_num_batches``.
         algorithms: One or several; the engine puts them in order.
         algorithm_passes: Functions that change this order; see :data:`composer.core.AlgorithmPass`.
-        optimizers: One or several. ``DecoupledSGDW`` with a learning rate of 0.1, with a warning,
-            if None.
-        schedulers: torch's schedulers or functions ``f(state, ssr) -> multiplier``; one or several.
+        optimizers: One or several; if None, ``DecoupledSGDW`` with a learning rate of 0.1, with a warning.
+        schedulers: torch's schedulers or functions ``f(state, ssr) -> multiplier``: one function for all optimizers, or
+            one for each in their order.
         scale_schedule_ratio: The factor by which the duration and the schedule are scaled; 0.5 trains half as long.
         step_schedulers_every_batch: Whether schedulers step after each batch; if None, torch's own step after each
             epoch and functions after each batch.
