@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from composer import functional as cf
 
@@ -184,6 +185,38 @@ class TestGhostBatchNorm:
 
         assert torch.equal(output, expected)
         assert layer.running_mean.dtype == torch.float32
+
+    @pytest.mark.parametrize("momentum", [0.1, None])
+    def test_half_precision_layer_under_autocast(self, momentum: float | None):
+        """Statistics in bfloat16 are updated although autocast sums in float32 on a CUDA device, shown without one."""
+        settings = {"momentum": momentum, "device": "cuda", "dtype": torch.bfloat16}
+        with FakeTensorMode():
+            layer = cf.GhostBatchNorm2d(3, 2, **settings)
+            images = torch.rand(5, 3, 4, 4, device="cuda", dtype=torch.bfloat16)
+            torch.set_autocast_enabled("cuda", True)
+            try:
+                output = layer(images)
+            finally:
+                torch.set_autocast_enabled("cuda", False)
+
+        assert output.dtype == layer.running_mean.dtype == layer.running_var.dtype == torch.bfloat16
+
+    @pytest.mark.parametrize("momentum", [0.1, None])
+    def test_half_precision_statistics(self, momentum: float | None, device: torch.device):
+        """Under autocast, statistics in bfloat16 differ by rounding from those that float32 gives."""
+        settings = {"momentum": momentum, "device": device}
+        layer, expected = (
+            cf.GhostBatchNorm2d(3, 2, dtype=torch.bfloat16, **settings),
+            cf.GhostBatchNorm2d(3, 2, **settings),
+        )
+        images = torch.randn(5, 3, 8, 8, device=device) * 3 + 1
+
+        with torch.autocast(device.type, torch.bfloat16):
+            layer(images.bfloat16())
+        expected(images)
+
+        torch.testing.assert_close(layer.running_mean.float(), expected.running_mean, rtol=0.02, atol=0.01)
+        torch.testing.assert_close(layer.running_var.float(), expected.running_var, rtol=0.02, atol=0.01)
 
     def test_state_dict_equals_torch(self):
         """Checkpoints are compatible with torch's layer."""

@@ -10,6 +10,7 @@ from composer import functional as cf
 from composer.algorithms._surgery import ModelSurgery
 from composer.core import Event, ExclusiveResource, Stage
 from composer.core.checks import whole_number_from
+from composer.functional.layers.ghost_batchnorm import GHOST_BATCH_SIZE
 
 __all__ = ["GhostBatchNorm"]
 
@@ -21,7 +22,7 @@ class GhostBatchNorm(ModelSurgery):
     See :func:`composer.functional.apply_ghost_batchnorm`.
 
     Args:
-        ghost_batch_size: The number of samples that are normalised together.
+        ghost_batch_size: The largest number of samples that are normalised together.
 
     Raises:
         TypeError: ``ghost_batch_size`` is not a whole number.
@@ -32,9 +33,7 @@ class GhostBatchNorm(ModelSurgery):
         GhostBatchNorm(ghost_batch_size=16)
     """
 
-    ghost_batch_size: int = attrs.field(
-        default=32, validator=whole_number_from(1, meaning="It is the number of samples that are normalised together.")
-    )
+    ghost_batch_size: int = attrs.field(default=32, validator=whole_number_from(1, meaning=GHOST_BATCH_SIZE))
 
     former_names: ClassVar = {"GhostBatchNorm/num_new_modules": None}
     _kernel: ClassVar = staticmethod(cf.apply_ghost_batchnorm)

@@ -14,7 +14,7 @@ from composer.functional.checks import check_flags, check_interval, check_sizes,
 
 __all__ = ["GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d"]
 
-GHOST_BATCH_SIZE = "It is how many samples are normalised together."
+GHOST_BATCH_SIZE = "It is the largest number of samples that are normalised together."
 
 
 class _GhostBatchNorm(_BatchNorm):
@@ -78,12 +78,13 @@ class _GhostBatchNorm(_BatchNorm):
             average += statistics[:, :larger].sum(1) * (sizes[0] / samples)
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-        for running, new in zip((self.running_mean, self.running_var), average, strict=True):
+        # On a CUDA device, autocast computes sum and reciprocal in float32, and lerp_ accepts only one dtype.
+        for running, new in zip((self.running_mean, self.running_var), average.to(statistics.dtype), strict=True):
             assert running is not None
             if self.momentum is not None:
                 running.lerp_(new, self.momentum)
             elif self.num_batches_tracked is not None:
-                running.lerp_(new, self.num_batches_tracked.to(running.dtype).reciprocal())
+                running.lerp_(new, self.num_batches_tracked.to(new.dtype).reciprocal().to(new.dtype))
 
     def extra_repr(self) -> str:
         """Return the settings for ``repr``."""
