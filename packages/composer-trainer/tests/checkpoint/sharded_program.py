@@ -193,6 +193,14 @@ def differences(state, ema, factor):
     return found
 
 
+def is_average(name, weight, factor):
+    """Return whether a weight, or this process's part of it, is the average that was saved."""
+    expected = numbers(f"average of {name}", weight.shape, factor)
+    if not isinstance(weight, DTensor):
+        return torch.equal(weight, expected)
+    return torch.equal(weight.to_local(), part_of(expected, weight))
+
+
 def placements_of(tensor):
     """Return the placements of a DTensor, and None for another tensor."""
     return tensor.placements if isinstance(tensor, DTensor) else None
@@ -268,6 +276,11 @@ def load(world_size, folder):
             with without_pickle():
                 load_checkpoint(f"{folder}/checkpoints/{saved}", state)
             found[f"{saved} -> {mesh}"] = differences(state, ema, 3)
+            state, _ = make_state(mesh, factor=5)
+            load_checkpoint(f"{folder}/checkpoints/{saved}", state, weights_only=True)
+            found["weights"] = found.get("weights", []) + [
+                name for name, weight in state.model.named_parameters() if not is_average(name, weight, 3)
+            ]
         found["complete"] = found.get("complete", []) + read_complete(f"{folder}/checkpoints/plain", state)
     return found
 

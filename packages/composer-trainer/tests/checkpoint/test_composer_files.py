@@ -261,13 +261,14 @@ def test_torch_schedulers_are_restored(tmp_path):
     assert state.schedulers[0].get_last_lr() == [0.025]
 
 
-def test_ema_continues_from_the_trained_weights(tmp_path):
-    """A file has EMA's averages as the model, which are loaded alone; the training continues from the weights."""
+@pytest.mark.parametrize("active", [True, False])
+def test_ema_continues_from_the_trained_weights(tmp_path, active):
+    """Weights alone are EMA's averages, the model of a file or beside it; training continues from the others."""
     weights = {}
 
     def change(state):
         weights.update({name: torch.randn_like(value) for name, value in state["model"].items() if "head" in name})
-        ema = {"ema_model": {"named_parameters_dict": weights, "named_buffers_dict": {}}, "ema_weights_active": True}
+        ema = {"ema_model": {"named_parameters_dict": weights, "named_buffers_dict": {}}, "ema_weights_active": active}
         state["algorithms"] = [("EMA", {"repr": "<composer.algorithms.ema.ema.EMA object at 0x7f>", **ema})]
 
     theirs, _ = written(tmp_path / "old.pt", "MixUp", change=change)
@@ -276,8 +277,9 @@ def test_ema_continues_from_the_trained_weights(tmp_path):
     load_checkpoint(tmp_path / "old.pt", averaged, weights_only=True)
     _, messages = loaded(tmp_path / "old.pt", trained)
 
-    assert torch.equal(averaged.model.get_parameter("module.head.weight"), theirs.get_parameter("module.head.weight"))
-    assert torch.equal(trained.model.get_parameter("module.head.weight"), weights["module.head.weight"])
+    in_model, beside = (averaged, trained) if active else (trained, averaged)
+    assert torch.equal(in_model.model.get_parameter("module.head.weight"), theirs.get_parameter("module.head.weight"))
+    assert torch.equal(beside.model.get_parameter("module.head.weight"), weights["module.head.weight"])
     assert any("the state of EMA" in message for message in messages)
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from composer.algorithms import EMA, BlurPool
+from composer.algorithms import EMA, SWA, BlurPool
 from composer.callbacks import LRMonitor, SpeedMonitor
 from composer.checkpoint import (
     CheckpointError,
@@ -21,7 +21,7 @@ from composer.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from composer.core import Algorithm, Callback, Engine, StateMismatchError
+from composer.core import Algorithm, Callback, Engine, Event, StateMismatchError, evaluation_weights
 from composer.core import saved as saved_field
 
 
@@ -564,6 +564,143 @@ class TestSurgery:
 
         with pytest.raises(CheckpointMismatchError, match="No algorithm is named 'BlurPoole'; did you mean 'BlurPool'"):
             load_checkpoint(blurred[1], runs.make(model=pooled(), optimizer=optimizer, steps=0))
+
+
+class Switching(torch.optim.SGD):
+    """Has separate evaluation weights, as schedule-free optimizers do."""
+
+    def eval(self):
+        self.param_groups[0]["train_mode"] = False
+
+    def train(self):
+        self.param_groups[0]["train_mode"] = True
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, which has two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+        self.two.weight = self.one.weight
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        return self.two(self.norm(self.one(x)))
+
+
+class TestAverages:
+    """Loading weights gives those that the run was evaluated with."""
+
+    @pytest.fixture
+    def averaged(self, runs, tmp_path):
+        def save(algorithm, **options):
+            state = runs.make(algorithms=algorithm, **options)
+            engine = Engine(state)
+            for _ in range(2):
+                with torch.no_grad():
+                    for weight in state.model.parameters():
+                        weight.add_(torch.rand_like(weight))
+                algorithm.apply(Event.BATCH_END, state, engine.logger)
+            path = save_checkpoint(state, tmp_path / "one")
+            trained = {name: value.clone() for name, value in state.model.state_dict().items()}
+            with evaluation_weights(state):
+                return path, {name: value.clone() for name, value in state.model.state_dict().items()}, trained
+
+        return save
+
+    @pytest.mark.parametrize("own", [list, lambda: [EMA("1ba")], lambda: [SWA("0ba", "9ba")]])
+    @pytest.mark.parametrize("make", [lambda: EMA("2ba"), lambda: SWA("0ba", "9ba", "1ba")])
+    def test_are_the_weights(self, runs, averaged, make, own, caplog):
+        """Averages are loaded as the weights, whatever averages the run has, and a message says so."""
+        algorithm = make()
+        path, expected, trained = averaged(algorithm)
+        later = runs.make(seed=1, algorithms=own())
+
+        loaded = load_checkpoint(path, later, weights_only=True)
+
+        assert runs.same_tensors(later.model.state_dict(), expected)
+        assert not runs.same_tensors(later.model.state_dict(), trained)
+        assert loaded.averages_of == type(algorithm).__name__
+        assert f"are the averages of {loaded.averages_of}" in caplog.text
+
+    @pytest.mark.parametrize("own", [list, lambda: [EMA("1ba")]])
+    def test_training_weights_on_request(self, runs, averaged, own, caplog):
+        """Without the averages, the training weights are loaded."""
+        path, _, trained = averaged(EMA("2ba"))
+        later = runs.make(seed=1, algorithms=own())
+
+        assert not load_checkpoint(path, later, weights_only=True, ignore_keys="algorithms/EMA").averages_of
+
+        assert runs.same_tensors(later.model.state_dict(), trained)
+        assert not caplog.text
+
+    def test_of_tied_weights_in_bfloat16(self, runs, averaged):
+        """A tied weight has one average for all its names, and averages in float32 are rounded."""
+        path, expected, _ = averaged(EMA("2ba"), model=Tied().to(torch.bfloat16), steps=0)
+        later = runs.make(seed=1, model=Tied().to(torch.bfloat16), steps=0)
+
+        load_checkpoint(path, later, weights_only=True)
+
+        assert runs.same_tensors(later.model.state_dict(), expected)
+
+    def test_of_ignored_weights(self, runs, averaged):
+        """Weights that ignore_keys leaves out keep the values of the run."""
+        path, expected, _ = averaged(EMA("2ba"))
+        later = runs.make(seed=1)
+        before = later.model[2].weight.clone()
+
+        load_checkpoint(path, later, weights_only=True, ignore_keys="model/2.*")
+
+        assert torch.equal(later.model[2].weight, before)
+        assert torch.equal(later.model[0].weight, expected["0.weight"])
+
+    def test_of_a_run_without_them(self, runs, averaged):
+        """A run that continues without the algorithm keeps the training weights, and the warning says so."""
+        path, _, trained = averaged(EMA("2ba"))
+        later = runs.make(seed=1)
+
+        with pytest.warns(UserWarning, match="EMA had averages to evaluate with, and this run"):
+            load_checkpoint(path, later)
+
+        assert runs.same_tensors(later.model.state_dict(), trained)
+
+    def test_of_a_schedule_free_optimizer(self, runs, tmp_path):
+        """Only the optimizer can compute its weights for evaluation: a warning names what to save."""
+        state = runs.make(optimizer=Switching)
+        state.optimizers[0].train()
+        complete, weights = (save_checkpoint(state, tmp_path / str(only), weights_only=only) for only in (False, True))
+        later = runs.make(seed=1)
+
+        load_checkpoint(weights, later, weights_only=True)
+        with pytest.warns(UserWarning, match="training weights of a schedule-free optimizer.*save_weights_only=True"):
+            load_checkpoint(complete, later, weights_only=True)
+
+    @pytest.mark.parametrize(
+        ("change", "problem"),
+        [
+            (lambda _: 7, "averaged_weights: must be"),
+            (lambda _: [], "averaged_weights: must be"),
+            (lambda averages: averages | {"0.weight": 7}, "averaged_weights.*: must be Tensor: got 7"),
+            (lambda averages: averages | {"0.weight": averages["0.bias"]}, r"model\.0\.weight: must be a tensor"),
+        ],
+    )
+    def test_damaged_ones(self, runs, averaged, change, problem):
+        """Averages that are no dictionary of tensors of the right shapes are an error, and nothing changes."""
+        path, _, _ = averaged(EMA("2ba"))
+
+        def edit(data):
+            state = data["algorithms"][0]["state"]
+            state["averaged_weights"] = change(state["averaged_weights"])
+
+        runs.edit(path, edit)
+        later = runs.make(seed=1)
+        before = {name: value.clone() for name, value in later.model.state_dict().items()}
+
+        with pytest.raises(CheckpointError, match=problem):
+            load_checkpoint(path, later, weights_only=True)
+
+        assert runs.same_tensors(later.model.state_dict(), before)
 
 
 class TestIgnoreKeys:

@@ -56,6 +56,10 @@ class TestMeshes:
         found = [result["complete"] for result in results(folder, "load-")]
         assert found == [[]] * 13
 
+    def test_weights_alone_are_the_averages(self, folder):
+        """Weights that are loaded alone are those for evaluation, on every mesh."""
+        assert [result["weights"] for result in results(folder, "load-")] == [[]] * 13
+
     @pytest.mark.parametrize("saved", MESHES)
     def test_without_sharding(self, folder, saved):
         """One process without sharding loads the complete tensors."""

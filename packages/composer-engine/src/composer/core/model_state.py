@@ -63,6 +63,20 @@ def weights(model: nn.Module) -> dict[str, Any]:
     }
 
 
+def first_names(model: nn.Module) -> dict[str, str]:
+    """Return for the name of each parameter the first name of the same parameter; tied ones have several.
+
+    Example:
+        >>> tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False))
+        >>> tied[1].weight = tied[0].weight
+        >>> first_names(tied)
+        {'0.weight': '0.weight', '0.bias': '0.bias', '1.weight': '0.weight'}
+    """
+    first: dict[int, str] = {}
+    named = bare_model(model).named_parameters(remove_duplicate=False)
+    return {bare: first.setdefault(id(one), bare) for name, one in named for bare in (bare_name(name),)}
+
+
 def check_weights(own: Mapping[str, Any], saved: Mapping[str, Any]) -> tuple[list[str], list[str], list[str]]:
     """Compare saved weights with a model's :func:`weights`.
 

@@ -388,6 +388,11 @@ def _check_components(kind: str, own: Mapping[str, Any], saved: Mapping[str, Any
     )
     findings["missing"] += missing
     findings["unexpected"] += unexpected
+    findings["unexpected"] += [
+        f"{kind}.{key} had averages to evaluate with, and this run evaluates with the training weights."
+        for key, record in saved.items()
+        if key not in own and record.state.get("averaged_weights")
+    ]
     check = _check_scheduler if kind == "schedulers" else _check_component
     for key in own:
         if key in saved:

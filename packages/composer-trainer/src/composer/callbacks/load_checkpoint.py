@@ -30,7 +30,7 @@ class LoadCheckpoint(Callback):
     Args:
         load_path: Folder or URL of a checkpoint; with ``load_weights_only`` also a file of weights. ``{run_name}`` is
             replaced by the run's name.
-        load_weights_only: Whether to load only the model's weights.
+        load_weights_only: Whether to load only the model's weights: those for evaluation, such as EMA's averages.
         strict_model_weights: Whether missing or unexpected weights raise an error instead of a warning.
         ignore_keys: State that is not loaded; see :func:`~composer.checkpoint.load_checkpoint`.
         event: ``INIT``, ``BEFORE_LOAD``, ``AFTER_LOAD`` or ``FIT_START``.

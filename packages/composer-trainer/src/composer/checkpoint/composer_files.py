@@ -101,11 +101,11 @@ class ComposerFile:
         has_masks = "GyroDropout" in self._algorithms()
         return {name: own[name] for name in own if has_masks and name.endswith((".seed", ".position"))}
 
-    def trained_weights(self) -> dict[str, Any]:
-        """Return the weights to continue the training with, which EMA exchanges with its averages in a file."""
+    def weights(self, *, averaged: bool) -> dict[str, Any]:
+        """Return the weights for evaluation, or those to continue the training with, which EMA exchanges in a file."""
         weights = dict(self.state["model"])
         ema = self._algorithms().get("EMA", {})
-        if ema.get("ema_weights_active") is True:
+        if bool(ema.get("ema_weights_active")) is not averaged:  # EMA has the others
             for part in _mapping(ema.get("ema_model")).values():
                 weights |= {name: value for name, value in _mapping(part).items() if name in weights}
         return weights

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from composer.checkpoint.base import EXTRA, MODEL, OPTIMIZERS, STATE
@@ -20,22 +22,24 @@ from composer.checkpoint.ignoring import IgnoreKeys, ignored_keys
 from composer.checkpoint.saving import environment, module_classes, reject_fsdp1
 from composer.checkpoint.tensors import like_weight
 from composer.checkpoint.torch_files import read_weights_file
-from composer.core import LoadReport, State, StateMismatchError, join_tensors, saved_state
+from composer.core import LoadReport, State, StateMismatchError, join_tensors, model_state, saved_state
 from composer.core.checks import abridged, to_strings
 from composer.core.evaluator import reshard
-from composer.core.serialization import MAX_DEPTH
+from composer.core.serialization import MAX_DEPTH, from_data
 from composer.distributed.collectives import all_agree, failing_in_all_processes
 from composer.functional.dtensors import is_dtensor, is_sharded
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from composer.checkpoint.base import Manifest
     from composer.checkpoint.layout import TensorLayout
     from composer.core import Logger
     from composer.core.passes import Passes
 
 __all__ = ["CheckedCheckpoint", "LoadRequest", "LoadedCheckpoint", "load_checkpoint"]
+
+_log = logging.getLogger(__name__)
+_AVERAGES = "averaged_weights"
+"""In the state of an algorithm, the weights for evaluation; see :meth:`composer.core.Algorithm.evaluation_weights`."""
 
 CheckExtra = Callable[[dict[str, Any], tuple[str, ...]], Iterable[str]]
 
@@ -50,6 +54,7 @@ class LoadedCheckpoint:
         ignored: The paths of what ``ignore_keys`` left out.
         extra: What was saved beside the state.
         manifest: The checkpoint's manifest; None for a file of weights.
+        averages_of: The algorithm whose averages were loaded as the weights; empty if the saved weights were.
 
     Example:
         >>> print(LoadedCheckpoint("runs/ep1-ba5", LoadReport(restored=("model",)), ("optimizers",)))
@@ -63,6 +68,7 @@ class LoadedCheckpoint:
     ignored: tuple[str, ...] = ()
     extra: dict[str, Any] = attrs.field(factory=dict, repr=False)
     manifest: Manifest | None = attrs.field(default=None, repr=False)
+    averages_of: str = ""
 
     def __str__(self) -> str:
         lines = [f"{self.path} was loaded.", str(self.report), f"ignored: {', '.join(self.ignored)}"]
@@ -81,6 +87,7 @@ class CheckedCheckpoint:
         ignored: The paths of what ``ignore_keys`` left out.
         extra: What was saved beside the state.
         warning: What the user has to know when it is loaded.
+        averages_of: The algorithm whose averages are the weights; empty if there are none.
     """
 
     path: str
@@ -90,6 +97,7 @@ class CheckedCheckpoint:
     ignored: tuple[str, ...]
     extra: dict[str, Any] = attrs.field(factory=dict)
     warning: str = ""
+    averages_of: str = ""
 
     def load(self) -> LoadedCheckpoint:
         """Load it; the run must not have changed since the check.
@@ -101,7 +109,13 @@ class CheckedCheckpoint:
             warnings.warn(self.warning, UserWarning, stacklevel=3)
         with _naming(self.path):
             self.fits.load(self.logger)
-        return LoadedCheckpoint(self.path, self.fits.report, self.ignored, self.extra, self.manifest)
+        if self.averages_of:
+            _log.warning(
+                "The weights from %s are the averages of %s, with which the run was evaluated. To load its training "
+                "weights, set ignore_keys (load_ignore_keys of a Trainer) to 'algorithms/%s'.",
+                *(self.path, self.averages_of, self.averages_of),
+            )
+        return LoadedCheckpoint(self.path, self.fits.report, self.ignored, self.extra, self.manifest, self.averages_of)
 
 
 def load_checkpoint(
@@ -129,7 +143,9 @@ def load_checkpoint(
             ``weights_only``: the model, optimizers and clock; a warning names what is not restored.
         state: The run.
         folder: Where to look for ``"latest"``.
-        weights_only: Whether to load only the model's weights.
+        weights_only: Whether to load only the model's weights: those that the run was evaluated with, such as the
+            averages of EMA or SWA, also if this run has no such algorithm. ``ignore_keys="algorithms/EMA"`` leaves the
+            averages out, and loads the training weights. Those of a schedule-free optimizer are loaded with a warning.
         strict_model_weights: Whether missing or unexpected weights raise an error, or a warning; with ``weights_only``
             also weights of another dtype.
         ignore_keys: What not to load: patterns of paths such as ``"model/head.*"``, ``"optimizers/*"``,
@@ -252,7 +268,9 @@ class LoadRequest:
             return partial(self._check_composer, path, composer, names, own)
         saved: dict[str, Any] = {"model": {new: weights[name] for name, new in names.items()}}
         if composer is not None:
-            saved = {"model": composer.masks(own) | saved["model"], "algorithms": composer.surgery()}
+            weights = composer.weights(averaged=True)
+            saved["model"] = composer.masks(own) | {new: weights[name] for name, new in names.items()}
+            saved["algorithms"] = composer.surgery()
         return partial(self._check_weights, path, saved, None)
 
     def _check_state(self, path: str, saved: dict[str, Any]) -> saved_state.CheckedState:
@@ -297,6 +315,16 @@ class LoadRequest:
         if "model" not in saved:
             raise CheckpointError(path, "holds no weights: they were left out when it was saved.")
         try:
+            averages_of, warning = _take_averages(self.state.model, saved, ignored), ""
+        except ValueError as error:
+            raise CheckpointError(f"{path}/{STATE}", f"is not the state of a checkpoint: {error}") from None
+        if saved.pop("is_schedule_free", False) and not averages_of:
+            warning = (
+                f"The weights from {path} are the training weights of a schedule-free optimizer, and the run was "
+                "evaluated with others, which only that optimizer computes. Save these: save_weights_only=True of a "
+                "Trainer, or trainer.save_checkpoint(..., weights_only=True)."
+            )
+        try:
             fits = saved_state.check_part(
                 self.state,
                 "model",
@@ -308,7 +336,7 @@ class LoadRequest:
         except StateMismatchError as error:
             problems = [*error.problems, *_changed_modules(self.state.model, modules)]
             raise CheckpointMismatchError(path, problems) from None
-        return CheckedCheckpoint(path, fits, manifest, self.logger, ignored)
+        return CheckedCheckpoint(path, fits, manifest, self.logger, ignored, warning=warning, averages_of=averages_of)
 
     def _check_composer(
         self, path: str, file: ComposerFile, names: Mapping[str, str], own_weights: Mapping[str, Any]
@@ -316,7 +344,7 @@ class LoadRequest:
         """Check a checkpoint of MosaicML Composer: model, optimizers, schedulers and clock."""
         own = self.state.state_dict()
         own_keys = {record["key"] for record in own["algorithms"]}
-        weights, optimizers, clock = file.trained_weights(), file.optimizers(names), file.timestamp()
+        weights, optimizers, clock = file.weights(averaged=False), file.optimizers(names), file.timestamp()
         saved: dict[str, Any] = {
             "model": file.masks(own_weights) | {new: weights[name] for name, new in names.items()},
             "algorithms": own["algorithms"] + [one for one in file.surgery() if one["key"] not in own_keys],
@@ -388,11 +416,10 @@ def _read_state(opened: OpenCheckpoint, state: State, *, weights_only: bool) -> 
     others = {name: tensor for tensors in parts for name, tensor in (tensors or {}).items()}
     try:
         if weights_only:
+            groups = tree_leaves(data.get("optimizers"), is_leaf=lambda one: "train_mode" in _dictionary(one))
             data = {name: data[name] for name in ("model", "algorithms", "modules") if name in data}
-            if isinstance(data.get("algorithms"), list):
-                data["algorithms"] = [
-                    record | {"state": {}} if isinstance(record, dict) else record for record in data["algorithms"]
-                ]
+            # Such an optimizer records whether the model has its weights for training.
+            data["is_schedule_free"] = any(_dictionary(one).get("train_mode") is True for one in groups)
             items = tree_leaves(data, is_leaf=_is_reference)
             needed = {item["$tensor"] for item in items if _is_reference(item)}
             others = {name: tensor for name, tensor in others.items() if name in needed}
@@ -406,6 +433,27 @@ def _read_state(opened: OpenCheckpoint, state: State, *, weights_only: bool) -> 
     else:
         saved["model"] = model | saved.get("model", {})
     return saved
+
+
+def _take_averages(model: Any, saved: dict[str, Any], ignored: Collection[str]) -> str:
+    """Replace the saved weights by the averages of an algorithm, and return its key; an empty string without any.
+
+    Raises:
+        ValueError: Averages are no dictionary of tensors.
+    """
+    records = saved.get("algorithms")
+    for record in filter(_dictionary, records if isinstance(records, list) else []):
+        key, averages = record.get("key"), _dictionary(record.get("state")).get(_AVERAGES, {})
+        from_data(averages, dict[str, Tensor], f"algorithms.{key}.{_AVERAGES}")
+        if averages and f"algorithms/{key}" not in ignored:
+            first = model_state.first_names(model)
+            for name, weight in saved["model"].items():
+                average = averages.get(first.get(name, name))  # tied weights have one average
+                if average is not None and f"model/{name}" not in ignored:
+                    # Averages of weights in bfloat16 are saved in float32.
+                    saved["model"][name] = average.to(weight.dtype) if isinstance(weight, Tensor) else average
+            return str(key)
+    return ""
 
 
 def _likes(opened: OpenCheckpoint, state: State, data: dict[str, Any]) -> dict[str, dict[str, Tensor]]:

@@ -115,7 +115,7 @@ class Trainer(Assembly):
             components are always logged.
         load_path: The checkpoint to start from: its folder or URL, ``"latest"`` for the newest in ``save_folder``, or
             with ``load_weights_only`` a file of weights. A resumed run produces bit-identical results.
-        load_weights_only: Whether only the model's weights are loaded.
+        load_weights_only: Whether only the model's weights are loaded: those for evaluation, such as EMA's averages.
         load_strict_model_weights: Whether missing or unexpected weights raise an error, or a warning.
         load_ignore_keys: The parts not to load; see :func:`composer.checkpoint.load_checkpoint`.
         load_exclude_algorithms: Algorithms not to reconstruct, though the saved weights require them.

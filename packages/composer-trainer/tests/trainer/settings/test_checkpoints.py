@@ -65,6 +65,19 @@ def test_best_checkpoint_is_the_one_that_was_measured(tmp_path, save_interval, a
     assert best.manifest.metrics["metrics/eval/MulticlassAccuracy"] == pytest.approx(highest)
 
 
+@pytest.mark.parametrize("again", [list, lambda: [EMA("4ba")]])
+def test_weights_of_the_best_checkpoint_are_those_measured(tmp_path, again):
+    """The weights alone evaluate to the value that was logged, with and without EMA in the new run."""
+    trainer, _ = evaluated(tmp_path, save_best="eval/CrossEntropy", algorithms=EMA("4ba"))
+    [best] = [one for one in find_checkpoints(str(tmp_path)) if one.path == trainer.best_checkpoint]
+    data = {"eval_dataloader": make_loader(seed=1), "algorithms": again()}
+
+    later = small_run(load_path=trainer.best_checkpoint, load_weights_only=True, **data)
+
+    expected = best.manifest.metrics["metrics/eval/CrossEntropy"]
+    assert later.eval()["eval"]["CrossEntropy"].item() == pytest.approx(expected, rel=1e-6)
+
+
 def test_metrics_of_other_weights_are_not_listed(tmp_path):
     """A checkpoint between two evaluations has no value of them in its manifest."""
     trainer, accuracies = evaluated(tmp_path, eval_interval="1ep", save_interval="4ba")
