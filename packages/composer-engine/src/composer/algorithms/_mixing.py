@@ -13,6 +13,7 @@ from torch import Tensor
 
 from composer import functional as cf
 from composer.algorithms._annotations import annotated_images, check_keys, set_annotated_images
+from composer.algorithms._scores import class_scores
 from composer.core import Algorithm, BatchKey, Event, FieldsByEvent, Stage, get_precision_context
 from composer.functional.augmentations.mixup import select
 from composer.functional.nested import rebuild
@@ -109,9 +110,9 @@ class SampleMixing(Algorithm):
             )
         target = state.batch_get_item(self.target_key)
         if event is Event.BEFORE_LOSS:
-            scores = state.outputs["logits"] if isinstance(state.outputs, Mapping) else state.outputs
             # Only here, and not when the samples are mixed, because the scores have the number of classes.
-            target = cf.ensure_targets_one_hot(scores, target)
+            if not target.is_floating_point():
+                target = self._probabilities(state.outputs, target)
             blended = torch.lerp(target, select(target, self._partners), self._partner_weight)
             state.batch_set_item(self.target_key, blended)
             return
@@ -120,6 +121,18 @@ class SampleMixing(Algorithm):
             partner_loss = state.compute_loss(state.outputs, state.batch)
         state.batch_set_item(self.target_key, target)
         state.loss = _blend(state.loss, partner_loss, self._partner_weight)
+
+    def _probabilities(self, outputs: Any, ids: Tensor) -> Tensor:
+        """Return class ids as probabilities in the shape of the scores."""
+        try:
+            scores, is_last = class_scores(outputs, ids)
+            probabilities = cf.ensure_targets_one_hot(scores, ids)
+        except (TypeError, ValueError) as error:
+            raise type(error)(
+                f"{type(self).__name__} blends class ids as probabilities, for which the outputs must be scores: "
+                f"{error} For other targets set interpolate_loss=True, or convert those of a regression to float."
+            ) from error
+        return probabilities.movedim(1, -1) if is_last else probabilities
 
 
 def _blend(loss: Any, partner_loss: Any, weight: float) -> Any:

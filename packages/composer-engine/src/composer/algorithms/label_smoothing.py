@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import attrs
+from torch import Tensor
 
 from composer import functional as cf
 from composer.algorithms._idle import warn_if_idle
+from composer.algorithms._scores import class_scores
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
 from composer.core.checks import number_between
 from composer.core.serializable import transient
@@ -21,7 +22,11 @@ class LabelSmoothing(Algorithm):
     """Distribute a part of each label uniformly over all classes for the loss (arXiv:1512.00567).
 
     See :func:`composer.functional.smooth_labels`. After the loss the original labels are restored. If the outputs are a
-    dictionary, as with models of Transformers, it uses ``"logits"``; use ``target_key="labels"`` for their labels.
+    dictionary, as with models of Transformers, it uses ``"logits"``, or else the tensor of a fitting shape; use
+    ``target_key="labels"`` for the labels of Transformers.
+
+    A model whose attribute ``loss_label_smoothing`` is a number smooths class ids in its own cross entropy, with class
+    weights and ignored ids as in torch, and needs no probabilities of the size of the logits.
 
     Args:
         smoothing: The part to distribute, in ``[0, 1]``.
@@ -41,6 +46,7 @@ class LabelSmoothing(Algorithm):
     )
     target_key: BatchKey = 1
     _target: Any = transient(default=None)
+    _is_left_to_model: bool = transient(default=False)
 
     runs_at: ClassVar = {Event.BEFORE_LOSS: Stage.LABEL, Event.AFTER_LOSS: Stage.LABEL}
     reads: ClassVar = {"batch.target", "outputs"}
@@ -51,16 +57,27 @@ class LabelSmoothing(Algorithm):
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Smooth the labels before the loss and restore them after it."""
+        model: Any = state.model
         if event is Event.BEFORE_LOSS:
-            self._target = state.batch_get_item(self.target_key)
-            state.batch_set_item(self.target_key, self._smoothed(state.outputs, self._target))
+            target = state.batch_get_item(self.target_key)
+            # A model's own cross entropy of ids needs no probabilities, which have the size of the logits. It smooths
+            # once; a second LabelSmoothing changes the labels.
+            is_free = self._is_left_to_model or getattr(model, "loss_label_smoothing", None) == 0
+            self._is_left_to_model = is_free and isinstance(target, Tensor) and not target.is_floating_point()
+            if self._is_left_to_model:
+                model.loss_label_smoothing = self.smoothing
+            else:
+                self._target = target
+                state.batch_set_item(self.target_key, self._smoothed(state.outputs, target))
+        elif self._is_left_to_model:
+            model.loss_label_smoothing, self._is_left_to_model = 0.0, False
         else:
             state.batch_set_item(self.target_key, self._target)
             self._target = None
 
     def _smoothed(self, outputs: Any, target: Any) -> Any:
-        scores = outputs["logits"] if isinstance(outputs, Mapping) else outputs
-        if scores is outputs or scores.ndim == 2:
+        scores, is_last = class_scores(outputs, target)
+        if not is_last:
             return cf.smooth_labels(scores, target, self.smoothing)
-        # If a model returns a dictionary, the classes are the last dimension, also with a label per token.
-        return cf.smooth_labels(scores.movedim(-1, 1), target, self.smoothing).movedim(1, -1)
+        probabilities = target.movedim(-1, 1) if target.is_floating_point() else target
+        return cf.smooth_labels(scores, probabilities, self.smoothing).movedim(1, -1)

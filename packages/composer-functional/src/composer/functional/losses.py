@@ -128,6 +128,12 @@ def scatter_ids(output: Tensor, ids: Tensor, values: Tensor, name: str) -> Tenso
         raise ValueError(_unknown_class(name, ids, output.shape[1], "a negative one, which is ignored")) from error
 
 
+def smooth_probabilities(probabilities: Tensor, smoothing: float) -> Tensor:
+    """Distribute a part of the mass of each row ``(N, C, ...)`` over all classes; a row of zeros stays."""
+    share = smoothing / probabilities.shape[1]
+    return probabilities.mul(1 - smoothing).add_(probabilities.sum(1, keepdim=True), alpha=share)
+
+
 def _unknown_class(name: str, ids: Tensor, num_classes: int, other: str) -> str:
     span = f"ids from {int(ids.min())} to {int(ids.max())}"
     return f"{name} must hold class ids from 0 to {num_classes - 1}, or {other}, got {span}."
@@ -139,6 +145,7 @@ def soft_cross_entropy(
     weight: Tensor | None = None,
     ignore_index: int = -100,
     reduction: str = "mean",
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     """Cross entropy with class ids or with class probabilities, such as mixed and smoothed labels.
 
@@ -150,6 +157,8 @@ def soft_cross_entropy(
             count, as :func:`ensure_targets_one_hot` and :func:`smooth_labels` encode ignored class ids.
         reduction: ``"none"``, ``"mean"`` (over the targets that count; ``nan`` without any) or ``"sum"``. As in torch,
             the mean is weighted by ``weight`` for class ids only.
+        label_smoothing: The part of each label to distribute over all classes, as in torch; ids are not converted to
+            probabilities for it, which would need the memory of the logits once more.
 
     Returns:
         The loss: a scalar, or with ``"none"`` one value per sample, shape ``(N, ...)``.
@@ -181,6 +190,8 @@ def soft_cross_entropy(
     )
     if not is_usual and infer_target_type(input, target) == "probabilities":
         probabilities = target if target.is_floating_point() else target.to(_at_least_float32(input))
+        if label_smoothing:
+            probabilities = smooth_probabilities(probabilities, label_smoothing)
         if reduction != "mean":
             return cross_entropy(input, probabilities, weight, reduction=reduction)
         total = cross_entropy(input, probabilities, weight, reduction="sum")
@@ -189,7 +200,9 @@ def soft_cross_entropy(
         return (total / count.to(_at_least_float32(total))).to(total.dtype)
     ids = target if target.dtype is torch.int64 else target.long()
     try:
-        return cross_entropy(input, ids, weight, ignore_index=ignore_index, reduction=reduction)
+        return cross_entropy(
+            input, ids, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+        )
     except IndexError as error:
         raise ValueError(_unknown_class("target", ids, input.shape[1], f"ignore_index={ignore_index}")) from error
 

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
+
+from composer.functional.losses import soft_cross_entropy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,7 +102,15 @@ def without_single_score(logits: Tensor, labels: Tensor) -> Tensor:
     return logits.squeeze(-1) if is_single else logits
 
 
-def task_loss(logits: Tensor, labels: Tensor, *, problem_type: str | None, shift: bool, reduction: str) -> Tensor:
+def task_loss(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    problem_type: str | None,
+    shift: bool,
+    reduction: str,
+    label_smoothing: float = 0.0,
+) -> Tensor:
     """Compute the loss as Transformers does, also for labels that are probabilities.
 
     Args:
@@ -110,6 +120,7 @@ def task_loss(logits: Tensor, labels: Tensor, *, problem_type: str | None, shift
         problem_type: The ``problem_type`` of the model's configuration.
         shift: Whether the label of a position belongs to the logits of the previous position.
         reduction: ``"mean"`` over all labels that count, their ``"sum"``; or ``"none"``, the mean for each sample.
+        label_smoothing: The part of each label to distribute over all classes, for ids.
 
     Returns:
         A scalar, or ``(N,)``.
@@ -133,14 +144,14 @@ def task_loss(logits: Tensor, labels: Tensor, *, problem_type: str | None, shift
         losses = binary_cross_entropy_with_logits(_match_shape(logits, labels), labels.float(), reduction="none")
         counts = losses.new_ones(losses.shape)
     else:
-        losses, counts = _cross_entropies(logits, labels)
+        losses, counts = _cross_entropies(logits, labels, label_smoothing)
     if reduction == "none":
         return losses.flatten(1).sum(1) / counts.flatten(1).sum(1).clamp(min=1) if losses.ndim > 1 else losses
     # At least 1: where no label counts, the loss and its gradients are 0, and those of other processes are not lost.
     return losses.sum() if reduction == "sum" else losses.sum() / counts.sum().clamp(min=1)
 
 
-def _cross_entropies(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _cross_entropies(logits: Tensor, labels: Tensor, label_smoothing: float) -> tuple[Tensor, Tensor]:
     """Return a loss for each label, and which of them count."""
     shape = logits.shape[:-1]
     if labels.shape == logits.shape:
@@ -150,12 +161,9 @@ def _cross_entropies(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         counts = labels != IGNORED
     else:
         raise ValueError(_misfit(logits, labels))
-    if len(shape) == 1:
-        return cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none"), counts
-    rows = cross_entropy(
-        logits.flatten(0, -2), labels.flatten(0, len(shape) - 1), ignore_index=IGNORED, reduction="none"
-    )
-    return rows.reshape(shape), counts
+    rows, targets = logits.reshape(-1, logits.shape[-1]), labels.flatten(0, len(shape) - 1)
+    losses = soft_cross_entropy(rows, targets, reduction="none", label_smoothing=label_smoothing)
+    return losses.reshape(shape), counts
 
 
 def _match_shape(logits: Tensor, labels: Tensor) -> Tensor:

@@ -8,13 +8,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from composer.functional import soft_cross_entropy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torchmetrics import Metric
 
-__all__ = ["ComposerModel", "compute_loss", "count_ids", "pair_of"]
+__all__ = ["ComposerModel", "compute_loss", "count_ids", "known_cross_entropy", "pair_of"]
 
 _SIGNATURES = {"forward": "forward(self, batch)", "loss": "loss(self, outputs, batch)"}
 
@@ -56,6 +59,7 @@ class ComposerModel(nn.Module, ABC):
     """
 
     logger: Any = None
+    _label_smoothing: float = 0.0
 
     def __new__(cls, *_args: object, **_kwargs: object) -> Self:
         """Raise a TypeError for a class without ``forward`` or ``loss``."""
@@ -68,6 +72,9 @@ class ComposerModel(nn.Module, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Report a missing ``super().__init__()`` in an error with the class name."""
         super().__init_subclass__(**kwargs)
+        if "loss" in cls.__dict__ and "_smooths_labels" not in cls.__dict__:
+            # A loss of its own does not read what that of the base class reads.
+            cls._smooths_labels = ComposerModel._smooths_labels  # type: ignore[method-assign]
         own_init = cls.__dict__.get("__init__")
         if own_init is not None:
             cls.__init__ = _checked_init(own_init)  # type: ignore[method-assign]
@@ -115,6 +122,23 @@ class ComposerModel(nn.Module, ABC):
         """
         del batch
         return None
+
+    @property
+    def loss_label_smoothing(self) -> float | None:
+        """The part of each label that :meth:`loss` distributes over all classes, 0 by default.
+
+        The algorithm LabelSmoothing sets it for the time of a loss. If it is None, :meth:`loss` cannot smooth labels,
+        and the algorithm changes those of the batch to probabilities.
+        """
+        return self._label_smoothing if self._smooths_labels() else None
+
+    @loss_label_smoothing.setter
+    def loss_label_smoothing(self, smoothing: float) -> None:
+        self._label_smoothing = smoothing
+
+    def _smooths_labels(self) -> bool:
+        """Return whether :meth:`loss` reads ``_label_smoothing``; of a class with a loss of its own it does not."""
+        return False
 
     def eval_forward(self, batch: Any, outputs: Any | None = None) -> Any:
         """Compute the outputs that metrics are updated with.
@@ -180,9 +204,17 @@ def pair_of(batch: Any, model: str, expected: str, remedy: str | None = None) ->
 
 
 def compute_loss(
-    loss_fn: Callable[..., Tensor], scores: Tensor, target: Tensor, *args: Any, remedy: str = ".", **kwargs: Any
+    loss_fn: Callable[..., Tensor],
+    scores: Tensor,
+    target: Tensor,
+    *args: Any,
+    remedy: str = ".",
+    smoothing: float = 0.0,
+    **kwargs: Any,
 ) -> Tensor:
     """Call a loss, and raise an error with the range of classes, and the remedy, if a class id has no score."""
+    if smoothing or (isinstance(target, Tensor) and target.is_floating_point()):
+        loss_fn = known_cross_entropy(loss_fn, smoothing) or loss_fn
     try:
         return loss_fn(scores, target, *args, **kwargs)
     except (IndexError, ValueError) as error:
@@ -193,6 +225,20 @@ def compute_loss(
             f"The target does not fit the scores of shape {tuple(scores.shape)}: {cause} "
             f"Class ids run from 0 to {scores.shape[1] - 1}{remedy}"
         ) from error
+
+
+def known_cross_entropy(loss_fn: Callable[..., Tensor], smoothing: float = 0.0) -> Callable[..., Tensor] | None:
+    """Return a loss function that is a cross entropy in the form that takes smoothed targets, or None for another.
+
+    Unlike torch's own, it does not count targets of zeros, as algorithms encode ignored class ids.
+    """
+    settings: dict[str, Any] = dict(getattr(loss_fn, "keywords", {}))
+    if type(loss_fn) is nn.CrossEntropyLoss:
+        settings = {name: getattr(loss_fn, name) for name in ("weight", "ignore_index", "reduction", "label_smoothing")}
+    elif loss_fn is not cross_entropy and getattr(loss_fn, "func", loss_fn) is not soft_cross_entropy:
+        return None
+    settings["label_smoothing"] = 1 - (1 - settings.get("label_smoothing", 0.0)) * (1 - smoothing)
+    return functools.partial(soft_cross_entropy, **settings)
 
 
 def _checked_init(init: Callable[..., None]) -> Callable[..., None]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from composer.functional import soft_cross_entropy
 from composer.functional.checks import check_callables, check_modules, check_sizes
-from composer.models.base import compute_loss, count_ids, pair_of
+from composer.models.base import compute_loss, count_ids, known_cross_entropy, pair_of
 from composer.models.phase_metrics import PhaseMetricsModel
 
 if TYPE_CHECKING:
@@ -131,7 +131,10 @@ class ComposerClassifier(PhaseMetricsModel):
         _, target = pair_of(batch, *_EXPECTED)
         if self.loss_fn is soft_cross_entropy and _is_one_score(outputs):
             outputs, target = _two_scores(outputs, target)
-        return compute_loss(self.loss_fn, outputs, target, *args, **kwargs)
+        return compute_loss(self.loss_fn, outputs, target, *args, smoothing=self._label_smoothing, **kwargs)
+
+    def _smooths_labels(self) -> bool:
+        return known_cross_entropy(self.loss_fn) is not None
 
     def count_loss_terms(self, batch: tuple[Any, Tensor]) -> Tensor | None:
         """Count the targets that the loss is the mean of, if there are several for a sample.

@@ -187,9 +187,10 @@ class HuggingFaceModel(PhaseMetricsModel):
         own: Tensor | None = outputs.get("loss")
         # Algorithms replace the labels in the batch: the same object means that they have not changed.
         labels, seen = batch.get("labels"), self._labels_seen
-        if own is not None and reduction == "mean" and (labels is None or labels is seen):
+        is_unchanged = labels is None or (labels is seen and not self._label_smoothing)
+        if own is not None and reduction == "mean" and is_unchanged:
             return own
-        loss = self._task_loss(outputs, _labels_of(batch, "a loss"), reduction)
+        loss = self._task_loss(outputs, _labels_of(batch, "a loss"), reduction, self._label_smoothing)
         if own is None or seen is None or reduction != "mean" or self._has_plain_loss:
             return loss
         # The model's loss may have further parts, such as that of the balance of experts, which stay.
@@ -198,13 +199,17 @@ class HuggingFaceModel(PhaseMetricsModel):
             self._has_plain_loss = is_same_loss(own, plain)
         return loss if self._has_plain_loss else own + (loss - plain)
 
-    def _task_loss(self, outputs: Any, labels: Tensor, reduction: str) -> Tensor:
+    def _smooths_labels(self) -> bool:
+        return getattr(self.config, "problem_type", None) in {None, "single_label_classification"}
+
+    def _task_loss(self, outputs: Any, labels: Tensor, reduction: str, label_smoothing: float = 0.0) -> Tensor:
         return task_loss(
             logits_of(outputs),
             labels,
             problem_type=getattr(self.config, "problem_type", None),
             shift=self.shift_labels,
             reduction=reduction,
+            label_smoothing=label_smoothing,
         )
 
     def count_loss_terms(self, batch: Mapping[str, Any]) -> Tensor | None:

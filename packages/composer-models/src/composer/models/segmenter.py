@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from composer.functional import soft_cross_entropy
 from composer.functional.checks import check_modules
-from composer.models.base import compute_loss, count_ids, pair_of
+from composer.models.base import compute_loss, count_ids, known_cross_entropy, pair_of
 from composer.models.phase_metrics import PhaseMetricsModel
 
 if TYPE_CHECKING:
@@ -134,7 +134,12 @@ class ComposerSegmenter(PhaseMetricsModel):
 
     def _loss_of(self, scores: Tensor, masks: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         remedy = f", and {self.ignore_index} is ignored. Set ignore_index= for another."
-        return compute_loss(self.loss_fn, scores, masks, *args, remedy=remedy, **kwargs)
+        return compute_loss(
+            self.loss_fn, scores, masks, *args, smoothing=self._label_smoothing, remedy=remedy, **kwargs
+        )
+
+    def _smooths_labels(self) -> bool:
+        return known_cross_entropy(self.loss_fn) is not None
 
     def eval_forward(self, batch: tuple[Tensor, Tensor], outputs: Any | None = None) -> Tensor:
         """Compute the scores that metrics are updated with.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from composer.functional.checks import check_interval
-from composer.functional.losses import infer_target_type, scatter_ids
+from composer.functional.losses import infer_target_type, scatter_ids, smooth_probabilities
 
 __all__ = ["smooth_labels"]
 
@@ -41,13 +41,12 @@ def smooth_labels(logits: Tensor, target: Tensor, smoothing: float = 0.1) -> Ten
         raise TypeError(f"logits must be a tensor of shape (N, C, ...), got {type(logits).__name__}.")
     if logits.ndim < 2:
         raise ValueError(f"logits must have shape (N, C, ...), got {tuple(logits.shape)}.")
-    share = smoothing / logits.shape[1]
     dtype = torch.promote_types(logits.dtype, torch.float32)
     if infer_target_type(logits, target) == "probabilities":
-        probabilities = target if target.is_floating_point() else target.to(dtype)
-        return probabilities.mul(1 - smoothing).add_(probabilities.sum(1, keepdim=True), alpha=share)
+        return smooth_probabilities(target if target.is_floating_point() else target.to(dtype), smoothing)
     ids = target.long().unsqueeze(1)
     mass = (ids >= 0).to(dtype)
+    share = smoothing / logits.shape[1]
     # Each element of size N x C is written once, and that of the label once more, without one-hot or product.
     smoothed = torch.empty_like(logits, dtype=dtype, requires_grad=False).copy_(mass * share)
     return scatter_ids(smoothed, ids, mass * (1 - smoothing + share), "target")
