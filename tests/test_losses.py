@@ -158,7 +158,7 @@ class TestMixUp:
         engine.run_event("before_forward")
         state.outputs = torch.zeros(2)
 
-        with pytest.raises(ValueError, match="MixUp blends class ids.*set interpolate_loss=True, or convert"):
+        with pytest.raises(ValueError, match=r"MixUp blends class ids.*set interpolate_loss=True, or convert"):
             engine.run_event("before_loss")
 
 
@@ -185,9 +185,7 @@ class TestOutputsInDictionaries:
         """The error lists the tensors."""
         outputs = {name: torch.zeros(shape) for name, shape in shapes.items()}
 
-        with pytest.raises(
-            KeyError, match=r"without 'logits', and of its tensors .*\(2, .* targets of shape \(2, 4, 5"
-        ):
+        with pytest.raises(KeyError, match=r"without 'logits', and of its tensors .* targets of shape \(2, 4, 5"):
             self.smooth(outputs, torch.randint(3, (2, 4, 5)))
 
 

@@ -47,6 +47,43 @@ def _parameter(weight: list[float], gradient: list[float]) -> nn.Parameter:
     return parameter
 
 
+class TestSparse:
+    @staticmethod
+    def trained(*, sparse: bool) -> nn.Module:
+        """An embedding, of which one row is used twice and one never, and a layer."""
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(5, 3, sparse=sparse), nn.Linear(3, 2))
+        model(torch.tensor([1, 3, 1, 0, 2])).square().sum().backward()
+        return model
+
+    @pytest.mark.parametrize("kind", TYPES)
+    @pytest.mark.parametrize("threshold", [0.01, 100.0])
+    def test_equals_dense_gradients(self, kind: str, threshold: float):
+        """Each kind of clipping gives the gradients and the norm of the same embedding with dense gradients."""
+        sparse, dense = self.trained(sparse=True), self.trained(sparse=False)
+
+        norm = cf.apply_gradient_clipping(sparse, kind, threshold)
+
+        expected = cf.apply_gradient_clipping(dense, kind, threshold)
+        assert sparse[0].weight.grad.is_sparse
+        torch.testing.assert_close(sparse[0].weight.grad.to_dense(), dense[0].weight.grad)
+        torch.testing.assert_close(sparse[1].weight.grad, dense[1].weight.grad)
+        assert norm is expected is None or torch.equal(norm, expected)
+
+    def test_several_sparse_dimensions(self):
+        """They have no rows for adaptive clipping, and the others clip them."""
+        for kind in TYPES:
+            weight = nn.Parameter(torch.ones(2, 2))
+            weight.grad = torch.eye(2).mul(8).to_sparse()
+            if kind == "adaptive":
+                with pytest.raises(ValueError, match="sparse in rows, got 2 sparse dimensions"):
+                    cf.apply_gradient_clipping(weight, kind, 1.0)
+            else:
+                cf.apply_gradient_clipping(weight, kind, 1.0)
+                limit = 1.0 if kind == "value" else 8 / math.sqrt(128)
+                torch.testing.assert_close(weight.grad.to_dense(), torch.eye(2) * limit)
+
+
 class TestNorm:
     @pytest.mark.parametrize("threshold", [0.1, 5.0, 1e4])
     def test_agrees_with_torch(self, threshold: float, device: torch.device):

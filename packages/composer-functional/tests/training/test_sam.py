@@ -265,6 +265,26 @@ class TestStep:
         assert recorded == [[3.0, 4.0], [6.0, pytest.approx(8.0)]]
         assert [weight.item() for weight in weights] == [-3.0, pytest.approx(-4.0)]
 
+    def test_sparse_gradients(self):
+        """An embedding with sparse gradients takes the same steps as one with dense gradients."""
+        weights = {}
+        for sparse in (True, False):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Embedding(5, 3, sparse=sparse), nn.Linear(3, 2))
+            optimizer = cf.SAMOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.5)
+
+            def closure(model: nn.Module = model, optimizer: cf.SAMOptimizer = optimizer) -> Tensor:
+                optimizer.zero_grad()
+                loss = model(torch.tensor([1, 3, 1, 0])).square().sum()
+                loss.backward()
+                return loss
+
+            for _ in range(3):
+                optimizer.step(closure)
+            weights[sparse] = list(model.parameters())
+
+        torch.testing.assert_close(weights[True], weights[False])
+
     def test_failing_closure_restores_the_weights(self):
         """An error at the perturbed weights restores the original ones."""
         model = _network()

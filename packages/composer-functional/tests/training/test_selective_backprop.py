@@ -94,6 +94,15 @@ class TestSelection:
         assert chosen.flatten().tolist() == expected
         assert torch.equal(chosen_targets, targets[expected])
 
+    def test_samples_without_labels_come_last(self):
+        """Their loss is NaN, and they are selected only if there are too few others; infinite losses come first."""
+        numbers = torch.arange(5.0)[:, None]
+        targets = numbers + torch.tensor([math.nan, 1.0, math.nan, math.inf, 2.0])[:, None]
+
+        for keep, expected in ((0.4, [3, 4]), (0.6, [1, 3, 4]), (0.8, [0, 1, 3, 4])):
+            chosen, _ = cf.select_using_loss(numbers, targets, _Known(), mse_loss, keep=keep)
+            assert chosen.flatten().tolist() == expected
+
     def test_number_is_exact(self):
         """Rounding drops no sample: 0.29 * 100 is slightly less than 29."""
         numbers, targets = _losses([1.0] * 100)

@@ -180,6 +180,15 @@ class TestPreserveEnd:
 
 
 class TestReshape:
+    @pytest.mark.parametrize("length", [3, 5, 6, 9])
+    def test_result_is_contiguous(self, length: int):
+        """Also if sequences of 10 tokens are cut into one piece each."""
+        batch = {"input_ids": torch.arange(20).view(2, 10), "labels": torch.arange(20).view(2, 10)}
+
+        shorter = cf.set_batch_sequence_length(batch, length, truncate=False)
+
+        assert all(value.is_contiguous() for value in shorter.values())
+
     def test_segments_become_samples(self):
         """Segments of a sequence are consecutive samples, and a remainder is dropped."""
         batch = _batch(2, 7)

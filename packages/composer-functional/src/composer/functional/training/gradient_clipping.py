@@ -39,7 +39,8 @@ def apply_gradient_clipping(
       The paper does not clip the last linear layer: pass the parameters of the others.
 
     Gradients may differ in dtype and device; norms are computed in float32 or better. Parameters without a gradient are
-    skipped, if others have one. Sharded parameters (DTensors, as ``fully_shard`` creates them) are clipped by the norms
+    skipped, if others have one. Sparse gradients, as of ``nn.Embedding(..., sparse=True)``, are coalesced, and stay
+    sparse. Sharded parameters (DTensors, as ``fully_shard`` creates them) are clipped by the norms
     of the complete parameters; all processes that share them must call this function.
 
     Args:
@@ -90,11 +91,18 @@ def apply_gradient_clipping(
 
 
 def list_gradients(parameters: list[Tensor]) -> list[Tensor]:
-    """Return the gradients of parameters that have one; partial sums of sharded ones are reduced over processes."""
+    """Return the gradients of parameters that have one; partial sums of sharded ones are reduced over processes.
+
+    Of a sparse gradient, as of an embedding, these are the values ``(number of indices, ...)``, which share its memory.
+    """
     gradients: list[Tensor] = [parameter.grad for parameter in parameters]  # type: ignore[misc]
-    if are_plain(gradients):
+    if are_plain(gradients) and not any(gradient.is_sparse for gradient in gradients):
         return gradients
     for place, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+        if gradient.is_sparse:
+            parameter.grad = gradient.coalesce()  # an index may have occurred several times
+            gradients[place] = parameter.grad.values()
+            continue
         # The norms of partial sums do not determine the norm of the complete gradient.
         if is_dtensor(gradient) and any(placement.is_partial() for placement in gradient.placements):
             assert is_dtensor(parameter)
@@ -125,9 +133,24 @@ def _clip_units(parameters: list[Tensor], gradients: list[Tensor], threshold: fl
             places = [place for place in group if (gradients[place].ndim > 1) is has_rows]
             if places:
                 clipped = [gradients[place] for place in places]
-                limits = measure([parameters[place] for place in places]).clamp_min_(_EPSILON).mul_(threshold)
+                limits = (
+                    measure([_clipped_rows(parameters[place]) for place in places]).clamp_min_(_EPSILON).mul_(threshold)
+                )
                 factors = limits.div_(measure(clipped)).clamp_max_(1.0)  # infinite for a norm of zero, then 1
                 _multiply_units(local_parts(clipped), factors)
+
+
+def _clipped_rows(parameter: Tensor) -> Tensor:
+    """Return the parameter, or those of its rows that have a sparse gradient."""
+    gradient = parameter.grad
+    if gradient is None or not gradient.is_sparse:
+        return parameter
+    if gradient.sparse_dim() != 1:
+        raise ValueError(
+            f'clipping_type="adaptive" requires gradients that are dense or sparse in rows, got {gradient.sparse_dim()}'
+            ' sparse dimensions. Use clipping_type="norm" or "value".'
+        )
+    return parameter[gradient.indices()[0]]
 
 
 def _multiply_units(gradients: list[Tensor], factors: Tensor) -> None:

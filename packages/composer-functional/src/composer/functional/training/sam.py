@@ -183,7 +183,8 @@ class SAMOptimizer(Optimizer):
         gradients = list_gradients(parameters)
         # Equation 2 of the paper, in place: these gradients are not needed any more.
         scale(gradients, self.rho / (measure_norm(gradients) + self.epsilon))
-        weights, moves = local_parts(parameters), local_parts(gradients)
+        weights = local_parts(parameters)
+        moves = local_parts([each.grad for each in parameters if each.grad is not None])  # also those that are sparse
         # Copies, because subtracting the move afterwards would leave rounding errors in the weights.
         copies = [torch.empty_like(weight) for weight in weights]
         if weights:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -68,8 +69,8 @@ def select_using_loss(
     """Select the samples of a batch with the highest losses (arXiv:1910.00762).
 
     The ``floor(keep * N)`` samples with the highest losses, but at least one, are kept in the batch order; among
-    equal losses the first. The paper draws samples with probabilities that grow with their losses; this takes the
-    highest.
+    equal losses the first, and those without a label, whose loss is NaN, last. The paper draws samples with
+    probabilities that grow with their losses; this takes the highest.
 
     The losses are those of an extra forward pass without gradients and in evaluation mode, which has no side effects:
     running statistics of BatchNorm do not change, dropout draws no random numbers, and the mode of each module is
@@ -136,7 +137,11 @@ def sample_losses(
 
 
 def highest_losses(losses: Tensor, keep: float) -> Tensor:
-    """Return the indices of the ``floor(keep * N)`` highest losses, but at least one, in their order, int64."""
+    """Return the indices of the ``floor(keep * N)`` highest losses, but at least one, in their order, int64.
+
+    NaN is the lowest: the loss of a sample without labels is 0 / 0.
+    """
+    losses = losses.where(~losses.isnan(), -math.inf)
     # The tolerance compensates for rounding just below an integer.
     num_kept = max(1, int(keep * len(losses) + 1e-6))
     return losses.argsort(descending=True, stable=True)[:num_kept].sort().values

@@ -99,7 +99,8 @@ def _split(value: Tensor, name: str, size: int, curr_seq_len: int) -> Tensor:
     """Split sequences into samples of ``curr_seq_len`` tokens."""
     end = value.shape[1] // curr_seq_len * curr_seq_len
     pieces = value.expand(size, *value.shape[1:])[:, :end].reshape(-1, curr_seq_len, *value.shape[2:])
-    return pieces - pieces[:, :1] if name == "position_ids" else pieces
+    # Contiguous also if the sequence is cut into one piece, of which reshape returns a view.
+    return pieces - pieces[:, :1] if name == "position_ids" else pieces.contiguous()
 
 
 def _repeat(value: Any, ids: Tensor, times: int) -> Any:
