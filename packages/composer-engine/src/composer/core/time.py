@@ -55,7 +55,7 @@ class TimeUnit(StrEnum):
 _MICROSECOND, _SECOND = dt.timedelta(microseconds=1), 1_000_000
 _FRACTIONAL = (TimeUnit.DURATION, TimeUnit.SECOND)
 _TIMESTRING = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([a-zA-Z]+)\s*")
-_TIMEDELTA = re.compile(r"\s*(?:(\d+)\s*d)?\s*(?:(\d+)\s*h)?\s*(?:(\d+)\s*m)?\s*(?:(\d+(?:\.\d+)?)\s*s)?\s*")
+_TIMEDELTA = re.compile(r"\s*(?:(\d+)\s*d)?\s*(?:(\d+)\s*h)?\s*(?:(\d+)\s*m(?:in)?)?\s*(?:(\d+(?:\.\d+)?)\s*s)?\s*")
 _UNITS_SENTENCE = ", ".join(f"{unit.value!r} ({unit.name.lower()})" for unit in TimeUnit)
 
 
@@ -159,16 +159,14 @@ class Time(Generic[Value]):
         else:
             match = _TIMEDELTA.fullmatch(timestring)
             if match is None or not any(match.groups()):
-                raise ValueError(
-                    f"timestring must be hours, minutes and seconds such as '1h20m40s', got {timestring!r}."
-                )
+                raise ValueError(f"timestring must be a time such as '1h20m40s' or '30min', got {timestring!r}.")
             days, hours, minutes, rest = (float(part or 0) for part in match.groups())
             seconds = dt.timedelta(days, rest, hours=hours, minutes=minutes).total_seconds()
         return cls(int(seconds) if seconds == int(seconds) else seconds, TimeUnit.SECOND)
 
     @classmethod
     def from_timestring(cls, timestring: str, *, name: str = "A time") -> Time:
-        """Parse a string such as ``"10ep"``, ``"1_000ba"``, ``"1e6tok"`` or ``"0.7dur"``.
+        """Parse a string such as ``"10ep"``, ``"1_000ba"``, ``"1e6tok"`` or ``"0.7dur"``; ``"1h30min"`` is in seconds.
 
         Args:
             timestring: The string.
@@ -180,6 +178,8 @@ class Time(Generic[Value]):
         """
         if not isinstance(timestring, str):
             raise TypeError(f"{name} must be a string such as '10ep', got {timestring!r}.")
+        if (clock := _TIMEDELTA.fullmatch(timestring)) is not None and any(clock.groups()):
+            return cls.from_timedelta(timestring)
         match = _TIMESTRING.fullmatch(timestring)
         if match is None:
             raise ValueError(

@@ -89,7 +89,7 @@ class Trainer(Assembly):
         train_subset_num_batches: Batches in an epoch, if not all of them (-1).
         spin_dataloaders: Whether a loader that cannot start in the middle of an epoch is fast-forwarded to the resume
             point; else it starts at the beginning of the epoch.
-        max_duration: How long to train: a time, a string (``"10ep"``, ``"500ba"``, ``"30sec"``) or a number of epochs.
+        max_duration: How long to train: a time, a string (``"10ep"``, ``"500ba"``, ``"30min"``) or a number of epochs.
             With an endless loader, use batches, samples, tokens or seconds, or set ``train_subset_num_batches``.
         algorithms: One or several; the engine puts them in order.
         algorithm_passes: Functions that change this order; see :data:`composer.core.AlgorithmPass`.

@@ -141,6 +141,8 @@ class TestErrors:
             ({"algorithms": {"MixUp": 0.2}}, r"algorithms\.MixUp must be a dictionary of arguments, got 0\.2"),
             ({"algorithms": 3}, r"algorithms must contain names, or names with arguments"),
             ({"optimizers": {"SGD": {"params": []}}}, r"optimizers\.SGD: params is set"),
+            ({"optimizers": {"SGD": {"lr": "fast"}}}, r"optimizers\.SGD\.lr: must be like 0\.001, got 'fast'"),
+            ({"optimizers": {"AdamW": {"betas": 0.9}}}, r"AdamW\.betas: must be like \(0\.9, 0\.999\), got 0\.9"),
             ({"algorithms": ["Augment"]}, r"algorithms\.Augment needs augmentation, got no arguments"),
             (
                 {"model": {"composer_timm": {"model_name": "hf-hub:a/b"}}},

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from composer.core import Algorithm, Callback, LoggerDestination
 from composer.core.checks import nearest, shortened
+from composer.core.model_state import check_settings
 from composer.loggers.products import import_product
 from composer.trainer.reproducibility import seed_all
 
@@ -166,6 +167,10 @@ def _component(argument: str, name: Any, settings: Any, own: Mapping[str, Any]) 
     missing = [key for key, one in named.items() if one.default is one.empty and key not in values]
     if missing:
         raise ValueError(f"{place} needs {', '.join(missing)}, got {sorted(settings or {}) or 'no arguments'}.")
+    defaults = {key: one.default for key, one in named.items() if one.default is not one.empty}
+    # torch compares settings of optimizers with numbers, and its error does not name the setting.
+    for problem in check_settings(place, defaults, values) if argument == "optimizers" else ():
+        raise ValueError(problem)
     if argument == "model" and ":" in str(values.get("model_name", "")):
         raise ValueError(
             f"{place}.model_name must be the name of a model, not a location, got {values['model_name']!r}."
