@@ -38,6 +38,15 @@ class TestCutmixBatch:
         assert mixed.dtype == dtype
         assert mixed.is_contiguous(memory_format=format)
 
+    def test_names_the_originals_weight(self):
+        """``adjusted_lambda`` is the original's fraction of an image, in Composer's place, the third."""
+        images, swap = torch.stack([torch.zeros(1, 2, 4), torch.ones(1, 2, 4)]), torch.tensor([1, 0])
+
+        result = cf.cutmix_batch(images, torch.arange(2), bbox=(0, 1, 2, 4), indices=swap)
+
+        assert 1 - result.input[0].mean() == result.adjusted_lambda == result[2] == 0.25
+        assert (result.target.tolist(), result.bbox) == ([1, 0], (0, 1, 2, 4))
+
     @pytest.mark.parametrize("seed", range(5))
     def test_agrees_with_torchvision(self, seed: int, monkeypatch: pytest.MonkeyPatch):
         """With torchvision's box and partner, the neighbour in the batch, images and labels are equal."""

@@ -30,6 +30,15 @@ class TestMixupBatch:
         assert partner_labels.tolist() == [2, 0, 1, 4, 3]
         assert weight == mixing
 
+    def test_names_the_partners_weight(self):
+        """``mixing`` is the partner's fraction of a sample, in Composer's place, the third."""
+        images, swap = torch.stack([torch.zeros(1, 2, 4), torch.ones(1, 2, 4)]), torch.tensor([1, 0])
+
+        result = cf.mixup_batch(images, torch.arange(2), 0.25, indices=swap)
+
+        assert result.input[0].mean() == result.mixing == result[2] == 0.25
+        assert result.target is result[1]
+
     def test_mixing_zero_returns_the_input(self):
         """With mixing 0 samples are bit-identical."""
         images = torch.rand(8, 3, 4, 4)

@@ -72,7 +72,7 @@ class CutMix(SampleMixing):
         """Paste a box of its partner into every image."""
         images = input.input if isinstance(input, cf.AugmentedBatch) else input
         partners = cf.draw_permutation(images, generator=generator)
-        mixed, _, weight, _ = cf.cutmix_batch(
+        mixed, _, adjusted_lambda, _ = cf.cutmix_batch(
             input,
             target,
             alpha=self.alpha,
@@ -82,4 +82,4 @@ class CutMix(SampleMixing):
             min_visible=self.min_visible,
             generator=generator,
         )
-        return mixed, partners, 1 - weight
+        return mixed, partners, 1 - adjusted_lambda

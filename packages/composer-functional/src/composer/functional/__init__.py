@@ -20,9 +20,9 @@ from composer.functional.augmentations.augmix import (
     draw_augmix,
 )
 from composer.functional.augmentations.colout import ColOutTransform, colout, colout_batch, draw_kept
-from composer.functional.augmentations.cutmix import cutmix, cutmix_batch, draw_cutmix_box
+from composer.functional.augmentations.cutmix import CutMixBatch, cutmix, cutmix_batch, draw_cutmix_box
 from composer.functional.augmentations.cutout import cutout_batch, draw_box, draw_holes
-from composer.functional.augmentations.mixup import draw_mixing, mixup, mixup_batch
+from composer.functional.augmentations.mixup import MixUpBatch, draw_mixing, mixup, mixup_batch
 from composer.functional.augmentations.pipelines import AugmentationDraws, augment_batch, draw_augmentation
 from composer.functional.augmentations.randaugment import (
     RandAugmentDraws,
@@ -90,6 +90,7 @@ __all__ = [
     "BlurMaxPool2d",
     "BlurPool2d",
     "ColOutTransform",
+    "CutMixBatch",
     "FactorizedConv2d",
     "FactorizedLinear",
     "GatedLinearUnit",
@@ -99,6 +100,7 @@ __all__ = [
     "GyroDropout",
     "LowPrecisionGroupNorm",
     "LowPrecisionLayerNorm",
+    "MixUpBatch",
     "RandAugmentDraws",
     "RandAugmentTransform",
     "Replacement",

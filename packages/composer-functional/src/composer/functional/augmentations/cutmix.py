@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, NamedTuple
 
 import torch
 from torch import Tensor
 
 from composer.functional.augmentations.annotations import (
     AugmentedBatch,
+    Batch,
+    BoxFormat,
+    Target,
     check_annotations,
     check_box_options,
     clip,
@@ -17,16 +20,33 @@ from composer.functional.augmentations.annotations import (
     images_of,
     mix_boxes,
 )
-from composer.functional.augmentations.cutout import check_box, check_images, check_length, draw_box
+from composer.functional.augmentations.cutout import Box, check_box, check_images, check_length, draw_box
 from composer.functional.augmentations.mixup import check_indices, check_target, draw_part, encode_ids, select
 from composer.functional.checks import check_pairs
 from composer.functional.random import draw_permutation
 
-if TYPE_CHECKING:
-    from composer.functional.augmentations.annotations import Batch, BoxFormat, Target
-    from composer.functional.augmentations.cutout import Box
+__all__ = ["CutMixBatch", "cutmix", "cutmix_batch", "draw_cutmix_box"]
 
-__all__ = ["cutmix", "cutmix_batch", "draw_cutmix_box"]
+
+class CutMixBatch(NamedTuple, Generic[Batch, Target]):
+    """What :func:`cutmix_batch` returns.
+
+    Attributes:
+        input: The images with the pasted boxes.
+        target: The partners' targets.
+        adjusted_lambda: The weight of the **original** sample: 1 minus the fraction of the box's area.
+            :class:`MixUpBatch` has the weight of the partner instead.
+        bbox: The box ``(x1, y1, x2, y2)`` in pixels, x along the height and y along the width.
+
+    Example:
+        >>> cutmix_batch(torch.rand(2, 3, 2, 4), torch.arange(2), bbox=(0, 1, 2, 4)).adjusted_lambda
+        0.25
+    """
+
+    input: Batch
+    target: Target
+    adjusted_lambda: float
+    bbox: Box
 
 
 def draw_cutmix_box(
@@ -85,8 +105,8 @@ def cutmix_batch(
     box_format: BoxFormat = "xyxy",
     min_visible: float = 0.0,
     generator: torch.Generator | None = None,
-) -> tuple[Batch, Target, float, Box]:
-    """Paste a box of a partner from the same batch into every image (arXiv:1905.04899).
+) -> CutMixBatch[Batch, Target]:
+    """Paste a box of a partner into every image, and return the **original's** weight (arXiv:1905.04899).
 
     ``mixed = input`` but for ``mixed[:, :, x1:x2, y1:y2] = input[indices, :, x1:x2, y1:y2]``
 
@@ -113,10 +133,15 @@ def cutmix_batch(
         generator: The random generator, on the CPU; torch's default generator if ``None``.
 
     Returns:
-        ``(mixed, target[indices], weight, bbox)``. ``weight`` is that of the original sample, 1 minus the fraction of
-        the box's area, so that a loss can be weighted as
-        ``weight * loss(out, target) + (1 - weight) * loss(out, target[indices])``. ``mixed`` is a new tensor with the
-        shape, dtype and memory format of ``input``, or a new :class:`AugmentedBatch`.
+        ``(input, target, adjusted_lambda, bbox)``, a named tuple: the mixed images, ``target[indices]``, the weight of
+        the original sample, which is 1 minus the fraction of the box's area, and the box. The weights of the two
+        losses, beside those of :func:`mixup_batch`::
+
+            cutmix_batch:  adjusted_lambda * loss(out, target) + (1 - adjusted_lambda) * loss(out, target[indices])
+            mixup_batch:   (1 - mixing)    * loss(out, target) + mixing                * loss(out, target[indices])
+
+        The images are a new tensor with the shape, dtype and memory format of ``input``, or a new
+        :class:`AugmentedBatch`.
 
     Raises:
         TypeError: ``input``, ``target`` or ``indices`` is not a tensor, ``indices`` are not int64, ``length`` is a
@@ -129,8 +154,10 @@ def cutmix_batch(
     Example:
         >>> swap = torch.tensor([1, 0])
         >>> images = torch.stack([torch.zeros(1, 2, 4), torch.ones(1, 2, 4)])
-        >>> mixed, partner_target, weight, _ = cutmix_batch(images, torch.arange(2), bbox=(0, 1, 2, 4), indices=swap)
-        >>> mixed[0, 0], weight
+        >>> mixed, partner_target, adjusted_lambda, _ = cutmix_batch(
+        ...     images, torch.arange(2), bbox=(0, 1, 2, 4), indices=swap
+        ... )
+        >>> mixed[0, 0], adjusted_lambda
         (tensor([[0., 1., 1., 1.],
                 [0., 1., 1., 1.]]), 0.25)
     """
@@ -156,7 +183,7 @@ def cutmix_batch(
     check_indices(images, indices)
     x1, y1, x2, y2 = bbox
     # From the box after rounding and clipping, not from the draw: labels are mixed by what is visible.
-    weight = 1 - (x2 - x1) * (y2 - y1) / (height * width)
+    adjusted_lambda = 1 - (x2 - x1) * (y2 - y1) / (height * width)
     mixed: Any = _paste(images, indices, bbox)
     if isinstance(input, AugmentedBatch):
         masks = None if input.masks is None else _paste(input.masks, indices, bbox)
@@ -171,7 +198,7 @@ def cutmix_batch(
                 box_format=box_format,
                 min_visible=min_visible,
             )
-    return mixed, None if target is None else select(target, indices), weight, bbox
+    return CutMixBatch(mixed, None if target is None else select(target, indices), adjusted_lambda, bbox)
 
 
 def cutmix(
@@ -235,10 +262,10 @@ def cutmix(
             "width"
         )
         target = encode_ids(target, num_classes, data, kinds)
-    mixed, partner, weight, _ = cutmix_batch(
+    mixed, partner, adjusted_lambda, _ = cutmix_batch(
         data, target, length, alpha, bbox, indices, uniform_sampling, generator=generator
     )
-    return mixed, partner.lerp_(target, weight)
+    return mixed, partner.lerp_(target, adjusted_lambda)
 
 
 def _paste(images: Tensor, indices: Tensor, bbox: Box) -> Tensor:

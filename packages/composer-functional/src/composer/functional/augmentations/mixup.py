@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, NamedTuple
 
 import torch
 from torch import Tensor
 
 from composer.functional.augmentations.annotations import (
     AugmentedBatch,
+    Batch,
+    BoxFormat,
+    Target,
     check_annotations,
     check_box_options,
     images_of,
@@ -18,10 +21,26 @@ from composer.functional.checks import check_float_tensors, check_interval, chec
 from composer.functional.losses import encode_one_hot
 from composer.functional.random import draw_beta, draw_permutation
 
-if TYPE_CHECKING:
-    from composer.functional.augmentations.annotations import Batch, BoxFormat, Target
+__all__ = ["MixUpBatch", "draw_mixing", "mixup", "mixup_batch"]
 
-__all__ = ["draw_mixing", "mixup", "mixup_batch"]
+
+class MixUpBatch(NamedTuple, Generic[Batch, Target]):
+    """What :func:`mixup_batch` returns.
+
+    Attributes:
+        input: The blended samples.
+        target: The partners' targets.
+        mixing: The weight of the **partner**, while :class:`CutMixBatch` has the weight of the original sample.
+
+    Example:
+        >>> mixup_batch(torch.zeros(2, 1), torch.arange(2), mixing=0.25, indices=torch.tensor([1, 0]))
+        MixUpBatch(input=tensor([[0.],
+                [0.]]), target=tensor([1, 0]), mixing=0.25)
+    """
+
+    input: Batch
+    target: Target
+    mixing: float
 
 
 def draw_mixing(alpha: float = 0.2, *, generator: torch.Generator | None = None) -> float:
@@ -67,8 +86,8 @@ def mixup_batch(
     *,
     box_format: BoxFormat = "xyxy",
     generator: torch.Generator | None = None,
-) -> tuple[Batch, Target, float]:
-    """Blend every sample with a partner from the same batch (arXiv:1710.09412).
+) -> MixUpBatch[Batch, Target]:
+    """Blend every sample with a partner of its batch, and return the **partner's** weight (arXiv:1710.09412).
 
     ``mixed = (1 - mixing) * input + mixing * input[indices]``
 
@@ -87,10 +106,14 @@ def mixup_batch(
         generator: The random generator, on the CPU; torch's default generator if ``None``.
 
     Returns:
-        ``(mixed, target[indices], mixing)``, so that a loss can be weighted as
-        ``(1 - mixing) * loss(out, target) + mixing * loss(out, target[indices])``. ``mixed`` is a new tensor with the
-        shape, dtype and memory format of ``input``, or a new :class:`AugmentedBatch`. With weight 0, an image and its
-        boxes are left out.
+        ``(input, target, mixing)``, a named tuple: the blended samples, ``target[indices]``, and the partner's weight.
+        The weights of the two losses, beside those of :func:`cutmix_batch`::
+
+            mixup_batch:   (1 - mixing)    * loss(out, target) + mixing                * loss(out, target[indices])
+            cutmix_batch:  adjusted_lambda * loss(out, target) + (1 - adjusted_lambda) * loss(out, target[indices])
+
+        The samples are a new tensor with the shape, dtype and memory format of ``input``, or a new
+        :class:`AugmentedBatch`. With weight 0, an image and its boxes are left out.
 
     Raises:
         TypeError: ``input``, ``target`` or ``indices`` is not a tensor, ``input`` or its masks are not floating point,
@@ -126,7 +149,7 @@ def mixup_batch(
                 partner=lambda xyxy: (xyxy, xyxy.new_full(xyxy.shape[:2], partner)),
                 box_format=box_format,
             )
-    return mixed, None if target is None else select(target, indices), mixing
+    return MixUpBatch(mixed, None if target is None else select(target, indices), mixing)
 
 
 def _blend(samples: Tensor, indices: Tensor, mixing: float) -> Tensor:
