@@ -121,15 +121,15 @@ class TestNoEffect:
     @pytest.mark.parametrize(
         ("settings", "text"),
         [
-            ({}, "Watched has no strided convolution with at least 16 input channels and no strided max pool"),
+            ({}, "Watched has no strided Conv2d with at least 16 input channels and no strided MaxPool2d"),
             ({"replace_maxpools": False, "min_channels": 4}, "at least 4 input channels. Remove it, or lower"),
-            ({"replace_convs": False}, "no strided max pool. Remove it, or set replace_convs=True"),
+            ({"replace_convs": False}, "no strided MaxPool2d. Remove it, or set replace_convs=True"),
         ],
     )
     def test_warns_if_no_layer_matches(self, watch, make_engine, settings, text):
         """A model without matching layers gives a warning that names the layers the settings require."""
         with pytest.warns(NoEffectWarning, match=text):
-            make_engine(watch(), BlurPool(**settings))
+            make_engine(watch(nn.Conv1d(16, 16, 3, stride=2)), BlurPool(**settings))
 
     def test_replacing_nothing_raises(self):
         """Settings that exclude all layers raise an error."""

@@ -50,6 +50,7 @@ def scene(seed: int, **more: object) -> cf.AugmentedBatch:
 
 
 PARTNERS = torch.tensor([2, 0, 1])
+RAGGED = torch.nested.nested_tensor([torch.zeros(count, 4) for count in (1, 2, 0)], layout=torch.jagged)
 
 
 class TestCutmix:
@@ -253,7 +254,18 @@ class TestBadInput:
             (cf.colout_batch, {"boxes": torch.zeros(2, 1, 4), "labels": None}, ValueError, "boxes must be a tensor"),
             (cf.colout_batch, {"boxes": torch.zeros(3, 1, 4)}, ValueError, "labels needs a list of boxes"),
             (cf.cutmix_batch, {"labels": [torch.zeros(9)] * 3}, ValueError, "labels must have one entry for each box"),
-            (cf.cutmix_batch, {"boxes": None}, ValueError, "labels needs a list of boxes"),
+            (cf.cutmix_batch, {"boxes": None}, ValueError, "labels needs a list of boxes.*of images .*as target"),
+            (cf.cutmix_batch, {"labels": torch.arange(3)}, TypeError, r"shape \(3,\)\. Pass class labels of images as"),
+            (
+                cf.colout_batch,
+                {"labels": [[0], [1], [2]]},
+                TypeError,
+                r"labels must be .*, got \[\[0\], \[1\], \[2\]\]",
+            ),
+            (cf.colout_batch, {"labels": 5}, TypeError, "labels must be .*, got 5"),
+            (cf.cutmix_batch, {"boxes": RAGGED}, ValueError, r"a nested tensor\. Convert it: list\(boxes.unbind\(\)\)"),
+            (cf.colout_batch, {"masks": RAGGED}, ValueError, "masks must be .* Draw masks of instances into one"),
+            (cf.cutmix_batch, {"masks": [torch.zeros(1, 14, 18)] * 3}, ValueError, "got list. Draw masks of instances"),
             (cf.cutmix_batch, {"keypoints": torch.zeros(3, 1, 2)}, ValueError, "keypoints cannot be mixed"),
             (cf.mixup_batch, {"keypoints": torch.zeros(3, 1, 2)}, ValueError, "keypoints cannot be mixed"),
             (cf.colout_batch, {"input": torch.zeros(3, 14, 18)}, ValueError, r"input must have shape \(N, C, H, W\)"),

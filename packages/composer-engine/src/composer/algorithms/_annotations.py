@@ -41,7 +41,10 @@ def check_keys(algorithm: Algorithm) -> None:
     """Raise an error for labels of boxes without the boxes."""
     keys = _keys(algorithm)
     if "labels" in keys and "boxes" not in keys:
-        raise ValueError(f"labels_key={keys['labels']!r} needs boxes_key: labels are removed with their boxes.")
+        raise ValueError(
+            f"labels_key={keys['labels']!r} needs boxes_key: labels are removed with their boxes. For class labels of "
+            "images leave labels_key out."
+        )
 
 
 def _keys(algorithm: Algorithm) -> dict[str, object]:

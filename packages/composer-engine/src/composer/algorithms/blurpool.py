@@ -63,7 +63,7 @@ class BlurPool(ModelSurgery):
 
     def explain_nothing(self, model: str) -> str:
         """Return what the model lacks, and the remedy."""
-        wanted = [f"no strided convolution with at least {self.min_channels} input channels"] * self.replace_convs
-        wanted += ["no strided max pool"] * self.replace_maxpools
+        wanted = [f"no strided Conv2d with at least {self.min_channels} input channels"] * self.replace_convs
+        wanted += ["no strided MaxPool2d"] * self.replace_maxpools
         remedy = "lower min_channels" if self.replace_convs else "set replace_convs=True"
         return f"{model} has {' and '.join(wanted)}. Remove it, or {remedy}."

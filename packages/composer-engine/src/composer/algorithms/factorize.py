@@ -70,8 +70,8 @@ class Factorize(ModelSurgery):
 
     def explain_nothing(self, model: str) -> str:
         """Return what the model lacks, and the remedy."""
-        wanted = [f"convolution with at least {self.min_channels} channels"] * self.factorize_convs
-        wanted += [f"linear layer with at least {self.min_features} features"] * self.factorize_linears
+        wanted = [f"Conv2d with at least {self.min_channels} channels"] * self.factorize_convs
+        wanted += [f"Linear with at least {self.min_features} features"] * self.factorize_linears
         return (
             f"{model} has no {' and no '.join(wanted)} that two smaller ones could replace. "
             "Remove it, or lower min_channels, min_features or the latent sizes."

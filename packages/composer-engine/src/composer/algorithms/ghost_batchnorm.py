@@ -46,4 +46,4 @@ class GhostBatchNorm(ModelSurgery):
 
     def explain_nothing(self, model: str) -> str:
         """Return what the model lacks, and the remedy."""
-        return f"{model} has no BatchNorm layer. Remove it."
+        return f"{model} has no plain nn.BatchNorm1d, 2d or 3d. Remove it."

@@ -80,7 +80,7 @@ class GyroDropout(ModelSurgery):
 
     def explain_nothing(self, model: str) -> str:
         """Return what the model lacks, and the remedy."""
-        return f"{model} has no Dropout layer. Remove it."
+        return f"{model} has no nn.Dropout of a positive p outside attention. Remove it."
 
 
 def _count_passes(state: State) -> int | None:

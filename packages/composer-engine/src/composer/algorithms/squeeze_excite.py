@@ -52,5 +52,5 @@ class SqueezeExcite(ModelSurgery):
 
     def explain_nothing(self, model: str) -> str:
         """Return what the model lacks, and the remedy."""
-        missing = f"{model} has no convolution with at least {self.min_channels} channels."
+        missing = f"{model} has no Conv2d with at least {self.min_channels} channels."
         return f"{missing} Remove it, or lower min_channels."

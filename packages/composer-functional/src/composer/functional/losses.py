@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from composer.functional.checks import check_sizes, check_tensors, check_whole_numbers
+from composer.functional.checks import check_interval, check_sizes, check_tensors, check_whole_numbers
 
 __all__ = ["check_for_index_targets", "ensure_targets_one_hot", "infer_target_type", "soft_cross_entropy"]
 
@@ -166,7 +166,8 @@ def soft_cross_entropy(
     Raises:
         TypeError: ``input`` or ``target`` is not a tensor, or ``weight`` neither a tensor nor ``None``.
         ValueError: ``target`` is neither class ids nor probabilities, a class id is out of range (on a GPU, CUDA
-            raises a RuntimeError later), or ``reduction`` is none of the three.
+            raises a RuntimeError later), ``reduction`` is none of the three, or ``label_smoothing`` lies outside
+            ``[0, 1]``.
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
@@ -181,6 +182,8 @@ def soft_cross_entropy(
         _check_weight(weight, input)
     if type(ignore_index) is not int:
         check_whole_numbers(ignore_index=ignore_index)
+    if type(label_smoothing) is not float or label_smoothing != 0:
+        check_interval("label_smoothing", label_smoothing, 0, 1, "It is the part of each label to distribute.")
     is_usual = (  # the usual case needs no function call
         isinstance(input, Tensor)
         and isinstance(target, Tensor)

@@ -28,6 +28,10 @@ _FORMATS = ("xyxy", "xywh", "cxcywh")
 _SIZES: dict[str, list[tuple[int, ...]]] = {"boxes": [(4,), (4, 2)], "keypoints": [(2,)]}
 # torchvision measures coordinates from the edges of pixels, kornia from their centres.
 PIXEL_CENTRE = 0.5
+_NO_BOXES = (
+    "labels needs a list of boxes, from which boxes are dropped; got labels without one. Class labels of images do not "
+    "belong to boxes: pass them as target, or leave them out."
+)
 # Fractions are computed in float32: one that equals `min_visible` may be rounded to slightly less.
 _ROUNDING = 1e-4
 
@@ -89,6 +93,8 @@ class Ragged(NamedTuple):
             # The inclusive form, in which kornia stores boxes: its corners are the outermost pixels of the box.
             given = wrapper.to_tensor("vertices_plus")
         if isinstance(given, Tensor):
+            if given.is_nested:
+                raise ValueError(f"{expected} a nested tensor. Convert it: list({name}.unbind()).")
             if given.ndim < 3 or given.shape[0] != count or given.shape[2:] not in sizes:
                 raise ValueError(f"{expected} a tensor of shape {tuple(given.shape)}.")
             return cls(given, given, None, "vertices" if given.ndim == 4 else None, wrapper)
@@ -158,7 +164,15 @@ class Ragged(NamedTuple):
     def check_labels(self, labels: Sequence[Tensor]) -> None:
         """Raise an error for labels that are not one for each box."""
         if self.lengths is None:
-            raise ValueError("labels needs a list of boxes, from which boxes are dropped; got labels without one.")
+            raise ValueError(_NO_BOXES)
+        given: Any = labels
+        is_list = isinstance(given, (list, tuple, Tensor))
+        if not is_list or not all(isinstance(one, Tensor) and one.ndim for one in given):
+            got = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, Tensor) else described(given)
+            raise TypeError(
+                "labels must be a list of tensors, one for each image, with one entry for each of its boxes, got "
+                f"{got}. Pass class labels of images as target."
+            )
         lengths = [len(one) for one in labels]
         if lengths != self.lengths:
             raise ValueError(f"labels must have one entry for each box of each image, {self.lengths}, got {lengths}.")
@@ -241,7 +255,7 @@ def check_annotations(batch: AugmentedBatch, *, keypoints: bool = False) -> None
     if batch.masks is not None:
         check_masks(batch.masks, batch.input)
     if batch.labels is not None and batch.boxes is None:
-        raise ValueError("labels needs a list of boxes, from which boxes are dropped; got labels without one.")
+        raise ValueError(_NO_BOXES)
     if batch.keypoints is not None and not keypoints:
         raise ValueError("keypoints cannot be mixed with those of other images. Set keypoints of the batch to None.")
 
@@ -249,12 +263,17 @@ def check_annotations(batch: AugmentedBatch, *, keypoints: bool = False) -> None
 def check_masks(masks: Tensor, input: Tensor) -> None:
     """Raise an error for masks that do not fit the images."""
     allowed = (input.ndim - 1, input.ndim)
-    fits = isinstance(masks, Tensor) and masks.ndim in allowed and masks.shape[-2:] == input.shape[-2:]
+    is_dense = isinstance(masks, Tensor) and not masks.is_nested
+    fits = is_dense and masks.ndim in allowed and masks.shape[-2:] == input.shape[-2:]
     if not fits or masks.shape[0] != input.shape[0]:
-        got = tuple(masks.shape) if isinstance(masks, Tensor) else described(masks)
+        got = (
+            f"{tuple(masks.shape)}."
+            if is_dense
+            else f"{described(masks)}. Draw masks of instances into one of class ids."
+        )
         raise ValueError(
             f"masks must be a tensor of shape (N, H, W) or (N, K, H, W) with the {input.shape[0]} samples, height and "
-            f"width of input, {tuple(input.shape)}, got {got}."
+            f"width of input, {tuple(input.shape)}, got {got}"
         )
 
 
