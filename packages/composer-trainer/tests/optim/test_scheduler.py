@@ -3,6 +3,7 @@
 import contextlib
 import datetime as dt
 import math
+import re
 
 import attrs
 import pytest
@@ -606,3 +607,17 @@ class TestSettings:
         """A string for a flag raises, as every non-empty string is truthy."""
         with pytest.raises(TypeError, match="scale_warmup must be True or False, got 'no'"):
             schedules.LinearWithWarmupScheduler("2ba", scale_warmup="no")
+
+
+@pytest.mark.parametrize(
+    ("make", "hint"),
+    [
+        (lambda: schedules.CosineAnnealingWithWarmupScheduler(warmup_steps="5ba"), "'warmup_steps': use t_warmup."),
+        (lambda: schedules.CosineAnnealingScheduler(T_max="1ep"), "'T_max'; did you mean 't_max'?"),
+        (lambda: schedules.DecoupledSGDW([torch.zeros(1)], lr=0.1, decay=0.1), "'decay'. Its arguments are params, lr"),
+    ],
+)
+def test_unknown_arguments(make, hint):
+    """Constructors of schedules and optimizers suggest the right names."""
+    with pytest.raises(TypeError, match=re.escape(f"has no argument {hint}")):
+        make()

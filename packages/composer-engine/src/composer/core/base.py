@@ -431,7 +431,7 @@ def rebuild_algorithm(record: Mapping[str, Any], classes: Iterable[type[Algorith
         raise ValueError(f"A saved algorithm must have a name and a dictionary of settings, got {record!r:.200}.")  # noqa: TRY004
     kind: Any = _find(name, classes)
     if not attrs.has(kind):
-        if settings or inspect.signature(kind).parameters:
+        if settings or (kind.__init__ is not object.__init__ and inspect.signature(kind).parameters):
             raise ValueError(
                 f"{name} cannot be constructed again: it is no attrs class, so its settings are unknown. Decorate it "
                 f"by @attrs.define(eq=False), or pass the object by algorithms=[{name}(...)]."

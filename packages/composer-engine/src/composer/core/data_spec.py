@@ -13,6 +13,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from composer.core.arguments import NamesArguments
 from composer.functional.nested import is_list_of_samples, leaves, rebuild, sizes
 
 __all__ = ["Batch", "BatchKey", "DataSpec", "batch_get", "batch_set", "ensure_data_spec"]
@@ -92,7 +93,7 @@ def _to_count_tokens(given: TokenCount | None) -> TokenCount:
 
 
 @attrs.define(eq=False)
-class DataSpec:
+class DataSpec(NamesArguments):
     """A data loader, with functions that count, split and transform its batches.
 
     Args:

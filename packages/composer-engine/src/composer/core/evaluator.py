@@ -11,6 +11,7 @@ import torch
 from attrs.validators import optional
 from torch import Tensor, nn
 
+from composer.core.arguments import NamesArguments
 from composer.core.checks import is_string, is_subset, nearest, to_strings, whole_number_from
 from composer.core.data_spec import DataSpec, ensure_data_spec
 from composer.core.event import Event
@@ -81,7 +82,7 @@ def _to_eval_interval(interval: EvalInterval | Time | str | int | None) -> EvalI
 
 
 @attrs.define(kw_only=True, eq=False)
-class Evaluator:
+class Evaluator(NamesArguments):
     """A data set for evaluation.
 
     Args:

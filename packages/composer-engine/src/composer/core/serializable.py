@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from composer.core.arguments import NamesArguments
 from composer.core.checks import describe, error_text, nearest
 from composer.core.serialization import NotSerializableError, field_types, from_data, to_data
 
@@ -108,7 +109,7 @@ def reset_fields(component: Any) -> None:
         setattr(component, field.name, default)
 
 
-class Serializable:
+class Serializable(NamesArguments):
     """An object whose progress is saved with a run, as plain data (numbers, strings, lists, dictionaries) and tensors.
 
     Of an attrs class, the fields defined by :func:`saved` are saved and loaded. Other classes override

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import attrs
 
 from composer.checkpoint.finding import find_checkpoints
+from composer.core.arguments import NamesArguments
 from composer.core.checks import nearest, one_of, whole_number_from
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ __all__ = ["KeepBest", "delete_old", "expired", "own_checkpoints"]
 
 
 @attrs.frozen
-class KeepBest:
+class KeepBest(NamesArguments):
     """Keep the checkpoints with the best values of a metric, in addition to the last ones.
 
     Args:

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
+from composer.core.arguments import NamesArguments
 from composer.functional.checks import check_flags, check_interval, check_numbers
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ Group: TypeAlias = dict[str, Any]
 _LARGE_DECAY = 1e-3
 
 
-class _DecoupledOptimizer(Optimizer, abc.ABC):
+class _DecoupledOptimizer(NamesArguments, Optimizer, abc.ABC):
     """Decay the weights, and compute the rest of a step with a torch function on lists of tensors."""
 
     def __init__(self, params: Params, defaults: Group) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import attrs
 
 from composer.core import State, Time, TimeUnit
+from composer.core.arguments import NamesArguments
 from composer.core.checks import is_flag, number_between
 from composer.optim.clock import ClockLR, position
 
@@ -250,7 +251,7 @@ def _warn_of_endless_warmup(schedule: _WarmsUp, state: State, ssr: float) -> Non
 
 
 @attrs.frozen
-class ConstantScheduler:
+class ConstantScheduler(NamesArguments):
     """``alpha`` until ``t_max``, then 0.
 
     Example:
@@ -267,7 +268,7 @@ class ConstantScheduler:
 
 
 @attrs.frozen
-class ConstantWithWarmupScheduler:
+class ConstantWithWarmupScheduler(NamesArguments):
     """From 0 to ``alpha`` in ``t_warmup``, ``alpha`` until ``t_max``, then 0.
 
     Args:
@@ -296,7 +297,7 @@ class ConstantWithWarmupScheduler:
 
 
 @attrs.frozen
-class LinearScheduler:
+class LinearScheduler(NamesArguments):
     """Linear from ``alpha_i`` to ``alpha_f`` at ``t_max``: ``alpha_i + (alpha_f - alpha_i) * t / t_max``.
 
     Example:
@@ -314,7 +315,7 @@ class LinearScheduler:
 
 
 @attrs.frozen
-class LinearWithWarmupScheduler:
+class LinearWithWarmupScheduler(NamesArguments):
     """From 0 to ``alpha_i`` in ``t_warmup``, then a line to ``alpha_f`` at ``t_max``.
 
     Args:
@@ -345,7 +346,7 @@ class LinearWithWarmupScheduler:
 
 
 @attrs.frozen
-class CosineAnnealingScheduler:
+class CosineAnnealingScheduler(NamesArguments):
     """Half a cosine from 1 to ``alpha_f`` at ``t_max`` (Loshchilov & Hutter 2016, arXiv:1608.03983).
 
     ``alpha_f + (1 - alpha_f) * (1 + cos(pi * t / t_max)) / 2``
@@ -364,7 +365,7 @@ class CosineAnnealingScheduler:
 
 
 @attrs.frozen
-class CosineAnnealingWithWarmupScheduler:
+class CosineAnnealingWithWarmupScheduler(NamesArguments):
     """From 0 to 1 in ``t_warmup``, then half a cosine to ``alpha_f`` at ``t_max``.
 
     ``t / w`` while ``t < w``, then ``alpha_f + (1 - alpha_f) * (1 + cos(pi * (t - w) / (t_max - w))) / 2``
@@ -395,7 +396,7 @@ class CosineAnnealingWithWarmupScheduler:
 
 
 @attrs.frozen
-class CosineAnnealingWarmRestartsScheduler:
+class CosineAnnealingWarmRestartsScheduler(NamesArguments):
     """Half cosines from 1 to ``alpha_f`` (arXiv:1608.03983), the first ``t_0`` long, each next ``t_mult`` times longer.
 
     Example:
@@ -423,7 +424,7 @@ class CosineAnnealingWarmRestartsScheduler:
 
 
 @attrs.frozen
-class ExponentialScheduler:
+class ExponentialScheduler(NamesArguments):
     """``gamma ** (t / decay_period)``, updated with every batch.
 
     Example:
@@ -441,7 +442,7 @@ class ExponentialScheduler:
 
 
 @attrs.frozen
-class StepScheduler:
+class StepScheduler(NamesArguments):
     """``gamma ** floor(t / step_size)``.
 
     Example:
@@ -459,7 +460,7 @@ class StepScheduler:
 
 
 @attrs.frozen
-class MultiStepScheduler:
+class MultiStepScheduler(NamesArguments):
     """``gamma`` to the power of the number of ``milestones`` that have been reached.
 
     Example:
@@ -476,7 +477,7 @@ class MultiStepScheduler:
 
 
 @attrs.frozen
-class MultiStepWithWarmupScheduler:
+class MultiStepWithWarmupScheduler(NamesArguments):
     """From 0 to 1 in ``t_warmup``, then ``gamma`` to the power of the number of ``milestones`` that have been reached.
 
     Args:
@@ -514,7 +515,7 @@ def _steps(state: State, milestones: Sequence[Time], gamma: float, ssr: float) -
 
 
 @attrs.frozen
-class PolynomialScheduler:
+class PolynomialScheduler(NamesArguments):
     """``alpha_f + (1 - alpha_f) * (1 - t / t_max) ** power``.
 
     Example:
@@ -532,7 +533,7 @@ class PolynomialScheduler:
 
 
 @attrs.frozen
-class PolynomialWithWarmupScheduler:
+class PolynomialWithWarmupScheduler(NamesArguments):
     """From 0 to 1 in ``t_warmup``, then ``alpha_f + (1 - alpha_f) * (1 - (t - w) / (t_max - w)) ** power``.
 
     Args:

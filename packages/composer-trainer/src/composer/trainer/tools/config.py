@@ -14,6 +14,7 @@ import torch
 from torch.optim import Optimizer
 
 from composer.core import Algorithm, Callback, LoggerDestination
+from composer.core.arguments import unknown_arguments
 from composer.core.checks import nearest, shortened
 from composer.core.model_state import check_settings
 from composer.loggers.products import import_product
@@ -162,8 +163,8 @@ def _component(argument: str, name: Any, settings: Any, own: Mapping[str, Any]) 
     values = {**(settings or {}), **own}
     # Only arguments with names: what **kwargs passes on to another library may be the path of a file to load.
     named = {key: one for key, one in inspect.signature(known[name]).parameters.items() if one.kind in _BY_NAME}
-    for unknown in [key for key in values if key not in named]:
-        raise ValueError(f"{place} has no argument {unknown!r}{nearest(unknown, named)}")
+    if not values.keys() <= named.keys():
+        raise ValueError(f"{place} {unknown_arguments(values, named)}")
     missing = [key for key, one in named.items() if one.default is one.empty and key not in values]
     if missing:
         raise ValueError(f"{place} needs {', '.join(missing)}, got {sorted(settings or {}) or 'no arguments'}.")
