@@ -107,7 +107,7 @@ def hosts(session: nox.Session, releases: str) -> None:
     wanted = [*test_group(*PACKAGES), *sorted({requirement for extra in extras for requirement in extra})]
     if releases == "newest":  # the newest TRL does not work with the oldest Accelerate
         wanted += TOOLS["hosts"]
-    pins = lowest(session, "hosts", *theirs(*PACKAGES), *wanted) if releases == "oldest" else CONSTRAINTS
+    pins = lowest(session, "hosts", *theirs(*PACKAGES), *wanted) if releases == "oldest" else only_torch(session)
     install(session, *wheels(session, *PACKAGES), *wanted, pins=pins)
     session.run(*PYTEST, "tests/hosts", *session.posargs, env=TEST_ENV)
 
@@ -231,6 +231,14 @@ def lowest(session: nox.Session, name: str, *what: str) -> str:
     direct.write_text("\n".join(what))
     session.run("uv", "pip", "compile", "--quiet", "--resolution=lowest-direct", f"--output-file={floors}", str(direct))
     return str(floors)
+
+
+def only_torch(session: nox.Session) -> str:
+    """Return a file of pins for torch and its libraries alone, so that everything else is the newest there is."""
+    pins = session.cache_dir / "only-torch.txt"
+    lines = Path(CONSTRAINTS).read_text().splitlines()
+    pins.write_text("\n".join(line for line in lines if line.startswith(("torch", "triton", "nvidia"))))
+    return str(pins)
 
 
 def together(session: nox.Session) -> str:

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    BertLMHeadModel,
     BertModel,
     GPT2Config,
     GPT2LMHeadModel,
@@ -23,6 +24,7 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
 )
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from composer import functional as cf
 
@@ -45,6 +47,12 @@ def _gpt2(**settings: Any) -> GPT2LMHeadModel:
 def _bert(**settings: Any) -> BertForMaskedLM:
     sizes = {"hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": HEADS}
     return BertForMaskedLM(BertConfig(**TOKENS, **sizes, max_position_embeddings=TRAINED, **settings))
+
+
+def _bert_decoder(**settings: Any) -> BertLMHeadModel:
+    encoder = _bert(**settings).config
+    encoder.is_decoder = True
+    return BertLMHeadModel(encoder)
 
 
 def _llama(**settings: Any) -> LlamaForCausalLM:
@@ -373,18 +381,35 @@ class TestGeneration:
         assert without.shape == (2, 32)
         assert torch.equal(without, with_cache)
 
-    def test_cached_logits(self, decoder: Family, implementation: str):
-        """Several tokens after a cache give the logits of one complete pass."""
-        model = decoder.make(attn_implementation=implementation).eval()
+    @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+    def test_cached_logits(self, name: str, implementation: str):
+        """Several tokens after a cache give the logits of one complete pass, also with BERT as a decoder."""
+        make = _bert_decoder if name == "bert" else FAMILIES[name].make
+        model = make(attn_implementation=implementation).eval()
         cf.apply_alibi(model, 64)
         ids = _ids(2, 30)
 
         with torch.no_grad():
             first = model(ids[:, :11], use_cache=True)
-            second = model(ids[:, 11:], past_key_values=first.past_key_values)
+            cache = "cache" if "cache" in first else "past_key_values"  # renamed in Transformers 5.24
+            second = model(ids[:, 11:], **{cache: first[cache]})
             complete = model(ids).logits
 
         torch.testing.assert_close(torch.cat([first.logits, second.logits], 1), complete)
+
+    def test_unknown_parameters_raise(self, decoder: Family, monkeypatch: pytest.MonkeyPatch):
+        """A release of Transformers that renames a parameter is an error, not a bias of wrong distances."""
+        model = decoder.make()
+
+        def forward(self, hidden_states, attention_mask=None, keys_and_values=None):
+            """The parameters of an attention of a later release."""
+
+        monkeypatch.setattr(type(decoder.attention(model)), "forward", forward)
+
+        with pytest.raises(ValueError, match="got hidden_states, attention_mask, keys_and_values: install a release"):
+            cf.apply_alibi(model, 64)
+
+        assert isinstance(model.get_submodule(decoder.replaced), (nn.Embedding, LlamaRotaryEmbedding))
 
     def test_beams_and_unpadded_static_cache(self, decoder: Family):
         """Beam search reorders the cache; a static cache without padding initially has no mask."""

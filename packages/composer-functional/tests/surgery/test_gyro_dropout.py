@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 
 import pytest
+import timm
 import torch
+import transformers
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from composer import functional as cf
 
@@ -153,6 +156,23 @@ class TestApplyGyroDropout:
         exported = torch.export.export(model, (x,)).module()
 
         torch.testing.assert_close(exported(x), model(x))
+
+    def test_gradient_checkpointing_raises(self):
+        """A second forward pass would take other masks: as Transformers, timm and torch mark such models."""
+        config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=9, bos_token_id=0, eos_token_id=0)
+        language_model = transformers.GPT2LMHeadModel(config)
+        if hasattr(language_model, "activation_checkpointing_enable"):  # its former name is deprecated
+            language_model.activation_checkpointing_enable()
+        else:
+            language_model.gradient_checkpointing_enable()
+        images = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
+        images.set_grad_checkpointing()
+        wrapped = nn.Sequential(checkpoint_wrapper(nn.Sequential(nn.Linear(2, 2), nn.Dropout())))
+
+        for model in (language_model, images, wrapped):
+            with pytest.raises(ValueError, match="must not use gradient checkpointing with GyroDropout"):
+                cf.apply_gyro_dropout(model, 10, 2, 0.5, 8, 2)
+            assert not cf.count_module_instances(model, cf.GyroDropout)
 
     def test_bad_settings_raise(self):
         """Invalid settings raise, also for a model without dropout."""

@@ -8,9 +8,12 @@ import fsspec
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers.models.bert.modeling_bert import BertOutput
 
+from composer import functional as cf
 from composer.models import HuggingFaceModel, write_huggingface_pretrained_from_composer_checkpoint
 
+RULE = cf.ResidualRule(branch=lambda block, x: block.dropout(block.dense(x)))
 KINDS = ["classifier", "masked", "gpt2", "t5", "llama"]
 TIED = "model.transformer.wte.weight", "model.lm_head.weight"
 
@@ -274,7 +277,55 @@ class TestFromCheckpoint:
         assert (tmp_path / "t" / "tokenizer.json").exists()
 
 
+class TestChangedLayers:
+    """Algorithms change layers; what a model of Transformers computes in evaluation may be something else then."""
+
+    @pytest.mark.parametrize(
+        ("kind", "change", "layers"),
+        [
+            ("llama", lambda model: cf.apply_alibi(model, 64), "AlibiBias, NoRotaryEmbedding"),
+            (
+                "classifier",
+                lambda model: cf.apply_stochastic_depth(model, {BertOutput: RULE}, "block", 0.3),
+                "StochasticBertOutput",
+            ),
+        ],
+    )
+    def test_other_outputs_raise(self, kind, change, layers, make_model, save):
+        """The error names the layers, which have no weights of other names."""
+        bare = make_model(kind)
+        change(bare)
+        folder = save(HuggingFaceModel(bare))
+
+        with pytest.raises(ValueError, match=f"a model of Transformers cannot represent: {layers}. Build the model"):
+            HuggingFaceModel.hf_from_composer_checkpoint(folder)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda model: cf.apply_stochastic_depth(model, {BertOutput: RULE}, "sample", 0.3),
+            lambda model: cf.apply_stochastic_depth(model, {BertOutput: RULE}, "block", 0.0),
+        ],
+    )
+    def test_layers_that_change_only_training(self, change, make_model, make_batch, save):
+        """The model in evaluation is that of the checkpoint."""
+        bare, batch = make_model("classifier"), make_batch("classifier")
+        change(bare)
+        folder = save(HuggingFaceModel(bare))
+
+        model, _ = HuggingFaceModel.hf_from_composer_checkpoint(folder)
+
+        torch.testing.assert_close(_logits(model, batch), _logits(bare, batch))
+
+
 class TestErrors:
+    def test_tied_weights_of_an_untied_checkpoint(self, make_model, save):
+        """Of two saved tensors neither overwrites the other."""
+        folder = save(HuggingFaceModel(make_model("llama")))
+
+        with pytest.raises(ValueError, match="tied, and the saved weights of both differ: one would overwrite"):
+            HuggingFaceModel.hf_from_composer_checkpoint(folder, model_config_kwargs={"tie_word_embeddings": True})
+
     def test_no_checkpoint(self, tmp_path):
         """The error states which files the folder lacks."""
         (tmp_path / "state.json").write_text("{}")

@@ -13,6 +13,7 @@ from composer.algorithms._idle import warn_if_idle
 from composer.algorithms._surgery import ModelSurgery
 from composer.core import Event, ExclusiveResource, Logger, Stage, State, TimeUnit
 from composer.core.checks import number_between, whole_number_from
+from composer.functional.surgery.gyro_dropout import check_not_recomputed
 
 __all__ = ["GyroDropout"]
 
@@ -64,6 +65,7 @@ class GyroDropout(ModelSurgery):
         passes = _count_passes(state)
         layers = [layer for layer in state.model.modules() if isinstance(layer, cf.GyroDropout)]
         if layers:
+            check_not_recomputed(state.model)  # it may have been enabled since they were replaced
             if passes is not None:
                 for layer in layers:
                     # The training may be longer, or have more microbatches, than at INIT.

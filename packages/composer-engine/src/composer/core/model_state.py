@@ -92,6 +92,23 @@ def check_weights(own: Mapping[str, Any], saved: Mapping[str, Any]) -> tuple[lis
     return wrong, *compare_names("model.", own, saved, "the model has no such weight")
 
 
+def conflicting_ties(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each parameter that is tied to another of the model, and was saved with other values."""
+    return [
+        f"model.{name} is tied to model.{first} in the model, and the saved values of both differ: one would overwrite "
+        "the other. Load them into a model whose weights are not tied."
+        for name, first in first_names(model).items()
+        if name != first and {name, first} <= saved.keys() and _differ(saved[name], saved[first])
+    ]
+
+
+def _differ(one: Any, other: Any) -> bool:
+    # Parts of sharded tensors are not compared: they would differ in some of the processes only.
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor)) or is_dtensor(one) or one.shape != other.shape:
+        return False
+    return not torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+
+
 def compare_names(
     path: str, own: Iterable[str], saved: Iterable[str], lack: str, end: str | None = None
 ) -> tuple[list[str], list[str]]:

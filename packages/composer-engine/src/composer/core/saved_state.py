@@ -467,6 +467,7 @@ def _check_part(state: Run, part: str, saved: Any, findings: _Findings) -> None:
     if part == "model":
         own = model_state.weights(state.model)
         differences = model_state.check_weights(own, saved)
+        findings["problems"] += model_state.conflicting_ties(state.model, saved)
         findings["changed"] += model_state.changed_dtypes(own, saved)
     else:
         differences = model_state.check_optimizers(state.model, state.optimizers, saved)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from composer import functional as cf
 from composer.models._huggingface_peft import base_of, is_peft_model, with_adapters
 
 if TYPE_CHECKING:
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = ["describe", "rebuild_model", "rebuild_tokenizer"]
+
+# In evaluation they compute what the replaced layers compute; blocks of stochastic depth are asked one by one.
+_PLAIN = (
+    *(cf.GhostBatchNorm1d, cf.GhostBatchNorm2d, cf.GhostBatchNorm3d),
+    *(cf.LowPrecisionGroupNorm, cf.LowPrecisionLayerNorm, cf.StochasticDepthBlock),
+)
 
 
 def describe(
@@ -36,12 +43,13 @@ def describe(
 
     Returns:
         Strings in lists and dictionaries: the name of the class, and the files that ``save_pretrained`` would write for
-        the configuration, the tokenizer and the adapters. Files that are not text are encoded in base64.
+        the configuration, the tokenizer and the adapters. Files that are not text are encoded in base64. ``"changed"``
+        lists the classes of layers with which the model computes other outputs in evaluation than its class does.
     """
     base = base_of(model)
     described: dict[str, Any] = {"model": {"class": type(base).__name__}, "tokenizer": None, "peft": None}
     generation = [base.generation_config] if base.can_generate() and base.generation_config is not None else []
-    described["model"]["files"] = _files_of(base.config, *generation)
+    described["model"] |= {"files": _files_of(base.config, *generation), "changed": _changed_layers(base)}
     if tokenizer is not None:
         described["tokenizer"] = {"class": type(tokenizer).__name__, "files": _files_of(tokenizer)}
     if is_peft_model(model):
@@ -107,8 +115,13 @@ def rebuild_model(
 
     Raises:
         ValueError: The class is not one of Transformers', the weights do not fit, or only adapters were saved and
-            there is no ``base_model``.
+            there is no ``base_model``; or algorithms have changed layers in a way that Transformers cannot represent.
     """
+    if changed := hf_state["model"].get("changed"):
+        raise ValueError(
+            f"The saved model has layers that a model of Transformers cannot represent: {', '.join(changed)}. Build "
+            "the model, change it by the same algorithm, and load the checkpoint into it."
+        )
     cls = _model_class(hf_state["model"]["class"] if model_instantiation_class is None else model_instantiation_class)
     with _folder_with(hf_state["model"]["files"]) as folder:
         config = _load_config(cls, folder, trust_remote_code=trust_remote_code)
@@ -122,6 +135,18 @@ def rebuild_model(
     else:
         _load_shared_weights(model, loaded_state_dict)
     return model
+
+
+def _changed_layers(model: PreTrainedModel) -> list[str]:
+    """Return the classes of layers of this library with which the model is not its class in evaluation."""
+    return sorted(
+        {
+            type(layer).__name__
+            for layer in model.modules()
+            if (type(layer).__module__.startswith("composer.functional.") and not isinstance(layer, _PLAIN))
+            or (isinstance(layer, cf.StochasticDepthBlock) and layer.stochastic_method == "block" and layer.drop_rate)
+        }
+    )
 
 
 def _files_of(*objects: Any) -> dict[str, Any]:
@@ -248,7 +273,14 @@ def _load_weights(model: PreTrainedModel | PeftModel, weights: Mapping[str, Tens
     own = model.state_dict()
     wrong = [name for name, value in weights.items() if name not in own or own[name].shape != value.shape]
     # Tied weights are saved once, under one of their names; the others share its memory.
-    loaded = {own[name].data_ptr() for name in weights if name in own}
+    loaded: dict[int, str] = {}
+    for name in weights.keys() & own.keys():
+        other = loaded.setdefault(own[name].data_ptr(), name)
+        if own[name].numel() and not torch.equal(weights[other], weights[name]):
+            raise ValueError(
+                f"{type(model).__name__} has {other} and {name} tied, and the saved weights of both differ: one would "
+                "overwrite the other. Set tie_word_embeddings=False in the configuration."
+            )
     missing = [name for name, value in own.items() if name not in weights and value.data_ptr() not in loaded]
     if wrong or (missing and not has_base):
         raise ValueError(

@@ -81,7 +81,8 @@ def apply_alibi(
         TypeError: ``model`` is not a module, ``max_sequence_length`` or ``heads_per_layer`` is not an integer,
             ``attention_module`` is not a class of modules, or ``mask_replacement_function`` returned another object.
         ValueError: The architecture is unknown, its attention has a kernel that takes no bias, such as flash attention,
-            a number is less than 1, or the description of your attention is incomplete or matches no module.
+            or parameters of an unknown release of Transformers, a number is less than 1, or the description of your
+            attention is incomplete or matches no module.
 
     Example:
         >>> from transformers import GPT2Config, GPT2Model
@@ -144,6 +145,7 @@ def _apply_to_known(
     attentions = [pair for _, pairs in plain for pair in pairs]
     for _, attention in attentions:
         check_implementation(attention)
+    hooks = {attention: AddBias.to(attention) for _, attention in attentions}
     positions = [pair for architecture, pairs in plain if pairs for pair in architecture.find_positions(model)]
     changed = _replace(model, positions, optimizers)
     biases: dict[tuple[int, bool], AlibiBias] = {}
@@ -151,7 +153,7 @@ def _apply_to_known(
         for _, attention in pairs:
             settings = architecture.num_heads(attention), is_causal(attention)
             _attach(attention, biases.setdefault(settings, AlibiBias(*settings)))
-            attention.register_forward_pre_hook(AddBias.to(attention), with_kwargs=True)
+            attention.register_forward_pre_hook(hooks[attention], with_kwargs=True)
     if attentions:
         lift_limits(model, attentions, max_sequence_length)
     return _report(model, changed, attentions, max_sequence_length)

@@ -128,14 +128,28 @@ class AddBias:
 
     Attributes:
         names: The parameters of the attention's ``forward``.
+        cache: The one for earlier keys and values, which Transformers renamed in 5.24.
     """
 
     names: tuple[str, ...]
+    cache: str
 
     @classmethod
     def to(cls, attention: nn.Module) -> AddBias:
-        """Return the hook for a module."""
-        return cls(tuple(inspect.signature(type(attention).forward).parameters)[1:])
+        """Return the hook for a module.
+
+        Raises:
+            ValueError: Its ``forward`` has other parameters than those of the supported releases of Transformers.
+        """
+        names = tuple(inspect.signature(type(attention).forward).parameters)[1:]
+        caches = [name for name in ("cache", "past_key_values") if name in names]
+        if len(caches) != 1 or not {"hidden_states", "attention_mask"} <= set(names):
+            raise ValueError(
+                f"{type(attention).__name__}.forward must have the parameters hidden_states, attention_mask, and "
+                f"either cache or past_key_values, got {', '.join(names)}: install a release of Transformers that "
+                "ALiBi supports, 4.57 to 5.24, or describe the attention by attention_module and alibi_attention."
+            )
+        return cls(names, caches[0])
 
     def __call__(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -144,7 +158,7 @@ class AddBias:
         arguments = {**dict(zip(self.names[: len(args)], args, strict=True)), **kwargs}
         hidden: Tensor = arguments["hidden_states"]
         mask: Tensor | None = arguments.get("attention_mask")
-        before, length = _measure(module, arguments.get("past_key_values"), mask, hidden.shape[1])
+        before, length = _measure(module, arguments.get(self.cache), mask, hidden.shape[1])
         bias = module.alibi(hidden.shape[1], length, mask, before, hidden.dtype, hidden.device)
         place = self.names.index("attention_mask")
         if place < len(args):
@@ -175,7 +189,8 @@ def lift_limits(model: nn.Module, attentions: list[tuple[str, nn.Module]], max_s
         positions = torch.arange(max_sequence_length, device=embedding.position_ids.device)
         embedding.register_buffer("position_ids", positions[None], persistent=False)
         # Without this buffer BERT creates the ids of the first segment for any length.
-        vars(embedding)["_buffers"].pop("token_type_ids", None)
+        if hasattr(embedding, "token_type_ids"):
+            del embedding.token_type_ids
     # In earlier versions of Transformers, each layer of GPT-2 has a causal mask; they share one here.
     stored = [module for _, module in attentions if dict(module.named_buffers(recurse=False)).get("bias") is not None]
     if stored:

@@ -11,6 +11,8 @@ from composer.functional.surgery.replace import SurgeryReport, replace_layers
 
 __all__ = ["apply_gyro_dropout"]
 
+_RECOMPUTED = ("gradient_checkpointing", "grad_checkpointing")
+
 
 def apply_gyro_dropout(
     model: nn.Module, iters_per_epoch: int, max_epoch: int, p: float, sigma: int, tau: int
@@ -39,7 +41,8 @@ def apply_gyro_dropout(
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: A number is out of range, or the model itself is a dropout.
+        ValueError: A number is out of range, the model itself is a dropout, or it computes layers again in the backward
+            pass (gradient checkpointing), which would count forward passes twice and take other masks.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 2))
@@ -49,6 +52,7 @@ def apply_gyro_dropout(
     """
     GyroDropout(iters_per_epoch, max_epoch, p, sigma, tau)  # checks the numbers before anything is changed
     check_modules(model=model)
+    check_not_recomputed(model)
     read_by_attention = find_attention_dropouts(model)
 
     def is_wanted(module: nn.Module) -> bool:
@@ -60,3 +64,13 @@ def apply_gyro_dropout(
         return GyroDropout(iters_per_epoch, max_epoch, p, sigma, tau)
 
     return replace_layers(model, {nn.Dropout: replace}, is_wanted)
+
+
+def check_not_recomputed(model: nn.Module) -> None:
+    """Raise a ValueError for a model with gradient checkpointing, as Transformers, timm and torch mark it."""
+    for name, module in model.named_modules():
+        if any(getattr(module, mark, False) for mark in _RECOMPUTED) or hasattr(module, "_checkpoint_wrapped_module"):
+            raise ValueError(
+                f"model must not use gradient checkpointing with GyroDropout, as {name or type(model).__name__!r} "
+                "does: a forward pass in the backward pass would take other masks. Disable one of the two."
+            )
