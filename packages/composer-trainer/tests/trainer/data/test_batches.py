@@ -340,3 +340,87 @@ def test_workers_end_with_the_trainer(persistent):
 
     assert len(during) == len(before) + 1
     assert len(multiprocessing.active_children()) == len(before)
+
+
+class ByEpoch(Dataset):
+    """Twenty samples that depend on the epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return torch.rand(4, generator=torch.Generator().manual_seed(100 * self.epoch + index)), index % 3
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # of torchdata's own
+class TestStatefulDataLoader:
+    """Loaders of torchdata, which save their own position."""
+
+    def fit(self, options, **arguments):
+        module = pytest.importorskip("torchdata.stateful_dataloader", reason="it is an optional loader")
+        seen = record("batch_end", lambda state: state.batch[0].tolist())
+        loader = module.StatefulDataLoader(batch_size=4, **options)
+        small_run(train_dataloader=loader, max_duration="2ep", callbacks=seen, **arguments).fit()
+        return seen.values
+
+    @pytest.mark.parametrize(
+        ("options", "subset"),
+        [
+            ({"dataset": vectors(20), "shuffle": True}, -1),
+            ({"dataset": vectors(20), "shuffle": True}, 3),
+            ({"dataset": vectors(20), "shuffle": True, "num_workers": 2, "persistent_workers": True}, 3),
+            ({"dataset": ByEpoch(), "num_workers": 1}, -1),
+            ({"dataset": ByEpoch()}, -1),
+        ],
+    )
+    def test_resumes_exactly(self, options, subset, tmp_path):
+        """A run resumes after any batch, also after the last one of an epoch; epochs have different orders."""
+        subset = {"train_subset_num_batches": subset}
+        saving = {"save_folder": tmp_path, "save_interval": "1ba", "save_filename": "{batch}-{epoch}"}
+        batches = self.fit(options, **saving, **subset)
+
+        length = len(batches) // 2
+        for place, epoch in ((1, 0), (length, 0), (length + 1, 1)):
+            assert self.fit(options, load_path=str(tmp_path / f"{place}-{epoch}"), **subset) == batches[place:]
+        assert batches[:length] != batches[length:]
+
+    @pytest.mark.parametrize("subset", [-1, 3])
+    def test_resumes_between_epochs(self, subset, tmp_path):
+        """A checkpoint of the end of an epoch continues with the next one, also if an epoch has a part of the data."""
+        options, subset = {"dataset": vectors(20), "shuffle": True}, {"train_subset_num_batches": subset}
+        batches = self.fit(options, save_folder=tmp_path, save_interval="1ep", save_filename="{epoch}", **subset)
+
+        assert self.fit(options, load_path=str(tmp_path / "1"), **subset) == batches[len(batches) // 2 :]
+
+    def test_copies_in_workers_warn(self):
+        """Persistent workers of another loader are not reached by set_epoch."""
+        with pytest.warns(UserWarning, match=r"set_epoch\(\).* does not reach the workers of this StatefulDataLoader"):
+            self.fit({"dataset": ByEpoch(), "num_workers": 1, "persistent_workers": True})
+
+
+class TestEpochInWorkers:
+    """The copies of a data set in worker processes, of torch's loader."""
+
+    @pytest.mark.parametrize("persistent", [True, False])
+    def test_set_epoch_reaches_them(self, persistent):
+        """Each epoch has the samples that it has without workers."""
+        seen = [record("batch_end", lambda state: state.batch[0].tolist()) for _ in range(2)]
+        for workers, one in enumerate(seen):
+            loader = DataLoader(ByEpoch(), 4, num_workers=workers, persistent_workers=persistent and workers > 0)
+            small_run(train_dataloader=loader, max_duration="2ep", callbacks=one).fit()
+
+        assert seen[0].values == seen[1].values
+
+    def test_any_order_warns(self, tmp_path):
+        """Batches in the order of their completion are not those that come first in the order of the sampler."""
+        options = {"max_duration": "2ep", "train_dataloader": DataLoader(vectors(20), 4, num_workers=2, in_order=False)}
+        small_run(**options, save_folder=tmp_path, save_interval="1ba", save_filename="{batch}").fit(duration="2ba")
+        trainer = small_run(**options, load_path=str(tmp_path / "2"))
+
+        with pytest.warns(UserWarning, match="in_order=False.* may come twice and others not at all"):
+            trainer.fit()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from composer.core import Batch, DataSpec
+    from composer.trainer.data.order import DataOrder
 
 __all__ = ["END", "Batches", "batch_is_none"]
 
@@ -111,7 +112,7 @@ class Batches:
         self._may_be_equal = get_data_world_size() > 1 and not is_split_by_rank(spec.dataloader)
         if get_world_size() > 1 and order.global_batch_size is None:
             _warn_of_repeats(spec.dataloader)
-        _warn_of_running_workers(spec.dataloader)
+        _warn_of_workers(spec.dataloader, order)
 
     def next(self) -> Batch:
         """Return the epoch's next batch; ``END`` if there is none.
@@ -275,6 +276,8 @@ class Batches:
             first = self._replay(given)
         elif isinstance(loader, (list, tuple)):
             first = self._count_samples(loader[:given])
+        if in_epoch:
+            _warn_of_any_order(loader)
         if given:
             position.warn_of_other_sizes(state, samples, first)
         if in_epoch and self._order.skips and position.data_end is None:  # only the sampler can show its order
@@ -338,13 +341,31 @@ def _warn_of_repeats(loader: object) -> None:
         )
 
 
-def _warn_of_running_workers(loader: object) -> None:
+def _warn_of_workers(loader: Any, order: DataOrder) -> None:
     if getattr(loader, "_iterator", None) is not None:  # torch's DataLoader keeps it if its workers are persistent
         warnings.warn(
             "train_dataloader has an active iterator, whose workers keep running beside those of the training. Do not "
             "iterate over it before, or create another one with persistent_workers=True for the training.",
             UserWarning,
             stacklevel=4,
+        )
+    is_own = order.loader is loader and getattr(loader, "persistent_workers", False)
+    if is_own and hasattr(loader.dataset, "set_epoch"):
+        warnings.warn(
+            f"set_epoch() of the data set does not reach the workers of this {type(loader).__name__}, which keep their "
+            "copies for all epochs, so that each epoch has the same order. Give it persistent_workers=False.",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _warn_of_any_order(loader: Any) -> None:
+    if not getattr(loader, "in_order", True) and loader.num_workers > 1:
+        warnings.warn(
+            "train_dataloader has in_order=False: the workers' batches came in another order before the run stopped, "
+            "so some samples of this epoch may come twice and others not at all. in_order=True resumes exactly.",
+            UserWarning,
+            stacklevel=3,
         )
 
 
