@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torchmetrics.classification import MulticlassAccuracy
 
 from composer import Callback, Trainer
@@ -224,13 +224,35 @@ def evaluate_sharded(rank):
         trainer.eval(loader)
         counts = [len(outputs) for outputs in trainer.predict(loader)]
         [metric] = trainer.state.eval_metrics["eval"].values()
-        return [int(metric.tp + metric.fn), counts, evaluate_in_microbatches(trainer, samples, rank)]
+        counted = int(metric.tp + metric.fn)
+        return [counted, counts, evaluate_in_microbatches(trainer, samples, rank), *evaluate_repeats(trainer)]
 
 
 def drop_first(batch):
     """Remove the first field of a batch in place, which has three."""
     batch.pop(0)
     return batch
+
+
+def triple(samples):
+    """Make three samples of each."""
+    return [field.repeat_interleave(3, dim=0) for field in default_collate(samples)]
+
+
+class OwnIteration(DataLoader):
+    def __iter__(self):
+        return super().__iter__()
+
+
+def evaluate_repeats(trainer):
+    """Return how many samples count with a loader of which repeats cannot be removed, and the warnings."""
+    complete = [(torch.tensor([1.0, index]), index % 3) for index in range(SAMPLES)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loader = OwnIteration(complete, 4, sampler=cd.get_sampler(complete))
+        trainer.eval([Evaluator(label="repeats", dataloader=loader)])
+    [metric] = trainer.state.eval_metrics["repeats"].values()
+    return [int(metric.tp + metric.fn), [str(one.message) for one in caught if issubclass(one.category, UserWarning)]]
 
 
 def evaluate_in_microbatches(trainer, samples, rank):
@@ -242,6 +264,7 @@ def evaluate_in_microbatches(trainer, samples, rank):
         "sampled": DataLoader(complete, 4, sampler=cd.get_sampler(complete)),  # the last parts have 2, 2, 1, 1 samples
         "stream": DataLoader(Stream(own), 3),
         "empty batch": [nothing] if rank == 0 else DataLoader(Stream(own), 3),
+        "tripled": DataLoader(complete, 4, sampler=cd.get_sampler(complete), collate_fn=triple),
     }
     evaluators = [
         Evaluator(

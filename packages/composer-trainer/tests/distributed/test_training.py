@@ -126,8 +126,16 @@ class TestStreams:
         """Processes with fewer microbatches take part in the forward passes of the others, and count none of them."""
         counted = [result["streams"]["evaluated"][2] for result in four_processes]
 
-        # Samples of the sampled data, of the streams, and of those where one process has a batch without samples.
-        assert counted == [[6, 1, 0], [6, 3, 3], [5, 5, 5], [5, 0, 0]]
+        # Samples of the sampled data, of the streams, of those where one process has a batch without samples, and of
+        # the sampled data with three of each.
+        assert counted == [[6, 1, 0, 18], [6, 3, 3, 18], [5, 5, 5, 15], [5, 0, 0, 15]]
+
+    def test_repeats_that_cannot_be_removed_in_an_evaluation(self, four_processes):
+        """Samples of a loader with its own iteration all count, with a warning."""
+        for result in four_processes:
+            counted, [warning] = result["streams"]["evaluated"][3:]
+            assert counted == 6
+            assert warning.startswith("2 samples of each epoch are evaluated twice")
 
 
 class TestOneCheckpoint:

@@ -3,9 +3,10 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, default_collate
+from torchmetrics.classification import MulticlassConfusionMatrix
 
-from composer.core import Callback, Evaluator, Event
+from composer.core import Callback, DataSpec, Evaluator, Event
 from composer.models import ComposerClassifier
 from composer.trainer import Trainer
 from fixtures import make_classifier, make_loader, small_run, weights
@@ -88,6 +89,55 @@ class TestInterval:
         for label, part in parts.items():
             loss = nn.functional.cross_entropy(outputs[part], targets[part])
             torch.testing.assert_close(trainer.state.eval_metric_values[label]["CrossEntropy"], loss)
+
+
+def triple(fields):
+    """Return a batch with three samples of each."""
+    return [field.repeat_interleave(3, dim=0) for field in fields]
+
+
+class Announcing:
+    """A loader of four batches with another length."""
+
+    def __len__(self):
+        return 5
+
+    def __iter__(self):
+        return iter(make_loader(16))
+
+
+class TestCountedSamples:
+    """Samples are those of the batches, not the items of the data set."""
+
+    @pytest.mark.parametrize("is_distributed", [True, False])
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"collate_fn": lambda samples: triple(default_collate(samples))},
+            {"batch_transforms": triple},
+            {"batch_transforms": triple, "get_num_samples_in_batch": lambda batch: 7},
+        ],
+    )
+    def test_all_samples_of_a_batch_count(self, options, is_distributed):
+        """A function that makes three samples of one does not end the data early."""
+        data = make_loader(8).dataset
+        sampler = DistributedSampler(data, num_replicas=1, rank=0) if is_distributed else None
+        loader = DataLoader(data, 4, sampler=sampler, collate_fn=options.get("collate_fn"))
+        functions = {name: function for name, function in options.items() if name != "collate_fn"}
+        matrix = MulticlassConfusionMatrix(3)
+        model = ComposerClassifier(nn.Linear(4, 3), num_classes=3, val_metrics={"matrix": matrix})
+
+        results = small_run(model=model).eval(DataSpec(loader, **functions))
+
+        assert int(results["eval"]["matrix"].sum()) == 24
+
+    def test_fewer_batches_than_the_length_warn(self):
+        """The warning states both numbers; a subset that is complete does not warn."""
+        trainer = small_run()
+        trainer.eval(Announcing(), subset_num_batches=4)
+
+        with pytest.warns(UserWarning, match="'eval' has a length of 5 batches and returned only 4"):
+            trainer.eval(Announcing())
 
 
 class TestResult:

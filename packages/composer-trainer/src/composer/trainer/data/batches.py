@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from composer.core import Batch, DataSpec
     from composer.trainer.data.order import DataOrder
 
-__all__ = ["END", "Batches", "batch_is_none"]
+__all__ = ["END", "Batches", "batch_is_none", "warn_of_repeats"]
 
 _log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class Batches:
         self._may_differ = get_world_size() > 1 and self.position.data_end is None
         self._may_be_equal = get_data_world_size() > 1 and not is_split_by_rank(spec.dataloader)
         if get_world_size() > 1 and order.global_batch_size is None:
-            _warn_of_repeats(spec.dataloader)
+            warn_of_repeats(spec.dataloader)
         _warn_of_workers(spec.dataloader, order)
 
     def next(self) -> Batch:
@@ -327,13 +327,14 @@ def batch_is_none(what: str, place: int) -> ValueError:
     )
 
 
-def _warn_of_repeats(loader: object) -> None:
+def warn_of_repeats(loader: object, used: str = "trained on") -> None:
+    """Warn if samples that a sampler repeats, so that all processes have equally many, cannot be left out."""
     repeated = num_repeated_samples(loader)
     if repeated:
         is_loader = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
         described = type(loader.batch_sampler if is_loader else loader).__name__  # type: ignore[attr-defined]
         warnings.warn(
-            f"{repeated} samples of each epoch are trained on twice, as the processes cannot share them out evenly and "
+            f"{repeated} samples of each epoch are {used} twice, as the processes cannot share them out evenly and "
             f"the {described} chooses its batches itself, so that repeats cannot be left out. Give its sampler "
             "drop_last=True: composer.distributed.get_sampler(dataset, drop_last=True).",
             UserWarning,

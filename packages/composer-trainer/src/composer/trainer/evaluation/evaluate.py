@@ -8,6 +8,7 @@ import datetime
 import fnmatch
 import itertools
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -36,13 +37,12 @@ from composer.distributed import (
     all_reduce_min,
     broadcast_buffers,
     check_sampler,
+    get_data_rank,
     get_world_size,
-    num_real_samples_in_loader,
-    real_parts,
 )
 from composer.distributed.samplers import in_step, is_split_by_rank
 from composer.functional.dtensors import is_sharded
-from composer.trainer.data.batches import batch_is_none
+from composer.trainer.data.batches import batch_is_none, warn_of_repeats
 from composer.trainer.data.order import make_order
 from composer.trainer.evaluation.metrics import SupportsMetrics, compute_metrics, metrics_of, reduce_over_data
 
@@ -247,13 +247,18 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int) -> dict[str
         metric.reset()
     engine.run_event(Event.EVAL_START)
     loader = evaluator.dataloader.dataloader
-    # A sample that several processes have, so that all have equally many, is counted by one of them.
-    num_real = num_real_samples_in_loader(loader)
     for batch, counts in _first_batches(state, loader, subset):
-        num_samples = _evaluate_batch(engine, evaluator, batch, num_real if counts else 0)
-        num_real = None if num_real is None else max(0, num_real - num_samples)
-    if not int(state.eval_timestamp.batch):
+        _evaluate_batch(engine, evaluator, batch, counts)
+    found, announced = int(state.eval_timestamp.batch), state.dataloader_len
+    if not found:
         raise ValueError(f"There is nothing to evaluate on: the loader of {evaluator.label!r} returned no batch.")
+    if announced is not None and found < announced and not is_split_by_rank(loader):
+        warnings.warn(
+            f"The loader of {evaluator.label!r} has a length of {length} batches and returned only {found}, which are "
+            "evaluated. Correct its __len__; its data set may also have raised StopIteration.",
+            UserWarning,
+            stacklevel=2,
+        )
     values = compute_metrics(metrics)
     state.eval_metric_values.record(evaluator.label, values)
     engine.logger.log_metrics({f"metrics/{evaluator.label}/{name}": value for name, value in values.items()})
@@ -264,9 +269,16 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int) -> dict[str
 def _first_batches(state: State, loader: Iterable[Any], subset: int) -> Iterator[tuple[Any, bool]]:
     """Yield the first ``subset`` batches, all if -1, each with whether it counts.
 
-    Processes with a sharded model compute equally many batches.
+    A sample that several processes have, so that all have equally many batches, counts in one of them. Processes with a
+    sharded model compute equally many batches.
     """
-    batches = itertools.islice(make_order(loader, state.rank_zero_seed).begin(0), None if subset == -1 else subset)
+    order = make_order(loader, state.rank_zero_seed)
+    batches = itertools.islice(order.begin(0), None if subset == -1 else subset)
+    if order.global_batch_size is not None:
+        end, places = order.end(0) or 0, itertools.count(get_data_rank(), order.step)
+        return zip(batches, (place < end for place in places), strict=False)
+    if get_world_size() > 1:
+        warn_of_repeats(loader, "evaluated")
     may_end_apart = _computes_in_step(state) and not is_split_by_rank(loader)
     return in_step(batches) if may_end_apart else zip(batches, itertools.repeat(True))
 
@@ -276,14 +288,13 @@ def _computes_in_step(state: State) -> bool:
     return get_world_size() > 1 and is_sharded(state.model)
 
 
-def _microbatches(state: State, evaluator: Evaluator, num_real: int | None) -> list[tuple[Any, bool]]:
+def _microbatches(state: State, evaluator: Evaluator, counts: bool) -> list[tuple[Any, bool]]:
     """Return the batch's microbatches, each with whether it counts.
 
     Processes with a sharded model compute equally many microbatches.
     """
     size, spec = evaluator.device_eval_microbatch_size, evaluator.dataloader
-    split = [state.batch] if size is None else spec.split_batch(state.batch, size)
-    parts = list(real_parts(split, num_real, spec))
+    parts = [(part, counts) for part in ([state.batch] if size is None else spec.split_batch(state.batch, size))]
     if size is not None and _computes_in_step(state):
         maximum = -all_reduce_min(-len(parts))
         # Copies, as transforms and models may change a microbatch in place.
@@ -292,20 +303,19 @@ def _microbatches(state: State, evaluator: Evaluator, num_real: int | None) -> l
     return parts
 
 
-def _evaluate_batch(engine: Engine, evaluator: Evaluator, batch: Any, num_real: int | None) -> int:
-    """Update the metrics with a batch, of which the first ``num_real`` samples count; return its number of samples."""
+def _evaluate_batch(engine: Engine, evaluator: Evaluator, batch: Any, counts: bool) -> None:
+    """Run the model on a batch, and update the metrics if it counts."""
     state, spec, began = engine.state, evaluator.dataloader, time.perf_counter()
     state.batch = prepare_batch(batch, spec, state, f"eval_dataloader {evaluator.label!r}", state.eval_timestamp)
     num_samples, num_tokens = spec.get_num_samples_in_batch(state.batch), spec.get_num_tokens_in_batch(state.batch)
     engine.run_event(Event.EVAL_BATCH_START)
-    for part, counts in _microbatches(state, evaluator, num_real):
+    for part, part_counts in _microbatches(state, evaluator, counts):
         _forward(engine, spec, part, Event.EVAL_BEFORE_FORWARD, Event.EVAL_AFTER_FORWARD)
-        for metric in state.eval_metrics[evaluator.label].values() if counts else ():
+        for metric in state.eval_metrics[evaluator.label].values() if part_counts else ():
             state.model.update_metric(state.batch, state.outputs, metric)
     elapsed = datetime.timedelta(seconds=time.perf_counter() - began)
     state.eval_timestamp = state.eval_timestamp.to_next_batch(num_samples, num_tokens, elapsed)
     engine.run_event(Event.EVAL_BATCH_END)
-    return num_samples
 
 
 def predict(engine: Engine, spec: DataSpec, subset: int, *, return_outputs: bool) -> list[Any]:
