@@ -1,5 +1,6 @@
 """Batches of any type: items, counts, parts; and data loaders with functions for them."""
 
+import re
 from collections import OrderedDict, UserDict, namedtuple
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from composer.core import DataSpec, batch_get, batch_set, ensure_data_spec
-from composer.core.data_spec import count_samples, count_tokens, describe_batch, move_batch, split_batch
+from composer.core.data_spec import count_samples, count_tokens, describe_batch, move_batch, note_batch, split_batch
 
 Pair = namedtuple("Pair", ["input", "target"])
 
@@ -181,6 +182,42 @@ class TestCountSamples:
             count_samples(batch)
 
 
+class TestItems:
+    """Batches of a loader with ``collate_fn=list``: items of the data set that were not collated."""
+
+    @pytest.mark.parametrize(
+        "item",
+        [
+            (torch.rand(4), 2),
+            [torch.rand(4), torch.tensor(2)],
+            (torch.rand(4, 3, 3), "cat.png"),
+            {"image": torch.rand(4, 3), "label": 2},
+            (2, torch.rand(6), torch.rand(4)),
+        ],
+    )
+    def test_each_is_a_sample(self, item):
+        """They are counted and split, whatever the lengths of their tensors."""
+        [batch] = DataLoader([item] * 6, batch_size=6, collate_fn=list)
+
+        assert DataSpec([]).get_num_samples_in_batch(batch) == 6
+        assert [len(part) for part in split_batch(batch, 4)] == [4, 2]
+        assert same(split_batch(batch, 4)[1], batch[4:])
+
+    @pytest.mark.parametrize(
+        "batch",
+        [
+            [{"x": torch.rand(4, 2)}, {"x": torch.rand(4, 2)}],
+            ({"x": torch.rand(4, 2), "mode": "a"}, {"y": torch.rand(4), "mode": "b"}),
+            [(torch.rand(4), torch.rand(4)), (torch.rand(4), torch.rand(4))],
+            [["a", "b", "c", "d"], ["e", "f", "g", "h"]],
+            [torch.rand(4), ("a", "b", "c", "d")],
+        ],
+    )
+    def test_fields_are_not_items(self, batch):
+        """Nested fields of four samples are no items."""
+        assert count_samples(batch) == 4
+
+
 class TestCountTokens:
     def test_counts_ids_with_padding(self):
         """Every id is counted, including padding."""
@@ -286,6 +323,36 @@ class TestDataSpec:
             TypeError, match=r"dataloader must be an iterable of batches, got int\. Wrap a dataset in a DataLoader"
         ):
             DataSpec(3)
+
+    @pytest.mark.parametrize("name", ["TensorDataset", "Stream", "HuggingFace"])
+    def test_dataset_raises(self, name):
+        """Data sets of both kinds, and those of Hugging Face, raise an error that names DataLoader and the format."""
+
+        class Stream(IterableDataset):
+            def __iter__(self):
+                return iter([])
+
+        class HuggingFace(list):
+            def with_format(self, kind):
+                return self
+
+        dataset = {"TensorDataset": TensorDataset(), "Stream": Stream(), "HuggingFace": HuggingFace()}[name]
+
+        with pytest.raises(TypeError, match=rf"got {name}\. .*DataLoader\(dataset, .*dataset\.with_format\('torch'\)"):
+            DataSpec(dataset)
+
+    def test_lists_without_a_format(self):
+        """An error of a model has a note on lists that a loader has transposed, but not on images of several sizes."""
+        [batch] = DataLoader([{"input_ids": [1, 2, 3], "label": 0, "text": "a"}] * 4, batch_size=4)
+        error, other = ValueError(), ValueError()
+
+        note_batch(error, "before_forward", "Model", batch)
+        note_batch(other, "before_forward", "Model", {"image": [torch.rand(3, 4, 4)], "label": torch.zeros(1)})
+
+        assert re.search(
+            r"'input_ids', 'text' the batch has lists .*dataset\.with_format\('torch'\)", error.__notes__[1]
+        )
+        assert len(other.__notes__) == 1
 
     def test_ensure_data_spec(self):
         """A spec is returned unchanged; a loader or a dictionary of arguments is converted."""

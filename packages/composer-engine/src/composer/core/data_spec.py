@@ -12,9 +12,10 @@ from typing import Any, TypeAlias, TypeGuard
 import attrs
 import torch
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
 from composer.core.arguments import NamesArguments
-from composer.functional.nested import is_list_of_samples, leaves, rebuild, sizes
+from composer.functional.nested import is_list_of_items, is_list_of_samples, leaves, rebuild, sizes
 
 __all__ = ["Batch", "BatchKey", "DataSpec", "batch_get", "batch_set", "ensure_data_spec"]
 
@@ -132,9 +133,15 @@ class DataSpec(NamesArguments):
 
     @dataloader.validator
     def _check_dataloader(self, _: object, dataloader: object) -> None:
-        if not hasattr(dataloader, "__iter__") or isinstance(dataloader, (str, bytes, type)):
+        # A data set that can be iterated over yields samples; with_format is a method of those of Hugging Face.
+        is_dataset = isinstance(dataloader, IterableDataset) or hasattr(dataloader, "with_format")
+        if is_dataset or not hasattr(dataloader, "__iter__") or isinstance(dataloader, (str, bytes, type)):
             got = repr(dataloader) if isinstance(dataloader, (str, bytes, type)) else type(dataloader).__name__
-            raise TypeError(f"dataloader must be an iterable of batches, got {got}. Wrap a dataset in a DataLoader.")
+            raise TypeError(
+                f"dataloader must be an iterable of batches, got {got}. Wrap a dataset in a DataLoader: "
+                "DataLoader(dataset, batch_size=32), with batch_size=None if the dataset yields batches. One of "
+                "Hugging Face returns tensors after dataset.with_format('torch')."
+            )
 
     def __attrs_post_init__(self) -> None:
         _check_number("num_samples", 1, self.num_samples)
@@ -248,7 +255,8 @@ def ensure_data_spec(dataloader: DataSpec | Iterable[Batch] | Mapping[str, Any])
 def count_samples(batch: Batch) -> int:
     """Return the size of the first dimension of a batch's tensors (or the length of its lists of other objects).
 
-    A list in the batch may also have a list of numbers for each sample, of any length.
+    A list in the batch may also have a list of numbers for each sample, of any length. A batch that was not collated, a
+    list of items such as ``(image, class)``, has as many samples as items.
 
     Raises:
         ValueError: The batch's parts have different lengths, or there is nothing to count.
@@ -257,6 +265,8 @@ def count_samples(batch: Batch) -> int:
         >>> count_samples((torch.zeros(8, 3), torch.zeros(8)))
         8
     """
+    if is_list_of_items(batch):
+        return len(batch)
     lengths = set(sizes(batch))
     if len(lengths) > 1:
         parts = batch.values() if isinstance(batch, Mapping) else batch
@@ -312,6 +322,8 @@ def _slice(part: Any, of: slice, num_samples: int, *, is_nested: bool = False) -
     if isinstance(part, Tensor):
         return part[of] if part.ndim else part
     is_sequence = isinstance(part, (list, tuple))
+    if not is_nested and is_list_of_items(part):
+        return part[of]
     if is_sequence or isinstance(part, Mapping):
         # The items of the batch itself are its parts, unless they have no length.
         may_be_samples = is_sequence and len(part) == num_samples and (is_nested or not any(map(sizes, part)))
@@ -486,6 +498,20 @@ def describe_batch(batch: Batch) -> str:
 def note_batch(error: BaseException, event: str, called: str, batch: Batch) -> None:
     """Add a note to an error of a model: the call, the event before it, and the batch."""
     error.add_note(f"{called} was called after the event {str(event)!r}, with the batch {describe_batch(batch)}.")
+    lists = [name for name, part in batch.items() if _is_transposed(part)] if isinstance(batch, Mapping) else []
+    if lists:
+        error.add_note(
+            f"In {', '.join(map(repr, lists))} the batch has lists of strings, or of a tensor for each position, as a "
+            "DataLoader collates strings and lists of numbers. A data set of Hugging Face returns tensors after "
+            "dataset.with_format('torch'); strings must be tokenized."
+        )
+
+
+def _is_transposed(part: Any) -> bool:
+    """Return whether a part of a batch is what the default collate function makes of lists of numbers, or strings."""
+    if not isinstance(part, list) or not part:
+        return False
+    return all(isinstance(one, str) or (isinstance(one, Tensor) and one.ndim == 1) for one in part)
 
 
 def _is_pair(key: BatchKey) -> TypeGuard[tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]]:

@@ -90,3 +90,30 @@ def is_list_of_samples(items: list[Any] | tuple[Any, ...], num_samples: int) -> 
         return True
     has_fields = any(isinstance(leaf, (Tensor, str)) for leaf in leaves(items))
     return not has_fields or all(isinstance(item, Mapping) for item in items)
+
+
+def is_list_of_items(batch: Any) -> bool:
+    """Return whether a batch is a list of items of a data set that were not collated.
+
+    Each item is a tuple, list or mapping of the same structure. One with a number, a string or a tensor without
+    dimensions beside a tensor is a sample, because a field has values of all samples.
+
+    Example:
+        >>> import torch
+        >>> is_list_of_items([(torch.zeros(4), 1)] * 6), is_list_of_items([(torch.zeros(4), torch.zeros(4))] * 6)
+        (True, False)
+    """
+    if not isinstance(batch, (list, tuple)) or not batch or isinstance(batch[0], Tensor) or hasattr(batch, "_fields"):
+        return False
+    first, is_mapping = batch[0], isinstance(batch[0], Mapping)
+    if not is_mapping and not isinstance(first, (list, tuple)):
+        return False
+    if any(type(item) is not type(first) or len(item) != len(first) for item in batch):
+        return False
+    if is_mapping and any(item.keys() != first.keys() for item in batch):
+        return False
+    values = first.values() if is_mapping else first
+    ranks = {
+        part.ndim if isinstance(part, Tensor) else 0 if isinstance(part, (int, float, str)) else -1 for part in values
+    }
+    return 0 in ranks and max(ranks) > 0
