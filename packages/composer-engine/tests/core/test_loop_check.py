@@ -9,7 +9,7 @@ import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, register_optimizer_step_post_hook
 
 from composer.algorithms import SAM
-from composer.core import Engine, Event, Stage, State
+from composer.core import Engine, Event, Stage, State, Timestamp
 from composer.core.event import STEP_EVENTS
 from composer.functional import SAMOptimizer
 
@@ -95,6 +95,20 @@ class TestEpoch:
 
         assert run_events(engine, "epoch_start", "epoch_end") == []
         assert len(run_events(engine, "epoch_start", "batch_end", "epoch_end")) == 1
+
+    def test_end_of_a_loader_is_no_batch(self, engine_for, run_events):
+        """An epoch that is resumed after its last batch runs only the event before the loader shows its end."""
+        engine = engine_for(*STEP_EVENTS)
+
+        assert run_events(engine, "before_dataloader", "epoch_end") == []
+        assert len(run_events(engine, "before_dataloader", "after_dataloader", "epoch_end")) == len(STEP_EVENTS) - 2
+
+    def test_resumed_epoch_has_begun(self, state, engine_for, run_events):
+        """An epoch that is resumed in its middle does not begin again."""
+        engine = engine_for(Event.EPOCH_START)
+        state.timestamp = Timestamp(batch=3, batch_in_epoch=3)
+
+        assert run_events(engine, *STEP_EVENTS, "epoch_end", "fit_end") == []
 
     def test_algorithm_without_declared_events_is_not_checked(self, engine_for, run_events):
         """An algorithm without declared events requires none."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["LoopCheck"]
 
 _TRAINING = frozenset({Event.ITERATION_START, Event.EPOCH_START, *STEP_EVENTS})
+# Before_dataloader also runs where the loader then turns out to have no further batch.
+_WITH_A_BATCH = frozenset(STEP_EVENTS) - {Event.BEFORE_DATALOADER}
 _AFTER_A_STEP = frozenset({Event.BATCH_END, Event.EPOCH_END, Event.FIT_END})
 
 
@@ -55,7 +57,7 @@ class LoopCheck:
     @property
     def has_batches(self) -> bool:
         """Whether any event of a batch has run."""
-        return not self._ran.isdisjoint(STEP_EVENTS)
+        return not self._ran.isdisjoint(_WITH_A_BATCH)
 
     def notice(self, event: Event, entries: Mapping[Event, Sequence[Entry]]) -> None:
         """Record that an event runs, and warn about events that should have run before."""
@@ -86,6 +88,8 @@ class LoopCheck:
         if event in _TRAINING:
             if self._first_epoch is None:
                 self._first_epoch = self._epoch()
+                if self._state.timestamp.count(TimeUnit.BATCH, in_epoch=True):
+                    self._ran.add(Event.EPOCH_START)  # before the run was stopped that is resumed within the epoch
             expected, what = self._prepared, "training begins"
         elif event is Event.EPOCH_END and self.has_batches:
             expected, what = [Event.EPOCH_START, *STEP_EVENTS], "a whole epoch passed"
