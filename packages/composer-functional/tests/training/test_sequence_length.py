@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import BatchEncoding, BertConfig, BertForMaskedLM
+from transformers import BatchEncoding, BertConfig, BertForMaskedLM, BertForSequenceClassification
 
 from composer import functional as cf
 
@@ -72,10 +72,26 @@ class TestTruncating:
 
     def test_embeddings_instead_of_ids(self):
         """A batch of vectors is truncated too."""
-        shorter = cf.set_batch_sequence_length({"inputs_embeds": torch.rand(2, 6, 3), "labels": torch.ones(2, 6)}, 4)
+        shorter = cf.set_batch_sequence_length(
+            {"inputs_embeds": torch.rand(2, 6, 3), "labels": torch.arange(12).view(2, 6)}, 4
+        )
 
         assert shorter["inputs_embeds"].shape == (2, 4, 3)
         assert shorter["labels"].shape == (2, 4)
+
+    @pytest.mark.parametrize(("truncate", "copies"), [(True, 1), (False, 2)])
+    def test_as_many_labels_as_tokens(self, truncate: bool, copies: int):
+        """Several labels of a sample are not cut if there are as many as tokens; a real model computes their loss."""
+        sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+        config = BertConfig(vocab_size=50, num_labels=10, problem_type="multi_label_classification", **sizes)
+        model = BertForSequenceClassification(config)
+        labels = torch.rand(3, 10).round()
+
+        shorter = cf.set_batch_sequence_length(_batch(labels=labels), 5, truncate)
+
+        assert shorter["input_ids"].shape == (3 * copies, 5)
+        assert torch.equal(shorter["labels"], labels.repeat_interleave(copies, 0))
+        assert model(**shorter).loss.isfinite()
 
     @pytest.mark.parametrize("truncate", [True, False])
     @pytest.mark.parametrize("length", [10, 11, 1000])

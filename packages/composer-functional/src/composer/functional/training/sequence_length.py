@@ -21,8 +21,9 @@ def set_batch_sequence_length(
     """Shorten the sequences of a batch of tokenizers of Transformers (arXiv:2108.06084).
 
     The shape ``(N, L)`` is that of ``input_ids`` (or the first two dimensions of ``inputs_embeds``). Every tensor whose
-    shape starts with it, or with ``(1, L)``, is a sequence: masks, labels of tokens, token types. Sequences of at most
-    ``curr_seq_len`` tokens do not change.
+    shape starts with it, or with ``(1, L)``, is a sequence: masks, labels of tokens, token types. Floating-point
+    ``labels`` of two dimensions are not: as in Transformers, they are targets of each sample, of which there may
+    be ``L``. Sequences of at most ``curr_seq_len`` tokens do not change.
 
     - ``truncate=True``: each sequence keeps its first ``curr_seq_len`` tokens. Other entries do not change: labels of
       samples, ids, lists. Pad on the right, because left padding would be kept instead of tokens.
@@ -74,6 +75,7 @@ def set_batch_sequence_length(
     positions = _find_positions(batch["attention_mask"], curr_seq_len) if preserve_end_of_sequence else None
     for name, value in batch.items():
         is_sequence = isinstance(value, Tensor) and value.shape[:2] in {(size, length), (1, length)}
+        is_sequence = is_sequence and not (name == "labels" and value.ndim == 2 and value.is_floating_point())
         if not truncate:
             pieces = length // curr_seq_len
             shorter[name] = _split(value, name, size, curr_seq_len) if is_sequence else _repeat(value, ids, pieces)
