@@ -106,6 +106,17 @@ class TestLowPrecisionNorms:
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
                 assert torch.equal(compiled(x), norm(x))
 
+    @pytest.mark.parametrize(("precision", "is_finite"), [(torch.float16, False), (torch.bfloat16, True)])
+    def test_range_is_that_of_the_precision(self, kind: str, precision: torch.dtype, is_finite: bool):
+        """Inputs beyond 65504, the largest number in float16, give NaN in float16 only, as the cards state."""
+        x = torch.randn(4, 8)
+        x[0, 0] = 70_000.0
+
+        output = _make(kind, precision)(x)
+
+        assert bool(output[0, :4].isfinite().all()) is is_finite
+        assert output[1:].isfinite().all()
+
     def test_empty_batch(self, kind: str):
         """An empty batch gives an empty output."""
         assert _make(kind, torch.bfloat16)(torch.empty(0, 8)).shape == (0, 8)

@@ -6,12 +6,38 @@ import time
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
+from composer.algorithms import LabelSmoothing
 from composer.core import Callback, DataSpec, Time
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 from composer.optim import LinearWithWarmupScheduler
 from fixtures import make_classifier, make_loader, small_run, weights
+
+
+class TestNaN:
+    @pytest.mark.parametrize("algorithms", [[], [LabelSmoothing(0.1)]])
+    @pytest.mark.parametrize("max_duration", ["1ep", "2ba", "3ep"])
+    def test_warns_if_no_label_counts(self, algorithms, max_duration):
+        """A training whose labels are all ignored warns once, after an epoch or at the end."""
+        data = TensorDataset(torch.rand(20, 4), torch.full((20,), -100))
+        trainer = small_run(
+            train_dataloader=DataLoader(data, batch_size=4), algorithms=algorithms, max_duration=max_duration
+        )
+
+        with pytest.warns(UserWarning, match=r"The loss of batch \d+ is not a number") as caught:
+            trainer.fit()
+
+        assert len(caught) == 1
+
+    def test_warns_of_nan_as_the_weight_of_a_class(self):
+        """Weights of classes are not read in each step, but their effect on the loss gives a warning."""
+        loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, torch.nan, 1.0]))
+        trainer = small_run(model=make_classifier(loss_fn=loss), max_duration="1ep")
+
+        with pytest.warns(UserWarning, match="labels .*, the weights of classes"):
+            trainer.fit()
 
 
 class TestDuration:

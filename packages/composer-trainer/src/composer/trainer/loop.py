@@ -32,12 +32,14 @@ def train(run: Run) -> None:
             break  # the next call of fit continues this epoch
         run.count_epoch()
         event("epoch_end")
+        run.warn_of_nan()
         run.evaluate_if_due(Event.EPOCH_END)
         event("epoch_checkpoint")
         _end_iteration_if_done(run)
     run.log_train_metrics()  # of an epoch that is not complete
     run.evaluate_if_due(Event.FIT_END)
     event("fit_end")
+    run.warn_of_nan()
     state.batch = state.outputs = state.loss = None
 
 

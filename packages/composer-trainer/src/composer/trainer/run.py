@@ -95,6 +95,7 @@ class Run:
         self._num_samples = self._num_tokens = 0
         # The search reduces the size itself, and one that is larger than a batch is not a mistake of the user.
         self._is_first_split = not self.state.auto_microbatching
+        self._may_warn_of_nan = True
 
     def is_over(self) -> bool:
         """Return whether the training has reached its length, or a signal has stopped it."""
@@ -320,6 +321,18 @@ class Run:
         """Log and reset the training metrics of the epoch, if any."""
         if self.state.train_metrics and not self.begins_epoch():
             log_train_metrics(self.state, self.engine.logger)
+
+    def warn_of_nan(self) -> None:
+        """Warn once if the last loss is not a number; called after epochs only, as it waits for the device."""
+        if self._may_warn_of_nan and "total" in self.step.losses and bool(self.step.losses["total"].isnan()):
+            self._may_warn_of_nan = False
+            warnings.warn(
+                f"The loss of batch {int(self.state.timestamp.batch) - 1} is not a number (NaN). Check the data, the "
+                "labels (a mean over ignored labels only is NaN), the weights of classes and the learning rate. "
+                "Trainer(callbacks=[NaNMonitor()]) ends a training at the first such batch.",
+                UserWarning,
+                stacklevel=2,
+            )
 
 
 def _warn_if_larger(microbatch_size: int, num_samples: int) -> None:

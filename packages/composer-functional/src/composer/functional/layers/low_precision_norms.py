@@ -51,7 +51,8 @@ class LowPrecisionLayerNorm(_LowPrecision, nn.LayerNorm):
     Autocast on CUDA computes normalisations in 32 bits, and returns 32 bits; this layer moves half as much memory.
     torch's kernels still sum mean and variance in 32 bits, on the CPU as well as on CUDA.
 
-    Under autocast the output is in the low precision; without autocast it has the dtype of the input.
+    Under autocast the output is in the low precision; without autocast it has the dtype of the input. In float16,
+    inputs beyond 65504 are infinite, and what is normalised with them is NaN.
 
     Shape: that of ``torch.nn.LayerNorm``.
 
