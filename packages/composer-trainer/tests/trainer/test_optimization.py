@@ -2,12 +2,29 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from composer.algorithms import SAM
 from composer.core import Callback
 from composer.loggers import InMemoryLogger
+from composer.trainer.optimization import move_state
 from fixtures import make_classifier, small_run, weights
+
+
+def test_state_of_a_constructor_is_moved():
+    """What has the shape of its parameter follows it to another device; the number of steps stays on the CPU."""
+    parameter = nn.Parameter(torch.empty(3, device="meta"))
+    optimizer = torch.optim.SGD([parameter])
+    optimizer.state[parameter] = {"sum": torch.zeros(3), "step": torch.zeros(()), "count": 1}
+
+    move_state(optimizer)
+
+    assert {name: getattr(one, "device", None) for name, one in optimizer.state[parameter].items()} == {
+        "sum": torch.device("meta"),
+        "step": torch.device("cpu"),
+        "count": None,
+    }
 
 
 class Huge(Callback):

@@ -254,7 +254,7 @@ def _construct(job: Job) -> Trainer:
 
 def _peak_memory() -> int | None:
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return torch.cuda.max_memory_allocated()
+        return max(map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count())))
     with contextlib.suppress(OSError):
         # getrusage() of Linux includes the memory of the process that started this one.
         for line in Path("/proc/self/status").read_text().splitlines():
@@ -350,8 +350,8 @@ class Recorder(LoggerDestination):
             raise StudyError(f"metric must be a metric that the trainer logs ({names}), got {self._metric!r}.")
 
     def _now(self) -> float:
-        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize()
+        if self._state.device.type == "cuda":
+            torch.cuda.synchronize(self._state.device)
         return time.perf_counter()
 
     def _record(self, state: State, now: float) -> None:

@@ -194,8 +194,11 @@ def _with_memory(timed: Call, tally: _Tally, allocated: Callable[[], int]) -> Ca
 
 
 def _allocated_memory() -> Callable[[], int] | None:
-    """Return the function that returns the allocated bytes of the GPU; None if no GPU is in use."""
-    return torch.cuda.memory_allocated if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    """Return a function that returns the allocated bytes of all GPUs; None if no GPU is in use."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    devices = range(torch.cuda.device_count())
+    return lambda: sum(map(torch.cuda.memory_allocated, devices))
 
 
 def _shown(costs: list[Cost]) -> tuple[list[str], list[list[Any]]]:

@@ -26,7 +26,16 @@ __all__ = [
     "check_optimizers",
     "default_optimizer",
     "make_scaler",
+    "move_state",
 ]
+
+
+def move_state(optimizer: Optimizer) -> None:
+    """Move the state that an optimizer made in its constructor, as Adagrad does, to the devices of its parameters."""
+    for parameter, values in optimizer.state.items():
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and name != "step":
+                values[name] = value.to(parameter.device)
 
 
 def make_scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler | None:

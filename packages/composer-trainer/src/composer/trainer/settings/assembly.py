@@ -12,7 +12,7 @@ from composer.distributed import broadcast_model, initialize_dist
 from composer.distributed.failures import explain_loss
 from composer.distributed.meta import is_on_meta
 from composer.functional.dtensors import is_sharded
-from composer.trainer.optimization import default_optimizer
+from composer.trainer.optimization import default_optimizer, move_state
 from composer.trainer.reproducibility import configure_deterministic_mode
 from composer.trainer.result import FitResult, final_metrics
 from composer.trainer.resume.state import ResumeState
@@ -64,6 +64,8 @@ class Assembly:
         if components.optimizers is None and any(True for _ in model.parameters()):
             optimizers = [default_optimizer(model)]
         self.state.optimizers = optimizers
+        for optimizer in optimizers:
+            move_state(optimizer)
         self._set_microbatch_size(compute.microbatch_size)
         problems = Problems()
         problems.collect(setattr, self.state, "algorithms", as_list(components.algorithms))

@@ -86,7 +86,8 @@ class Compute:
     def check_fp8(self) -> None:
         """Raise an error if this device cannot compute in 8 bits."""
         emulated = (self.precision_config or {}).get("emulate", False)
-        if not emulated and (self.device.type != "cuda" or torch.cuda.get_device_capability() < _FP8_CAPABILITY):
+        is_able = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= _FP8_CAPABILITY
+        if not (emulated or is_able):
             raise ValueError(
                 f"precision='amp_fp8' needs a GPU with 8-bit matrix products (H100 or later), and the device is "
                 f"'{self.device}'. Use 'amp_bf16', or precision_config={{'emulate': True}} to try it out."
