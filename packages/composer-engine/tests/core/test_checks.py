@@ -193,7 +193,7 @@ class TestFillIn:
 
 
 class TestRunName:
-    @pytest.mark.parametrize("name", ["first", "team/first", "lr=0.1, seed:2", "a..b", "läuft ✓", "c:d"])
+    @pytest.mark.parametrize("name", ["team/first", "lr=0.1, seed:2", "a..b", "läuft ✓", "c:d", 200 * "x", "ab/" * 90])
     def test_valid_names(self, name):
         """Names that stay within their folder are accepted."""
         assert State(model=None, run_name=name).run_name == name
@@ -211,6 +211,11 @@ class TestRunName:
             "C:\\x",
             "s3://bucket/x",
             "first\0",
+            "red\x1b[31m",
+            "two\nlines",
+            "lone \ud800",
+            300 * "x",
+            "team/" + 101 * "ä",
             "simplecache::s3://bucket/x",
         ],
     )

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 from torch import nn
@@ -62,6 +63,13 @@ class Runs:
     make, same, same_tensors, sign = map(staticmethod, (make_state, same_run, same_tensors, sign))
 
     @staticmethod
+    def rename(checkpoint, run_name):
+        """Change the run's name in the manifest."""
+        path = Path(checkpoint) / "manifest.json"
+        manifest = Manifest.from_bytes(path.read_bytes(), path)
+        path.write_bytes(attrs.evolve(manifest, run_name=run_name).to_bytes())
+
+    @staticmethod
     def edit(checkpoint, change):
         """Change state.json and rewrite the manifest."""
         path = Path(checkpoint) / "state.json"
@@ -73,7 +81,7 @@ class Runs:
 
 @pytest.fixture
 def runs():
-    """Return functions that create, compare and damage runs: ``make``, ``same``, ``sign`` and ``edit``."""
+    """Return functions that create, compare and damage runs: ``make``, ``same``, ``sign``, ``rename`` and ``edit``."""
     return Runs
 
 

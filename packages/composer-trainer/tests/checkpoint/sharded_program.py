@@ -288,7 +288,9 @@ def load(world_size, folder):
 def read_complete(path, state):
     """Return which sharded tensors a process holds completely after reading a checkpoint that was not sharded."""
     own = state.get_model_state_dict()
-    saved = loading._read_state(open_checkpoint(path), state, weights_only=False)
+    opened = open_checkpoint(path)
+    saved, likes = loading._read_state(opened, state, weights_only=False)
+    loading._read_weights(opened, saved, dict(saved["model"]), likes)
     read = [*saved["model"].items()]
     for name, held in saved["optimizers"]["AdamW"]["state"].items():
         read += [(name, one) for one in held.values() if one.ndim]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 
 from composer.checkpoint import CheckpointError, FileRecord, Manifest, base
 from composer.checkpoint.base import Content
+from composer.checkpoint.local import LocalFolder
 from composer.core import Timestamp
 
 MANIFEST = Manifest(
@@ -30,6 +31,16 @@ def signed(**changes):
     text = json.dumps(data, sort_keys=True, indent=1) + "\n"
     data["sha256"] = hashlib.sha256(text.encode()).hexdigest()
     return (json.dumps(data, sort_keys=True, indent=1) + "\n").encode()
+
+
+def test_file_that_no_memory_can_hold(tmp_path):
+    """A file that is larger than memory, as a sparse one may be, raises an error with its size."""
+    manifest = attrs.evolve(MANIFEST, files={"state.json": FileRecord(1 << 61, "0" * 32)})
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "state.json").write_bytes(b"{}")
+
+    with pytest.raises(CheckpointError, match="has 2305843009213693952 bytes, which memory cannot hold"):
+        LocalFolder(tmp_path).content("one", "state.json", manifest)
 
 
 class TestFileRecord:

@@ -258,7 +258,7 @@ class TestLongNames:
 
     def test_run_name(self, runs, tmp_path):
         """The name of another run's checkpoint at the same path."""
-        save_checkpoint(runs.make(run_name=LONG), tmp_path / "one")
+        runs.rename(save_checkpoint(runs.make(), tmp_path / "one"), LONG)
 
         with pytest.raises(CheckpointSaveError, match="there is one already, of run 'aaa") as caught:
             save_checkpoint(runs.make(run_name="other"), tmp_path / "one")

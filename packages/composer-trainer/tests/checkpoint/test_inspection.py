@@ -40,7 +40,10 @@ class TestShow:
 
     def test_control_characters_are_removed(self, runs, tmp_path, capsys):
         """Names are printed without control characters."""
-        main(["show", save_checkpoint(runs.make(run_name="\x1b[2Jblur"), tmp_path / "one")])
+        path = save_checkpoint(runs.make(), tmp_path / "one")
+        runs.rename(path, "\x1b[2Jblur")
+
+        main(["show", path])
 
         assert "run         ?[2Jblur" in capsys.readouterr().out
 

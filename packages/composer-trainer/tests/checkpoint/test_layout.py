@@ -82,6 +82,7 @@ class TestLayout:
             ({"files": [0, 1]}, "in a file that does not exist"),
             ({"positions": [0, -8]}, "lists of numbers"),
             ({"shape": [4.0]}, "lists of numbers"),
+            ({"shape": [2**61, 2**61, 0], "cuts": [[0, 2], [0], [0]]}, "is that of no tensor"),
             ({"dtype": "float33"}, "no dtype 'float33'"),
             ({"dtype": ["float32"]}, "no dtype"),
             ({"strides": [1]}, "strides"),

@@ -11,9 +11,10 @@ from pathlib import Path
 import attrs
 import pytest
 import torch
+import transformers
 from torch import nn
 
-from composer.algorithms import EMA, SWA, BlurPool
+from composer.algorithms import EMA, SWA, Alibi, BlurPool, SqueezeExcite
 from composer.callbacks import LRMonitor, SpeedMonitor
 from composer.checkpoint import (
     CheckpointError,
@@ -371,14 +372,14 @@ class TestChangedFiles:
     @pytest.mark.parametrize("weights_only", [False, True])
     @pytest.mark.parametrize("change", ["written", "cut off"])
     def test_changed_after_reading(self, runs, saved, later, change, weights_only):
-        """Files that change after they were read do not matter."""
+        """Files that change while the weights are loaded do not matter: they were read before."""
 
         def interfere(*_):
             for file in saved.iterdir():
                 with file.open("r+b") as opened:
                     opened.truncate(8) if change == "cut off" else opened.write(b"x")
 
-        later.model.register_state_dict_pre_hook(interfere)
+        later.model.register_load_state_dict_pre_hook(interfere)
         load_checkpoint(saved, later, weights_only=weights_only)
 
         assert runs.same_tensors(later.model.state_dict(), runs.make().model.state_dict())
@@ -564,6 +565,81 @@ class TestSurgery:
 
         with pytest.raises(CheckpointMismatchError, match="No algorithm is named 'BlurPoole'; did you mean 'BlurPool'"):
             load_checkpoint(blurred[1], runs.make(model=pooled(), optimizer=optimizer, steps=0))
+
+
+class TestHostileSettings:
+    """What a checkpoint names is compared before memory is allocated for it."""
+
+    @pytest.fixture
+    def changed(self, runs, tmp_path):
+        def save(algorithm, **settings):
+            state = runs.make(model=pooled(), optimizer=optimizer, steps=0, algorithms=algorithm)
+            Engine(state).run_event("init")
+            path = save_checkpoint(state, tmp_path / "one")
+            runs.edit(path, lambda data: data["algorithms"][0]["settings"].update(settings))
+            return path
+
+        return save
+
+    @pytest.mark.parametrize("weights_only", [False, True])
+    def test_layers_that_no_memory_can_hold(self, runs, changed, weights_only):
+        """A layer of 30 TB is a mismatch with the saved weights, which are small."""
+        path = changed(SqueezeExcite(min_channels=1), latent_channels=10**12)
+
+        with pytest.raises(CheckpointMismatchError, match=r"must be a tensor of shape \(16, 1000000000000\)"):
+            load_checkpoint(path, runs.make(model=pooled(), optimizer=optimizer, steps=0), weights_only=weights_only)
+
+    def test_buffers_that_no_memory_can_hold(self, runs, tmp_path):
+        """Buffers that are not saved, and have no shape to compare with, may not be far larger than the model."""
+        config = transformers.BertConfig(
+            vocab_size=32, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+        )
+
+        def make(seed, **options):
+            torch.manual_seed(seed)
+            return runs.make(model=transformers.BertModel(config), optimizer=optimizer, steps=0, **options)
+
+        state = make(0, algorithms=Alibi(64))
+        Engine(state).run_event("init")
+        path = save_checkpoint(state, tmp_path / "one")
+        load_checkpoint(path, make(1))
+        runs.edit(path, lambda data: data["algorithms"][0]["settings"].update(max_sequence_length=10**12))
+
+        with pytest.raises(CheckpointMismatchError, match="they would add buffers of 80000000"):
+            load_checkpoint(path, make(1))
+
+    @pytest.mark.parametrize("weights_only", [False, True])
+    def test_surgery_that_fails(self, runs, changed, weights_only):
+        """An algorithm that cannot change the model is a mismatch, and nothing changes."""
+        path = changed(BlurPool())
+        record = {"name": "StochasticDepth", "key": "StochasticDepth", "settings": {"target_layer_name": "Nothing"}}
+        runs.edit(path, lambda data: data["algorithms"][0].update(record))
+        other = runs.make(seed=1, model=pooled(), optimizer=optimizer, steps=0)
+        before = {name: value.clone() for name, value in other.model.state_dict().items()}
+
+        with pytest.raises(CheckpointMismatchError, match="algorithms, which the weights need: target_layer_name must"):
+            load_checkpoint(path, other, weights_only=weights_only)
+
+        assert runs.same_tensors(other.model.state_dict(), before)
+
+    @pytest.mark.parametrize("weights_only", [False, True])
+    def test_weights_are_read_when_their_names_and_shapes_fit(self, runs, saved, weights_only):
+        """Weights of other names are reported without reading them: here, they are damaged as well."""
+        damage(saved / "model.safetensors")
+        other = runs.make(model=nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)))
+
+        with pytest.raises(CheckpointMismatchError, match=r"model\.2\.weight: must be a tensor of shape \(4, 8\)"):
+            load_checkpoint(saved, other, weights_only=weights_only)
+        with pytest.raises(CheckpointError, match="has been changed since it was written"):
+            load_checkpoint(saved, runs.make(), weights_only=weights_only)
+
+    def test_tensors_are_read_when_their_names_fit(self, runs, saved):
+        """Tensors without a place in the state are reported without reading any: here, they are damaged as well."""
+        damage(saved / "optimizers.safetensors")
+        runs.edit(saved, lambda data: data["optimizers"]["Adam"]["state"].pop("0.weight"))
+
+        with pytest.raises(CheckpointError, match="These tensors have no place in the data"):
+            load_checkpoint(saved, runs.make())
 
 
 class Switching(torch.optim.SGD):

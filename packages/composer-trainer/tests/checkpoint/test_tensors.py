@@ -14,9 +14,9 @@ from safetensors.torch import load
 from torch import nn
 
 import composer.checkpoint.tensors as tensors_module
-from composer.checkpoint import CheckpointError, Manifest, base
+from composer.checkpoint import CheckpointError, FileRecord, Manifest, base
 from composer.checkpoint.base import MODEL, Content
-from composer.checkpoint.layout import Layout, PartFile, describe_parts, pack_parts, plan_parts
+from composer.checkpoint.layout import Layout, PartFile, TensorLayout, describe_parts, pack_parts, plan_parts
 from composer.checkpoint.tensors import read_parts
 from composer.core import NotSerializableError, Timestamp
 
@@ -77,6 +77,15 @@ def random_tensor(dtype, shape):
         return torch.arange(count).remainder(2).bool().reshape(shape)
     data = torch.arange(count * torch.empty(0, dtype=dtype).element_size()).to(torch.uint8)
     return data.view(dtype).reshape(shape)
+
+
+def test_tensor_that_no_memory_can_hold():
+    """A tensor that is larger than memory, as that of a sparse file may be, raises an error with its size."""
+    one = TensorLayout("uint8", [1 << 60], [[0]], [0], [0])
+    manifest = Manifest(files={MODEL: FileRecord(1 << 61, "0" * 32)}, timestamp=Timestamp())
+
+    with pytest.raises(CheckpointError, match=r"path needs more memory than there is: .*1152921504606846976"):
+        read_parts(Layout({MODEL: PartFile()}, {MODEL: {"one": one}}), MODEL, manifest, opener({}), "path")
 
 
 class TestPackParts:

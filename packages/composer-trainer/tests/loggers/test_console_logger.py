@@ -42,6 +42,18 @@ class TestConsoleLogger:
             "\t Train time/batch: 5",
         ]
 
+    def test_control_characters_are_escaped(self, make_loop):
+        """A terminal does not obey the names and values of what is logged."""
+        stream = io.StringIO()
+        loop = make_loop(ConsoleLogger("1ba", stream))
+        loop.engine.on("batch_end", lambda state, logger: logger.log_metrics({"metrics/\x1b[2J": 0.5}))
+        loop.engine.on("fit_start", lambda state, logger: logger.log_hyperparameters({"name": "\x1b]0;title\a"}))
+
+        loop.fit()
+
+        assert "\t Train metrics/\\x1b[2J: 0.5000" in printed(stream)
+        assert not {"\x1b", "\a"} & {*stream.getvalue()}
+
     def test_training_metrics_of_an_epoch(self, make_loop):
         """Metrics are printed when the epoch ends, at its last batch; other values wait for the interval."""
         stream = io.StringIO()

@@ -3,6 +3,7 @@
 import os
 import signal
 
+import attrs
 import pytest
 import torch
 
@@ -85,6 +86,12 @@ class TestFitResult:
         result = trainer.fit()
 
         assert result.checkpoint == trainer.saved_checkpoints[-1] == str(tmp_path / "ep2-ba10")
+
+    def test_prints_no_control_characters(self):
+        """Names of metrics may be from a file: what a terminal would obey is escaped."""
+        result = attrs.evolve(small_run(max_duration="1ba").fit(), metrics={"metrics/eval/\x1b[2J\ud800": 0.5})
+
+        assert "metrics/eval/\\x1b[2J\\ud800" in repr(result)
 
     def test_prints_as_a_table(self, tmp_path):
         """Each line is a name and a value; values are aligned, and entries without a value are left out."""

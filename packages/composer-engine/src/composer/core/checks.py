@@ -23,6 +23,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 # Absolute paths of POSIX and of Windows, with and without a drive, and URLs.
+_UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\ud800-\udfff]")
+_LONGEST_FOLDER = 200
+"""File systems have names of up to 255 bytes, and what is filled into names needs some of them."""
 _BEGINS_ELSEWHERE = re.compile(r"[/\\]|[A-Za-z]:[/\\]|.*://", re.DOTALL)
 _LONGEST_NAME = 500
 _LONGEST_LINE = 600
@@ -148,17 +151,21 @@ def check_run_name(name: object) -> None:
 
     Raises:
         TypeError: It is not a string.
-        ValueError: It is empty, an absolute path or a URL, or contains ``..`` or a NUL character.
+        ValueError: It is empty, an absolute path or a URL, has a part of more than 200 bytes, or contains ``..``, a
+            control character or a lone surrogate.
 
     Example:
         >>> check_run_name("team/first")
     """
     if not isinstance(name, str):
         raise TypeError(f"run_name must be a string, got {shortened(name)}.")
-    if not name or "\0" in name or ".." in re.split(r"[/\\]", name) or _BEGINS_ELSEWHERE.match(name):
+    parts = re.split(r"[/\\]", name)
+    is_too_long = any(len(part.encode(errors="replace")) > _LONGEST_FOLDER for part in parts)
+    if not name or _UNPRINTABLE.search(name) or ".." in parts or _BEGINS_ELSEWHERE.match(name) or is_too_long:
         raise ValueError(
-            "run_name must be a name that folders can have, such as 'first' or 'team/first': not empty, without '..' "
-            f"and NUL characters, no absolute path and no URL, got {shortened(name)}."
+            "run_name must be a name that folders can have, such as 'first' or 'team/first': not empty, without '..', "
+            f"control characters and lone surrogates, no absolute path, no URL, and of at most {_LONGEST_FOLDER} bytes "
+            f"between slashes, got {shortened(name)}."
         )
 
 
@@ -242,7 +249,7 @@ def printable(text: str) -> str:
         red: \x1b[31m, next
         line
     """
-    return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
+    return "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
 
 
 def abridged(text: str) -> str:

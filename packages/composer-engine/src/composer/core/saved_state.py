@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import torch
+from torch.utils._pytree import tree_leaves
 
 from composer.core import model_state
 from composer.core.checks import abridged, nearest
@@ -127,6 +128,7 @@ _RECORDS: Mapping[str, type[SchedulerRecord]] = {
     "callbacks": CallbackRecord,
     "schedulers": SchedulerRecord,
 }
+_MOST_BUFFERS = 1 << 30
 _Findings = defaultdict[str, list[str]]
 """The lines of a :class:`LoadReport` by its fields, and ``problems``: the reasons why loading is impossible."""
 
@@ -180,20 +182,44 @@ class RebuiltAlgorithms:
     made: Mapping[int, Any]
     passes: Sequence[AlgorithmPass]
 
-    def try_out(self) -> Run:
-        """Return the state as it would be with the new algorithms, on copies of what they change."""
+    def rehearse(self) -> Run:
+        """Return the state as it would be with the new algorithms, on copies without memory, if that is possible.
+
+        Their settings, which a checkpoint has chosen, could request any amount of memory.
+
+        Raises:
+            StateMismatchError: The algorithms conflict with those of the run, or cannot change the model.
+        """
         if not self.made:
             return self.state
+        held = [one for optimizer in self.state.optimizers for one in tree_leaves(dict(optimizer.state))]
+        own = [*self.state.model.parameters(), *self.state.model.buffers()]
+        try:
+            check_conflicts(_merged(self.state.algorithms, self.made))
+            with torch.device("meta"):
+                copies = {id(one): model_state.on_meta(one) for one in (*own, *filter(torch.is_tensor, held))}
+                rehearsed = self.try_out(copies)
+            _check_buffers(rehearsed.model.buffers(), own)
+        except ValueError as error:
+            raise StateMismatchError([f"algorithms, which the weights need: {error}"]) from error
+        except (RuntimeError, TypeError):  # an algorithm that computes with the weights
+            return self.try_out()
+        return rehearsed
+
+    def try_out(self, copies: dict[int, Any] | None = None) -> Run:
+        """Return the state as it would be with the new algorithms, on copies of what they change.
+
+        Args:
+            copies: Copies to use, by the ids of what they are copies of.
+        """
         # In one call, so that the copied optimizers hold the parameters of the copied model.
-        model, optimizers, made = copy.deepcopy((self.state.model, self.state.optimizers, self.made))
-        algorithms = _merged(self.state.algorithms, made)
-        check_conflicts(algorithms)
+        model, optimizers, made = copy.deepcopy((self.state.model, self.state.optimizers, self.made), copies)
         copied = _evolve(self.state, model=model, optimizers=optimizers)
         # The run warns and draws when the algorithms are added to it, and a trial must do neither.
         with warnings.catch_warnings(), torch.random.fork_rng():
             warnings.simplefilter("ignore")
             changed = copied.after_surgery([*made.values()], self.passes)
-        return _evolve(changed, algorithms=algorithms, callbacks=self.state.callbacks)
+        return _evolve(changed, algorithms=_merged(self.state.algorithms, made), callbacks=self.state.callbacks)
 
     def add(self, logger: Any) -> None:
         """Add the algorithms to the run and let them change its model."""
@@ -202,6 +228,13 @@ class RebuiltAlgorithms:
         state.model, state.optimizers = changed.model, changed.optimizers
         state.made_on_load += self.made.values()
         state.algorithms = _merged(state.algorithms, self.made)
+
+
+def _check_buffers(buffers: Iterable[Any], own: Iterable[Any]) -> None:
+    """Raise a ValueError for large buffers: those that are not saved have no shape to compare with."""
+    size, before = (sum(one.nbytes for one in tensors) for tensors in (buffers, own))
+    if size > max(_MOST_BUFFERS, 4 * before):
+        raise ValueError(f"they would add buffers of {size} bytes to a model of {before} bytes.")
 
 
 def _evolve(state: Any, **changes: Any) -> Run:
@@ -266,7 +299,7 @@ def check_state(
     records = _read_parts(state, saved)
     needed = records["algorithms"] if rebuild and "model" in saved else {}
     rebuilt = _rebuild_missing(state, needed, excluded, passes)
-    trial = rebuilt.try_out()
+    trial = rebuilt.rehearse()
     findings: _Findings = defaultdict(list)
     _check_fields(trial, saved, findings)
     for kind in _RECORDS:
@@ -275,9 +308,9 @@ def check_state(
     for part in ("model", "optimizers"):
         if part in saved:
             _check_part(trial, part, saved[part], findings)
-    if trial is not state and "optimizers" in saved and not findings["problems"]:
+    if rebuilt.made and "optimizers" in saved and not findings["problems"]:
         # Before the run gets the algorithms. Without them, an optimizer that rejects its state changes nothing.
-        _load_optimizers(trial, saved)
+        _load_optimizers(rebuilt.try_out(), saved)
     return CheckedState(state, saved, _to_report(findings, strict=strict), rebuilt, _load_state)
 
 
@@ -294,7 +327,7 @@ def check_part(
     records = _read_records("algorithms", saved.get("algorithms", []) if part == "model" else [])
     rebuilt = _rebuild_missing(state, records, excluded, passes)
     findings: _Findings = defaultdict(list)
-    _check_part(rebuilt.try_out(), part, saved.get(part), findings)
+    _check_part(rebuilt.rehearse(), part, saved.get(part), findings)
     load_into = _load_weights if part == "model" else _load_optimizers
     return CheckedState(state, saved, _to_report(findings, strict=strict), rebuilt, load_into)
 

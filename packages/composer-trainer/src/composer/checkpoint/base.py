@@ -445,7 +445,10 @@ class Folder(ABC):
             self._compare(name, file, manifest, digest.hexdigest())
 
     def _read_file(self, name: str, file: str, size: int) -> bytes:
-        content = bytearray(size)
+        try:
+            content = bytearray(size)
+        except MemoryError:
+            raise CheckpointError(f"{self.at(name)}/{file}", f"has {size} bytes, which memory cannot hold.") from None
         with self.reader(name, file) as read:
             read(0, memoryview(content))
         return bytes(content)

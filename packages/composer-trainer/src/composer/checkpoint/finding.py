@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import torch
 
 from composer.checkpoint.base import LAYOUT, MANIFEST, PART, STATE, Folder, is_remote, read_json, split_path
 from composer.checkpoint.errors import CheckpointError
-from composer.checkpoint.layout import Layout
+from composer.checkpoint.layout import DTYPES, Layout
 from composer.checkpoint.local import open_folder
 from composer.checkpoint.tensors import read_parts
 from composer.core import TimeUnit
@@ -23,7 +24,7 @@ from composer.distributed import all_gather_object, from_rank_zero, get_global_r
 from composer.distributed.collectives import failing_in_all_processes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from torch import Tensor
 
@@ -285,20 +286,28 @@ class OpenCheckpoint:
         """Where the tensors are."""
         return Layout.from_bytes(self.folder.content(self.name, LAYOUT, self.manifest), f"{self.path}/{LAYOUT}")
 
-    def tensors(self, kind: str, likes: Mapping[str, Tensor] | None = None) -> dict[str, Tensor] | None:
-        """Return the tensors of a kind, after comparing what is read with its checksums; None if there are none.
+    def shapes(self, kind: str) -> dict[str, Tensor]:
+        """Return tensors without data in place of those of a kind of file, ``"model.safetensors"``."""
+        of_kind = self.layout.tensors.get(kind, {})
+        return {name: torch.empty(one.shape, dtype=DTYPES[one.dtype], device="meta") for name, one in of_kind.items()}
+
+    def tensors(
+        self, kind: str, likes: Mapping[str, Tensor] | None = None, names: Collection[str] | None = None
+    ) -> dict[str, Tensor]:
+        """Return the tensors of a kind, after comparing what is read with its checksums.
 
         Args:
             kind: The kind of file, ``"model.safetensors"``.
             likes: DTensors by the names of tensors, of which only the own part is read.
+            names: The tensors to read; all if None.
 
         Raises:
             CheckpointError: The content of a file is not the one that was written.
         """
         if kind not in self.layout.tensors:
-            return None
+            return {}
         open_file = partial(self.folder.reader, self.name)
-        return read_parts(self.layout, kind, self.manifest, open_file, self.path, likes)
+        return read_parts(self.layout, kind, self.manifest, open_file, self.path, likes, names)
 
 
 def open_checkpoint(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None) -> OpenCheckpoint:

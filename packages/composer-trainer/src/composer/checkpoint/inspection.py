@@ -96,7 +96,7 @@ def merge_weights(path: str | os.PathLike[str], file: str | os.PathLike[str]) ->
         ['bias', 'weight']
     """
     weights = open_checkpoint(path).tensors(MODEL)
-    if weights is None:
+    if not weights:
         raise CheckpointError(path, "holds no weights: they were left out when it was saved.")
     contiguous = {name: weight.contiguous() for name, weight in weights.items()}
     write_atomically(lambda unfinished: save_file(contiguous, unfinished, {"format": "pt"}), Path(file))
@@ -220,7 +220,7 @@ def diff_checkpoints(first: str | os.PathLike[str], second: str | os.PathLike[st
     with _not_too_deep(one.path):
         lines = _diff_data(_compared(one), _compared(other), "")
     for kind in (MODEL, OPTIMIZERS, EXTRA):
-        lines += _diff_tensors(kind, one.tensors(kind) or {}, other.tensors(kind) or {})
+        lines += _diff_tensors(kind, one.tensors(kind), other.tensors(kind))
     return [*map(abridged, lines)]
 
 

@@ -123,6 +123,8 @@ class TensorLayout:
         )
         if not is_grid or not math.prod(map(len, self.cuts)) == len(self.files) == len(self.positions):
             raise ValueError(f"its parts do not fill the shape {self.shape} exactly once")
+        if DTYPES[self.dtype].itemsize * math.prod(max(length, 1) for length in self.shape) >= 1 << 62:
+            raise ValueError(f"the shape {self.shape} is that of no tensor")
         placements = [] if self.placements is None else self.placements
         if not isinstance(placements, list) or not all(
             type(one) is int and -1 <= one < len(self.shape) for one in placements

@@ -250,9 +250,14 @@ class LoadRequest:
                 "holds only weights, from which training cannot resume; set weights_only (load_weights_only of a "
                 "Trainer).",
             )
-        saved = _read_state(opened, self.state, weights_only=self.weights_only)
+        saved, likes = _read_state(opened, self.state, weights_only=self.weights_only)
+        unread = dict(saved.get("model", {}))
+        if callable(self.ignore_keys):  # it may use the values
+            _read_weights(opened, saved, unread, likes)
         check = self._check_weights if self.weights_only else self._check_all
-        return check(opened.path, saved, opened.manifest)
+        checked = check(opened.path, saved, opened.manifest)
+        _read_weights(opened, saved, unread, likes)
+        return checked
 
     def _read_file(self, path: str) -> Callable[[], CheckedCheckpoint]:
         """Read a file of weights or of MosaicML Composer, and return what checks it."""
@@ -273,12 +278,10 @@ class LoadRequest:
             saved["algorithms"] = composer.surgery()
         return partial(self._check_weights, path, saved, None)
 
-    def _check_state(self, path: str, saved: dict[str, Any]) -> saved_state.CheckedState:
-        """Check a state except for missing and unexpected weights."""
+    def _compare(self, path: str, check: Callable[..., saved_state.CheckedState]) -> saved_state.CheckedState:
+        """Call a function that compares a saved state with the run."""
         try:
-            return saved_state.check_state(
-                self.state, saved, strict=False, excluded=self.exclude_algorithms or (), passes=self.algorithm_passes
-            )
+            return check(excluded=self.exclude_algorithms or (), passes=self.algorithm_passes)
         except StateMismatchError:
             raise
         except Exception as error:
@@ -294,7 +297,7 @@ class LoadRequest:
         problems: list[str] = []
         fits: saved_state.CheckedState | None = None
         try:
-            fits = self._check_state(path, saved)
+            fits = self._compare(path, partial(saved_state.check_state, self.state, saved, strict=False))
             problems += self._weights_that_differ(fits.report)
         except StateMismatchError as error:
             problems += error.problems
@@ -325,14 +328,8 @@ class LoadRequest:
                 "Trainer, or trainer.save_checkpoint(..., weights_only=True)."
             )
         try:
-            fits = saved_state.check_part(
-                self.state,
-                "model",
-                saved,
-                strict=self.strict_model_weights,
-                excluded=self.exclude_algorithms or (),
-                passes=self.algorithm_passes,
-            )
+            strict = self.strict_model_weights
+            fits = self._compare(path, partial(saved_state.check_part, self.state, "model", saved, strict=strict))
         except StateMismatchError as error:
             problems = [*error.problems, *_changed_modules(self.state.model, modules)]
             raise CheckpointMismatchError(path, problems) from None
@@ -354,7 +351,7 @@ class LoadRequest:
         saved |= {} if clock is None else {"timestamp": clock.state_dict()}
         ignored = self._ignore(path, saved)
         with _naming(path):
-            checked = self._check_state(path, own | saved)
+            checked = self._compare(path, partial(saved_state.check_state, self.state, own | saved, strict=False))
         report = attrs.evolve(checked.report, restored=tuple(name for name in saved if name not in ignored))
         if problems := self._weights_that_differ(report):
             raise CheckpointMismatchError(path, problems)
@@ -400,39 +397,52 @@ class LoadRequest:
         return ignored
 
 
-def _read_state(opened: OpenCheckpoint, state: State, *, weights_only: bool) -> dict[str, Any]:
-    """Return the saved state of a checkpoint, or only what the model's weights need.
+def _read_state(
+    opened: OpenCheckpoint, state: State, *, weights_only: bool
+) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+    """Return the saved state of a checkpoint, or only what the model's weights need; and :func:`_likes`.
 
-    Every file is read once, into memory, and compared with its checksum, so that nothing depends on it afterwards. Of
-    tensors in parts, which this process has in part, only that is read.
+    The weights are without data: :func:`_read_weights` reads them when their names and shapes have been checked. What
+    is read is compared with its checksums, so that nothing depends on the files afterwards. Of tensors in parts, which
+    this process has in part, only that is read.
 
     Raises:
         CheckpointError: A file is missing, or its content is not the one that was written.
     """
     data = opened.data()
-    names = (MODEL, EXTRA) if weights_only else (MODEL, EXTRA, OPTIMIZERS)
     likes = _likes(opened, state, data)
-    model, *parts = [opened.tensors(name, likes.get(name)) for name in names]
-    others = {name: tensor for tensors in parts for name, tensor in (tensors or {}).items()}
     try:
         if weights_only:
             groups = tree_leaves(data.get("optimizers"), is_leaf=lambda one: "train_mode" in _dictionary(one))
             data = {name: data[name] for name in ("model", "algorithms", "modules") if name in data}
             # Such an optimizer records whether the model has its weights for training.
             data["is_schedule_free"] = any(_dictionary(one).get("train_mode") is True for one in groups)
-            items = tree_leaves(data, is_leaf=_is_reference)
-            needed = {item["$tensor"] for item in items if _is_reference(item)}
-            others = {name: tensor for name, tensor in others.items() if name in needed}
-        saved = dict(join_tensors(data, others))
+        needed = {one["$tensor"] for one in tree_leaves(data, is_leaf=_is_reference) if _is_reference(one)}
+        listed = opened.shapes(EXTRA) | opened.shapes(OPTIMIZERS)
+        names = listed.keys() & needed if weights_only else listed.keys()
+        join_tensors(data, {name: listed[name] for name in names})  # the names are checked before anything is read
+        extra, optimizers = (opened.tensors(kind, likes.get(kind), names) for kind in (EXTRA, OPTIMIZERS))
+        saved = dict(join_tensors(data, extra | optimizers))
     except (ValueError, TypeError, RecursionError) as error:
+        if isinstance(error, CheckpointError):
+            raise
         raise CheckpointError(f"{opened.path}/{STATE}", f"is not the state of a checkpoint: {error}") from None
     if not isinstance(saved.get("model", {}), dict):
         raise CheckpointError(f"{opened.path}/{STATE}", "must hold a dictionary 'model'.")
-    if model is None:
-        saved.pop("model", None)
+    if MODEL in opened.layout.tensors:
+        saved["model"] = opened.shapes(MODEL) | saved.get("model", {})
     else:
-        saved["model"] = model | saved.get("model", {})
-    return saved
+        saved.pop("model", None)
+    return saved, likes
+
+
+def _read_weights(
+    opened: OpenCheckpoint, saved: dict[str, Any], unread: Mapping[str, Any], likes: Mapping[str, dict[str, Tensor]]
+) -> None:
+    """Read those weights of a saved state that have no data yet, as in ``unread``."""
+    model = saved.get("model", {})
+    names = {name for name, one in model.items() if isinstance(one, Tensor) and one is unread.get(name)}
+    model.update(opened.tensors(MODEL, likes.get(MODEL), names))
 
 
 def _take_averages(model: Any, saved: dict[str, Any], ignored: Collection[str]) -> str:

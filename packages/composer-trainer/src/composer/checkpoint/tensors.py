@@ -15,7 +15,7 @@ from composer.checkpoint.layout import DTYPES, bytes_of, part_here
 from composer.functional.dtensors import block_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor
@@ -38,6 +38,7 @@ def read_parts(
     open_file: Callable[[str], AbstractContextManager[ReadInto]],
     path: str,
     likes: Mapping[str, Tensor] | None = None,
+    names: Collection[str] | None = None,
 ) -> dict[str, Tensor]:
     """Return the tensors of a kind, each complete or, where a DTensor is given, as a DTensor of its placements.
 
@@ -50,19 +51,24 @@ def read_parts(
         open_file: Opens a file of the checkpoint, and yields what reads from it.
         path: The checkpoint, for errors.
         likes: DTensors by the names of tensors.
+        names: The tensors to read; all if None.
 
     Raises:
-        CheckpointError: A file is missing, or a block is not the one that was written.
+        CheckpointError: A file is missing, or a block is not the one that was written; or there is too little memory.
     """
     known: KnownParts = {}
     likes, of_kind = likes or {}, layout.tensors[kind]
+    of_kind = {name: one for name, one in of_kind.items() if names is None or name in names}
     # Before memory is allocated, which a damaged layout could request without limit.
     if sum(DTYPES[one.dtype].itemsize * math.prod(one.shape) for one in of_kind.values()) > manifest.size:
         raise CheckpointError(f"{path}/{LAYOUT}", "lists tensors that are larger than the files.")
     parts = {name: _part_of(one, likes.get(name), known) for name, one in of_kind.items()}
-    targets = {
-        name: torch.empty(parts[name][1], dtype=DTYPES[one.dtype], device="cpu") for name, one in of_kind.items()
-    }
+    try:
+        targets = {
+            name: torch.empty(parts[name][1], dtype=DTYPES[one.dtype], device="cpu") for name, one in of_kind.items()
+        }
+    except (RuntimeError, MemoryError) as error:  # RuntimeError as torch raises it
+        raise CheckpointError(path, f"needs more memory than there is: {error}") from None
     cells: dict[int, list[tuple[int, str, Part]]] = defaultdict(list)
     for name, target in targets.items():
         for file, position, cell in of_kind[name].cells(parts[name]) if target.numel() else ():

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from composer.core import Interval, Logger, LoggerDestination, State, Time, Timestamp, TimeUnit, Trace
+from composer.core.checks import printable
 from composer.functional.checks import check_flags
 from composer.loggers.values import Stream, aligned, check_stream, flat, open_stream, read
 
@@ -204,7 +205,7 @@ class ConsoleLogger(LoggerDestination):
         if not self._is_first_rank:
             return
         # If there are progress bars, tqdm clears them, prints, and redraws them. It is not imported just for that.
-        tqdm = sys.modules.get("tqdm")
+        tqdm, text = sys.modules.get("tqdm"), printable(text)  # names of metrics may be from a file
         stream = open_stream(self.stream)
         if tqdm is None:
             print(text, file=stream, flush=True)

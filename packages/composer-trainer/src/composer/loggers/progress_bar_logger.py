@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from composer.core import Logger, LoggerDestination, State, TimeUnit
+from composer.core.checks import printable
 from composer.core.evaluator import more_is_better
 from composer.functional.checks import check_flags
 from composer.loggers.values import Stream, check_stream, open_stream, read, show
@@ -209,7 +210,13 @@ class ProgressBarLogger(LoggerDestination):
         self, description: str, total: float | None, unit: TimeUnit, done: float = 0, *, leave: bool = True
     ) -> _Bar:
         is_scaled = unit in {TimeUnit.SAMPLE, TimeUnit.TOKEN}
-        settings = {"desc": description, "total": total, "initial": done, "leave": leave, "unit_scale": is_scaled}
+        settings = {
+            "desc": printable(description),
+            "total": total,
+            "initial": done,
+            "leave": leave,
+            "unit_scale": is_scaled,
+        }
         return _Bar(open_stream(self.stream), _UNITS.get(unit), settings)
 
     def _open_short_bar(self, state: State, description: str, *, leave: bool = False) -> None:
@@ -287,7 +294,7 @@ class _Bar:
         bar, width = self.bar, self._width()
         for layout, shown in self._layouts(values, known=bar.total is not None):
             bar.bar_format = layout
-            bar.set_postfix_str(", ".join(shown), refresh=False)
+            bar.set_postfix_str(printable(", ".join(shown)), refresh=False)
             # Without a width, the bar itself has ten characters.
             line = bar.format_meter(**{**bar.format_dict, "n": done, "ncols": None})
             if self._is_plain or self._is_widget or len(line) <= width:
@@ -306,6 +313,7 @@ class _Bar:
 
     def write(self, line: str) -> None:
         """Write a line above the bar."""
+        line = printable(line)
         if self._is_plain or self.bar.disable:  # tqdm reads TQDM_DISABLE
             print(line, file=self._stream, flush=True)
         else:

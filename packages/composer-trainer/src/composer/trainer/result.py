@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from composer.core import TimeUnit
+from composer.core.checks import printable
 from composer.loggers.values import Number, numbers_by_name
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class FitResult:
             **{name: f"{value:.4g}" for name, value in self.metrics.items()},
         }
         width = max(map(len, rows))
-        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items() if value is not None)
+        return printable("\n".join(f"{name:<{width}}  {value}" for name, value in rows.items() if value is not None))
 
 
 def final_metrics(state: State, losses: Mapping[str, Any]) -> dict[str, Number]:
