@@ -45,6 +45,7 @@ class TestResults:
         errors = [seconds[("slow",), s] - seconds[(), s] - slept for s, slept in problem.SLEPT.items()]
         assert min(map(abs, errors)) < 0.1 * 9 * 0.05  # the least disturbed by other processes
 
+    @pytest.mark.filterwarnings("ignore:The loss of batch")  # an error would be reported instead of the NaN
     def test_failures_are_results(self, study, problem):
         """An exception and a NaN are reported with their reasons, and the other arms are measured."""
         result = study({"broken": problem.Broken, "nan": problem.NotANumber}, arms=["each"], seeds=1)
