@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from composer.core.data_spec import Batch
     from composer.core.state import State
 
-__all__ = ["Step", "total_of"]
+__all__ = ["Step", "losses_by_name", "total_of"]
 
 
 class Step:
@@ -192,7 +192,7 @@ class Step:
         if isinstance(loss, Tensor) and not isinstance(weight, Tensor) and weight == 1:
             parts = {"total": loss.detach()}  # the usual case
         else:
-            several = {} if isinstance(loss, Tensor) else _by_name(loss)
+            several = {} if isinstance(loss, Tensor) else losses_by_name(loss)
             losses = {"total": total_of(loss), **several}
             parts = {name: _weighted(one.detach(), weight) for name, one in losses.items()}
         if self._state.microbatch > 0:
@@ -235,7 +235,8 @@ def _weighted(loss: Tensor, weight: float | Tensor) -> Tensor:
     return torch.where(weight == 0, 0.0, loss) * weight if isinstance(weight, Tensor) else loss * weight
 
 
-def _by_name(losses: Mapping[str, Tensor] | Iterable[Tensor]) -> Mapping[str, Tensor]:
+def losses_by_name(losses: Mapping[str, Tensor] | Iterable[Tensor]) -> Mapping[str, Tensor]:
+    """Return several losses by name: those of a dictionary by their keys, others as ``loss0`` and so on."""
     return losses if isinstance(losses, Mapping) else {f"loss{index}": one for index, one in enumerate(losses)}
 
 

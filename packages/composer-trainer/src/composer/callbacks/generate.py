@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from composer.core import (
     Callback,
@@ -21,11 +23,6 @@ from composer.core.checks import to_strings
 from composer.core.evaluator import evaluation_mode
 from composer.core.randomness import preserve_rng_state
 from composer.functional.checks import check_sizes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from torch import Tensor
 
 __all__ = ["Generate"]
 
@@ -76,14 +73,10 @@ class Generate(Callback):
 
     def intervals(self) -> Mapping[Event | str, Time | str | int]:
         """Generate every ``interval``, after a batch, an epoch or an iteration, depending on its unit."""
-        events = {TimeUnit.EPOCH: Event.EPOCH_CHECKPOINT, TimeUnit.ITERATION: Event.ITERATION_CHECKPOINT}
+        of_unit = {TimeUnit.EPOCH: Event.EPOCH_CHECKPOINT, TimeUnit.ITERATION: Event.ITERATION_CHECKPOINT}
+        own = of_unit.get(self.interval.unit, Event.BATCH_CHECKPOINT)
         # With an interval of 0 an event never runs: only the one that matches the unit does.
-        intervals: dict[Event | str, Time | str | int] = {
-            Event.BATCH_CHECKPOINT: Time(0, TimeUnit.BATCH),
-            Event.EPOCH_CHECKPOINT: Time(0, TimeUnit.BATCH),
-            Event.ITERATION_CHECKPOINT: Time(0, TimeUnit.ITERATION),
-        }
-        return intervals | {events.get(self.interval.unit, Event.BATCH_CHECKPOINT): self.interval}
+        return {Event.BATCH_CHECKPOINT: 0, Event.EPOCH_CHECKPOINT: 0, Event.ITERATION_CHECKPOINT: 0, own: self.interval}
 
     def init(self, state: State, logger: Logger) -> None:
         """Raise an error if the model cannot generate."""

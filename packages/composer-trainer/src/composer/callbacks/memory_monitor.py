@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import attrs
 import torch
 from attrs.validators import optional
+from torch import Tensor
 
 from composer.core import Callback, Event, Logger, State, Time, TimeUnit
 from composer.core.checks import to_options, whole_number_from
 from composer.distributed import all_gather
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
 
 __all__ = ["MemoryMonitor"]
 

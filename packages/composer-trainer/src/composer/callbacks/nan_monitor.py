@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import attrs
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from composer.core import Callback, Event, Logger, State, Time, TimeUnit
 from composer.core.checks import is_flag
+from composer.core.step import losses_by_name
 
 __all__ = ["NaNMonitor"]
 
@@ -66,10 +67,10 @@ class NaNMonitor(Callback):
     def after_loss(self, state: State, logger: Logger) -> None:
         """Collect the loss of a microbatch."""
         batch, loss = int(state.timestamp.count(TimeUnit.BATCH)), state.loss
-        if isinstance(loss, Tensor):
-            self._collected.append(_Loss(batch, "", loss.detach()))
-        else:
-            self._collected += [_Loss(batch, name, one.detach()) for name, one in _parts(loss)]
+        parts = {"": loss} if isinstance(loss, Tensor) else losses_by_name(loss or {})
+        self._collected += [
+            _Loss(batch, str(name), one.detach()) for name, one in parts.items() if isinstance(one, Tensor)
+        ]
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Read the copy of the previous check, and start to copy the losses since then.
@@ -131,16 +132,6 @@ class _Copy:
         if self.ready is not None:
             self.ready.synchronize()
         return [float(value) for value in self.values.tolist()]
-
-
-def _parts(loss: Any) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(loss, Mapping):
-        named: Sequence[tuple[Any, Any]] = list(loss.items())
-    else:
-        named = [(f"loss{place}", one) for place, one in enumerate(loss)] if isinstance(loss, (list, tuple)) else []
-    for name, one in named:
-        if isinstance(one, Tensor):
-            yield str(name), one
 
 
 def _message(loss: _Loss, what: str, state: State) -> str:
