@@ -21,7 +21,8 @@ import sys
 import types
 import typing
 import weakref
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import attrs
 import cattrs
@@ -31,9 +32,6 @@ from torch import Tensor
 
 from composer.core.checks import describe, error_text, nearest, shortened
 from composer.core.time import Time, Timestamp
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 __all__ = [
     "MAX_DEPTH",
@@ -198,7 +196,7 @@ def _encode(value: Any, kind: Any, path: str, depth: int) -> Any:  # noqa: PLR09
     if isinstance(expected, type) and _is_instance(value, expected):
         if _is_bare(kind) or expected in _PLAIN or isinstance(value, Tensor):
             return _encode_plain(value, path, depth)
-        for base, write in _WRITERS.items():
+        for base, (write, _) in _CODECS.items():
             if issubclass(expected, base):
                 return write(value)
         if attrs.has(expected) or dataclasses.is_dataclass(expected):
@@ -254,25 +252,11 @@ def _is_instance(value: Any, expected: type) -> bool:
     if expected in {int, float}:
         number = numbers.Integral if expected is int else numbers.Real
         return is_number(value) and isinstance(value, number) and not isinstance(value, bool)
-    if expected in _PLAIN or issubclass(expected, (collections.abc.Set, Tensor, *_WRITERS)):
+    if expected in _PLAIN or issubclass(expected, (collections.abc.Set, Tensor, *_CODECS)):
         return isinstance(value, collections.abc.Set if issubclass(expected, collections.abc.Set) else expected)
     return type(value) is expected or (
         expected.__module__ == "collections.abc" and type(value) in {list, tuple, dict} and isinstance(value, expected)
     )
-
-
-_PLAIN = frozenset({bool, int, float, types.NoneType})
-# The first that fits is used: a StrEnum is an Enum and a str.
-_WRITERS: Mapping[type, Callable[[Any], Any]] = {
-    enum.Enum: operator.attrgetter("value"),
-    str: lambda text: str(text.value if isinstance(text, enum.Enum) else text),
-    Time: Time.to_timestring,
-    Timestamp: Timestamp.state_dict,
-    dt.timedelta: dt.timedelta.total_seconds,
-    torch.dtype: lambda dtype: str(dtype).removeprefix("torch."),
-    torch.device: str,
-    pathlib.PurePath: str,
-}
 
 
 def _in_order(items: list[Any]) -> list[Any]:
@@ -303,7 +287,7 @@ def _remedy(value: Any) -> str:
         return "; convert it by dict(...)"
     if isinstance(value, collections.abc.Set):
         return "; convert it to a list by sorted(...)"
-    if isinstance(value, tuple(_WRITERS)):
+    if isinstance(value, tuple(_CODECS)):
         return "; annotate the field with its type, or save it as a string"
     return "; save the values that it is constructed from"
 
@@ -446,11 +430,6 @@ def _is_bare(kind: Any) -> bool:
     )
 
 
-def _is_sequence(kind: Any) -> bool:
-    """Return whether a type admits lists and tuples, so that each must remain what it is."""
-    return typing.get_origin(kind) in {collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection}
-
-
 def _read_sequence(data: Any, kind: Any) -> Any:
     if type(data) not in {list, tuple}:
         raise TypeError(f"got {shortened(data)}")
@@ -466,15 +445,12 @@ def _read_choice(data: Any, kind: Any) -> Any:
 
 
 def _read_instance(value: Any, kind: Any) -> Any:
+    kind = typing.get_origin(kind) or kind
     if issubclass(kind, enum.Enum):  # cattrs uses the hook of a class for its subclasses
         return kind(value)
     if not _is_instance(value, kind):
         raise TypeError(f"got {shortened(value)}")
     return plain_number(value) if kind in {int, float} else value
-
-
-def _read_bare(data: Any, kind: Any) -> Any:
-    return _read_instance(data, typing.get_origin(kind) or kind)
 
 
 def _to_dtype(name: str, _: Any) -> torch.dtype:
@@ -484,8 +460,19 @@ def _to_dtype(name: str, _: Any) -> torch.dtype:
     return dtype
 
 
-def _is_subclass_of(base: type) -> Callable[[Any], bool]:
-    return lambda kind: isinstance(kind, type) and not typing.get_args(kind) and issubclass(kind, base)
+_PLAIN = frozenset({bool, int, float, types.NoneType})
+
+# How values are encoded and decoded. The first type that fits is used: a StrEnum is an Enum and a str.
+_CODECS: Mapping[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
+    enum.Enum: (operator.attrgetter("value"), _read_instance),
+    str: (lambda text: str(text.value if isinstance(text, enum.Enum) else text), _read_instance),
+    Time: (Time.to_timestring, lambda text, _: Time.from_timestring(text)),
+    Timestamp: (Timestamp.state_dict, lambda state, _: Timestamp.from_state_dict(state)),
+    dt.timedelta: (dt.timedelta.total_seconds, lambda seconds, _: dt.timedelta(seconds=seconds)),
+    torch.dtype: (lambda dtype: str(dtype).removeprefix("torch."), _to_dtype),
+    torch.device: (str, lambda name, _: torch.device(name)),
+    pathlib.PurePath: (str, lambda text, kind: kind(text)),
+}
 
 
 def _make_reader(kind: Any) -> Callable[[Any, Any], Any]:
@@ -504,19 +491,17 @@ def _make_reader(kind: Any) -> Callable[[Any, Any], Any]:
 def _make_converter() -> cattrs.Converter:
     converter = cattrs.Converter(forbid_extra_keys=True)
     # Of the conditions below, cattrs checks those registered last first.
-    converter.register_structure_hook(Time, lambda text, _: Time.from_timestring(text))
-    converter.register_structure_hook(Timestamp, lambda state, _: Timestamp.from_state_dict(state))
-    converter.register_structure_hook(dt.timedelta, lambda seconds, _: dt.timedelta(seconds=seconds))
-    converter.register_structure_hook(torch.dtype, _to_dtype)
-    converter.register_structure_hook(torch.device, lambda name, _: torch.device(name))
-    for kind in (str, bool, int, float, types.NoneType):
+    for kind in _PLAIN:
         converter.register_structure_hook(kind, _read_instance)
+    for kind, (_, read) in _CODECS.items():
+        converter.register_structure_hook(kind, read)
     converter.register_structure_hook_factory(attrs.has, _make_reader)
-    converter.register_structure_hook_func(_is_subclass_of(pathlib.PurePath), lambda text, kind: kind(text))
-    converter.register_structure_hook_func(_is_subclass_of(Tensor), _read_instance)
-    converter.register_structure_hook_func(_is_bare, _read_bare)
+    converter.register_structure_hook(Tensor, _read_instance)
+    converter.register_structure_hook_func(_is_bare, _read_instance)
     converter.register_structure_hook_func(_is_free, lambda data, _: data)
-    converter.register_structure_hook_func(_is_sequence, _read_sequence)
+    # Lists and tuples are both of these, and each must remain what it is.
+    either: set[Any] = {collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection}
+    converter.register_structure_hook_func(lambda kind: typing.get_origin(kind) in either, _read_sequence)
     converter.register_structure_hook_func(lambda kind: _is_union(kind) and not _is_free(kind), _read_choice)
     return converter
 
