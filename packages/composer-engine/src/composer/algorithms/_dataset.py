@@ -7,7 +7,7 @@ import importlib
 from abc import abstractmethod
 
 # At run time, too, as attrs looks up what the annotations of a subclass and of its bases mean.
-from collections.abc import Mapping  # noqa: TC003
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from composer.algorithms._idle import warn_of_no_effect

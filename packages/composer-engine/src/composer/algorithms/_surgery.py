@@ -6,8 +6,8 @@ import inspect
 from abc import abstractmethod
 
 # At run time, too, as attrs looks up what the annotations of a subclass and of its bases mean.
-from collections.abc import Callable, Mapping  # noqa: TC003
-from collections.abc import Set as AbstractSet  # noqa: TC003
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs

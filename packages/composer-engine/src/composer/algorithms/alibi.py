@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable  # noqa: TC003  (attrs fields are looked up at run time)
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import (
+    Callable,
+    Mapping,
+)
+from typing import Any, ClassVar
 
 import attrs
-from torch import nn  # noqa: TC002
+from torch import nn
 
 from composer import functional as cf
 from composer.algorithms._surgery import ModelSurgery
 from composer.core import Event, ExclusiveResource, FieldsByEvent, Logger, Stage, State
 from composer.core.checks import is_flag, number_between, whole_number_from
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["Alibi"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-import torch  # noqa: TC002  (attrs looks up annotations at run time)
-from torch import Tensor  # noqa: TC002
+import torch
+from torch import Tensor
 
 from composer import functional as cf
 from composer.algorithms._annotations import BOX_FORMAT, VISIBLE_FRACTION

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable  # noqa: TC003  (attrs fields are looked up at run time)
+from collections.abc import Callable
 from typing import ClassVar
 
 import attrs
-from torch import Tensor, nn  # noqa: TC002
+from torch import Tensor, nn
 
 from composer import functional as cf
 from composer.algorithms._surgery import ModelSurgery

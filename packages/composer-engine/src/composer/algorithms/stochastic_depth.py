@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import attrs
 
@@ -12,9 +13,6 @@ from composer.algorithms._progress import FRACTION_OF_TRAINING, elapsed_duration
 from composer.algorithms._surgery import ModelSurgery
 from composer.core import Event, ExclusiveResource, Logger, Stage, State, Time, TimeUnit
 from composer.core.checks import number_between, one_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["StochasticDepth"]
 

@@ -6,11 +6,9 @@ import _thread
 import atexit
 import os
 import weakref
+from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Generic, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Generic, TypeVar
 
 __all__ = ["Background", "Task", "ThreadError"]
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from composer.core.checks import fill_in, to_path
 from composer.core.state import State
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 __all__ = ["UNFINISHED", "check_template", "fill_in_run", "write_atomically"]
 

@@ -6,7 +6,7 @@ import functools
 import inspect
 import json
 import textwrap
-from collections.abc import Callable  # noqa: TC003  (attrs looks up what the annotations mean)
+from collections.abc import Callable
 from html import escape
 from itertools import chain
 from typing import TYPE_CHECKING, Any

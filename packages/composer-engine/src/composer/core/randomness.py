@@ -6,14 +6,12 @@ import contextlib
 import hashlib
 import random
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 __all__: list[str] = []
 

@@ -7,14 +7,12 @@ import functools
 import math
 import operator
 import re
+from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, SupportsIndex, cast
+from typing import Any, Generic, NamedTuple, NoReturn, SupportsIndex, cast
 
 import attrs
 import typing_extensions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 __all__ = ["Counts", "Time", "TimeUnit", "Timestamp", "ensure_time"]
 

@@ -6,10 +6,8 @@ All modules postpone the evaluation of annotations, which are then strings. Sign
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ForwardRef
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any, ForwardRef
 
 __all__: list[str] = []
 

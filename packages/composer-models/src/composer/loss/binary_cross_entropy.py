@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from torch import Tensor
 from torch.nn import functional
 
 from composer.functional import ensure_targets_one_hot
 from composer.functional.checks import check_choice
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 __all__ = ["binary_cross_entropy_with_logits"]
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from composer.metrics._mean import MeanMetricBase
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 __all__ = ["CrossEntropy"]
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from composer.metrics._logits import flat_logits_and_targets
 from composer.metrics._mean import MeanMetricBase
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
 
 __all__ = ["LanguageCrossEntropy", "LanguagePerplexity"]
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
 from composer.functional.checks import check_callables
 from composer.metrics._mean import MeanMetricBase
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["LossMetric"]
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch.distributed
 from torch import Tensor
 from torchmetrics.detection import MeanAveragePrecision
 from torchmetrics.utilities.distributed import gather_all_tensors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["MAP"]
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["Initializer"]
 

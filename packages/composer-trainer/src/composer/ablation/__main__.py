@@ -6,16 +6,14 @@ import argparse
 import os
 import runpy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from composer.ablation.experiment import ablate
 from composer.ablation.runs import RUN_VARIABLE
 from composer.ablation.study import Study
 from composer.core.checks import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["main"]
 

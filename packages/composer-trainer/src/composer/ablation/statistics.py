@@ -5,14 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
 
 from composer.loggers.products import import_product
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 __all__ = ["Difference", "adjusted_p_values", "paired_difference", "paired_ratio", "seeds_needed", "time_to"]
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import attrs
 
 from composer.ablation.results import Settings, label
 from composer.ablation.statistics import Difference, seeds_needed
 from composer.loggers.values import aligned
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["Row", "sentences", "to_markdown", "to_string"]
 

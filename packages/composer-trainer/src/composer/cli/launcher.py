@@ -6,10 +6,7 @@ import argparse
 import os
 import shlex
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
 
 __all__ = ["main", "torchrun_arguments"]
 

@@ -7,17 +7,14 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import attrs
 import torch
 
 from composer.distributed.collectives import all_gather_object
 from composer.distributed.environment import get_global_rank, namespace_here
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["exchange_locations", "explain_loss", "explaining_loss", "lost_processes", "report_failure"]
 

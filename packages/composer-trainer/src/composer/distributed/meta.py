@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from composer.core.randomness import derive_seed
 from composer.functional.dtensors import is_dtensor, local_parts, shard_like
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 __all__ = ["initialize", "is_on_meta"]
 

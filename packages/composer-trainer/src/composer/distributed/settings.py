@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 import attrs
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["Settings"]
 

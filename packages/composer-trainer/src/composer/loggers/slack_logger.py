@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import queue
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from composer.core import Interval, Logger, LoggerDestination, State, Time
 from composer.core.background import Task, ThreadError
@@ -13,9 +13,6 @@ from composer.core.checks import to_options, to_strings
 from composer.functional.checks import check_sizes
 from composer.loggers.products import import_product, require_product
 from composer.loggers.values import flat, matches, read
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 __all__ = ["SlackLogger"]
 

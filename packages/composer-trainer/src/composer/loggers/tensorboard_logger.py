@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from composer.core import Interval, State, Time, TimeUnit
 from composer.core.checks import to_path
 from composer.loggers.products import require_product
 from composer.loggers.tracker_logger import Record, TrackerLogger
 from composer.loggers.values import flat
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from torch import Tensor
 
 __all__ = ["TensorboardLogger"]
 

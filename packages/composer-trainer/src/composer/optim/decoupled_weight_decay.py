@@ -10,7 +10,8 @@ import abc
 import math
 import numbers
 import warnings
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,9 +21,6 @@ from torch.optim.sgd import sgd
 
 from composer.core.arguments import NamesArguments
 from composer.functional.checks import check_flags, check_interval, check_numbers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 __all__ = ["DecoupledAdamW", "DecoupledSGDW"]
 

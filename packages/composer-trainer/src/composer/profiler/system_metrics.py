@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from composer.core.background import Task
 from composer.loggers.products import import_product
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["Sampler", "read_machine"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
 from PIL import Image, ImageEnhance, ImageOps
@@ -12,9 +12,6 @@ from torch import Tensor
 
 from composer.functional.augmentations.batch_operations import sharpen
 from composer.functional.augmentations.operations import OPERATIONS, mix_tensors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 
 def apply_to_pil(img: Image.Image, operations: list[int], magnitudes: list[float], interpolation: str) -> Image.Image:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +28,6 @@ from composer.functional.augmentations.annotations import (
 )
 from composer.functional.checks import described
 from composer.functional.random import check_generator
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from contextlib import AbstractContextManager
 
 __all__ = ["AugmentationDraws", "augment_batch", "draw_augmentation"]
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
+from torch.optim import Optimizer
 
 from composer.functional.checks import check_modules
 from composer.functional.surgery.replace import SurgeryReport, replace_module_classes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from torch.optim import Optimizer
 
 __all__ = ["apply_fused_layernorm"]
 

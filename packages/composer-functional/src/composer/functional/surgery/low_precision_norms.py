@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from composer.functional.layers.low_precision_norms import LowPrecisionGroupNorm, LowPrecisionLayerNorm
 from composer.functional.surgery.replace import SurgeryReport, is_untouched, replace_layers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch.optim import Optimizer
 
 __all__ = ["apply_low_precision_groupnorm", "apply_low_precision_layernorm"]
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from composer.functional.checks import check_flags, check_modules, described
 from composer.functional.surgery.optimizers import check_optimizers, update_params_in_optimizer
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
 
 __all__ = [
     "Replacement",

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Iterable
 
 import torch
 from torch import Tensor, nn
 
 from composer.functional.checks import check_choice, check_interval
 from composer.functional.dtensors import are_plain, is_dtensor, local_parts
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable
 
 __all__ = ["apply_gradient_clipping"]
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
+from torch.optim import Optimizer
 
 from composer.functional.checks import check_interval, check_modules, check_whole
 from composer.functional.surgery.optimizers import check_optimizers
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import nn
-    from torch.optim import Optimizer
 
 __all__ = ["count_layers_to_freeze", "freeze_layers", "unfreeze_layers"]
 

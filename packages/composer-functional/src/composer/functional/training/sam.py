@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,10 +15,6 @@ from torch.optim import Optimizer
 from composer.functional.checks import check_interval, check_whole
 from composer.functional.dtensors import local_parts
 from composer.functional.training.gradient_clipping import list_gradients, measure_norm, scale
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 __all__ = ["SAMOptimizer"]
 

@@ -15,8 +15,9 @@ import inspect
 import sys
 import warnings
 import weakref
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import torch
@@ -27,9 +28,6 @@ from composer.core import Serializable
 from composer.core.randomness import generator_state, is_generator, set_generator_state
 from composer.core.serializable import saved_fields
 from composer.core.serialization import at, is_number, plain
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 __all__ = [
     "Changes",

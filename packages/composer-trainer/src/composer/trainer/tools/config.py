@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -19,9 +19,6 @@ from composer.core.checks import nearest, shortened
 from composer.core.model_state import check_settings
 from composer.loggers.products import import_product
 from composer.trainer.reproducibility import seed_all
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 __all__ = ["registered", "trainer_arguments"]
 

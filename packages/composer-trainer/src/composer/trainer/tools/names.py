@@ -6,13 +6,11 @@ import difflib
 import functools
 import inspect
 import tomllib
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from composer.core.checks import nearest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 __all__ = ["missing_attribute", "names_elsewhere", "suggests_names"]
 
