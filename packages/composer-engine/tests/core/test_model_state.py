@@ -294,6 +294,36 @@ class TestOptimizers:
 
         assert repr(state.get_optim_state_dict()) == repr(bare)
 
+    def test_state_within_a_dictionary(self):
+        """A state that is saved in another form than it is held, as bitsandbytes does, resumes, also in float32."""
+
+        class Wrapping(torch.optim.Adam):
+            def state_dict(self):
+                state = super().state_dict()
+                for number, held in state["state"].items():
+                    state["state"][number] = {"step": held["step"], "wrapped": {**held, "step": None}}
+                return state
+
+            def load_state_dict(self, state_dict):
+                states = state_dict["state"].items()
+                held = {number: {**one["wrapped"], "step": one["step"]} for number, one in states}
+                super().load_state_dict({**state_dict, "state": held})
+
+        def make():
+            model = nn.Linear(2, 2).bfloat16()
+            return State(model=model, optimizers=Wrapping(model.parameters()))
+
+        first, second = make(), make()
+        first.model(torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
+        first.optimizers[0].step()
+        for held in first.optimizers[0].state.values():
+            held["exp_avg"] = torch.full_like(held["exp_avg"], 1 / 3, dtype=torch.float32)
+
+        second.load_optim_state({"optimizers": first.get_optim_state_dict()})
+
+        assert repr(second.get_optim_state_dict()) == repr(first.get_optim_state_dict())
+        assert second.optimizers[0].state[second.model.weight]["exp_avg"].dtype is torch.float32
+
     def test_unstepped_optimizer_has_no_state(self, trained):
         """A new optimizer's empty state is loaded, also into a used optimizer."""
         fresh, used = State(model=make_net()), trained(OPTIMIZERS["SGD"])

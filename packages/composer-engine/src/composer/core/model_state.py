@@ -404,9 +404,12 @@ def _load_named_state(parameters: Mapping[str, Tensor], optimizer: Optimizer, sa
     # torch converts what it loads to the parameter's dtype, which would round a 32-bit average of 16-bit weights.
     for name, values in loaded.items():
         held = optimizer.state[parameters[name]]
-        for field, value in values.items():
-            if isinstance(held[field], Tensor) and isinstance(value, Tensor) and held[field].dtype != value.dtype:
-                held[field] = value.to(held[field].device)
+        # bitsandbytes saves its tensors in a dictionary within that of the parameter, and holds them without.
+        nested = [inner.items() for inner in values.values() if isinstance(inner, dict)]
+        for field, value in itertools.chain(values.items(), *nested):
+            own = held.get(field)
+            if isinstance(own, Tensor) and isinstance(value, Tensor) and own.dtype != value.dtype:
+                held[field] = value.to(own.device)
 
 
 class HasOptimizers(Protocol):
