@@ -138,9 +138,10 @@ def policy(name: str, *arguments: object) -> None:
     def make() -> list[Variant]:
         from kornia.augmentation import auto
 
-        images, augmentation = torch.rand(2, 3, 8, 8), getattr(auto, name)(*arguments)
-        generator = torch.Generator("cpu").manual_seed(0)
-        draws = [cf.draw_augmentation(augmentation, images.shape, generator=generator) for _ in range(50)]
+        with torch.device("cpu"):  # kornia's policies cannot draw with a GPU as the default device
+            images, augmentation = torch.rand(2, 3, 8, 8), getattr(auto, name)(*arguments)
+            generator = torch.Generator().manual_seed(0)
+            draws = [cf.draw_augmentation(augmentation, images.shape, generator=generator) for _ in range(50)]
 
         def theirs() -> None:
             for one in draws:
