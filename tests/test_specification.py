@@ -127,20 +127,20 @@ class TestAlgorithmsOverview:
         """A trainer with two algorithms and the default optimizer trains the changed model and evaluates."""
         model = ComposerClassifier(models.resnet18(), num_classes=1000)
 
-        with pytest.warns(UserWarning, match="optimizers was not given"):
-            trainer = Trainer(
-                model=model,
-                algorithms=[ChannelsLast(), BlurPool()],
-                train_dataloader=train_dataloader,
-                eval_dataloader=eval_dataloader,
-                max_duration="10ep",
-                train_subset_num_batches=1,
-                eval_interval="5ep",
-                progress_bar=False,
-                device="cpu",
-            )
+        trainer = Trainer(
+            model=model,
+            algorithms=[ChannelsLast(), BlurPool()],
+            train_dataloader=train_dataloader,
+            eval_dataloader=eval_dataloader,
+            max_duration="10ep",
+            train_subset_num_batches=1,
+            eval_interval="5ep",
+            progress_bar=False,
+            device="cpu",
+        )
         before = copy_of(model)
-        trainer.fit()
+        with pytest.warns(UserWarning, match="optimizers was not given"):
+            trainer.fit()
 
         assert [entry.key for entry in trainer.engine.explain().entries[Event.INIT]] == ["BlurPool", "ChannelsLast"]
         assert model.module.layer2[0].conv1.conv.weight.is_contiguous(memory_format=torch.channels_last)

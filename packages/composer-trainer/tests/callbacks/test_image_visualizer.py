@@ -6,7 +6,7 @@ from torch import nn
 
 from composer.algorithms import MixUp
 from composer.callbacks import ImageVisualizer
-from composer.core import LoggerDestination
+from composer.core import Evaluator, LoggerDestination
 from composer.models import ComposerModel, ComposerSegmenter
 from fixtures import make_classifier, trained
 from fixtures.models import TwoHeads
@@ -159,7 +159,7 @@ class TestSegmentation:
             Recorded(),
             ImageVisualizer("0ba", mode="segmentation"),
             batches,
-            eval_dataloader=segmentation_batches(3),
+            eval_dataloader=Evaluator(label="eval", dataloader=segmentation_batches(3), metric_names=[]),
             eval_interval="1ba",
         )
 

@@ -251,6 +251,14 @@ class TestKeeping:
         assert (tmp_path / "latest").resolve() == tmp_path / "ep2-ba10"
         assert [Path(path).name for path in saver.saved_checkpoints] == ["ep1-ba8", "ep2-ba10"]
 
+    @pytest.mark.parametrize("metric", [METRIC, "metrics/validation/MulticlassAccuracy"])
+    def test_keep_best_without_data(self, make_trainer, tmp_path, metric):
+        """A metric of data that are not evaluated raises when training starts."""
+        trainer = make_trainer(CheckpointSaver(tmp_path, keep_best=KeepBest(metric)))
+
+        with pytest.raises(ValueError, match=rf"must be a metric of train, got '{metric}'.*Give eval_dataloader"):
+            trainer.fit()
+
     def test_keep_best(self, make_trainer, tmp_path):
         """The best checkpoint by a metric is kept next to the last."""
         values = iter([0.5, 0.9, 0.2, 0.3])

@@ -9,7 +9,7 @@ from composer.algorithms import SAM
 from composer.core import Callback
 from composer.loggers import InMemoryLogger
 from composer.trainer.optimization import move_state
-from fixtures import make_classifier, small_run, weights
+from fixtures import make_classifier, make_loader, small_run, weights
 
 
 def test_state_of_a_constructor_is_moved():
@@ -133,11 +133,12 @@ class TestEvaluationWeights:
 def test_default_optimizer():
     """Without an optimizer the default of MosaicML Composer trains: plain SGD, under the name of DecoupledSGDW."""
     models = [make_classifier() for _ in range(2)]
-    with pytest.warns(UserWarning, match=r"optimizers was not given: training with DecoupledSGDW\(.*lr=0.1\)"):
-        default = small_run(model=models[0], optimizers=None, max_duration="1ep")
+    default = small_run(model=models[0], optimizers=None, max_duration="1ep", eval_dataloader=make_loader())
+    default.eval()  # without a warning
     plain = small_run(model=models[1], optimizers=torch.optim.SGD(models[1].parameters(), lr=0.1), max_duration="1ep")
 
-    default.fit()
+    with pytest.warns(UserWarning, match=r"optimizers was not given: training with DecoupledSGDW\(.*lr=0.1\)"):
+        default.fit()
     plain.fit()
 
     assert type(default.state.optimizers[0]).__name__ == "DecoupledSGDW"

@@ -127,7 +127,8 @@ class TestSchedulesOverSeveralFits:
     def test_other_numbers_of_functions_raise(self):
         """Two functions for three optimizers raise, and do not leave one without."""
         model = make_classifier()
-        optimizers = [torch.optim.SGD([one], lr=0.1) for one in list(model.parameters())[:3]]
+        first, second, *others = model.parameters()
+        optimizers = [torch.optim.SGD(some, lr=0.1) for some in ([first], [second], others)]
 
         with pytest.raises(ValueError, match="schedulers holds 2 functions for 3 optimizers"):
             small_run(model=model, optimizers=optimizers, schedulers=[LinearScheduler()] * 2, max_duration="1ba")

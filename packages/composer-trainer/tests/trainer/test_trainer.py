@@ -12,7 +12,7 @@ from composer.core import Algorithm, Callback
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 from composer.trainer import Trainer
-from fixtures import make_classifier, small_run
+from fixtures import make_classifier, runs, small_run
 
 
 class TestErrors:
@@ -106,8 +106,10 @@ class TestErrors:
 
     def test_missing_optimizer_warns(self):
         """Without an optimizer a default is used, with a warning that states it."""
+        trainer = small_run(optimizers=None, max_duration="1ba")
+
         with pytest.warns(UserWarning, match=r"SGD.*lr=0.1") as warned:
-            trainer = Trainer(model=make_classifier(), progress_bar=False, device="cpu")
+            trainer.fit()
 
         assert [warning.filename for warning in warned] == [__file__]
         assert trainer.state.optimizers[0].param_groups[0]["lr"] == 0.1
@@ -129,12 +131,15 @@ class TestOptimizers:
             small_run(model=model, optimizers=optimizer)
 
     def test_partial_optimizer(self):
-        """An optimizer with the last layer's parameters trains only those."""
+        """An optimizer with the last layer's parameters trains only those, with a warning that names others."""
         model = make_classifier()
         before = model.module[0].weight.detach().clone()
 
-        small_run(model=model, optimizers=torch.optim.SGD(model.module[2].parameters(), lr=1), max_duration="1ba").fit()
+        with pytest.warns(UserWarning, match=r"do not hold 2 of the 4 .* such as 'module\.0\.weight'") as warned:
+            trainer = small_run(model=model, optimizers=torch.optim.SGD(model.module[2].parameters(), lr=1))
+        trainer.fit(duration="1ba")
 
+        assert [warning.filename for warning in warned] == [runs.__file__]
         assert torch.equal(before, model.module[0].weight)
 
     def test_empty_list_raises(self):

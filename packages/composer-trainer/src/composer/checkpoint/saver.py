@@ -160,9 +160,19 @@ class CheckpointSaver(Callback):
         self._saved, self._best, self._last, self._best_values = [], None, None, []
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Create the folder, and check that no other process saves to it."""
+        """Create the folder, and check that no other process saves to it.
+
+        Raises:
+            ValueError: There are no data with the label of the metric of ``keep_best``.
+        """
         del logger
         reject_fsdp1(state.model)
+        labels = self._labels(state)
+        if self.keep_best is not None and self._best_label not in labels:
+            raise ValueError(
+                f"save_best (keep_best) must be a metric of {' or '.join(labels)}, got {self.keep_best.metric!r}, "
+                "which nothing computes. Give eval_dataloader, or an Evaluator with this label."
+            )
         self._names(state)
         # A clock that was set back reaches the same times again.
         self._last = None
@@ -300,12 +310,16 @@ class CheckpointSaver(Callback):
     def _is_new_best(self, state: State) -> bool:
         """Return whether the weights have just been measured to be among the best; the same in all processes."""
         best, batch = self.keep_best, int(state.timestamp.batch)
-        label = "" if best is None else best.metric.removeprefix("metrics/").partition("/")[0]
-        if best is None or self._measured.get(label) != batch or (self._last and self._last[1] == batch):
+        if best is None or self._measured.get(self._best_label) != batch or (self._last and self._last[1] == batch):
             return False
         value = metric_values(state).get(best.metric)
         is_new = value is not None and best.improves(value, self._best_values)
         return from_rank_zero(is_new)  # it has read the folder
+
+    @property
+    def _best_label(self) -> str:
+        """The label of the data whose metric chooses the best checkpoint."""
+        return (self.monitored_metric or "").removeprefix("metrics/").partition("/")[0]
 
     @staticmethod
     def _labels(state: State) -> list[str]:

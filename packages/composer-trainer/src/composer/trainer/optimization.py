@@ -27,6 +27,7 @@ __all__ = [
     "default_optimizer",
     "make_scaler",
     "move_state",
+    "warn_of_default_optimizer",
 ]
 
 
@@ -171,20 +172,33 @@ def check_optimizers(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
                 "too, so they would be changed twice in a step. Give each parameter to one optimizer."
             )
         owners |= dict.fromkeys(map(id, held), optimizer)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if trained and not any(id(parameter) in owners for parameter in trained):
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    forgotten = [name for name, parameter in trained.items() if id(parameter) not in owners]
+    if trained and len(forgotten) == len(trained):
         raise ValueError(
             f"optimizers hold none of the {len(trained)} parameters of {type(model).__name__} that are trained "
             "(requires_grad=True), so nothing would change. Make the optimizer from those parameters."
         )
+    if forgotten:
+        warnings.warn(
+            f"optimizers do not hold {len(forgotten)} of the {len(trained)} parameters of {type(model).__name__} with "
+            f"requires_grad=True, such as {forgotten[0]!r}, so they would not be trained. Give them to an optimizer, "
+            "or set their requires_grad to False.",
+            UserWarning,
+            stacklevel=7,  # the caller of the constructor, which is wrapped
+        )
 
 
 def default_optimizer(model: nn.Module) -> Optimizer:
-    """Return the default optimizer, with a warning."""
+    """Return the default optimizer."""
+    return DecoupledSGDW(model.parameters(), lr=0.1)
+
+
+def warn_of_default_optimizer() -> None:
+    """Warn, from the method ``fit`` of a trainer, that it trains with the default optimizer."""
     warnings.warn(
         "optimizers was not given: training with DecoupledSGDW(model.parameters(), lr=0.1). "
         "Give the optimizer that suits the model.",
         UserWarning,
-        stacklevel=5,  # the caller of the constructor, which is wrapped
+        stacklevel=4,  # the caller of fit, which is wrapped
     )
-    return DecoupledSGDW(model.parameters(), lr=0.1)

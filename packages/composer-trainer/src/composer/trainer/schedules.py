@@ -192,8 +192,11 @@ class TrainingSchedule:
         new |= {} if step_every_batch is None else {"step_schedulers_every_batch": step_every_batch}
         return attrs.evolve(self, **new) if new else self
 
-    def take_duration(self, state: State, duration: Time | None) -> None:
+    def take_duration(self, state: State, duration: Time | None) -> Time:
         """Set the state's ``max_duration`` to ``duration`` more; after a part of the training, to its whole again.
+
+        Returns:
+            The ``max_duration``.
 
         Raises:
             ValueError: There is neither a duration nor a ``max_duration``.
@@ -204,6 +207,7 @@ class TrainingSchedule:
             state.max_duration = self.max_duration
         if state.max_duration is None:
             raise ValueError("There is no duration: give max_duration to the Trainer or duration to fit().")
+        return state.max_duration
 
     def prepare_schedulers(self, state: State) -> None:
         """Create the schedulers now if all that they depend on is known, so that their saved states can be loaded."""

@@ -36,7 +36,7 @@ from composer.trainer.evaluation.evaluate import (
     to_evaluators,
 )
 from composer.trainer.loop import train
-from composer.trainer.optimization import Optimization, change_precision
+from composer.trainer.optimization import Optimization, change_precision, warn_of_default_optimizer
 from composer.trainer.result import FitResult, reason_of_end
 from composer.trainer.resume.state import SavesProgress
 from composer.trainer.run import Run
@@ -389,6 +389,8 @@ class Trainer(Assembly):
         more = None if duration is None else scaled(duration, scale_schedule_ratio, "duration")
         schedule = self._schedule.changed(more, schedulers, scale_schedule_ratio, step_schedulers_every_batch)
         check_trainable(state.model)
+        if self._has_default_optimizer:
+            warn_of_default_optimizer()
         if self._dry_run:
             train_subset_num_batches = self._dry_run
             eval_dataloader = None if eval_dataloader is None else short_evaluators(eval_dataloader, self._dry_run)
@@ -406,9 +408,7 @@ class Trainer(Assembly):
             state.timestamp = state.previous_timestamp = Timestamp()
             self._data.batches.rewind(epoch=0)
             self._progress.forget()
-        schedule.take_duration(state, more)
-        length, first_batch = state.max_duration, int(state.timestamp.batch)
-        assert length is not None
+        length, first_batch = schedule.take_duration(state, more), int(state.timestamp.batch)
         self._data.check_end(length)
         check_same_run(state)
         if state.has_reached(length):

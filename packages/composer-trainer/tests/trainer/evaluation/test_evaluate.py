@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, defa
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from composer.core import Callback, DataSpec, Evaluator, Event
-from composer.models import ComposerClassifier
+from composer.models import ComposerClassifier, ComposerModel
 from composer.trainer import Trainer
 from fixtures import make_classifier, make_loader, small_run, weights
 
@@ -405,3 +405,26 @@ def test_model_without_parameters():
         own, given = trainer.eval(), trainer.eval(data)
 
     assert own["eval"]["MulticlassAccuracy"] == given["eval"]["MulticlassAccuracy"] == 1
+
+
+class WithoutMetrics(ComposerModel):
+    """A model with the metrics of its base class: none."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, batch):
+        return self.layer(batch[0])
+
+    def loss(self, outputs, batch):
+        return nn.functional.cross_entropy(outputs, batch[1])
+
+
+def test_data_without_metrics_warn():
+    """Data to evaluate on beside a model without metrics warn, unless the evaluator says so."""
+    with pytest.warns(UserWarning, match=r"\(eval\) are evaluated without a metric, as WithoutMetrics\.get_metrics"):
+        small_run(model=WithoutMetrics(), eval_dataloader=make_loader())
+
+    evaluator = Evaluator(label="eval", dataloader=make_loader(), metric_names=[])
+    assert small_run(model=WithoutMetrics(), eval_dataloader=evaluator).eval() == {"eval": {}}

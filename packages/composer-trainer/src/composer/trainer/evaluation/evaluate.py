@@ -171,6 +171,15 @@ def prepare_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
             "of both would have the same names. Choose another label, or another train_dataloader_label."
         )
     metrics = metrics_of(state.model, is_train=False)
+    unmeasured = [] if metrics else [one.label for one in evaluators if one.metric_names is None]
+    if unmeasured:
+        warnings.warn(
+            f"The data to evaluate on ({', '.join(unmeasured)}) are evaluated without a metric, as "
+            f"{type(state.model).__name__}.get_metrics(is_train=False) returns none. Return some there; if only "
+            "callbacks use the outputs, give Evaluator(metric_names=[]).",
+            UserWarning,
+            stacklevel=2,
+        )
     for evaluator in evaluators:
         if evaluator.dataloader.length == 0:
             raise ValueError(

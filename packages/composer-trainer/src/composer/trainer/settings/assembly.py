@@ -61,7 +61,8 @@ class Assembly:
         self.state = settings.make_state()
         optimizers = as_list(components.optimizers)
         # A model without parameters can be evaluated, and needs no optimizer.
-        if components.optimizers is None and any(True for _ in model.parameters()):
+        self._has_default_optimizer = components.optimizers is None and any(True for _ in model.parameters())
+        if self._has_default_optimizer:
             optimizers = [default_optimizer(model)]
         self.state.optimizers = optimizers
         for optimizer in optimizers:
