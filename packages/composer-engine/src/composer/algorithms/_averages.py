@@ -17,7 +17,7 @@ from composer.core.model_state import bare_model, bare_name
 from composer.core.serializable import read_state
 from composer.core.serialization import from_data
 from composer.functional import update_averages
-from composer.functional.dtensors import local_parts, shard_like
+from composer.functional.dtensors import is_dtensor, local_parts, shard_like
 from composer.functional.training.ema import average_dtype, is_dense
 
 if TYPE_CHECKING:
@@ -334,7 +334,7 @@ class AveragedWeights:
         weights = {name: holder[key] for name, (holder, key) in self._slots.items()}
         self._copied = {name for name, weight in weights.items() if not is_dense(weight)}
         self._buffers = [name for name in self._averaged() if not isinstance(weights[name], nn.Parameter)]
-        self._is_sharded = any(hasattr(weight, "device_mesh") for weight in weights.values())  # DTensors
+        self._is_sharded = any(map(is_dtensor, weights.values()))
         return weights
 
     @torch.no_grad()

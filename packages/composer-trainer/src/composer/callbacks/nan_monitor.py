@@ -97,41 +97,36 @@ class NaNMonitor(Callback):
     fit_end = epoch_end
 
     def _copy(self) -> None:
-        if self._collected:
-            self._copied, self._collected = _Copy.start(self._collected), []
+        if not self._collected:
+            return
+        losses, self._collected = self._collected, []
+        values = torch.stack([loss.value if loss.value.ndim == 0 else loss.value.sum() for loss in losses])
+        ready = None
+        if values.device.type == "cuda":
+            stream = torch.cuda.current_stream(values.device)
+            values = values.to("cpu", non_blocking=True)
+            # The values may be read only after this event, because a copy that does not block is incomplete before.
+            ready = stream.record_event()
+        self._copied = _Copy(losses, values, ready)
 
     def _read(self, state: State) -> None:
         copied, self._copied = self._copied, None
         if copied is None:
             return
-        for loss, value in zip(copied.losses, copied.read(), strict=True):
+        if copied.ready is not None:
+            copied.ready.synchronize()
+        for loss, value in zip(copied.losses, copied.values.tolist(), strict=True):
             is_nan = value != value  # noqa: PLR0124  (true only for NaN)
             if is_nan or (self.infinite and value in {float("inf"), float("-inf")}):
                 raise RuntimeError(_message(loss, "not a number (NaN)" if is_nan else "infinite", state))
 
 
-@attrs.frozen
-class _Copy:
+class _Copy(NamedTuple):
     """Losses that are being copied to the CPU; ``ready`` is recorded after the copy, or None if it is complete."""
 
     losses: list[_Loss]
     values: Tensor
     ready: torch.cuda.Event | None
-
-    @classmethod
-    def start(cls, losses: list[_Loss]) -> _Copy:
-        values = torch.stack([loss.value if loss.value.ndim == 0 else loss.value.sum() for loss in losses])
-        if values.device.type != "cuda":
-            return cls(losses, values, None)
-        stream = torch.cuda.current_stream(values.device)
-        values = values.to("cpu", non_blocking=True)
-        # The values may be read only after this event, because a copy that does not block is incomplete before.
-        return cls(losses, values, stream.record_event())
-
-    def read(self) -> list[float]:
-        if self.ready is not None:
-            self.ready.synchronize()
-        return [float(value) for value in self.values.tolist()]
 
 
 def _message(loss: _Loss, what: str, state: State) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -12,7 +12,7 @@ from composer.core import Callback, Logger, State
 from composer.core.checks import is_flag, whole_number_from
 from composer.core.serializable import reset_fields
 from composer.distributed import get_world_size
-from composer.functional.dtensors import local_parts
+from composer.functional.dtensors import is_dtensor, local_parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -199,7 +199,7 @@ def _sums_of_products(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tens
 
 def _sums_over_processes(sums: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     """Return the sums over all processes' parts of the tensors; without sharded tensors, ``sums`` itself."""
-    if not any(map(_is_distributed, tensors)):
+    if not any(map(is_dtensor, tensors)):
         return sums
     # Each replica of a part has the same sum, which must count once.
     shares = torch.tensor([_num_shards(tensor) for tensor in tensors], dtype=sums.dtype) / get_world_size()
@@ -208,12 +208,8 @@ def _sums_over_processes(sums: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def _is_distributed(tensor: Any) -> bool:
-    return hasattr(tensor, "device_mesh")  # a DTensor, recognized without importing torch.distributed.tensor
-
-
-def _num_shards(tensor: Any) -> int:
-    if not _is_distributed(tensor):
+def _num_shards(tensor: Tensor) -> int:
+    if not is_dtensor(tensor):
         return 1
     sizes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
     return math.prod(size for placement, size in sizes if not placement.is_replicate())

@@ -66,7 +66,7 @@ class RuntimeEstimator(Callback):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Start measuring."""
-        now = _batches_done(state)
+        now = state.timestamp.counts.batch
         if not now:
             reset_fields(self)
         if self._first_batch is None or now < self._first_batch:
@@ -112,11 +112,11 @@ class RuntimeEstimator(Callback):
         self._since += seconds
         if self._is_fitting:
             one = self._evaluations.setdefault(str(state.dataloader_label), _Evaluations())
-            one.count, one.seconds, one.last_batch = one.count + 1, one.seconds + seconds, _batches_done(state)
+            one.count, one.seconds, one.last_batch = one.count + 1, one.seconds + seconds, state.timestamp.counts.batch
 
     def _remaining(self, state: State) -> float | None:
         """Return the seconds until the end; None if it cannot be estimated yet."""
-        done, whole = _batches_done(state), self._total_batches
+        done, whole = state.timestamp.counts.batch, self._total_batches
         if whole is None:
             return None
         duration = state.max_duration
@@ -135,8 +135,4 @@ class RuntimeEstimator(Callback):
         """Estimate the batches of the complete training from the completed fraction."""
         elapsed = state.get_elapsed_duration()
         if elapsed is not None and elapsed.value:
-            self._total_batches = _batches_done(state) / elapsed.value
-
-
-def _batches_done(state: State) -> int:
-    return int(state.timestamp.count(TimeUnit.BATCH))
+            self._total_batches = state.timestamp.counts.batch / elapsed.value

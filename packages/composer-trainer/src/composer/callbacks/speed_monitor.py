@@ -12,7 +12,7 @@ import torch
 from attrs.validators import ge, optional
 
 from composer.callbacks._flops import FlopCounter, HasFlops, flops_per_batch, peak_flops
-from composer.core import Callback, Logger, State, TimeUnit, saved
+from composer.core import Callback, Logger, State, saved
 from composer.core.checks import is_flag, number_between, one_of, whole_number_from
 from composer.core.serializable import reset_fields
 from composer.distributed import get_world_size
@@ -94,11 +94,11 @@ class SpeedMonitor(Callback):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Start counting."""
-        if not state.timestamp.count(TimeUnit.BATCH):
+        if not state.timestamp.counts.batch:
             self._forget()
         self._is_fitting = True
         self._counted_until = time.perf_counter()
-        if self._readings and state.timestamp.count(TimeUnit.BATCH) != self._readings[-1].batches:
+        if self._readings and state.timestamp.counts.batch != self._readings[-1].batches:
             self._readings.clear()  # a state was loaded, or the clock was set: differences of readings are meaningless
         self._take_reading(state)
         self._model_has_flops = isinstance(state.model, HasFlops)
@@ -158,16 +158,8 @@ class SpeedMonitor(Callback):
             self._train_seconds += seconds
 
     def _take_reading(self, state: State) -> None:
-        clock = state.timestamp
-        self._readings.append(
-            _Reading(
-                self._train_seconds,
-                int(clock.count(TimeUnit.BATCH)),
-                int(clock.count(TimeUnit.SAMPLE)),
-                int(clock.count(TimeUnit.TOKEN)),
-                self._flops,
-            )
-        )
+        done = state.timestamp.counts
+        self._readings.append(_Reading(self._train_seconds, done.batch, done.sample, done.token, self._flops))
 
     def _find_peak(self, state: State) -> None:
         """Set the device's peak, and warn once if it is unknown."""
@@ -187,7 +179,7 @@ class SpeedMonitor(Callback):
 
     def _add_flops(self, state: State) -> None:
         """Add the batch's operations; all processes are assumed to have the same number."""
-        samples = int(state.timestamp.count(TimeUnit.SAMPLE)) - self._readings[-1].samples if self._readings else 0
+        samples = state.timestamp.counts.sample - self._readings[-1].samples if self._readings else 0
         if self._counter is not None and samples:
             self._take_count(self._counter.total * get_world_size() / samples)
         elif self._flops_per_sample is not None:

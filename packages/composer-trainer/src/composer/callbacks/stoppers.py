@@ -115,18 +115,14 @@ class MetricStopper(Callback, abc.ABC):
         if not state.timestamp.count(TimeUnit.BATCH):
             reset_fields(self)
         self.is_fitting = True
-        metrics = _metrics_of(state)
-        name, label = type(self).__name__, self.dataloader_label
+        metrics, label = _metrics_of(state), self.dataloader_label
         if label not in metrics:
             raise ValueError(
-                f"{name}: dataloader_label must be one of {list(metrics)}, got {label!r}{nearest(label, metrics)}"
+                f"{type(self).__name__}: dataloader_label must be one of {list(metrics)}, got "
+                f"{label!r}{nearest(label, metrics)}"
             )
         if not any(self.monitor == one or self.monitor.startswith(f"{one}/") for one in metrics[label]):
-            hint = nearest(self.monitor, metrics[label])
-            raise ValueError(
-                f"{name}: monitor must be a metric of {label!r}, which has {list(metrics[label])}, got "
-                f"{self.monitor!r}{hint}"
-            )
+            raise self._no_such_metric(metrics[label])
         self.is_better(0.0, 0.0, state)
 
     def fit_end(self, state: State, logger: Logger) -> None:
@@ -151,10 +147,7 @@ class MetricStopper(Callback, abc.ABC):
             ValueError: The metric is missing, or is not a single number.
         """
         if self.monitor not in values:
-            raise ValueError(
-                f"{type(self).__name__}: monitor must be a metric of {self.dataloader_label!r}, which has "
-                f"{list(values)}, got {self.monitor!r}{nearest(self.monitor, values)}"
-            )
+            raise self._no_such_metric(values)
         value = values[self.monitor]
         if isinstance(value, Tensor) and value.numel() != 1:
             raise ValueError(
@@ -164,6 +157,12 @@ class MetricStopper(Callback, abc.ABC):
         if self.judge(float(value), state):
             self.stopped_at = int(state.timestamp.count(TimeUnit.BATCH))
             state.stop_training()
+
+    def _no_such_metric(self, known: Mapping[str, Any]) -> ValueError:
+        return ValueError(
+            f"{type(self).__name__}: monitor must be a metric of {self.dataloader_label!r}, which has {list(known)}, "
+            f"got {self.monitor!r}{nearest(self.monitor, known)}"
+        )
 
 
 def _metrics_of(state: State) -> dict[str, dict[str, Any]]:

@@ -24,6 +24,7 @@ from composer.core import batch_set
 from composer.core.data_spec import move_batch
 from composer.core.randomness import preserve_rng_state
 from composer.functional.checks import check_choice
+from composer.functional.dtensors import is_dtensor
 from composer.loggers.products import require_product
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def _check_arguments(model: nn.Module, save_format: str, rtol: float | None, ato
     if save_format == "onnx":
         require_product("onnx", "onnx")
         require_product("onnxscript", "onnx")
-    if any(hasattr(tensor, "device_mesh") for tensor in itertools.chain(model.parameters(), model.buffers())):
+    if any(map(is_dtensor, itertools.chain(model.parameters(), model.buffers()))):
         raise ValueError(
             "A model that is sharded over processes cannot be exported. Get the full weights with "
             "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, options="

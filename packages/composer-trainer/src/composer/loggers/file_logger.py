@@ -33,12 +33,6 @@ class _Place:
     size: int = attrs.field(validator=attrs.validators.ge(0))
     first_line: str
 
-    @classmethod
-    def of(cls, state: Mapping[str, Any]) -> _Place:
-        """Return the saved values."""
-        place: _Place = from_data(state, cls, "FileLogger")
-        return place
-
     def is_file_at(self, path: Path) -> bool:
         """Return whether the file at ``path`` is the one that was saved, and was not replaced by another run's."""
         return self.path == str(path) and self.first_line == _digest(path)
@@ -144,7 +138,7 @@ class FileLogger(GatheringLogger):
         Raises:
             ValueError: ``state`` is not the state of a FileLogger.
         """
-        _Place.of(state)
+        from_data(state, _Place, "FileLogger")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the file of ``filename`` at its size when ``state`` was saved, if it is the same file.
@@ -152,7 +146,7 @@ class FileLogger(GatheringLogger):
         Raises:
             ValueError: ``state`` is not the state of a FileLogger.
         """
-        self._saved = _Place.of(state)
+        self._saved = from_data(state, _Place, "FileLogger")
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Write hyperparameters as a line."""
