@@ -66,7 +66,7 @@ def make_trainer(**options):
     return Trainer(
         model=model,
         train_dataloader=make_loader(12, 4, seed=1),
-        eval_dataloader=make_loader(7, 2, seed=2),
+        eval_dataloader=options.pop("eval_dataloader", None) or make_loader(7, 2, seed=2),
         optimizers=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
         max_duration=options.pop("max_duration", "3ep"),
         algorithms=algorithms,
@@ -107,6 +107,41 @@ def stop(**options):
         int(trainer.state.timestamp.batch),
         len(trainer.logger.destinations[0].data.get("metrics/eval/MulticlassAccuracy", ())),
     ]
+
+
+class EvaluationStopper(Callback):
+    """Sends the second process a SIGTERM in the second batch of its first evaluation."""
+
+    def eval_batch_start(self, state, logger):
+        if distributed.get_global_rank() == 1 and int(state.eval_timestamp.batch) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def stop_in_evaluation(folder):
+    """Return the results of a training whose evaluation is stopped in one process, and of one without a stop.
+
+    The processes evaluate on different numbers of batches.
+    """
+    batch = next(iter(make_loader(4, 4, seed=3)))
+    batches = [batch] * (4 - distributed.get_global_rank())
+    results = []
+    for name, callbacks in (("stopped", EvaluationStopper()), ("stopped", None), ("uninterrupted", None)):
+        saving = {"save_folder": f"{folder}/{name}", "autoresume": True, "run_name": name}
+        trainer = make_trainer(eval_dataloader=batches, callbacks=callbacks, dropout=0.3, **saving)
+        with contextlib.suppress(SystemExit):
+            trainer.fit()
+        trainer.close()
+        logged = trainer.logger.destinations[0].data
+        evaluations = logged.get("metrics/eval/MulticlassAccuracy", ())
+        results.append(
+            {
+                "weights": [one.flatten().tolist() for one in trainer.state.model.parameters()],
+                "evaluations": [[int(clock.batch), float(value)] for clock, value in evaluations],
+                "batch": int(trainer.state.timestamp.batch),
+            }
+        )
+        distributed.barrier()
+    return results
 
 
 def end_by_time():
@@ -177,6 +212,7 @@ def main(folder):
         results |= {
             "stopped": stop(),
             "stopped later": stop(eval_interval=0),
+            "stopped in an evaluation": stop_in_evaluation(saved),
             "by time": end_by_time(),
             "resumed": resume(saved),
         }

@@ -5,6 +5,7 @@ output is one line of JSON with the numbers of runs and kills, and the runs whos
 """
 
 import argparse
+import contextlib
 import datetime
 import hashlib
 import itertools
@@ -26,9 +27,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from composer import Callback, Trainer
 from composer.algorithms import EMA, SAM, Augment, MixUp
+from composer.callbacks import EarlyStopper
 from composer.checkpoint import find_checkpoints, newest_checkpoint, verify_checkpoint
 from composer.checkpoint.local import LocalFolder
+from composer.core import Evaluator, Event
 from composer.distributed import get_sampler
+from composer.loggers import FileLogger
 from composer.models import ComposerClassifier
 
 warnings.simplefilter("ignore")
@@ -131,6 +135,92 @@ def run(folder, result, **settings):
     with Trainer(device="cpu", progress_bar=False, **settings) as trainer:
         trainer.fit()
     Path(result).write_text(digest(trainer.state))
+
+
+class Watch(Callback):
+    """Writes each event to a file, and sends a SIGTERM to its own process at one of them."""
+
+    def __init__(self, path, at):
+        self.file, self.left = Path(path).open("w"), at  # noqa: SIM115  (the process ends with it)
+
+    def run_event(self, event, state, logger):
+        """Write, and send."""
+        if event in (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START, Event.FIT_END):
+            return
+        clock = state.timestamp
+        print(event, f"ep{clock.epoch}-ba{clock.batch}", state.dataloader_label, file=self.file, flush=True)
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def train_stopped(folder, result, part, at):
+    """Train with evaluations of two data sets, as :func:`train` does, and stop at an event; 0 does not stop."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 3))
+    model = ComposerClassifier(network, num_classes=3)
+    data = torch.utils.data.Subset(Points(), range(12))
+    sets = {"often": "2ba", "rarely": "1ep"}
+    with contextlib.suppress(SystemExit):
+        run(
+            folder,
+            result,
+            model=model,
+            train_dataloader=DataLoader(data, batch_size=4, shuffle=True),
+            eval_dataloader=[
+                Evaluator(label=label, dataloader=DataLoader(data, batch_size=6), eval_interval=every)
+                for label, every in sets.items()
+            ],
+            optimizers=torch.optim.AdamW(model.parameters(), lr=0.01),
+            algorithms=[MixUp(), EMA(half_life="4ba")],
+            callbacks=[Watch(f"{result}.events{part}", at), EarlyStopper("MulticlassAccuracy", "rarely", patience=1)],
+            loggers=FileLogger(f"{result}.log{part}"),
+            max_duration="7ba",
+            save_interval="2ba",
+        )
+        os._exit(0)
+    os._exit(143)
+
+
+def stop_at_each_event(every):
+    """Send a SIGTERM at every so manieth event of a training, and resume it; return a report."""
+    home, report = Path(tempfile.mkdtemp(prefix="stops-")), {"stops": 0, "failed": []}
+
+    def start(name, part, at):
+        status = wait(forked(f"{home}/{name}", f"{home}/{name}.txt", part, at, program=train_stopped), 300)
+        return os.waitstatus_to_exitcode(status)
+
+    def outcome(name):
+        parts = [Path(f"{home}/{name}.txt.events{part}").read_text().splitlines() for part in (0, 1)]
+        return Path(f"{home}/{name}.txt").read_text(), without_interrupted(*parts), logged(f"{home}/{name}.txt.log")
+
+    codes = [start("uninterrupted", part, 0) for part in (0, 1)]
+    expected = outcome("uninterrupted")
+    report["events"], report["codes"] = len(expected[1]), codes
+    for at in range(1, len(expected[1]) + 1, every):
+        codes = [start(at, 0, at), start(at, 1, 0)]
+        report["stops"] += 1
+        found = outcome(at) if codes == [143, 0] else codes
+        if found != expected:
+            where = expected[1][at - 1]
+            report["failed"].append([where, codes, *(a for a, b in zip(found, expected, strict=False) if a != b)])
+    return report
+
+
+def without_interrupted(stopped, resumed):
+    """Return the events of both parts of a training, without those of an evaluation that was stopped."""
+    if stopped and stopped[-1].startswith("eval_") and not stopped[-1].startswith("eval_after_all"):
+        begin = max(index for index, line in enumerate(stopped) if line.startswith("eval_before_all"))
+        done = [index for index, line in enumerate(stopped) if line.startswith("eval_end") and index > begin]
+        stopped = stopped[: done[-1] + 1] if done else stopped[:begin]
+        resumed = resumed[1:] if done else resumed  # eval_before_all
+    return [*stopped, *resumed]
+
+
+def logged(path):
+    """Return the metrics that both parts of a training have logged, in order, without times."""
+    records = [json.loads(line) for part in (0, 1) for line in Path(f"{path}{part}").read_text().splitlines()]
+    return [[one["batch"], one["metrics"]] for one in records if "metrics" in one]
 
 
 def slowed(call):
@@ -280,10 +370,14 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--remote", action="store_true", help="save through fsspec")
     parser.add_argument("--sharded", action="store_true", help="kill one of two processes, --kills times in total")
+    parser.add_argument("--stops", type=int, help="send a SIGTERM at every so manieth event instead")
     parser.add_argument("--pipeline", help="a pipeline of test_resume.py, for a training that is killed in one batch")
     options = parser.parse_args()
     if options.sharded:
         print(json.dumps(kill_sharded(options.kills, random.Random(options.seed))))
+        return
+    if options.stops is not None:
+        print(json.dumps(stop_at_each_event(options.stops)))
         return
     if options.pipeline is not None:
         print(json.dumps(kill_in_mid_epoch(options.pipeline)))

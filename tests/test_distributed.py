@@ -88,6 +88,14 @@ class TestTwoProcesses:
         assert first == second
         assert 3 < first[0] <= 3 + 17
 
+    def test_one_stops_the_evaluation_of_all(self, together):
+        """After a SIGTERM to one process in an evaluation, both stop, and resume with the evaluation."""
+        for result in together:
+            stopped, resumed, uninterrupted = result["stopped in an evaluation"]
+            assert (stopped["batch"], stopped["evaluations"]) == (3, [])
+            assert resumed == uninterrupted
+            assert [batch for batch, _ in resumed["evaluations"]] == [3, 6, 9]
+
     def test_clocks_agree(self, together):
         """A training of two seconds ends after the same batch in both processes."""
         first, second = (result["by time"] for result in together)

@@ -62,6 +62,18 @@ class TestKills:
         assert all(later >= newest for (run, newest, _), (next_run, later, _) in in_order if run == next_run)
         assert max(newest for _, newest, _ in report["after"]) > 0
 
+    def test_a_signal_at_any_event_resumes_exactly(self, record_property):
+        """After a SIGTERM at an event, weights, events, metrics and logs of both parts equal those without a stop.
+
+        The evaluation that it interrupts, or that was due when it stopped, is the first thing after the resume.
+        """
+        report = report_of("--stops", 1 if MANY else 13)
+
+        record_property("report", json.dumps(report))
+        assert report["failed"] == []
+        assert report["codes"] == [0, 0]
+        assert report["stops"] >= report["events"] // 13 > 10
+
     @pytest.mark.parametrize("pipeline", PIPELINES)
     def test_augmentations_resume_exactly(self, pipeline):
         """A run with Augment, killed in its second epoch, resumes exactly with 0 and with 2 workers of the loader."""

@@ -91,6 +91,56 @@ def test_recomputed_batch_has_equal_draws():
     assert counted == [1]
 
 
+class TestTrainMetrics:
+    """The training metrics of an epoch in which a run is stopped."""
+
+    def run(self, **options):
+        """Return a trainer, and its logger."""
+        torch.manual_seed(0)
+        logger = InMemoryLogger()
+        return small_run(train_metrics=None, loggers=logger, max_duration="2ep", **options), logger
+
+    def logged(self, logger):
+        return [(int(clock.batch), float(value)) for clock, value in logger.data["metrics/train/MulticlassAccuracy"]]
+
+    def test_resumed_run_counts_all_batches(self, tmp_path):
+        """A run that was stopped by a duration and resumed logs the metrics of complete epochs."""
+        uninterrupted, expected = self.run()
+        uninterrupted.fit()
+        saving = {"save_folder": str(tmp_path), "run_name": "run", "autoresume": True}
+        stopped, _ = self.run(**saving)
+        stopped.fit(duration="3ba")
+        stopped.close()
+
+        resumed, logger = self.run(**saving)
+        resumed.fit()
+
+        assert self.logged(logger) == self.logged(expected)
+
+    def test_next_fit_counts_all_batches(self):
+        """Each stop logs the metrics of the epoch so far, and the end of the epoch those of all of its batches."""
+        uninterrupted, expected = self.run()
+        uninterrupted.fit()
+
+        trainer, logger = self.run()
+        for duration in ("2ba", "2ba", "6ba"):
+            trainer.fit(duration=duration)
+
+        logged = dict(self.logged(logger))
+        assert list(logged) == [2, 4, 5, 10]
+        assert [(batch, logged[batch]) for batch in (5, 10)] == self.logged(expected)
+
+    @pytest.mark.parametrize("options", [{"reset_time": True}, {"train_dataloader": make_loader(batch_size=5)}])
+    def test_other_batches_are_counted_from_zero(self, options):
+        """A training that begins again, or with other data, does not count the batches before."""
+        trainer, _ = self.run()
+        trainer.fit(duration="3ba")
+
+        trainer.fit(duration="1ba", **options)
+
+        assert trainer.state.train_metrics["MulticlassAccuracy"]._update_count == 1
+
+
 class TestSAM:
     """SAM computes a step's gradients twice: at the weights, and at the worst weights nearby."""
 

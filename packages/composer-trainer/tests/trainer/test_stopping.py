@@ -10,8 +10,10 @@ import time
 
 import pytest
 
+from composer.core import Callback
 from composer.trainer import stopping
-from composer.trainer.stopping import StopSignals
+from composer.trainer.stopping import Stopped, StopSignals
+from fixtures import make_loader, small_run
 
 PROGRAM = """
 import signal, sys, time, torch
@@ -33,6 +35,11 @@ class Watch(Callback):
         print("closed", flush=True)
     def eval_start(self, state, logger):
         print("evaluated", flush=True)
+    def eval_batch_start(self, state, logger):
+        self.batch_start(state, logger)
+    def eval_batch_end(self, state, logger):
+        self.batch_end(state, logger)
+    predict_batch_start, predict_batch_end = eval_batch_start, eval_batch_end
 
 loader = [(torch.rand(4, 4), torch.zeros(4, dtype=torch.int64))] * 100
 model = ComposerClassifier(torch.nn.Linear(4, 2), num_classes=2, train_metrics=[])
@@ -42,15 +49,15 @@ trainer = Trainer(
     loggers=FileLogger(sys.argv[1]),
 )
 try:
-    trainer.fit()
+    CALL
 finally:
     print("left", flush=True)
 """
 
 
-def run_with_signals(number, path, times=1):
+def run_with_signals(number, path, times=1, call="trainer.fit()"):
     """Return the exit code and the output lines of a run that receives a signal in its second batch."""
-    program = textwrap.dedent(PROGRAM)
+    program = textwrap.dedent(PROGRAM).replace("CALL", call)
     with subprocess.Popen(
         [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -77,6 +84,15 @@ class TestSignals:
         records = [json.loads(line) for line in path.read_text().splitlines()]
         assert [record["batch"] for record in records if "loss/train/total" in record.get("metrics", {})] == [0, 1]
 
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    @pytest.mark.parametrize("call", ["trainer.eval(loader)", "trainer.predict(loader)"])
+    def test_evaluation_and_prediction_end_after_the_batch(self, tmp_path, call, number):
+        """The current batch is completed, callbacks and loggers are closed, and the process exits as expected."""
+        code, lines = run_with_signals(number, tmp_path / "log.jsonl", call=call)
+
+        assert [line for line in lines if line != "evaluated"] == ["step", "done", "step", "done", "closed", "left"]
+        assert code == (143 if number is signal.SIGTERM else -signal.SIGINT)
+
     def test_second_signal_exits_immediately(self, tmp_path):
         """A second SIGTERM ends the process within the batch."""
         code, lines = run_with_signals(signal.SIGTERM, tmp_path / "log.jsonl", times=2)
@@ -88,7 +104,7 @@ class TestSignals:
 def test_batch_that_does_not_end(tmp_path):
     """Some time after a SIGTERM the process ends with exit code 143, and the stacks of all threads are printed."""
     limit = "import composer.trainer.stopping; composer.trainer.stopping._BATCH_SECONDS = 0.3\n"
-    program = limit + PROGRAM.replace("time.sleep(0.2)", "time.sleep(300)")
+    program = limit + PROGRAM.replace("time.sleep(0.2)", "time.sleep(300)").replace("CALL", "trainer.fit()")
     command = [sys.executable, "-c", program, str(tmp_path / "log.jsonl")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.readline()
@@ -165,6 +181,31 @@ class TestListening:
 
             assert during == (signal.SIGTERM, [])
             assert called == [signal.SIGTERM]
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def test_outer_context_receives(self):
+        """Of two contexts, as in an evaluation that a callback of a training starts, the outer one is stopped."""
+        before = signal.signal(signal.SIGTERM, lambda *_: None)
+        try:
+            with StopSignals() as outer, StopSignals() as inner:
+                signal.raise_signal(signal.SIGTERM)
+
+            assert (outer.received, inner.received) == (signal.SIGTERM, None)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def test_incomplete_results_raise(self):
+        """If the program handles the signal itself, an evaluation raises instead of returning a part of its results."""
+        before = signal.signal(signal.SIGTERM, lambda *_: None)
+
+        class Interrupt(Callback):
+            def eval_batch_start(self, state, logger):
+                signal.raise_signal(signal.SIGTERM)
+
+        try:
+            with pytest.raises(Stopped, match="Stopped by SIGTERM"):
+                small_run(callbacks=Interrupt()).eval(make_loader())
         finally:
             signal.signal(signal.SIGTERM, before)
 

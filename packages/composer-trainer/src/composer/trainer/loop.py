@@ -5,14 +5,23 @@ Events are named by their values, which saves a dozen look-ups of an enum's memb
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from composer.core import Event
+from composer.trainer.stopping import Stopped
 
 if TYPE_CHECKING:
     from composer.trainer.run import Run
 
 __all__ = ["train"]
+
+_CHECKPOINTS = {
+    Event.BATCH_END: "batch_checkpoint",
+    Event.EPOCH_END: "epoch_checkpoint",
+    Event.ITERATION_END: "iteration_checkpoint",
+}
+"""What follows an evaluation at an event."""
 
 
 def train(run: Run) -> None:
@@ -20,8 +29,24 @@ def train(run: Run) -> None:
     state, event = run.state, run.engine.run_event
     event("fit_start")
     run.begin()
+    with contextlib.suppress(Stopped):  # by a signal; a resumed run continues there
+        _train_epochs(run)
+        if Event.FIT_END not in run.interrupted:
+            run.log_train_metrics()  # of an epoch that is not complete
+        run.evaluate_if_due(Event.FIT_END)
+    event("fit_end")
+    run.warn_of_nan()
+    state.batch = state.outputs = state.loss = None
+
+
+def _train_epochs(run: Run) -> None:
+    event = run.engine.run_event
+    for ended in _CHECKPOINTS.keys() & run.interrupted:
+        run.evaluate_if_due(ended)
+        run.interrupted.pop(ended, None)
+        event(_CHECKPOINTS[ended])
     _end_iteration_if_done(run)  # resumed from a checkpoint of the end of an epoch
-    while not run.is_over():
+    while not run.is_over() or run.batches.position.epoch_is_over:
         if run.begins_iteration():
             event("iteration_start")
         if run.begins_epoch():
@@ -36,11 +61,6 @@ def train(run: Run) -> None:
         run.evaluate_if_due(Event.EPOCH_END)
         event("epoch_checkpoint")
         _end_iteration_if_done(run)
-    run.log_train_metrics()  # of an epoch that is not complete
-    run.evaluate_if_due(Event.FIT_END)
-    event("fit_end")
-    run.warn_of_nan()
-    state.batch = state.outputs = state.loss = None
 
 
 def _end_iteration_if_done(run: Run) -> None:

@@ -90,7 +90,7 @@ def final_metrics(state: State, losses: Mapping[str, Any]) -> dict[str, Number]:
 
 def reason_of_end(run: Run, length: Time) -> str:
     """Return why a training ended whose ``max_duration`` was ``length`` when it began."""
-    if run.is_stopped:
+    if run.signals.is_agreed:
         return f"stopped by {'another process' if run.signals.received is None else run.signals.received.name}"
     if run.state.max_duration is not length:
         return f"ended early by an algorithm or a callback, max_duration was '{length}'"

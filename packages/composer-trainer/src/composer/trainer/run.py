@@ -13,12 +13,12 @@ from composer.core import Batch, Engine, Event, TimeUnit
 from composer.core.data_spec import count_tokens, has_own_functions
 from composer.core.evaluator import enter_training_mode
 from composer.core.step import Step
-from composer.distributed import GlobalBatch, any_rank
+from composer.distributed import GlobalBatch
 from composer.trainer.clock import Clock
 from composer.trainer.data.batches import END
 from composer.trainer.evaluation.metrics import log_train_metrics, update_train_metrics
 from composer.trainer.microbatching import MicrobatchSearch, split_microbatches
-from composer.trainer.stopping import StopSignals
+from composer.trainer.stopping import Stopped, StopSignals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from composer.core import State
     from composer.distributed import Parallelism
     from composer.trainer.data.batches import Batches
+    from composer.trainer.evaluation.evaluate import Evaluations
     from composer.trainer.optimization import Optimization
+    from composer.trainer.resume.state import ResumeState
     from composer.trainer.schedules import Schedules
 
     Part: TypeAlias = tuple[Batch, float | Tensor]
@@ -48,12 +50,11 @@ class Run:
         batches: The data.
         optimization: Computes and applies the gradients.
         schedules: The learning rates.
-        evaluate: ``f(event, is_signalled)``, called where an evaluation may be due; ``is_signalled()`` returns whether
-            any process has received a signal.
+        evaluations: What is evaluated, and how often.
+        progress: Restores a saved run as the last preparation before the first batch.
         parallel: Runs the model in all processes.
         weigh_by_tokens: Whether microbatches are weighted by their tokens instead of their samples; a model that counts
             the elements of its loss is asked first, unless the tokens are counted by a function of the user.
-        resume: Called once, as the last preparation before the first batch.
     """
 
     def __init__(
@@ -62,11 +63,11 @@ class Run:
         batches: Batches,
         optimization: Optimization,
         schedules: Schedules,
-        evaluate: Callable[[Event, Callable[[], bool]], None],
+        evaluations: Evaluations,
+        progress: ResumeState,
         *,
         parallel: Parallelism,
         weigh_by_tokens: bool = False,
-        resume: Callable[[], None] | None = None,
     ) -> None:
         self.engine, self.state = engine, engine.state
         self.batches, self.optimization, self.schedules, self.parallel = batches, optimization, schedules, parallel
@@ -79,9 +80,9 @@ class Run:
         # StopSignals compares the numbers of batches to see whether one has ended. It sets no limit between batches, in
         # an evaluation or while a checkpoint is written.
         self.signals = StopSignals(lambda: int(self.state.timestamp.batch) if self._is_in_batch else None)
-        self._evaluate, self._resume = evaluate, resume
+        self._evaluations, self._progress, self.interrupted = evaluations, progress, progress.interrupted
         self._length = self.state.max_duration
-        self._is_stop_agreed = self._is_loss_local = self._is_regular = False
+        self._is_loss_local = self._is_regular = False
         if self.state.auto_microbatching:
             search = MicrobatchSearch(self.state, parallel, self.step)
             self.compute_gradients = lambda: search.compute_gradients(self._num_samples)
@@ -98,17 +99,19 @@ class Run:
         self._may_warn_of_nan = True
 
     def is_over(self) -> bool:
-        """Return whether the training has reached its length, or a signal has stopped it."""
+        """Return whether the training has reached its length.
+
+        Raises:
+            Stopped: A signal has stopped it before.
+        """
         # A step reads the stored fields of the state, because each property would be a further call.
         duration = self.state._max_duration  # noqa: SLF001
         assert duration is not None
-        is_reached = self.state.timestamp.count(duration.unit) >= duration.value
-        return is_reached or self._is_stop_agreed or (self.signals.received is not None and self.is_stopped)
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether any process had received a signal when the last batch began; a single process stops immediately."""
-        return self._is_stop_agreed or (self.signals.received is not None and not self.parallel.is_connected)
+        if self.state.timestamp.count(duration.unit) >= duration.value:
+            return True
+        if self.signals.is_agreed:
+            raise Stopped
+        return False
 
     def begin(self) -> None:
         """Prepare the model and the optimizers for training, and restore a saved run."""
@@ -116,9 +119,11 @@ class Run:
         enter_training_mode(self.state.model)
         self.optimization.train_mode()
         # Last, because wrapping the model and the callbacks at FIT_START may draw random numbers.
-        if self._resume is not None:
-            self._resume()
-            self._update_length()
+        self._progress.begin()
+        self._update_length()
+        assert self._length is not None
+        if not self.state.has_reached(self._length):  # the training is longer than when it was stopped at its end
+            self.interrupted.pop(Event.FIT_END, None)
         self.clock.elapsed()  # the time before is not training time
 
     def wrap_model(self) -> None:
@@ -270,7 +275,8 @@ class Run:
         """Advance the clock and the learning rates by a batch."""
         batch, self.state.microbatch = self._batch, -2
         self._is_in_batch = False
-        self._is_stop_agreed = batch.stop
+        if batch.stop:
+            self.signals.is_agreed = True
         # Clocks of several processes must agree: the time of a batch is counted with the next one.
         microseconds = round(batch.seconds * 1e6) if self.parallel.is_connected else self.clock.elapsed()
         self.clock.count_batch(batch.samples, batch.tokens, microseconds)
@@ -280,6 +286,8 @@ class Run:
     def count_epoch(self) -> None:
         """Advance the clock and the learning rates by an epoch, and log its training metrics."""
         self.log_train_metrics()
+        for metric in self.state.train_metrics.values():
+            metric.reset()
         self.clock.count_epoch()
         self.batches.rewind()
         self._step_schedulers(self.schedules.every_epoch)
@@ -300,25 +308,24 @@ class Run:
 
     def _step_schedulers(self, schedulers: Sequence[LRScheduler]) -> None:
         # After a callback has ended the training early, its schedule may not be defined for the shorter duration.
-        was_ended = self.state.max_duration is not self._length and self.is_over()
+        duration = self.state.max_duration
+        was_ended = duration is not None and duration is not self._length and self.state.has_reached(duration)
         for scheduler in schedulers:
             if not was_ended or scheduler not in self.schedules.by_clock:
                 scheduler.step()
 
     def evaluate_if_due(self, event: Event) -> None:
-        """Evaluate if it is due; this does not count as training time."""
-        if self.state._evaluators and not self.is_stopped:  # noqa: SLF001  (see is_over)
-            with self.clock.paused():
-                self._evaluate(event, self._is_signalled)
+        """Evaluate if it is due; this does not count as training time.
 
-    def _is_signalled(self) -> bool:
-        """Return whether any process has received a signal, also since the last exchange; all must call it."""
-        # Evaluations take long, and processes that disagree whether to evaluate would wait for each other.
-        self._is_stop_agreed |= any_rank(self.signals.received is not None)
-        return self._is_stop_agreed
+        Raises:
+            Stopped: A signal has stopped the evaluation, or the training before it.
+        """
+        if self.state._evaluators:  # noqa: SLF001  (see is_over)
+            with self.clock.paused():
+                self._evaluations.run_if_due(self.engine, event, self.signals, self.interrupted)
 
     def log_train_metrics(self) -> None:
-        """Log and reset the training metrics of the epoch, if any."""
+        """Log the training metrics of the epoch so far, if any."""
         if self.state.train_metrics and not self.begins_epoch():
             log_train_metrics(self.state, self.engine.logger)
 

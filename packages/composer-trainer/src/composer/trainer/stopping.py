@@ -11,16 +11,17 @@ import sys
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from composer.distributed import get_world_size
+from composer.distributed import all_reduce_min, any_rank, get_world_size
 from composer.distributed.failures import lost_processes, report_failure
+from composer.distributed.samplers import END
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
     from types import FrameType, TracebackType
 
-__all__ = ["StopSignals"]
+__all__ = ["StopSignals", "Stopped"]
 
 _log = logging.getLogger(__name__)
 
@@ -33,13 +34,19 @@ connections, which is earlier, so that only a process that hangs is still comput
 
 _STDERR = 2
 
+T = TypeVar("T")
+
+
+class Stopped(RuntimeError):  # noqa: N818  (a signal is no error)
+    """Raised to leave a training, an evaluation or a prediction that a signal has stopped."""
+
 
 class StopSignals:
     """A context in which the first Ctrl-C or SIGTERM only sets :attr:`received`; a second one acts immediately.
 
     At the end of the context, a received signal has its usual effect: Ctrl-C raises ``KeyboardInterrupt``, SIGTERM
     raises ``SystemExit(143)``, or the program's own handler is called. Signals are received only in the main thread of
-    a process.
+    a process, and by the outer one of two contexts.
 
     A batch that does not end within 20 seconds after a SIGTERM, or within a second after another process has ended,
     ends the process with exit code 143, after the stacks of all threads have been printed. With several processes this
@@ -47,6 +54,10 @@ class StopSignals:
 
     Args:
         batch: Returns the number of the current batch; None between batches.
+
+    Attributes:
+        received: The signal that this process has received.
+        is_agreed: Whether a process has received a signal and all know it. One process alone always does.
 
     Example:
         >>> with StopSignals() as signals:
@@ -56,6 +67,7 @@ class StopSignals:
 
     def __init__(self, batch: Callable[[], int | None] = lambda: None) -> None:
         self.received: signal.Signals | None = None
+        self.is_agreed = False
         self._before: dict[signal.Signals, Any] = {}
         self._batch = batch
         self._ended = threading.Event()
@@ -66,7 +78,9 @@ class StopSignals:
         self._ended.clear()
         if threading.current_thread() is threading.main_thread():
             for one in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(one) is not signal.SIG_IGN:  # for example under nohup
+                handler = signal.getsignal(one)
+                is_inner = isinstance(getattr(handler, "__self__", None), StopSignals)
+                if handler is not signal.SIG_IGN and not is_inner:  # ignored for example under nohup
                     self._before[one] = signal.signal(one, self._receive)
             if get_world_size() > 1 and signal.SIGTERM in self._before:
                 self._listen()
@@ -79,22 +93,49 @@ class StopSignals:
         if self._wakeup is not None:
             signal.set_wakeup_fd(-1)
             self._wakeup[1].close()
-        if self.received is not None and error is None:
+        if self.received is not None and (error is None or isinstance(error, Stopped)):
             handler = self._before.get(self.received)
             if not callable(handler):
-                raise SystemExit(128 + self.received)
+                raise SystemExit(128 + self.received) from None
             handler(self.received, None)
+
+    def check(self) -> None:
+        """Raise :class:`Stopped` in all processes if one has received a signal; all must call it."""
+        if any_rank(self.received is not None):
+            self.is_agreed = True
+        if self.is_agreed:
+            raise Stopped(f"Stopped by {'another process' if self.received is None else self.received.name}.")
+
+    def until_stopped(self, elements: Iterable[T]) -> Iterator[T]:
+        """Yield the elements, and raise :class:`Stopped` in all processes once one has received a signal.
+
+        All processes must iterate at the same time, though some may have fewer elements. Before each element they
+        exchange one number between the hosts.
+
+        Example:
+            >>> list(StopSignals().until_stopped("ab"))
+            ['a', 'b']
+        """
+        iterator, most = iter(elements), 1
+        while most:
+            element = next(iterator, END)
+            most = -all_reduce_min(-2 if self.received is not None else -(element is not END))
+            if most == 2:
+                self.check()
+            if element is not END:
+                yield element
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         del frame
         self.received = signal.Signals(number)
+        self.is_agreed = get_world_size() == 1
         before = dict(self._before)
         self._restore_handlers()
         self._before = before
         # Otherwise the thread that reads the signals watches.
         if self.received is signal.SIGTERM and self._wakeup is None:
             threading.Thread(target=self._watch, name="stopping", daemon=True).start()
-        _log.warning("%s: training stops after this batch; a second one stops it at once.", self.received.name)
+        _log.warning("%s: stopping after this batch; a second one stops immediately.", self.received.name)
 
     def _restore_handlers(self) -> None:
         for one, handler in self._before.items():

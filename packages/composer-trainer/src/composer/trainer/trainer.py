@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from composer.checkpoint.saving import save_in_all_processes
@@ -46,6 +45,7 @@ from composer.trainer.settings.checkpoints import Loading, Saving
 from composer.trainer.settings.compute import Compute, check_microbatch_size, choose_precision
 from composer.trainer.settings.consistency import check_same_run
 from composer.trainer.settings.groups import Components, Console, Identity, Problems, Processes, Settings
+from composer.trainer.stopping import StopSignals
 from composer.trainer.tools.config import trainer_arguments
 from composer.trainer.tools.dry_run import check_dry_run, dry_run_settings, short_evaluators
 from composer.trainer.tools.environment import warn_of_mosaicml
@@ -356,9 +356,9 @@ class Trainer(Assembly):
         """Train until ``max_duration``, or for ``duration`` more. A further call continues where the last one stopped.
 
         Arguments that are None keep the constructor's values. It returns immediately if training is already complete.
-        An error closes the trainer, so that loggers complete their output. After Ctrl-C or SIGTERM the batch is
-        finished, callbacks run the events of the end of the training (without an evaluation), the trainer is closed,
-        and ``KeyboardInterrupt`` or ``SystemExit(143)`` is raised. A second signal stops immediately.
+        An error closes the trainer, so that loggers complete their output. After Ctrl-C or SIGTERM the batch, also of
+        an evaluation, is finished, callbacks run ``FIT_END``, the trainer is closed, and ``KeyboardInterrupt`` or
+        ``SystemExit(143)`` is raised. A second signal stops immediately. What was due is done first after a resume.
 
         Args:
             train_dataloader: The data to train on.
@@ -411,7 +411,7 @@ class Trainer(Assembly):
         length, first_batch = schedule.take_duration(state, more), int(state.timestamp.batch)
         self._data.check_end(length)
         check_same_run(state)
-        if state.has_reached(length):
+        if state.has_reached(length) and not (state.evaluators and self._progress.interrupted):
             return self._result(f"max_duration='{length}' was reached before", began)
         # Only now, so that a call which has raised an error leaves the schedule as it was.
         self._schedule = schedule
@@ -420,10 +420,10 @@ class Trainer(Assembly):
             self._data.batches,
             Optimization(state, self._progress.skipped_steps),
             schedule.take_schedulers(state),
-            partial(self._evaluations.run_if_due, self.engine),
+            self._evaluations,
+            self._progress,
             parallel=self._parallel,
             weigh_by_tokens=self._compute.weighs_by_tokens,
-            resume=self._progress.begin,
         )
         # torchrun sends a SIGTERM to the other processes when one has exited.
         with self._closing_on_error(), run.signals, explaining_loss():
@@ -463,9 +463,9 @@ class Trainer(Assembly):
         if eval_dataloader is not None:
             check_can_be_evaluated(self.state.model)
             prepare_metrics(self.state, evaluators)
-        with self._closing_on_error():
+        with self._closing_on_error(), StopSignals(lambda: int(self.state.eval_timestamp.batch)) as signals:
             self.engine.run_event(Event.EVAL_STANDALONE_START)
-            results = evaluate(self.engine, evaluators, subset)
+            results = evaluate(self.engine, evaluators, subset, signals)
             self.engine.run_event(Event.EVAL_STANDALONE_END)
         self.state.eval_metrics |= metrics  # restores the metrics of labels that the given data used, too
         return results
@@ -488,8 +488,8 @@ class Trainer(Assembly):
         check_flags(return_outputs=return_outputs)
         check_subset("subset_num_batches", subset_num_batches)
         spec, subset = ensure_data_spec(dataloader), self._dry_run or subset_num_batches
-        with self._closing_on_error():
-            return predict(self.engine, spec, subset, return_outputs=return_outputs)
+        with self._closing_on_error(), StopSignals(lambda: int(self.state.predict_timestamp.batch)) as signals:
+            return predict(self.engine, spec, subset, signals, return_outputs=return_outputs)
 
     def summary(self, sample_input: Any = None, *, max_depth: int = 3) -> ModelSummary:
         """Compute one batch and return the layers, their shapes and parameters, and the memory; prints as a table.

@@ -77,6 +77,8 @@ class TrainingData:
         self.batches.agree_on_length()
         state.train_dataloader = self.spec
         self.select(state)
+        for metric in state.train_metrics.values():
+            metric.reset()
         if isinstance(state.model, SupportsMetrics) and not state.train_metrics:
             metrics = metrics_of(state.model, is_train=True)
             state.train_metrics = {name: metric.to(state.device) for name, metric in metrics.items()}

@@ -45,9 +45,12 @@ from composer.functional.dtensors import is_sharded
 from composer.trainer.data.batches import batch_is_none, warn_of_repeats
 from composer.trainer.data.order import make_order
 from composer.trainer.evaluation.metrics import SupportsMetrics, compute_metrics, metrics_of, reduce_over_data
+from composer.trainer.stopping import Stopped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from composer.trainer.stopping import StopSignals
 
 __all__ = [
     "Evaluations",
@@ -129,12 +132,30 @@ class Evaluations:
             state.evaluators = self.evaluators
             prepare_metrics(state, state.evaluators)
 
-    def run_if_due(self, engine: Engine, event: Event, is_stopped: Callable[[], bool]) -> None:
-        """Evaluate with the evaluators that are due at an event, unless the training has been stopped."""
-        state = engine.state
+    def run_if_due(self, engine: Engine, event: Event, signals: StopSignals, interrupted: dict[str, list[str]]) -> None:
+        """Evaluate with the evaluators that are due at an event.
+
+        Args:
+            engine: With the state that is trained.
+            event: Where.
+            signals: Those that stop the evaluation.
+            interrupted: The labels of the evaluators that a signal has left undone, by event; **changed in place**.
+
+        Raises:
+            Stopped: A signal has stopped the evaluation, or the training before it.
+        """
+        state, undone = engine.state, interrupted.pop(event, None)
         due = [one for one in state.evaluators if one.eval_interval and one.eval_interval(state, event)]
-        if due and not is_stopped():
-            evaluate(engine, due, self.subset_num_batches)
+        due = [one for one in due if undone is None or one.label in undone]
+        if not due:
+            return
+        results: dict[str, Any] = {}
+        try:
+            signals.check()
+            evaluate(engine, due, self.subset_num_batches, signals, results)
+        except Stopped:
+            interrupted[event.value] = [one.label for one in due if one.label not in results]
+            raise
 
 
 def to_evaluators(data: EvalData) -> list[Evaluator]:
@@ -201,19 +222,35 @@ def prepare_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
         reduce_over_data(state.eval_metrics[evaluator.label].values())
 
 
-def evaluate(engine: Engine, evaluators: Sequence[Evaluator], default_subset: int = -1) -> dict[str, dict[str, Any]]:
+def evaluate(
+    engine: Engine,
+    evaluators: Sequence[Evaluator],
+    default_subset: int,
+    signals: StopSignals,
+    results: dict[str, dict[str, Any]] | None = None,
+) -> dict[str, dict[str, Any]]:
     """Run the model over the evaluators' data and log their metrics.
+
+    Args:
+        engine: With the model.
+        evaluators: The data.
+        default_subset: The number of batches of evaluators without one of their own.
+        signals: Those that stop the evaluation after a batch.
+        results: The dictionary to fill and to return; a new one if None.
 
     Returns:
         The metrics' values by evaluator and name, as tensors.
+
+    Raises:
+        Stopped: A signal has stopped the evaluation.
     """
-    results = {}
+    results = {} if results is None else results
     with in_evaluation(engine):
         engine.run_event(Event.EVAL_BEFORE_ALL)
         with with_evaluation_weights(engine.state):
             for evaluator in evaluators:
                 subset = default_subset if evaluator.subset_num_batches is None else evaluator.subset_num_batches
-                results[evaluator.label] = _evaluate_one(engine, evaluator, subset)
+                results[evaluator.label] = _evaluate_one(engine, evaluator, subset, signals)
         engine.run_event(Event.EVAL_AFTER_ALL)
     return results
 
@@ -246,7 +283,7 @@ def with_evaluation_weights(state: State) -> Iterator[None]:
         yield
 
 
-def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int) -> dict[str, Any]:
+def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int, signals: StopSignals) -> dict[str, Any]:
     state, metrics = engine.state, engine.state.eval_metrics[evaluator.label]
     length = evaluator.dataloader.length
     shortened = subset if length is None else min(subset, length)
@@ -256,7 +293,7 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int) -> dict[str
         metric.reset()
     engine.run_event(Event.EVAL_START)
     loader = evaluator.dataloader.dataloader
-    for batch, counts in _first_batches(state, loader, subset):
+    for batch, counts in signals.until_stopped(_first_batches(state, loader, subset)):
         _evaluate_batch(engine, evaluator, batch, counts)
     found, announced = int(state.eval_timestamp.batch), state.dataloader_len
     if not found:
@@ -327,11 +364,14 @@ def _evaluate_batch(engine: Engine, evaluator: Evaluator, batch: Any, counts: bo
     engine.run_event(Event.EVAL_BATCH_END)
 
 
-def predict(engine: Engine, spec: DataSpec, subset: int, *, return_outputs: bool) -> list[Any]:
+def predict(engine: Engine, spec: DataSpec, subset: int, signals: StopSignals, *, return_outputs: bool) -> list[Any]:
     """Run the model over the data; algorithms and callbacks see the ``PREDICT_*`` events.
 
     Returns:
         The outputs of each batch, on the CPU; an empty list unless ``return_outputs``.
+
+    Raises:
+        Stopped: A signal has stopped the prediction.
     """
     state, outputs = engine.state, []
     with in_evaluation(engine), with_evaluation_weights(state):
@@ -339,7 +379,7 @@ def predict(engine: Engine, spec: DataSpec, subset: int, *, return_outputs: bool
         state.set_dataloader(spec.dataloader, "predict", min(lengths, default=None))
         state.predict_timestamp = Timestamp()
         engine.run_event(Event.PREDICT_START)
-        for batch, counts in _first_batches(state, spec.dataloader, subset):
+        for batch, counts in signals.until_stopped(_first_batches(state, spec.dataloader, subset)):
             began = time.perf_counter()
             state.batch = prepare_batch(batch, spec, state, "dataloader", state.predict_timestamp)
             engine.run_event(Event.PREDICT_BATCH_START)

@@ -81,13 +81,11 @@ def update_train_metrics(state: State, batch: Batch) -> None:
 
 
 def log_train_metrics(state: State, logger: Logger) -> None:
-    """Compute, log and reset the training metrics."""
+    """Compute and log the training metrics."""
     state.train_metric_values = compute_metrics(state.train_metrics)
     logger.log_metrics(
         {f"metrics/{state.dataloader_label}/{name}": value for name, value in state.train_metric_values.items()}
     )
-    for metric in state.train_metrics.values():
-        metric.reset()
 
 
 def compute_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:

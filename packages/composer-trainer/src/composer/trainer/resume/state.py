@@ -12,7 +12,7 @@ import torch
 from attrs.validators import ge, optional
 from torch import Tensor, nn
 
-from composer.core import Timestamp
+from composer.core import Event, Timestamp
 from composer.core.components import by_key
 from composer.core.randomness import check_rng_state, derive_seed, load_rng_state, rng_state
 from composer.core.serialization import from_data
@@ -51,6 +51,12 @@ def _check_one_number(_: object, field: attrs.Attribute[Any], value: Tensor) -> 
         raise ValueError(f"{field.name} must be one number, got a tensor of shape {tuple(value.shape)}.")
 
 
+def _check_events(_: object, field: attrs.Attribute[Any], value: dict[str, list[str]]) -> None:
+    unknown = value.keys() - {event.value for event in Event}
+    if unknown:
+        raise ValueError(f"{field.name} must have events as keys, got {', '.join(map(repr, sorted(unknown)))}.")
+
+
 @attrs.frozen
 class _OfProcess:
     """What :meth:`ResumeState.to_data` returns of each process."""
@@ -67,6 +73,7 @@ class _Saved:
     """The data of :meth:`ResumeState.to_data`."""
 
     clock_before: Timestamp
+    interrupted: dict[str, list[str]] = attrs.field(validator=_check_events)
     microbatch_size: int | None = attrs.field(validator=optional(ge(1)))
     processes: list[_OfProcess]
     skipped_steps: Tensor = attrs.field(validator=_check_one_number)
@@ -95,12 +102,16 @@ class ResumeState:
         state: The run.
         data: The training data.
         logger: Its destinations continue their runs in other products.
+
+    Attributes:
+        interrupted: The labels of the evaluators that a signal has left undone, by event.
     """
 
     def __init__(self, state: State, data: TrainingData, logger: Logger) -> None:
         self._state, self._data, self._logger = state, data, logger
         self.skipped_steps = torch.zeros((), dtype=torch.int64, device=state.device)
         self._loaded: dict[str, Any] | None = None
+        self.interrupted: dict[str, list[str]] = {}
         self._own: dict[str, Any] = {}  # what begin() restores of this process
         self._seed: int | None = None  # or the seed of the global generators, for another number of processes
         self._changes: Changes | None = None
@@ -138,6 +149,7 @@ class ResumeState:
             return {**self._loaded, "processes": [{**one, "loggers": of_rank} for one, of_rank in loaded]}
         return {
             "clock_before": state.previous_timestamp.state_dict(),
+            "interrupted": dict(self.interrupted),
             "microbatch_size": state.device_train_microbatch_size if state.auto_microbatching else None,
             "processes": processes,
             "skipped_steps": self.skipped_steps,
@@ -218,13 +230,16 @@ class ResumeState:
             if "timestamp" in ignored:
                 own |= {"data": None, "metrics": {}}
         if "timestamp" in ignored:
-            self._loaded["clock_before"] = self._state.timestamp.state_dict()
+            self._loaded |= {"clock_before": self._state.timestamp.state_dict(), "interrupted": {}}
+        self.interrupted = self._loaded["interrupted"]
         rank = get_global_rank()  # each process has its own files and runs
         self._logger.load_state_dict(saved["processes"][rank]["loggers"] if rank < saved["world_size"] else {})
 
     def forget(self) -> None:
-        """Discard loaded data."""
-        self._loaded, self._own, self._seed = None, {}, None
+        """Discard loaded data, and what a stop has left undone."""
+        self._loaded, self._own, self._seed, self.interrupted = None, {}, None, {}
+        for metric in self._state.train_metrics.values():
+            metric.reset()
 
     def resume(self) -> None:
         """Restore data, metrics and clock, once."""
@@ -274,7 +289,7 @@ class ResumeState:
     def begin(self) -> None:
         """Restore own objects and the global generators, as the last step before the first batch."""
         own, seed = self._own, self._seed
-        self.forget()
+        self._own, self._seed = {}, None
         if own:
             load_objects(own["objects"], self._objects(), self._components())
         if not self._has_reported:
