@@ -51,6 +51,18 @@ class Points(Dataset):
         return point + 0.1 * torch.rand(8) + 0.1 * random.random(), int(point[:3].argmax())
 
 
+class OwnDraws(Points):
+    """Points with noise from a generator of the data set."""
+
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(4)
+
+    def __getitem__(self, index):
+        """Draw."""
+        point, label = super().__getitem__(index)
+        return point + torch.rand(8, generator=self.generator), label
+
+
 class Killer(Callback):
     """Kills the process in a batch, before the forward pass."""
 
@@ -168,7 +180,7 @@ def train_stopped(folder, result, part, at):
             model=model,
             train_dataloader=DataLoader(data, batch_size=4, shuffle=True),
             eval_dataloader=[
-                Evaluator(label=label, dataloader=DataLoader(data, batch_size=6), eval_interval=every)
+                Evaluator(label=label, dataloader=DataLoader(OwnDraws(), batch_size=15), eval_interval=every)
                 for label, every in sets.items()
             ],
             optimizers=torch.optim.AdamW(model.parameters(), lr=0.01),

@@ -408,6 +408,27 @@ class TestRestoreAndClose:
 
         assert calls == [("C", "close"), ("L", "close"), ("C", "post_close")]
 
+    @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
+    def test_an_interrupted_close_closes_all(self, state, make, calls, interruption):
+        """Ctrl-C while one is closed is raised when all are closed and post-closed, before an earlier error."""
+        state.callbacks = [make.callback("C", "close"), make.callback("D", "close")]
+        destination = make.destination("L", "close")
+
+        def fail(one, *_):
+            calls.append(one)
+            raise OSError("full") if one == "C" else interruption
+
+        type(state.callbacks[0]).close = lambda self, *_: fail("C")
+        type(state.callbacks[1]).close = lambda self, *_: fail("D")
+        type(destination).post_close = lambda self: calls.append("L, post")
+        engine = Engine(state, Logger(state, destination))
+
+        with pytest.raises(interruption) as raised:
+            engine.close()
+
+        assert calls == ["C", "D", ("L", "close"), "L, post"]
+        assert raised.value.__notes__ == ["While closing, this failed, too: OSError: full"]
+
     def test_loggers_among_the_callbacks_are_closed_last(self, state, make, calls):
         """A logger that is passed as a callback stores what the others log at their end."""
         state.callbacks = [make.destination("L", "close"), make.callback("C", "close")]

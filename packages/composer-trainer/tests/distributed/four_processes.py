@@ -99,7 +99,7 @@ def dealt(batch_size=5, **options):
 def error_of(call):
     try:
         call()
-    except (RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 
@@ -351,16 +351,26 @@ def check_different_runs(folder):
     }
 
 
-def check_failing_in_all_processes():
+def check_failing_in_all_processes(failure):
     def fail():
         with cd.collectives.failing_in_all_processes("Reading"):
             if cd.get_global_rank() == 2:
-                raise KeyError("settings")
+                raise failure
 
     try:
         fail()
-    except (KeyError, RuntimeError) as error:
+    except (KeyError, RuntimeError, KeyboardInterrupt) as error:
         return f"{type(error).__name__}: {error}"
+
+
+def check_unusable_folder(folder):
+    """Only the first process opens the folder, which is a file there."""
+    if cd.get_global_rank() == 0:
+        folder.parent.mkdir(exist_ok=True)
+        folder.write_text("")
+    cd.barrier()
+    with make_trainer(dealt(), save_folder=str(folder)) as trainer:
+        return error_of(trainer.fit)
 
 
 def main(folder):
@@ -373,7 +383,9 @@ def main(folder):
         "streams": check_streams(saved / "streams"),
         "resuming": check_resuming(saved),
         "own disks": check_resuming_from_own_disks(saved),
-        "failing": check_failing_in_all_processes(),
+        "failing": check_failing_in_all_processes(KeyError("settings")),
+        "interrupted": check_failing_in_all_processes(KeyboardInterrupt()),
+        "unusable": check_unusable_folder(saved / "unusable"),
         "different": check_different_runs(saved / "different"),
     }
     cd.barrier()

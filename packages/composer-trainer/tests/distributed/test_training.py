@@ -173,6 +173,22 @@ class TestOneCheckpoint:
         other = "RuntimeError: Reading failed in process 2: KeyError: 'settings'"
         assert reported == [other, other, "KeyError: 'settings'", other]
 
+    def test_ctrl_c_in_one_process_ends_all(self, four_processes):
+        """The others do not wait for a process that was interrupted, and name it."""
+        reported = [result["interrupted"] for result in four_processes]
+
+        other = "RuntimeError: Reading failed in process 2: KeyboardInterrupt"
+        assert reported == [other, other, "KeyboardInterrupt: ", other]
+
+    def test_unusable_save_folder_is_reported_in_all_processes(self, four_processes):
+        """The first process, which opens the folder, raises its error, and the others raise one that names it."""
+        first, *others = [result["unusable"] for result in four_processes]
+
+        assert "unusable" in first
+        assert "failed in process 0" not in first
+        for message in others:
+            assert "Saving a checkpoint failed in process 0: " in message
+
 
 class TestDifferentRuns:
     @pytest.mark.parametrize(

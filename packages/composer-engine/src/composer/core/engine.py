@@ -212,14 +212,14 @@ class Engine:
         """Close callbacks and loggers, once; the engine runs no further event.
 
         Raises:
-            Exception: The first error, after all have been closed.
+            BaseException: The first error, after all have been closed; Ctrl-C and ``SystemExit`` before other errors.
         """
         if self._closed:
             return
         self._closed = True
         self._table = {}
         self._loop.close()
-        errors: list[Exception] = []
+        errors: list[BaseException] = []
         # Loggers last, because callbacks may log what they have found when they are closed.
         components = sorted(self._callbacks(), key=lambda one: isinstance(one, LoggerDestination))
         closing: list[Call] = [partial(component.close, self.state, self.logger) for component in components]
@@ -228,9 +228,10 @@ class Engine:
         for close in [*closing, *(component.post_close for component in components)]:
             try:
                 close()
-            except Exception as error:  # noqa: BLE001  (raised below, when the others are closed)
+            except BaseException as error:  # noqa: BLE001  (raised below, when the others are closed)
                 errors.append(error)
         if errors:
+            errors.sort(key=lambda error: isinstance(error, Exception))
             for also in errors[1:]:
                 errors[0].add_note(f"While closing, this failed, too: {type(also).__name__}: {also}")
             raise errors[0]

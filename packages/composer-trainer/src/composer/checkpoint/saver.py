@@ -177,8 +177,9 @@ class CheckpointSaver(Callback):
         # A clock that was set back reaches the same times again.
         self._last = None
         self._measured.clear()
-        if self._opened is None and state.rank == 0:
-            self._open(state)
+        with failing_in_all(self._names(state)[0]):
+            if self._opened is None and state.rank == 0:
+                self._open(state)
 
     def eval_end(self, state: State, logger: Logger) -> None:
         """Note that the weights have been evaluated, or the training metrics of an epoch computed."""

@@ -308,7 +308,7 @@ def failing_in_all_processes(doing: str, to_error: Callable[[str], Exception] = 
         to_error: Returns the error to raise in the processes where the block succeeded, from that sentence.
 
     Raises:
-        Exception: In the processes where the block succeeded, if it failed in another.
+        Exception: In the processes where the block succeeded, if it failed in another or was interrupted there.
 
     Example:
         >>> with failing_in_all_processes("Reading the settings"):
@@ -316,8 +316,8 @@ def failing_in_all_processes(doing: str, to_error: Callable[[str], Exception] = 
     """
     try:
         yield
-    except Exception as error:
-        all_gather_object(f"{type(error).__name__}: {error}")
+    except BaseException as error:  # also after Ctrl-C, as the others wait
+        all_gather_object(f"{type(error).__name__}: {error}".removesuffix(": "))
         raise
     for rank, failure in enumerate(all_gather_object("")):
         if failure:

@@ -32,7 +32,7 @@ from composer.core import (
 from composer.core.checks import is_subset
 from composer.core.data_spec import move_batch, note_batch
 from composer.core.evaluator import evaluation_mode
-from composer.core.randomness import preserve_rng_state
+from composer.core.randomness import generator_state, preserve_rng_state, set_generator_state
 from composer.distributed import (
     all_reduce_min,
     broadcast_buffers,
@@ -45,6 +45,7 @@ from composer.functional.dtensors import is_sharded
 from composer.trainer.data.batches import batch_is_none, warn_of_repeats
 from composer.trainer.data.order import make_order
 from composer.trainer.evaluation.metrics import SupportsMetrics, compute_metrics, metrics_of, reduce_over_data
+from composer.trainer.resume.contract import generators_of, parts_of
 from composer.trainer.stopping import Stopped
 
 if TYPE_CHECKING:
@@ -293,8 +294,9 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int, signals: St
         metric.reset()
     engine.run_event(Event.EVAL_START)
     loader = evaluator.dataloader.dataloader
-    for batch, counts in signals.until_stopped(_first_batches(state, loader, subset)):
-        _evaluate_batch(engine, evaluator, batch, counts)
+    with _restoring_generators(loader):
+        for batch, counts in signals.until_stopped(_first_batches(state, loader, subset)):
+            _evaluate_batch(engine, evaluator, batch, counts)
     found, announced = int(state.eval_timestamp.batch), state.dataloader_len
     if not found:
         raise ValueError(f"There is nothing to evaluate on: the loader of {evaluator.label!r} returned no batch.")
@@ -310,6 +312,19 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int, signals: St
     engine.logger.log_metrics({f"metrics/{evaluator.label}/{name}": value for name, value in values.items()})
     engine.run_event(Event.EVAL_END)
     return values
+
+
+@contextlib.contextmanager
+def _restoring_generators(loader: Iterable[Any]) -> Iterator[None]:
+    """Restore the generators of a loader's parts if a signal stops the evaluation, which is repeated after a resume."""
+    generators = generators_of(parts_of(loader)).values()
+    states = [generator_state(one) for one in generators]
+    try:
+        yield
+    except Stopped:
+        for generator, before in zip(generators, states, strict=True):
+            set_generator_state(generator, before)
+        raise
 
 
 def _first_batches(state: State, loader: Iterable[Any], subset: int) -> Iterator[tuple[Any, bool]]:

@@ -145,9 +145,11 @@ class Assembly:
 
     def close(self) -> None:
         """Close callbacks and loggers, once, and stop the loader's workers; the trainer cannot be used afterwards."""
-        if self._data.batches is not None:
-            self._data.batches.close()
-        self.engine.close()
+        try:
+            if self._data.batches is not None:
+                self._data.batches.close()
+        finally:
+            self.engine.close()
         if getattr(self.state.model, "logger", None) is self.logger:
             self.state.model.logger = None
 
