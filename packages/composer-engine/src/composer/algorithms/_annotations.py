@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from composer import functional as cf
+from composer.core import Algorithm, State
 from composer.core.checks import number_between, one_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from composer.core import Algorithm, State
 
 __all__ = ["annotated_images", "check_keys", "set_annotated_images"]
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
 
 import attrs
 import torch
 from torch import Tensor, nn
 
 from composer.algorithms._idle import warn_of_no_effect
-from composer.core import Algorithm, Event, ExclusiveResource, Stage, Time, TimeUnit
+from composer.core import Algorithm, Event, ExclusiveResource, Stage, State, Time, TimeUnit
 from composer.core.evaluator import reshard
 from composer.core.model_state import bare_model, bare_name
 from composer.core.serializable import read_state
@@ -19,12 +21,6 @@ from composer.core.serialization import from_data
 from composer.functional import update_averages
 from composer.functional.dtensors import is_dtensor, local_parts, shard_like
 from composer.functional.training.ema import average_dtype, is_dense
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from contextlib import AbstractContextManager
-
-    from composer.core import State
 
 __all__ = ["SWAPS", "AveragedWeights", "WeightAveraging", "to_time"]
 

@@ -7,17 +7,12 @@ import importlib
 from abc import abstractmethod
 
 # At run time, too, as attrs looks up what the annotations of a subclass and of its bases mean.
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from composer.algorithms._idle import warn_of_no_effect
-from composer.core import Algorithm, Event, FieldsByEvent, Stage
+from composer.core import Algorithm, Event, FieldsByEvent, Logger, Stage, State
 from composer.core.checks import number_between, one_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from composer.core import Logger, State
 
 __all__ = ["ImageAugmentation"]
 

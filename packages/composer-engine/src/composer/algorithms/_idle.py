@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
 
-from composer.core import NoEffectWarning
-
-if TYPE_CHECKING:
-    from composer.core import Algorithm
+from composer.core import Algorithm, NoEffectWarning
 
 __all__ = ["warn_if_idle", "warn_of_no_effect"]
 

@@ -6,7 +6,7 @@ from abc import abstractmethod
 
 # At run time, too, as attrs looks up what the annotations of a subclass and of its bases mean.
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,12 +14,9 @@ from torch import Tensor
 from composer import functional as cf
 from composer.algorithms._annotations import annotated_images, check_keys, set_annotated_images
 from composer.algorithms._scores import class_scores
-from composer.core import Algorithm, BatchKey, Event, FieldsByEvent, Stage, get_precision_context
+from composer.core import Algorithm, BatchKey, Event, FieldsByEvent, Logger, Stage, State, get_precision_context
 from composer.functional.augmentations.mixup import select
 from composer.functional.nested import rebuild
-
-if TYPE_CHECKING:
-    from composer.core import Logger, State
 
 __all__ = ["SampleMixing"]
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from composer.core import Algorithm, State
 from composer.core.checks import number_between
-
-if TYPE_CHECKING:
-    from composer.core import Algorithm, State
 
 __all__ = ["elapsed_duration"]
 

@@ -9,7 +9,7 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._dataset import AUGMENTATION_SET, SEVERITY, ImageAugmentation
 from composer.algorithms._idle import warn_if_idle
-from composer.core import BatchKey, State  # noqa: TC001  (attrs looks up annotations at run time)
+from composer.core import BatchKey, State
 from composer.core.checks import is_flag, number_between, whole_number_from
 from composer.core.serializable import transient
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from composer import functional as cf
 from composer.algorithms._annotations import BOX_FORMAT, VISIBLE_FRACTION
 from composer.algorithms._mixing import SampleMixing
-from composer.core import BatchKey  # noqa: TC001
+from composer.core import BatchKey
 from composer.core.checks import is_flag, number_between
 from composer.core.serializable import transient
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import attrs
+from torch import nn
 
 from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveraging, to_time
 from composer.algorithms._idle import warn_if_idle
 from composer.core import Event, Logger, State, Time, Timestamp, TimeUnit, saved
 from composer.core.checks import number_between
 from composer.core.serializable import transient
-
-if TYPE_CHECKING:
-    from torch import nn
 
 __all__ = ["EMA"]
 

@@ -12,7 +12,7 @@ from composer import functional as cf
 from composer.algorithms._annotations import BOX_FORMAT
 from composer.algorithms._idle import warn_if_idle
 from composer.algorithms._mixing import SampleMixing
-from composer.core import BatchKey  # noqa: TC001
+from composer.core import BatchKey
 from composer.core.checks import is_flag, number_between
 from composer.core.serializable import transient
 

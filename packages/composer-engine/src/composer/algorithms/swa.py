@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
 import attrs
+from torch import nn
 
 from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveraging, to_time
 from composer.algorithms._idle import warn_if_idle, warn_of_no_effect
@@ -13,11 +15,6 @@ from composer.core import Event, Logger, Stage, State, Time, TimeUnit, saved
 from composer.core.checks import is_flag, number_between, one_of, whole_number_from
 from composer.core.learning_rates import set_rate
 from composer.core.serializable import transient
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import nn
 
 __all__ = ["SWA"]
 

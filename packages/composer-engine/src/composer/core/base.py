@@ -23,7 +23,7 @@ from composer.core.passes import apply_passes
 from composer.core.randomness import seeded_draws
 from composer.core.serializable import Serializable, is_unsaved
 from composer.core.serialization import field_types, from_data
-from composer.functional import SurgeryReport  # noqa: TC001
+from composer.functional import SurgeryReport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
 import weakref
 from functools import partial
@@ -12,6 +11,7 @@ import attrs
 from torch.profiler import record_function
 
 from composer.core.base import Algorithm, Callback, overrides
+from composer.core.checks import nearest
 from composer.core.components import ObservableList
 from composer.core.event import MODEL_EVENTS, Event
 from composer.core.interval import Call, checked_interval, only_when_due
@@ -329,9 +329,8 @@ def _event_of(event: Event | str) -> Event:
     try:
         return Event(event)
     except ValueError:
-        close = difflib.get_close_matches(str(event).lower(), [one.value for one in Event], n=1)
-        guess = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"There is no event {event!r}; {guess}The events are {', '.join(Event)}.") from None
+        guess = nearest(event, [one.value for one in Event], ";")
+        raise ValueError(f"There is no event {event!r}{guess} The events are {', '.join(Event)}.") from None
 
 
 def _call_all(calls: Sequence[Call]) -> None:

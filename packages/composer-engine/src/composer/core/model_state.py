@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import attrs
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
 
 from composer.core.checks import nearest, shortened
 from composer.core.components import by_key
 from composer.core.serialization import NotSerializableError, from_data, is_number, plain
 from composer.functional.dtensors import is_dtensor, shard_like
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from torch.optim import Optimizer
 
 __all__: list[str] = []
 

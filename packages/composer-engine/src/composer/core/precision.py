@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 from contextlib import AbstractContextManager
 from enum import StrEnum
 
 import torch
+
+from composer.core.checks import nearest
 
 __all__ = ["MemoryFormat", "Precision", "TrainerMode", "get_precision_context"]
 
@@ -32,11 +33,9 @@ class Precision(StrEnum):
     @classmethod
     def _missing_(cls, value: object) -> Precision | None:
         word = str(value).strip().lower().removeprefix("torch.").replace("-", "_")
-        close = difflib.get_close_matches(word, list(cls), n=1)
-        meant = _ELSEWHERE.get(word, close[0] if close else None)
-        hint = "" if meant is None else f"; did you mean {str(meant)!r}?"
+        hint = nearest(_ELSEWHERE.get(word, word), [one.value for one in cls])
         # Here, because the error that Enum raises after this method suggests nothing.
-        raise ValueError(f"precision must be one of {', '.join(cls)}, got {value!r}{hint or '.'}")
+        raise ValueError(f"precision must be one of {', '.join(cls)}, got {value!r}{hint}")
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:

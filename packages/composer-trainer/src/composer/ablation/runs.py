@@ -16,8 +16,9 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import torch
@@ -25,7 +26,7 @@ import xxhash
 from torch import Tensor
 
 from composer.ablation.results import FIRST_LOSS, Result, label
-from composer.core import Event, LoggerDestination, State
+from composer.core import Event, Logger, LoggerDestination, State
 from composer.core.checks import abridged
 from composer.core.randomness import derive_seed
 from composer.core.serialization import from_data
@@ -34,11 +35,6 @@ from composer.loggers.values import flat
 from composer.trainer import Trainer
 from composer.trainer.reproducibility import seed_all
 from composer.trainer.tools.hyperparameters import hyperparameters
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from composer.core import Logger
 
 __all__ = ["Job", "StudyError", "run_job"]
 

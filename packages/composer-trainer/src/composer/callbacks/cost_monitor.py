@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import attrs
 import torch
 
 from composer.core import Callback, Event, Logger, State
+from composer.core.interval import Call
 from composer.core.serializable import reset_fields
 from composer.loggers.values import aligned
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from composer.core.interval import Call
 
 __all__ = ["Cost", "CostMonitor"]
 

@@ -16,7 +16,7 @@ import xxhash
 from attrs.validators import ge, lt, matches_re
 
 from composer.checkpoint.errors import CheckpointError
-from composer.core import Timestamp  # noqa: TC001  (the converter reads the annotation)
+from composer.core import Timestamp
 from composer.core.checks import abridged, shortened
 from composer.core.serialization import from_data
 

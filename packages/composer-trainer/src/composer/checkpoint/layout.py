@@ -12,7 +12,8 @@ import json
 import math
 import re
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import attrs
 import torch
@@ -22,9 +23,6 @@ from composer.checkpoint.base import read_json
 from composer.checkpoint.errors import CheckpointError
 from composer.core import NotSerializableError
 from composer.functional.dtensors import is_dtensor, own_part
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = [
     "DTYPES",

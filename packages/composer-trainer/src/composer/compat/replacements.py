@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
-from composer.core import Event, Interval, TimeUnit
+from composer.core import Event, Interval, State, Time, TimeUnit
 from composer.distributed import device_of_process
 from composer.trainer.settings.compute import choose_device
-
-if TYPE_CHECKING:
-    from composer.core import State, Time
 
 __all__ = [
     "JSON",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import attrs
 import torch
 from torch import Tensor, nn
 
-from composer.core import NoEffectWarning
+from composer.core import Batch, NoEffectWarning, State
 from composer.distributed.collectives import (
     broadcast_buffers,
     broadcast_model,
@@ -31,11 +32,6 @@ from composer.distributed.meta import initialize, is_on_meta
 from composer.distributed.process_group import initialize_alone
 from composer.distributed.sharding import shard
 from composer.functional.dtensors import is_sharded, local_parts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from composer.core import Batch, State
 
 __all__ = ["Parallelism"]
 

@@ -9,9 +9,9 @@ import importlib.util
 import inspect
 import itertools
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
 import torch
@@ -20,17 +20,12 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from composer.core import batch_set
+from composer.core import Batch, batch_set
 from composer.core.data_spec import move_batch
 from composer.core.randomness import preserve_rng_state
 from composer.functional.checks import check_choice
 from composer.functional.dtensors import is_dtensor
 from composer.loggers.products import require_product
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from composer.core import Batch
 
 __all__ = ["ExportError", "Transform", "export_for_inference"]
 

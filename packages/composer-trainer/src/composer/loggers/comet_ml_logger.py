@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
+from torch import Tensor
+
+from composer.core import Interval, State, Time
 from composer.core.checks import to_options
 from composer.functional.checks import check_flags
 from composer.loggers.products import import_product, require_product
 from composer.loggers.tracker_logger import Record, TrackerLogger
 from composer.loggers.values import flat
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from torch import Tensor
-
-    from composer.core import Interval, State, Time
 
 __all__ = ["CometMLLogger"]
 

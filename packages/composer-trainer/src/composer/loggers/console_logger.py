@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from composer.core import Interval, Logger, LoggerDestination, State, Time, Timestamp, TimeUnit, Trace
 from composer.core.checks import printable
 from composer.functional.checks import check_flags
 from composer.loggers.values import Stream, aligned, check_stream, flat, open_stream, read
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 __all__ = ["ConsoleLogger"]
 

@@ -5,16 +5,11 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from composer.core import LoggerDestination
+from composer.core import Interval, Logger, LoggerDestination, State, Time
 from composer.core.interval import to_interval
 from composer.functional.checks import check_whole
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from composer.core import Interval, Logger, State, Time
 
 __all__ = ["GatheringLogger"]
 

@@ -6,21 +6,18 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torch import Tensor
+
+from composer.core import Interval, State, Time
 from composer.core.checks import to_options, to_strings
 from composer.functional.checks import check_flags, check_numbers, check_whole
 from composer.loggers.products import import_product, require_product
 from composer.loggers.tracker_logger import Record, TrackerLogger
 from composer.loggers.values import Number, flat, matches
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from torch import Tensor
-
-    from composer.core import Interval, State, Time
 
 __all__ = ["MLFlowLogger"]
 

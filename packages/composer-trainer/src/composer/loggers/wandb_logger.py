@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+from torch import Tensor
+
+from composer.core import Interval, State, Time
 from composer.core.checks import to_options, to_strings
 from composer.functional.checks import check_flags
 from composer.loggers.images import to_masks
 from composer.loggers.products import import_product, require_product
 from composer.loggers.tracker_logger import Record, TrackerLogger
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from composer.core import Interval, State, Time
 
 __all__ = ["WandBLogger"]
 

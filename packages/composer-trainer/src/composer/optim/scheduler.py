@@ -10,22 +10,18 @@ import inspect
 import itertools
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import attrs
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from composer.core import State, Time, TimeUnit
 from composer.core.arguments import NamesArguments
 from composer.core.checks import is_flag, number_between
 from composer.optim.clock import ClockLR, position
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch.optim import Optimizer
-    from torch.optim.lr_scheduler import LRScheduler
 
 __all__ = [
     "ComposerScheduler",

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
 
-from composer.core import TimeUnit
+from composer.core import State, TimeUnit
 from composer.functional.checks import check_sizes, check_whole
-
-if TYPE_CHECKING:
-    from composer.core import State
 
 __all__ = ["ProfilerAction", "Schedule", "cyclic_schedule"]
 

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from composer.core import Precision, State, get_precision_context
 from composer.core.evaluator import has_modes
 from composer.core.model_state import unwrapped, wants_closure
 from composer.optim import DecoupledSGDW
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch import nn
 
 __all__ = [
     "Optimization",

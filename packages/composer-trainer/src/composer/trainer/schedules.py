@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import attrs
 from attrs.validators import optional
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from composer.core import Time, TimeUnit
+from composer.core import State, Time, Timestamp, TimeUnit
 from composer.core.checks import is_flag
 from composer.functional.checks import check_interval
 from composer.optim import ComposerScheduler, compile_composer_scheduler
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch.optim import Optimizer
-
-    from composer.core import State, Timestamp
 
 __all__ = ["SchedulerLike", "Schedules", "check_schedulers", "scaled"]
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import attrs
 import torch
+from torch import nn
 
 from composer.core import Precision
 from composer.core.checks import by_name, is_flag
 from composer.distributed import device_of_process
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import nn
 
 __all__ = ["Compute", "check_microbatch_size", "choose_device", "choose_precision"]
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
+from composer.core import State
 from composer.core.interval import Interval
 from composer.distributed import all_gather_object
 from composer.trainer.resume.state import SavesProgress
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from composer.core import State
 
 __all__ = ["check_same_run", "check_same_values"]
 

@@ -10,28 +10,22 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Number
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from composer.checkpoint.saving import environment
-from composer.core import Serializable, Time
+from composer.core import Evaluator, LoggerDestination, Serializable, State, Time
 from composer.core.checks import describe
 from composer.core.components import by_key
 from composer.core.planning import component_keys
 from composer.distributed import get_local_world_size, get_world_size
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from torch.optim import Optimizer
-
-    from composer.core import Evaluator, LoggerDestination, State
 
 __all__ = ["commit", "given_arguments", "hardware", "hyperparameters", "plain_settings", "settings_of", "versions"]
 
