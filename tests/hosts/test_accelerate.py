@@ -14,6 +14,7 @@ from comparison import CASES, EPOCHS, SEED, assert_same, our_weights, weights_of
 from safetensors.torch import load_file
 from small_training import Replaces, image_loss, make_loader, make_net, run_in_two_processes, sgd, train_ours
 from torch.nn.functional import cross_entropy
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from composer.algorithms import EMA, SAM, SWA, BlurPool, CutOut, GradientClipping, LabelSmoothing, MixUp, NoOpModel
 from composer.core import Algorithm, Event, Stage, StateMismatchError
@@ -107,6 +108,24 @@ class TestEquality:
         """A model of Transformers computes the loss itself from the labels in the batch."""
         weights = host_weights(CASES[name], loss=None, forward=None)
         assert_same(weights, our_weights(CASES[name], own_loss=True))
+
+    def test_further_parts_of_the_loss(self):
+        """The loss of the balance of experts stays in the loss for smoothed labels."""
+        config = MixtralConfig(
+            vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=2, num_local_experts=4, output_router_logits=True, router_aux_loss_coef=1.0,
+        )  # fmt: skip
+        model, accelerator, loader = MixtralForCausalLM(config), Accelerator(cpu=True), CASES["EMA-gpt2"].make_data()
+        algorithms = accelerate_algorithms(
+            accelerator, model, optimizer := sgd(model), loader, LabelSmoothing(0.1), max_duration="1ep"
+        )
+        _, _, loader = accelerator.prepare(model, optimizer, loader)
+        for batch in loader:
+            loss, out = algorithms.compute_loss(batch), algorithms.state.outputs
+            rows, targets = out.logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten()
+            assert loss.item() == pytest.approx(
+                (cross_entropy(rows, targets, label_smoothing=0.1) + out.aux_loss).item()
+            )
 
     @pytest.mark.parametrize("steps", [2, 4])
     def test_accumulation(self, steps):

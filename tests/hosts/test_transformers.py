@@ -15,7 +15,11 @@ from comparison import CASES, EPOCHS, SEED, STEPS, Case, assert_same, each_case,
 from torch.nn.functional import cross_entropy
 from torch.utils.data import SequentialSampler
 from transformers import (
+    BertForPreTraining,
+    BertForSequenceClassification,
     EarlyStoppingCallback,
+    MixtralConfig,
+    MixtralForCausalLM,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
     T5Config,
@@ -229,11 +233,65 @@ class TestLoss:
 
     @pytest.mark.parametrize(("case", "has_labels"), [("LabelSmoothing-gpt2", False), ("EMA-gpt2", True)])
     def test_loss_of_the_model_is_computed_only_if_used(self, tmp_path, case, has_labels):
-        """LabelSmoothing computes another loss, and the model gets no labels."""
-        trainer, seen = make_trainer(CASES[case], tmp_path, max_steps=1), []
+        """LabelSmoothing computes another loss, and the model gets no labels after the first step."""
+        trainer, seen = make_trainer(CASES[case], tmp_path, max_steps=2), []
         trainer.model.register_forward_pre_hook(lambda _, __, given: seen.append("labels" in given), with_kwargs=True)
         trainer.train()
-        assert seen[0] is has_labels  # a second call only takes the loss through Transformers
+        # With LabelSmoothing a second call in each step only takes the loss through Transformers.
+        assert seen[0]
+        assert seen[-2 if has_labels else 2] is has_labels
+
+    @pytest.mark.parametrize("accumulate", [1, 2])
+    def test_further_parts_of_the_loss(self, accumulate, tmp_path):
+        """The loss of the balance of experts, which the model adds to its own, is part of that for smoothed labels."""
+        config = MixtralConfig(
+            vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=2, num_local_experts=4, output_router_logits=True, router_aux_loss_coef=1.0,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        model, case = MixtralForCausalLM(config), Case(EMA, "gpt2")
+        trainer = make_trainer(
+            case, tmp_path, [LabelSmoothing(0.1)], model=copy.deepcopy(model), max_steps=1,
+            per_device_train_batch_size=4, gradient_accumulation_steps=accumulate,
+        )  # fmt: skip
+        loss = trainer.train().training_loss
+        tokens = torch.stack([sample["input_ids"] for sample in case.samples()]).split(4)[:accumulate]
+        expected = 0.0
+        for part in tokens:
+            out = model(input_ids=part, labels=part)
+            rows, targets = out.logits[:, :-1].flatten(0, 1), part[:, 1:].flatten()
+            expected += cross_entropy(rows, targets, label_smoothing=0.1).item() / accumulate + out.aux_loss.item()
+        assert loss == pytest.approx(expected)
+
+    def test_own_loss_of_a_model(self, tmp_path):
+        """The loss of a model that computes another one is changed by what smoothing changes in the cross entropy."""
+
+        class Doubled(BertForSequenceClassification):
+            def forward(self, input_ids=None, attention_mask=None, labels=None, **kwargs):
+                outputs = super().forward(input_ids, attention_mask, labels=labels, **kwargs)
+                outputs.loss = None if labels is None else 2 * outputs.loss
+                return outputs
+
+        case = CASES["LabelSmoothing-bert"]
+        model = Doubled(case.make_model().config)
+        trainer = make_trainer(case, tmp_path, model=copy.deepcopy(model), max_steps=1)
+        loss = trainer.train().training_loss
+        batch = next(iter(case.make_data()))
+        out = model.train()(**batch)
+        smoothed = cross_entropy(out.logits, batch["labels"], label_smoothing=0.1)
+        assert loss == pytest.approx((out.loss + smoothed - out.loss / 2).item())
+
+    def test_two_tasks(self, tmp_path):
+        """A model with two tasks and no logits of its own name is an error, which names what it returns."""
+        case = CASES["LabelSmoothing-bert"]
+        model = BertForPreTraining(case.make_model().config)
+        trainer = make_trainer(case, tmp_path, model=model, max_steps=1)
+        trainer.train_dataset = [
+            {"input_ids": one["input_ids"], "labels": one["input_ids"], "next_sentence_label": torch.tensor(1)}
+            for one in case.samples()
+        ]
+        with pytest.raises((TypeError, KeyError), match="prediction_logits"):
+            trainer.train()
 
     def test_probabilities_in_the_dataset(self, tmp_path):
         """Labels that are probabilities from the beginning are not passed to a model that would misinterpret them."""

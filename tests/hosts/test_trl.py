@@ -18,8 +18,8 @@ pytestmark = pytest.mark.filterwarnings("default")  # TRL and datasets have warn
 WORDS = "abcdefgh"
 
 
-def train(folder, algorithms=None):
-    """Train a tiny language model for four steps by TRL, and return the trainer."""
+def train(folder, algorithms=None, **settings):
+    """Train a tiny language model for four steps by TRL, and return the trainer, which counts its forward passes."""
     tokens = Tokenizer(models.WordLevel({word: place for place, word in enumerate([*WORDS, "<end>"])}, "<end>"))
     tokens.pre_tokenizer = pre_tokenizers.Whitespace()
     no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -38,11 +38,14 @@ def train(folder, algorithms=None):
             per_device_train_batch_size=4,
             max_grad_norm=0.0,
             save_strategy="no",
+            **settings,
         ),
         train_dataset=Dataset.from_dict({"text": [" ".join(WORDS[place % 8 :]) + " a b" for place in range(16)]}),
         processing_class=PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token="<end>", pad_token="<end>"),
         **({} if algorithms is None else {"algorithms": algorithms}),
     )
+    trainer.calls = 0
+    model.transformer.register_forward_hook(lambda *_: setattr(trainer, "calls", trainer.calls + 1))
     trainer.train()
     return trainer
 
@@ -64,7 +67,20 @@ def test_shorter_sequences(tmp_path):
         assert_same(weights, train(tmp_path).model.state_dict())
 
 
+@pytest.mark.parametrize(
+    "settings", [{}, {"packing": True, "max_length": 12}, {"padding_free": True, "max_length": None}]
+)
+@pytest.mark.parametrize("make", [list, lambda: [EMA("2ba")]], ids=["none", "EMA"])
+def test_packed_sequences(tmp_path, make, settings):
+    """A step costs one forward pass as in TRL alone and trains the same, also with several sequences in one row."""
+    alone, ours = train(tmp_path, **settings), train(tmp_path, make(), **settings)
+    assert ours.calls == alone.calls == 4
+    assert_same(ours.model.state_dict(), alone.model.state_dict())
+    samples = ours.algorithm_adapter.state.timestamp.sample
+    assert samples > 16 if "packing" in settings else samples == 16
+
+
 def test_changed_labels(tmp_path):
     """TRL computes the loss of SFTTrainer without logits, so labels cannot be changed after the forward pass."""
-    with pytest.raises(TypeError, match=r"ComposerSFTTrainer\.compute_loss must use the 'loss'"):
+    with pytest.raises(TypeError, match=r"ComposerSFTTrainer\.compute_loss must let the model return 'logits'"):
         train(tmp_path, [LabelSmoothing(0.1)])

@@ -249,6 +249,18 @@ class TestClock:
         adapter.begin_fit(sgd(model), max_duration="1ep", train_dataloader=make_data(), dataloader_len=2)
         assert lengths == [2]
 
+    def test_samples_of_a_packed_batch(self):
+        """The samples of a packed batch are its sequences; those of a batch without a first dimension do not count."""
+        adapter = Adapter(served_fields("Host"), make_net(), [])
+        adapter.prepare()
+        adapter.begin_fit(max_duration="1ba")
+        packed = {"input_ids": torch.zeros(1, 9), "cu_seq_lens_q": torch.tensor([0, 4, 9]), "max_length_q": 5}
+        adapter.begin_batch(packed)
+        with pytest.warns(UserWarning, match="cannot be counted"):
+            adapter.begin_batch({"edges": torch.zeros(2, 7), "nodes": torch.zeros(3)})
+        adapter.end_step()
+        assert (adapter.state.timestamp.sample, adapter.state.timestamp.token) == (2, 9)
+
     def test_each_microbatch_draws_its_own(self):
         """The batches of one step have different numbers and seeds."""
         model, seen = make_net(), Seen()
@@ -369,7 +381,7 @@ class TestLateAlgorithms:
 
 
 class TestSplitStep:
-    """A function of a whole step is split at the call of the module."""
+    """An adapter trains a step that is split at the call of a module."""
 
     def test_targets_changed_in_between(self):
         """A loss with smooth labels equals that of a split model, and the module runs once."""
@@ -387,24 +399,3 @@ class TestSplitStep:
         trained = host(adapter, make_data(), 2, model)
         assert "forward" not in vars(model.network)
         torch.testing.assert_close(trained, our_loop([MixUp(), LabelSmoothing(0.1)], make_data(), 2), rtol=0, atol=0)
-
-    def test_module_that_is_not_called(self):
-        """The error names the module, whose forward function is restored."""
-        model = make_net()
-        split = SplitStep(lambda batch: batch[0].sum(), model.network)
-        with pytest.raises(RuntimeError, match="did not call Sequential"):
-            split.forward(make_data(1)[0])
-        assert "forward" not in vars(model.network)
-
-    def test_own_forward_of_the_instance(self):
-        """A forward function that was set on the module itself is restored, also after an error in it."""
-        module = nn.Linear(2, 2)
-
-        def own(inputs):
-            raise ValueError("own")
-
-        module.forward = own
-        split = SplitStep(lambda batch: module(batch).sum(), module)
-        with pytest.raises(ValueError, match="own"):
-            split.forward(torch.ones(1, 2))
-        assert module.forward is own

@@ -1,6 +1,6 @@
 """Events, state, order and conflicts: what algorithms need of a training loop, and a loop of algorithms."""
 
-from composer.core.adapter import Adapter, SplitStep, served_fields
+from composer.core.adapter import Adapter, served_fields
 from composer.core.base import Algorithm, Callback, NoEffectWarning, algorithm_classes, rebuild_algorithm
 from composer.core.data_spec import Batch, BatchKey, DataSpec, batch_get, batch_set, ensure_data_spec
 from composer.core.declarations import (
@@ -22,6 +22,7 @@ from composer.core.precision import MemoryFormat, Precision, TrainerMode, get_pr
 from composer.core.saved_state import LoadReport, StateMismatchError
 from composer.core.serializable import Serializable, saved
 from composer.core.serialization import NotSerializableError, from_data, join_tensors, split_tensors, to_data
+from composer.core.split_step import SplitStep
 from composer.core.state import State, SupportsTraining
 from composer.core.time import Time, Timestamp, TimeUnit, ensure_time
 from composer.functional.signatures import unquote_annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from composer.core.evaluator import evaluation_weights
 from composer.core.event import Event
 from composer.core.logger import Logger, LoggerDestination
 from composer.core.precision import Precision
+from composer.core.split_step import check_first_loss
 from composer.core.state import State
 from composer.core.step import Step, total_of
 from composer.core.time import TimeUnit
@@ -23,7 +25,6 @@ from composer.core.time import TimeUnit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from torch import nn
     from torch.optim import Optimizer
 
     from composer.core.base import Algorithm
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from composer.core.saved_state import LoadReport
     from composer.core.time import Time
 
-__all__ = ["Adapter", "SplitStep", "served_fields"]
+__all__ = ["Adapter", "served_fields"]
 
 # An adapter has no hook before a batch is loaded, and none in the batches of the host's evaluations.
 _NOT_RUN = frozenset(event for event in Event if event.startswith("predict_")) | {
@@ -48,6 +49,10 @@ _NOT_READABLE = frozenset(
 )
 # The host iterates over its loader and counts the steps itself.
 _NOT_WRITABLE = _NOT_READABLE | {"dataloader", "dataloader_len", "max_duration", "timestamp"}
+# What an algorithm reads between the forward pass and the loss, or changes there.
+_NEEDED = dict.fromkeys(
+    (Event.AFTER_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS), frozenset({"outputs", "batch.target"})
+)
 
 
 def served_fields(
@@ -189,6 +194,7 @@ class Adapter:
         self.serves = serves
         self._described_batch = ""
         self._loss: Any = None
+        self._warned = False
         self._begin_step()
 
     @property
@@ -199,9 +205,11 @@ class Adapter:
     @property
     def needs_outputs(self) -> bool:
         """Whether an algorithm needs the outputs, so that the forward pass and the loss must be separate calls."""
-        between = (Event.AFTER_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS)
-        entries = [entry for event in between for entry in self.explain().entries.get(event, ())]
-        return any(entry.kind == "algorithm" and {"outputs", "batch.target"} & {*entry.reads} for entry in entries)
+        return any(
+            entry.kind == "algorithm" and ({"losses"} | _NEEDED.get(event, frozenset())) & {*entry.reads, *entry.writes}
+            for event, entries in self.explain().entries.items()
+            for entry in entries
+        )
 
     @property
     def is_in_epoch(self) -> bool:
@@ -267,6 +275,8 @@ class Adapter:
             self.engine.run_event(event)
         self._begun_with = tuple(self.state.algorithms)
         self._begin_step()
+        if self.needs_outputs:
+            check_first_loss(self.state, self.serves.host)
 
     def _begin_step(self) -> None:
         """Begin a step with the optimizers of the training; one that an error has ended or a load replaces is lost."""
@@ -293,10 +303,27 @@ class Adapter:
         if not self._described_batch:
             self._described_batch = _describe_keys(batch)
         # Before algorithms change the batch, as the trainer counts.
-        self._samples += count_samples(batch)
+        self._samples += self._count_samples(batch)
         self._tokens += count_tokens(batch)
         self._batch = self._step.begin_batch(batch)
         return self._batch
+
+    def _count_samples(self, batch: Batch) -> int:
+        """Return the size of a batch: of a packed one the number of its sequences, 0 if it is unknown."""
+        ends = batch.get("cu_seq_lens_q") if isinstance(batch, Mapping) else None
+        if isinstance(ends, torch.Tensor):
+            return len(ends) - 1
+        try:
+            return count_samples(batch)
+        except ValueError:
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"The samples of {describe_batch(batch)} cannot be counted, as its parts have several lengths or "
+                    "none. The clock does not count them: use times in batches ('ba'), not in samples ('sp').",
+                    stacklevel=2,
+                )
+            return 0
 
     def compute_loss(self, batch: Batch) -> Any:
         """Return the loss of a batch or microbatch, before any scaling of it."""
@@ -306,6 +333,7 @@ class Adapter:
             self._step.begin_gradients()
             state.microbatch = 0
         loss = self._step.compute_loss()
+        total_of(loss)  # raises an error if it is none
         self._is_backward_due = True
         return loss
 
@@ -445,91 +473,3 @@ def _describe_keys(batch: Batch) -> str:
         return text
     samples, targets = (repr(key) if (key := usual_key(batch, place)) in batch else "not found" for place in (0, 1))
     return f"{text} Its samples (input_key=0) are {samples}, its targets (target_key=1) {targets}."
-
-
-class SplitStep:
-    """Splits a function that computes the loss of a batch into a forward pass and a loss.
-
-    For hosts whose users write both in one function, such as a ``training_step``. The forward pass runs the function
-    until it calls the module, and stops there; the loss runs it again, and the module returns the outputs that it is
-    given. So code before the call of the module runs twice in a step, the module once. If the function calls the module
-    several times, the outputs are those of the first call.
-
-    Args:
-        step: ``f(batch) -> loss``.
-        module: The module whose results are the outputs.
-
-    Example:
-        >>> import torch
-        >>> model = torch.nn.Linear(2, 1)
-        >>> split = SplitStep(lambda batch: (model(batch[0]) - batch[1]).square().mean(), model)
-        >>> outputs = split.forward((torch.ones(4, 2), torch.ones(4, 1)))
-        >>> outputs.shape, split.loss(outputs, (None, outputs.detach())).item()
-        (torch.Size([4, 1]), 0.0)
-    """
-
-    def __init__(self, step: Callable[[Batch], Any], module: nn.Module) -> None:
-        self._step, self._module = step, module
-
-    def forward(self, batch: Batch) -> Any:
-        """Return the outputs of the module for a batch.
-
-        Raises:
-            RuntimeError: The function did not call the module.
-        """
-        forward = self._module.forward
-
-        def stop(*args: Any, **kwargs: Any) -> Any:
-            raise StopStep(forward(*args, **kwargs))
-
-        try:
-            self._run(batch, stop)
-        except StopStep as stopped:
-            return stopped.args[0]
-        name = type(self._module).__name__
-        raise RuntimeError(
-            f"The function of a training step did not call {name}, so its outputs are unknown. Pass the module whose "
-            "outputs the loss is computed from."
-        )
-
-    def loss(self, outputs: Any, batch: Batch) -> Any:
-        """Return the loss of the outputs."""
-        return self._run(batch, lambda *_, **__: outputs)
-
-    def _run(self, batch: Batch, forward: Callable[..., Any]) -> Any:
-        """Call the function with another forward function of the module, until that is called."""
-        with contextlib.ExitStack() as until_called:
-
-            def call(*args: Any, **kwargs: Any) -> Any:
-                until_called.close()
-                return forward(*args, **kwargs)
-
-            # An attribute of the object hides the method of its class, also where hooks or wrappers call the module.
-            until_called.enter_context(replaced_method(self._module, "forward", call))
-            return self._step(batch)
-
-
-class StopStep(BaseException):
-    """Ends a step at the call of a module, with a result; not an Exception, as the step may catch those."""
-
-
-@contextlib.contextmanager
-def replaced_method(module: nn.Module, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """A context in which a module has another method.
-
-    Example:
-        >>> module = torch.nn.Identity()
-        >>> with replaced_method(module, "forward", abs):
-        ...     module(-1)
-        1
-        >>> module(-1)
-        -1
-    """
-    attributes = vars(module)
-    before = {name: attributes[name]} if name in attributes else {}
-    attributes[name] = function
-    try:
-        yield
-    finally:
-        attributes.pop(name, None)
-        attributes.update(before)

@@ -224,7 +224,10 @@ def total_of(loss: Any) -> Tensor:
         return loss
     several = list(loss.values()) if isinstance(loss, Mapping) else loss
     if not isinstance(several, (list, tuple)) or not several or not all(isinstance(one, Tensor) for one in several):
-        raise TypeError(f"The model's loss must be a tensor, or a dictionary or sequence of tensors, got {loss!r}.")
+        advice = " A model of Transformers returns one only if it is called with labels." if loss is None else ""
+        raise TypeError(
+            f"The model's loss must be a tensor, or a dictionary or sequence of tensors, got {loss!r}.{advice}"
+        )
     total: Tensor = loss["total"] if isinstance(loss, Mapping) and "total" in loss else sum(several[1:], several[0])
     return total
 

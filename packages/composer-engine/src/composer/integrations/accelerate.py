@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from composer.core.adapter import Adapter, served_fields
 from composer.core.data_spec import describe_batch, length_of
 from composer.core.model_state import wants_closure
 from composer.functional.signatures import unquote_annotations
-from composer.functional.transformers_loss import predicts_next_token, task_loss
+from composer.functional.transformers_loss import LossCorrection, logits_of, predicts_next_token, task_loss
 from composer.integrations._host import HostAlgorithms, call_model, not_writable_at
 
 if TYPE_CHECKING:
@@ -314,6 +315,7 @@ class _OwnLoss:
         self.transformer: Any = model if is_transformer else None
         self._shifts = is_transformer and predicts_next_token(model)
         self._labels: Any = None
+        self._correct = LossCorrection()
 
     def seen(self, batch: Batch) -> Batch:
         """Keep the labels of the forward pass, and return the batch."""
@@ -331,8 +333,15 @@ class _OwnLoss:
                 "The model must return its loss, or a function loss=f(outputs, batch, reduction='mean') compute it, "
                 f"got {type(outputs).__name__} for the batch {describe_batch(batch)}."
             )
-        problem_type = getattr(self.transformer.config, "problem_type", None)
-        return task_loss(outputs["logits"], labels, problem_type=problem_type, shift=self._shifts, reduction=reduction)
+        compute = functools.partial(
+            task_loss,
+            logits_of(outputs),
+            problem_type=getattr(self.transformer.config, "problem_type", None),
+            shift=self._shifts,
+            reduction=reduction,
+        )
+        loss, seen = compute(labels), self._labels
+        return self._correct(own, lambda: compute(seen), loss) if reduction == "mean" else loss
 
 
 unquote_annotations(globals())

@@ -16,12 +16,19 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from transformers import PreTrainedModel, Trainer, TrainerCallback
 
 from composer.core import Event, TimeUnit
-from composer.core.adapter import Adapter, SplitStep, served_fields
+from composer.core.adapter import Adapter, served_fields
 from composer.core.data_spec import length_of
 from composer.core.model_state import wants_closure
+from composer.core.split_step import SplitStep
 from composer.core.time import Timestamp
 from composer.functional.signatures import unquote_annotations
-from composer.functional.transformers_loss import IGNORED, are_probabilities, predicts_next_token, task_loss
+from composer.functional.transformers_loss import (
+    IGNORED,
+    LossCorrection,
+    are_probabilities,
+    predicts_next_token,
+    task_loss,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -45,8 +52,10 @@ class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no typ
     A batch of their clock is a step of the optimizer.
 
     The loss is the one that Transformers computes. Only if an algorithm has changed the labels, the loss is computed
-    from the model's logits. If one changes them after each forward pass, as LabelSmoothing does, a
-    ``PreTrainedModel`` is called without labels, unless it is an encoder with a decoder.
+    from the model's logits. Further parts of the model's own loss, such as that of the balance of experts, are added;
+    the first step with changed labels finds out whether there are any. If there are none, and an algorithm changes the
+    labels after each forward pass, as LabelSmoothing does, a ``PreTrainedModel`` is called without labels from then on,
+    unless it is an encoder with a decoder.
 
     Checkpoints contain the state of the algorithms in the file ``algorithms.pt``. Averages, such as EMA's, are in the
     model during evaluation and prediction, and are what ``save_model`` and checkpoints save as the model; the training
@@ -103,7 +112,8 @@ class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no typ
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._transformer = base if isinstance(base, PreTrainedModel) else None
         self._shifts_labels = self._transformer is not None and predicts_next_token(self._transformer)
-        self._skips_loss = _skips_loss(self)
+        self._correct_loss, self._uses_num_items = LossCorrection(), _uses_num_items(self._transformer)
+        self._may_skip_loss, self._needs_outputs = _may_skip_loss(self), self.algorithm_adapter.needs_outputs
         # GyroDropout's layers depend on the length of the training.
         needs_length = any("dataloader_len" in one.reads for one in self.explain().entries.get(Event.INIT, ()))
         loader = self.get_train_dataloader() if needs_length and self.train_dataset is not None else None
@@ -138,16 +148,16 @@ class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no typ
         assert call is not None
         if call.batch is None:  # otherwise an optimizer computes the same batch again
             call.model, call.loaded_labels = model, inputs.get("labels")
+            call.returns_outputs = bool(args[0] if args else kwargs.get("return_outputs"))
             call.batch = adapter.begin_batch(inputs)
         loss = adapter.compute_loss(call.batch)
-        return (loss, adapter.state.outputs) if (args and args[0]) or kwargs.get("return_outputs") else loss
+        return (loss, adapter.state.outputs) if call.returns_outputs else loss
 
     def _compute_outputs(self, batch: Mapping[str, Any]) -> Any:
-        """Return the model's outputs, and keep the loss that Transformers computes for the same labels."""
+        """Return the model's outputs, or keep the loss that Transformers computes if no algorithm needs them."""
         call = self._call
         assert call is not None
-        labels = call.seen_labels = batch.get("labels")
-        call.num_items_seen = call.num_items
+        labels, call.num_items_seen = batch.get("labels"), call.num_items
         is_soft = self._transformer is not None and are_probabilities(labels, self._transformer)
         if call.num_items is not None and isinstance(labels, Tensor) and (is_soft or labels is not call.loaded_labels):
             # Transformers has counted the labels of all batches of the step as they were loaded.
@@ -157,36 +167,44 @@ class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no typ
                 counts = counts[..., 1:]
                 counted = counted[..., 1:] if getattr(self, "_loss_shifts_labels", False) else counted
             call.num_items_seen = call.num_items * counts.sum() / counted.sum()
-        if is_soft or self._skips_loss:
-            call.loss = None
+        hides_labels = is_soft or (self._may_skip_loss and self._correct_loss.is_plain)
+        call.seen_labels = None if hides_labels else labels
+        if hides_labels:
             return self._split().forward({name: value for name, value in batch.items() if name != "labels"})
-        call.loss, outputs = self._host_loss(batch)
+        if self._needs_outputs:
+            outputs = self._split().forward(batch)
+            if _next_method(self, "compute_loss") is not Trainer.compute_loss and "logits" not in outputs:
+                raise TypeError(
+                    f"{type(self).__name__}.compute_loss must let the model return 'logits' with algorithms that "
+                    f"change labels, but it returns outputs {_described(outputs)}. Remove those algorithms; labels are "
+                    "smoothed by label_smoothing_factor= of the training's arguments."
+                )
+            return outputs
+        call.loss, outputs = self._host_loss(batch, return_outputs=call.returns_outputs)
         return outputs
 
     def _compute_loss_of(self, outputs: Any, batch: Mapping[str, Any], reduction: str = "mean") -> Tensor:
-        """Return the loss that Transformers has computed, or compute it for other labels."""
-        call, labels = self._call, batch.get("labels")
+        """Return the loss as Transformers computes it, also for other labels than the model has seen."""
+        call = self._call
+        labels: Any = batch.get("labels")
         assert call is not None
-        if call.loss is not None and reduction == "mean" and labels is call.seen_labels:
+        if call.loss is not None:
             return call.loss
-        if not isinstance(outputs, Mapping) or not isinstance(outputs.get("logits"), Tensor) or labels is None:
-            raise TypeError(
-                "Algorithms that change labels need 'labels' in the batch and 'logits' in the model's outputs, got "
-                f"a batch with {sorted(batch)} and outputs {_described(outputs)}. Let the model return its logits in a "
-                "dictionary, with config.return_dict=True and without use_liger_kernel."
-            )
-        num_items = call.num_items_seen if self.model_accepts_loss_kwargs else None
-        loss = task_loss(
-            outputs["logits"],
-            labels,
-            problem_type=getattr(getattr(self._transformer, "config", None), "problem_type", None),
-            shift=self._shifts_labels,
-            reduction="sum" if reduction == "mean" and num_items is not None else reduction,
-        )
-        if reduction != "mean":
-            return loss
+        is_mapping, is_changed = isinstance(outputs, Mapping), labels is not call.seen_labels
+        if is_changed or reduction != "mean":
+            if not is_mapping or not isinstance(outputs.get("logits"), Tensor) or labels is None:
+                raise TypeError(
+                    "Algorithms that change labels need 'labels' in the batch and 'logits' in the model's outputs, got "
+                    f"a batch with {sorted(batch)} and outputs {_described(outputs)}. Let the model return its logits "
+                    "in a dictionary, with config.return_dict=True and without use_liger_kernel."
+                )
+            if reduction != "mean":
+                return self._task_loss(outputs, labels, reduction)
         with_loss: Any = copy.copy(outputs)
-        with_loss["loss"] = loss if num_items is None else loss / num_items
+        if is_changed:
+            with_loss["loss"] = self._changed_loss(outputs, labels, call.seen_labels)
+        elif is_mapping and "loss" in outputs:
+            with_loss["loss"] = outputs["loss"].clone()  # Transformers scales it in place
         # Transformers, or a subclass of its Trainer, continues with this loss as with the model's own.
         try:
             final: Tensor = self._split().loss(with_loss, batch)
@@ -197,17 +215,48 @@ class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no typ
             ) from error
         return final
 
+    def _changed_loss(self, outputs: Mapping[str, Any], labels: Tensor, seen: Any) -> Tensor:
+        """Return what the model would return as its loss for other labels than it has seen."""
+        own, correct = outputs.get("loss"), self._correct_loss
+        if own is not None and not correct.is_plain:
+            # Some models ignore the number of labels in a step, and return the mean of a batch.
+            count = self._num_items() if self._uses_num_items else None
+            loss = self._task_loss(outputs, labels, num_items=count)
+            corrected = correct(own, lambda: self._task_loss(outputs, seen, num_items=count), loss)
+            if not correct.is_plain:
+                return corrected
+        return self._task_loss(outputs, labels, num_items=self._num_items())
+
+    def _num_items(self) -> Any:
+        return self._call.num_items_seen if self._call and self.model_accepts_loss_kwargs else None
+
+    def _task_loss(
+        self, outputs: Mapping[str, Any], labels: Tensor, reduction: str = "mean", num_items: Any = None
+    ) -> Tensor:
+        """Return the loss of the model's task; with ``num_items`` the sum over the labels divided by it."""
+        loss = task_loss(
+            outputs["logits"],
+            labels,
+            problem_type=getattr(getattr(self._transformer, "config", None), "problem_type", None),
+            shift=self._shifts_labels,
+            reduction=reduction if num_items is None else "sum",
+        )
+        return loss if num_items is None else loss / num_items
+
     def _split(self) -> SplitStep:
         assert self._call is not None
-        return SplitStep(lambda batch: self._host_loss(batch)[0], self._call.model)
+        return SplitStep(lambda batch: self._host_loss(batch, return_outputs=False)[0], self._call.model)
 
-    def _host_loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, Any]:
-        """Return loss and outputs as Transformers computes them."""
+    def _host_loss(self, batch: Mapping[str, Any], *, return_outputs: bool) -> tuple[Tensor, Any]:
+        """Return the loss as Transformers computes it, and the outputs or None."""
         assert self._call is not None
-        result: tuple[Tensor, Any] = super().compute_loss(
-            self._call.model, dict(batch), return_outputs=True, num_items_in_batch=self._call.num_items_seen
+        result: Any = super().compute_loss(
+            self._call.model,
+            dict(batch),
+            return_outputs=return_outputs,
+            num_items_in_batch=self._call.num_items_seen,
         )
-        return result
+        return result if return_outputs else (result, None)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate or predict with the averaged weights, if there are any."""
@@ -337,6 +386,7 @@ class _Call:
         self.loaded_labels: Any = None
         self.seen_labels: Any = None
         self.loss: Tensor | None = None
+        self.returns_outputs = False
 
 
 class _Events(TrainerCallback):  # type: ignore[misc]
@@ -429,8 +479,14 @@ def _check_algorithms(trainer: ComposerTrainer) -> None:
         )
 
 
-def _skips_loss(trainer: ComposerTrainer) -> bool:
-    """Return whether the model can be called without labels, as its loss is never used."""
+def _uses_num_items(model: PreTrainedModel | None) -> bool:
+    """Return whether a model passes the number of labels in a step to Transformers' losses."""
+    functions = [inspect.unwrap(vars(cls)["forward"]) for cls in type(model).__mro__ if "forward" in vars(cls)]
+    return any("loss_function" in function.__code__.co_names for function in functions)
+
+
+def _may_skip_loss(trainer: ComposerTrainer) -> bool:
+    """Return whether the model can be called without labels, if its loss is never used."""
     entries = trainer.explain().entries
     is_replaced = any("batch.target" in entry.writes for entry in entries.get(Event.BEFORE_LOSS, ()))
     is_usual = trainer.compute_loss_func is None and trainer.label_smoother is None

@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 from composer.functional.losses import soft_cross_entropy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from transformers import PreTrainedModel
 
@@ -86,9 +86,41 @@ def logits_of(outputs: Mapping[str, Any]) -> Tensor:
     return logits
 
 
-def is_same_loss(own: Tensor, plain: Tensor) -> bool:
-    """Return whether a model's own loss is that of its task alone, up to rounding; waits for the device."""
-    return bool(torch.isclose(own.detach().float(), plain.detach().float(), rtol=1e-4, atol=1e-6, equal_nan=True))
+class LossCorrection:
+    """Corrects the loss that a model has computed itself, for other labels than those it has seen.
+
+    If the first own loss is that of the task alone, up to rounding, the loss of the task is used from then on.
+    Otherwise the difference is added, so that further parts of the own loss, such as that of the balance of experts,
+    stay.
+
+    Attributes:
+        is_plain: Whether the own loss is that of the task alone; None before the first, which waits for the device.
+
+    Example:
+        >>> import torch
+        >>> correct, own, task = LossCorrection(), torch.tensor(3.0), torch.tensor
+        >>> correct(own, lambda: task(2.0), task(2.5)), correct.is_plain  # the own loss has a further part of 1
+        (tensor(3.5000), False)
+    """
+
+    def __init__(self) -> None:
+        self.is_plain: bool | None = None
+
+    def __call__(self, own: Tensor | None, task_loss_seen: Callable[[], Tensor], task_loss: Tensor) -> Tensor:
+        """Return the loss for other labels.
+
+        Args:
+            own: The own loss, for the labels that the model has seen; None if it has computed none.
+            task_loss_seen: Returns the loss of the task for the labels that the model has seen.
+            task_loss: The loss of the task for the other labels.
+        """
+        if own is None or self.is_plain:
+            return task_loss
+        seen = task_loss_seen()
+        if self.is_plain is None:
+            pair = own.detach().float(), seen.detach().float()
+            self.is_plain = bool(torch.isclose(*pair, rtol=1e-4, atol=1e-6, equal_nan=True))
+        return task_loss if self.is_plain else own + (task_loss - seen)
 
 
 def next_tokens(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,8 +9,8 @@ import torch
 
 from composer.functional.transformers_loss import (
     IGNORED,
+    LossCorrection,
     are_probabilities,
-    is_same_loss,
     logits_of,
     next_tokens,
     predicts_next_token,
@@ -126,8 +126,7 @@ class HuggingFaceModel(PhaseMetricsModel):
         self._set_metrics(metrics, metrics if eval_metrics is None else eval_metrics, ("metrics", "eval_metrics"))
         self._argument_names = argument_names(base_of(self.model))
         self._labels_seen: Tensor | None = None
-        # Whether the model's own loss is that of the task alone; found when labels have changed for the first time.
-        self._has_plain_loss: bool | None = None
+        self._correct_loss = LossCorrection()
         self.labels: Tensor | None = None
         """The labels of the batch of the last :meth:`eval_forward`, for a custom :meth:`update_metric`. With
         ``shift_labels`` they are those of the next position, and -100 at the last."""
@@ -191,13 +190,9 @@ class HuggingFaceModel(PhaseMetricsModel):
         if own is not None and reduction == "mean" and is_unchanged:
             return own
         loss = self._task_loss(outputs, _labels_of(batch, "a loss"), reduction, self._label_smoothing)
-        if own is None or seen is None or reduction != "mean" or self._has_plain_loss:
+        if seen is None or reduction != "mean":
             return loss
-        # The model's loss may have further parts, such as that of the balance of experts, which stay.
-        plain = self._task_loss(outputs, seen, reduction)
-        if self._has_plain_loss is None:
-            self._has_plain_loss = is_same_loss(own, plain)
-        return loss if self._has_plain_loss else own + (loss - plain)
+        return self._correct_loss(own, lambda: self._task_loss(outputs, seen, reduction), loss)
 
     def _smooths_labels(self) -> bool:
         return getattr(self.config, "problem_type", None) in {None, "single_label_classification"}
