@@ -138,6 +138,22 @@ class TestMixUp:
         expected = torch.einsum("nm,mlc->nlc", state.batch["inputs"], one_hot)  # as the samples were mixed
         torch.testing.assert_close(state.batch["labels"], expected)
 
+    @pytest.mark.parametrize("shape", [(2, 5, 4, 6), (2, 5, 4)])
+    def test_scores_of_each_pixel(self, shape):
+        """Of a dictionary's logits (N, C, ...), the second dimension is the classes where the labels show it."""
+        state = State(nn.Identity())
+        engine = Engine(state, algorithms=[MixUp(alpha=5.0)])
+        labels = torch.randint(5, (2, *shape[2:]))
+        state.batch = torch.eye(2), labels
+        engine.run_event("before_forward")
+        state.outputs = {"logits": torch.zeros(shape)}
+
+        engine.run_event("before_loss")
+
+        one_hot = nn.functional.one_hot(labels, 5).movedim(-1, 1).float()
+        expected = torch.einsum("nm,m...->n...", state.batch[0], one_hot)  # as the samples were mixed
+        torch.testing.assert_close(state.batch[1], expected)
+
     def test_regression(self):
         """Numbers are blended as the samples are."""
         state = State(nn.Identity())
@@ -179,6 +195,20 @@ class TestOutputsInDictionaries:
 
         torch.testing.assert_close(smoothed, cf.smooth_labels(heads["out"], ids, 0.3))
         torch.testing.assert_close(self.smooth(heads | {"aux": heads["out"]}, ids), smoothed)
+
+    @pytest.mark.parametrize("shape", [(2, 3), (2, 3, 4), (2, 3, 4, 5)])
+    def test_classes_in_the_second_dimension_of_logits(self, shape):
+        """The loss is torch's with ``label_smoothing``, also for probabilities as labels of pixels."""
+        ids, logits = torch.randint(3, (2, *shape[2:])), torch.randn(shape)
+        expected = nn.functional.cross_entropy(logits, ids, label_smoothing=0.3)
+
+        smoothed = [self.smooth({"logits": logits}, ids)]
+        if len(shape) == 4:
+            one_hot = nn.functional.one_hot(ids, 3).movedim(-1, 1).float()
+            smoothed.append(self.smooth({"logits": logits}, one_hot))
+
+        for labels in smoothed:
+            torch.testing.assert_close(nn.functional.cross_entropy(logits, labels), expected)
 
     @pytest.mark.parametrize("shapes", [{"out": (2, 7)}, {"a": (2, 3, 4, 5), "b": (2, 6, 4, 5)}])
     def test_no_or_several_shapes_raise(self, shapes):
