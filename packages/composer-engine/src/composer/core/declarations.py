@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import chain, combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
 from composer.core.event import Event
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
 
 __all__ = ["AlgorithmConflictError", "Conflict", "ExclusiveResource", "FieldsByEvent", "ServedFields"]
 

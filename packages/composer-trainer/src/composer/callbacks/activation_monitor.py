@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from composer.core import Callback, Event, Interval, Logger, LoggerDestination, State, Time, TimeUnit
 from composer.core.checks import is_flag, to_strings
 from composer.core.serializable import reset_fields
 from composer.functional.nested import leaves
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from torch.utils.hooks import RemovableHandle
 
 __all__ = ["ActivationMonitor"]
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import attrs
 import torch
+from torch import Tensor
 
 from composer.core import Callback, Logger, State
 from composer.core.checks import is_flag, whole_number_from
 from composer.core.serializable import reset_fields
 from composer.distributed import get_world_size
 from composer.functional.dtensors import is_dtensor, local_parts
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from torch import Tensor
 
 __all__ = ["OptimizerMonitor"]
 

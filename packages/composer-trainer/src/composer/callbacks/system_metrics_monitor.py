@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
 import torch
+from torch import Tensor
 
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 from composer.core.checks import is_flag, number_between
 from composer.distributed import is_initialized
 from composer.loggers.products import require_product
 from composer.profiler.system_metrics import Sampler, read_machine
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from torch import Tensor
 
 __all__ = ["SystemMetricsMonitor"]
 

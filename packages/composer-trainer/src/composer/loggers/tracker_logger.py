@@ -7,25 +7,21 @@ import logging
 import secrets
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import attrs
+from torch import Tensor
 
+from composer.core import Interval, Logger, State, Time
 from composer.core.checks import shortened
 from composer.core.logger import detach_to_host
 from composer.functional.checks import check_flags
 from composer.loggers.gathering import GatheringLogger
 from composer.loggers.images import to_images
 from composer.loggers.values import Number, numbers_by_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from composer.core import Interval, Logger, State, Time
 
 __all__ = ["Record", "TrackerLogger"]
 

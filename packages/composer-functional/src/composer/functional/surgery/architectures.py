@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from composer.functional.layers.alibi import NoPositionEmbedding, NoRotaryEmbedding
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__: list[str] = []
 

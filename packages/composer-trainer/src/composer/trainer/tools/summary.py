@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import attrs
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from composer.core import Event, get_precision_context
+from composer.core import DataSpec, Event, State, get_precision_context
 from composer.core.data_spec import describe_batch, move_batch, note_batch
 from composer.functional.dtensors import is_sharded
 from composer.functional.nested import leaves
@@ -18,11 +18,6 @@ from composer.loggers.values import aligned
 from composer.trainer.evaluation.evaluate import first_batch
 from composer.trainer.microbatching import split_microbatches
 from composer.trainer.tools.trial import trial
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from composer.core import DataSpec, State
 
 __all__ = ["Layer", "ModelSummary", "summarize"]
 
