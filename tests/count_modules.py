@@ -49,7 +49,8 @@ def entered(call: Callable[[], object]) -> set[tuple[str, str]]:
 
     def note(frame, event, _):
         name = frame.f_globals.get("__name__", "")
-        if event == "call" and name.startswith("composer."):
+        # A type hint that is evaluated is no function of its module.
+        if event == "call" and name.startswith("composer.") and frame.f_code.co_name != "<module>":
             result.add((name, frame.f_code.co_qualname))
 
     threading.setprofile(note)

@@ -698,6 +698,7 @@ class TestAverages:
         assert runs.same_tensors(later.model.state_dict(), expected)
         assert not runs.same_tensors(later.model.state_dict(), trained)
         assert loaded.averages_of == type(algorithm).__name__
+        assert f"\nweights: the averages of {loaded.averages_of}" in str(loaded)
         assert f"are the averages of {loaded.averages_of}" in caplog.text
 
     @pytest.mark.parametrize("own", [list, lambda: [EMA("1ba")]])

@@ -65,6 +65,12 @@ class TestSaveCheckpoint:
         assert manifest.run_name == "blur"
         assert not manifest.weights_only
 
+    def test_braces_in_the_name_of_a_run(self, runs, tmp_path):
+        """A field in the name of a run is part of it, and not filled in."""
+        path = save_checkpoint(runs.make(run_name="run {epoch}"), f"{tmp_path}/{{run_name}} at {{batch}}")
+
+        assert path == f"{tmp_path}/run {{epoch}} at 5"
+
     def test_name_is_filled_in(self, runs, tmp_path):
         """The name may contain run and clock; missing folders are created."""
         path = save_checkpoint(runs.make(), tmp_path / "{run_name}" / "ep{epoch}-ba{batch}")

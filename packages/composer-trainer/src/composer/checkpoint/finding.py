@@ -1,4 +1,8 @@
-"""From a path or URL to a checkpoint: which folder it is in, which checkpoint is the newest, and its files."""
+"""From a path or URL to a checkpoint: which folder it is in, which checkpoint is the newest, and its files.
+
+A load takes the path from :func:`agreed_newest` or the user, and :func:`agreed_path` lets all processes agree on it.
+:func:`locate` follows links and chooses within a folder, and the result of :func:`open_checkpoint` reads the files.
+"""
 
 from __future__ import annotations
 

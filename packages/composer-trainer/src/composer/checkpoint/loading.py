@@ -1,4 +1,10 @@
-"""Loading a checkpoint: everything is read and checked before anything of the run changes."""
+"""Loading a checkpoint: everything is read and checked before anything of the run changes.
+
+:meth:`LoadRequest.check` does this in four steps: it opens the checkpoint (:mod:`~composer.checkpoint.finding`); reads
+all but the weights (``_read_state``); compares that, and the names and shapes of the weights, with the run
+(``_check_all``, or ``_check_weights`` of weights alone); and reads the weights (``_read_weights``).
+:meth:`CheckedCheckpoint.load` changes the run.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +26,18 @@ from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from composer.checkpoint.finding import OpenCheckpoint, agreed_path, is_weights_file, open_checkpoint
 from composer.checkpoint.ignoring import IgnoreKeys, ignored_keys
 from composer.checkpoint.saving import environment, module_classes, reject_fsdp1
-from composer.checkpoint.tensors import like_weight
+from composer.checkpoint.tensors import is_reference, sharded_likes
 from composer.checkpoint.torch_files import read_weights_file
 from composer.core import LoadReport, State, StateMismatchError, join_tensors, model_state, saved_state
 from composer.core.checks import abridged, to_strings
 from composer.core.evaluator import reshard
-from composer.core.serialization import MAX_DEPTH, from_data
+from composer.core.serialization import from_data
+from composer.distributed import get_global_rank
 from composer.distributed.collectives import all_agree, failing_in_all_processes
-from composer.functional.dtensors import is_dtensor, is_sharded
+from composer.functional.dtensors import is_sharded
 
 if TYPE_CHECKING:
     from composer.checkpoint.base import Manifest
-    from composer.checkpoint.layout import TensorLayout
     from composer.core import Logger
     from composer.core.passes import Passes
 
@@ -71,8 +77,10 @@ class LoadedCheckpoint:
     averages_of: str = ""
 
     def __str__(self) -> str:
-        lines = [f"{self.path} was loaded.", str(self.report), f"ignored: {', '.join(self.ignored)}"]
-        return "\n".join(line for line in lines if line and line != "ignored: ")
+        lines = [f"{self.path} was loaded.", str(self.report)]
+        lines += [f"weights: the averages of {self.averages_of}"] if self.averages_of else []
+        lines += [f"ignored: {', '.join(self.ignored)}"] if self.ignored else []
+        return "\n".join(filter(None, lines))
 
 
 @attrs.frozen
@@ -109,7 +117,7 @@ class CheckedCheckpoint:
             warnings.warn(self.warning, UserWarning, stacklevel=3)
         with _naming(self.path):
             self.fits.load(self.logger)
-        if self.averages_of:
+        if self.averages_of and get_global_rank() == 0:
             _log.warning(
                 "The weights from %s are the averages of %s, with which the run was evaluated. To load its training "
                 "weights, set ignore_keys (load_ignore_keys of a Trainer) to 'algorithms/%s'.",
@@ -400,7 +408,7 @@ class LoadRequest:
 def _read_state(
     opened: OpenCheckpoint, state: State, *, weights_only: bool
 ) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-    """Return the saved state of a checkpoint, or only what the model's weights need; and :func:`_likes`.
+    """Return the saved state of a checkpoint, or only what the model's weights need; and :func:`sharded_likes`.
 
     The weights are without data: :func:`_read_weights` reads them when their names and shapes have been checked. What
     is read is compared with its checksums, so that nothing depends on the files afterwards. Of tensors in parts, which
@@ -410,14 +418,17 @@ def _read_state(
         CheckpointError: A file is missing, or its content is not the one that was written.
     """
     data = opened.data()
-    likes = _likes(opened, state, data)
+    likes: dict[str, dict[str, Tensor]] = {}
+    if is_sharded(state.model):
+        reshard(state.model)
+        likes = sharded_likes(opened.layout, state.get_model_state_dict(), data, opened.path)
     try:
         if weights_only:
             groups = tree_leaves(data.get("optimizers"), is_leaf=lambda one: "train_mode" in _dictionary(one))
             data = {name: data[name] for name in ("model", "algorithms", "modules") if name in data}
             # Such an optimizer records whether the model has its weights for training.
             data["is_schedule_free"] = any(_dictionary(one).get("train_mode") is True for one in groups)
-        needed = {one["$tensor"] for one in tree_leaves(data, is_leaf=_is_reference) if _is_reference(one)}
+        needed = {one["$tensor"] for one in tree_leaves(data, is_leaf=is_reference) if is_reference(one)}
         listed = opened.shapes(EXTRA) | opened.shapes(OPTIMIZERS)
         names = listed.keys() & needed if weights_only else listed.keys()
         join_tensors(data, {name: listed[name] for name in names})  # the names are checked before anything is read
@@ -464,67 +475,6 @@ def _take_averages(model: Any, saved: dict[str, Any], ignored: Collection[str]) 
                     saved["model"][name] = average.to(weight.dtype) if isinstance(weight, Tensor) else average
             return str(key)
     return ""
-
-
-def _likes(opened: OpenCheckpoint, state: State, data: dict[str, Any]) -> dict[str, dict[str, Tensor]]:
-    """Return, for each kind of file and by the names of its tensors, the DTensors like which they are read.
-
-    A tensor belongs to a weight if it has its name, or is anywhere under its name in the saved data (as the state of an
-    optimizer, and averages), and was sharded. It is sharded like the weight if it has its shape, and else as it was.
-    In a checkpoint of a model that was not sharded, weights and the state of optimizers are taken for sharded if they
-    have the weight's shape.
-
-    Raises:
-        CheckpointError: A tensor of another shape was sharded over a mesh of other dimensions.
-    """
-    if not is_sharded(state.model):
-        return {}
-    reshard(state.model)
-    own = {name: weight for name, weight in state.get_model_state_dict().items() if is_dtensor(weight)}
-    weight_of = {name: name for name in own}
-
-    def find(value: Any, weight: str | None, depth: int) -> None:
-        if _is_reference(value):
-            if weight is not None:
-                weight_of.setdefault(value["$tensor"], weight)
-        elif isinstance(value, (dict, list)) and depth < 2 * MAX_DEPTH:
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            for key, item in items:
-                find(item, key if key in own else weight, depth + 1)
-
-    find({name: part for name, part in data.items() if name != "model"}, None, 0)
-    kinds = opened.layout.tensors
-    was_sharded = any(one.placements is not None for of_kind in kinds.values() for one in of_kind.values())
-    likes: dict[str, dict[str, Tensor]] = {kind: {} for kind in kinds}
-    for kind, tensors in kinds.items():
-        for name, one in tensors.items():
-            weight: Any = own.get(weight_of.get(name, ""))
-            may_be_sharded = one.placements is not None if was_sharded else kind != EXTRA
-            if weight is None or not may_be_sharded:
-                continue
-            if one.shape == [*weight.shape]:
-                likes[kind][name] = weight
-            elif one.placements is not None:
-                likes[kind][name] = _placed_like(weight, name, one, opened.path)
-    return likes
-
-
-def _placed_like(weight: Any, name: str, one: TensorLayout, path: str) -> Tensor:
-    """Return a DTensor on the mesh of a weight, sharded as a tensor of another shape was."""
-    dimensions, placements = weight.device_mesh.ndim, one.placements or []
-    if {*placements} == {-1}:
-        placements = [-1] * dimensions
-    if len(placements) != dimensions:
-        raise CheckpointError(
-            path,
-            f"cannot be loaded with this mesh: {name!r} has another shape than its weight, and was sharded over a mesh "
-            f"of {len(placements)} dimensions instead of {dimensions}.",
-        )
-    return like_weight(weight, one.shape, placements)
-
-
-def _is_reference(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("$tensor"), str)
 
 
 def _dictionary(value: Any) -> dict[str, Any]:

@@ -1,4 +1,9 @@
-"""The callback that saves checkpoints during a run."""
+"""The callback that saves checkpoints during a run.
+
+At the events of checkpoints ``_save_if_due`` decides, and :meth:`CheckpointSaver.save` waits for the former save, takes
+a snapshot, and starts ``_write`` in a thread. When a checkpoint is complete, this thread updates links and deletes old
+checkpoints (``_finish``), and sets ``_saved`` and ``_best``; all other attributes belong to the main thread.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import contextlib
 import logging
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -218,7 +223,8 @@ class CheckpointSaver(Callback):
         if self._shared is not None:
             self._shared[0].limit_waiting(_LAST_WAIT)  # after an error, other processes may have ended
         try:
-            self._settle(self._saving.wait)
+            with self._repeatable():
+                self._saving.wait()
         finally:
             if self._lock is not None:
                 self._lock.release()
@@ -261,27 +267,23 @@ class CheckpointSaver(Callback):
         )
         self._shared = (snapshot, folder.at(name)) if is_shared else None
         self._last = moment
-        self._settle(partial(self._saving.start, partial(self._write, folder, name, links, snapshot)))
+        with self._repeatable():
+            self._saving.start(partial(self._write, folder, name, links, snapshot))
         if not self.background:
             self._wait()
 
     def _wait(self) -> None:
         """Wait for the previous save; if it was one of all processes and failed, raise an error in all of them."""
-        if self._shared is None:
-            self._settle(self._saving.wait)
-            return
-        (_, path), self._shared = self._shared, None
-        try:
-            with failing_in_all(path):
-                self._settle(self._saving.wait)
-        except BaseException:
-            self._last = None  # in all processes, or only some would take part in a repeated save
-            raise
+        shared, self._shared = self._shared, None
+        # In all processes, or only some would take part in a repeated save.
+        with self._repeatable(), contextlib.nullcontext() if shared is None else failing_in_all(shared[1]):
+            self._saving.wait()
 
-    def _settle(self, call: Callable[[], object]) -> None:
-        """Start, check or await a save; one that fails can be repeated at the same time."""
+    @contextlib.contextmanager
+    def _repeatable(self) -> Iterator[None]:
+        """Start, check or await a save within this context: if it fails, it can be repeated at the same batch."""
         try:
-            call()
+            yield
         except BaseException as error:
             last, self._last = self._last, None
             if isinstance(error, ThreadError) and self._opened is not None and last is not None:
@@ -298,7 +300,8 @@ class CheckpointSaver(Callback):
 
     def _save_if_due(self, state: State, event: Event) -> None:
         if self._shared is None:  # otherwise the processes would raise it in different batches
-            self._settle(self._saving.check)
+            with self._repeatable():
+                self._saving.check()
         interval, elapsed = self.save_interval, state.get_elapsed_duration()
         if not isinstance(interval, Interval):
             is_due = interval(state, event)

@@ -121,7 +121,7 @@ def save_checkpoint(
     text = fill_in_run(os.fspath(path), state, "A checkpoint's path").rstrip("/")
     parent, name = split_path(text)
     folder = open_folder(parent or ("/" if text.startswith("/") else "."))
-    name = checkpoint_name(name, state)
+    name = _valid_name(name)
     snapshot = take_snapshot(
         state, extra, path=folder.at(name), weights_only=weights_only, ignore_keys=ignore_keys, copy=False
     )
@@ -144,12 +144,11 @@ def save_in_all_processes(state: State, path: str, *, extra: Mapping[str, Any], 
     return from_rank_zero(saved)
 
 
-def checkpoint_name(pattern: str, state: State, parameter: str = "A checkpoint's name") -> str:
+def checkpoint_name(pattern: str, state: State, parameter: str) -> str:
     """Return the name of a checkpoint at the current time of a run.
 
     Args:
-        pattern: A name with ``{run_name}``, ``{rank}``, ``{epoch}``, ``{batch}``, ``{iteration}``, ``{sample}``,
-            ``{token}``, ``{batch_in_epoch}`` and so on in it.
+        pattern: A name with ``{run_name}``, ``{epoch}``, ``{batch}``, ``{batch_in_epoch}`` and so on in it.
         state: The run.
         parameter: The parameter with the pattern, for the error.
 
@@ -157,10 +156,14 @@ def checkpoint_name(pattern: str, state: State, parameter: str = "A checkpoint's
         ValueError: Another name is in braces, or the result cannot be the name of a folder.
 
     Example:
-        >>> checkpoint_name("ep{epoch}-ba{batch}", State(model=None))
+        >>> checkpoint_name("ep{epoch}-ba{batch}", State(model=None), "filename")
         'ep0-ba0'
     """
-    name = fill_in_run(pattern, state, parameter)
+    return _valid_name(fill_in_run(pattern, state, parameter), parameter)
+
+
+def _valid_name(name: str, parameter: str = "A checkpoint's name") -> str:
+    """Return a name, and raise a ValueError if a checkpoint cannot have it."""
     if not name or name.startswith(".") or "/" in name or "\\" in name:
         raise ValueError(
             f"{parameter} must be the name of a folder, without '/' and not beginning with '.', got {shortened(name)}."
@@ -228,11 +231,7 @@ def take_snapshot(
 
 
 def reject_fsdp1(model: object) -> None:
-    """Raise an error if a model is wrapped by FSDP 1; all processes have to call it.
-
-    Raises:
-        NotImplementedError: The model is wrapped by FSDP 1.
-    """
+    """Raise a NotImplementedError if a model is wrapped by FSDP 1; all processes have to call it."""
     if not isinstance(model, torch.nn.Module):
         return
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # without it, nothing can be wrapped

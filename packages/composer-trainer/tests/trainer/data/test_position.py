@@ -55,7 +55,7 @@ class TestEnd:
 def test_place_of_other_data():
     """A saved place in other data is comparable only by its number of batches, which must exist."""
     position = make_position()
-    saved = {"place": 24, "global_batch_size": 6, "length": 5, "sizes": {"samples": 30}}
+    saved = {"place": 24, "global_batch_size": 6, "sizes": {"batches": 5, "samples": 30}}
 
     problems = position.check_state_dict(saved)
 

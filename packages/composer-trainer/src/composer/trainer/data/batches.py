@@ -239,8 +239,7 @@ class Batches:
             "epoch": self._epoch,
             "place": position.place,
             "global_batch_size": self._order.global_batch_size,
-            "length": self.spec.length,
-            "sizes": self._order.sizes(),
+            "sizes": position.sizes,
             "order": self._order.fingerprint(position.place) if in_epoch else None,
             "loader": self._before_ahead if self._ahead else loader.state_dict() if has_state(loader) else None,
             # In an epoch the states from its start, because a resumed run draws its order again.

@@ -28,7 +28,6 @@ class SavedPlace:
     epoch: int = attrs.field(validator=ge(0))
     place: int = attrs.field(validator=ge(0))
     global_batch_size: int | None = attrs.field(validator=optional(ge(1)))
-    length: int | None
     sizes: dict[str, int]
     order: str | None
     loader: Any
@@ -52,6 +51,7 @@ class EpochPosition:
         step: The distance between the places of two batches.
         length: The number of batches in the epoch, as far as it is known: the loader's length until more are found.
         announced_length: The number at the start of an epoch; None if it is not known.
+        sizes: The known sizes of the data, by which a saved place is compared with it.
         data_end: The place where the data ends; None if only the loader can show it.
         is_exhausted: Whether the loader has returned all batches of the epoch.
         has_ended: Whether this process trains on no further batch of the epoch, and others do.
@@ -71,6 +71,7 @@ class EpochPosition:
         self._limit = math.inf if subset_num_batches == -1 else subset_num_batches
         self._is_shared = order.global_batch_size is not None
         self._rank = get_data_rank() if self._is_shared else 0
+        self.sizes = ({} if spec.length is None else {"batches": spec.length}) | order.sizes()
         self.has_usual_batches = self._has_warned = False
         end = order.end(0)
         # Rounded up, because the last batch may have fewer samples.
@@ -160,7 +161,7 @@ class EpochPosition:
         """Return whether a saved place is a number of samples of this data, whatever the number of processes."""
         samples = state["sizes"].get("samples")
         is_shared = None not in (state["global_batch_size"], self._order.global_batch_size, samples)
-        return is_shared and samples == self._order.sizes().get("samples")
+        return is_shared and samples == self.sizes.get("samples")
 
     def place_of(self, state: Mapping[str, Any]) -> int:
         """Return a saved place as a place in this data."""
@@ -174,7 +175,7 @@ class EpochPosition:
         """Return the problems of a saved place, a valid :class:`SavedPlace`, that does not fit this data."""
         given = self.place_of(state) // self.step
         # The same data may have had more batches than its length.
-        most = self._limit if state["length"] == self._spec.length else self.length
+        most = self._limit if state["sizes"].get("batches") == self.sizes.get("batches") else self.length
         if most is None or given <= most or self.is_of_same_order(state):
             return []
         problem = f"data: {given} batches of the epoch were done, and train_dataloader has {self.length}."
@@ -191,8 +192,7 @@ class EpochPosition:
         if self.is_of_same_order(state):
             return
         counted = f"samples in the first {self.num_batches} batches"
-        saved = {"batches": state["length"], **state["sizes"], counted: before}
-        sizes = {"batches": self._spec.length, **self._order.sizes(), counted: now}
+        saved, sizes = {**state["sizes"], counted: before}, {**self.sizes, counted: now}
         changed = [one for one in sizes if None not in (sizes[one], saved.get(one)) and sizes[one] != saved[one]]
         if changed:
             warnings.warn(
