@@ -207,6 +207,8 @@ def stop_at_each_event(every):
         return Path(f"{home}/{name}.txt").read_text(), without_interrupted(*parts), logged(f"{home}/{name}.txt.log")
 
     codes = [start("uninterrupted", part, 0) for part in (0, 1)]
+    if codes != [0, 0]:
+        return report | {"failed": [codes, Path(f"{home}/uninterrupted.txt.log").read_text()]}
     expected = outcome("uninterrupted")
     report["events"], report["codes"] = len(expected[1]), codes
     for at in range(1, len(expected[1]) + 1, every):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
-from typing import TYPE_CHECKING
+import warnings
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
 from composer.core.randomness import global_rng_states
 from composer.distributed import all_reduce_min
-from composer.trainer.evaluation.metrics import load_metrics, save_metrics
+from composer.trainer.evaluation.metrics import load_metrics, save_metrics, update_train_metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
     from composer.core.step import Step
     from composer.distributed import Parallelism
 
-__all__ = ["MicrobatchSearch", "is_out_of_memory", "split_microbatches"]
+    Part: TypeAlias = tuple[Batch, float | Tensor]
+
+__all__ = ["MicrobatchSearch", "announced", "is_out_of_memory", "measured", "split_microbatches", "warn_if_larger"]
 
 _log = logging.getLogger(__name__)
 # cuBLAS and cuDNN report allocations that fail by a RuntimeError with these codes, and not by an OutOfMemoryError.
@@ -163,3 +167,48 @@ class _Snapshot:
         if state.scaler is not None:
             # An update with the current scale resets that the gradients of the trial were unscaled.
             state.scaler.update(state.scaler.scale(torch.ones((), device=state.device)))
+
+
+def warn_if_larger(microbatch_size: int, num_samples: int) -> None:
+    """Warn if a size of microbatches is larger than a batch.
+
+    Example:
+        >>> warn_if_larger(2, num_samples=4)
+    """
+    if microbatch_size > num_samples:
+        warnings.warn(
+            f"device_train_microbatch_size={microbatch_size} is larger than the batch of {num_samples} samples, which "
+            "is not split. Make the batches larger, or the microbatches smaller if memory has to be saved.",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def announced(parts: Sequence[Part], announce: Callable[[bool], None]) -> Iterator[Part]:
+    """Yield the parts, and announce before each whether it is the last.
+
+    Example:
+        >>> list(announced([("first", 0.5), ("second", 0.5)], print))
+        False
+        True
+        [('first', 0.5), ('second', 0.5)]
+    """
+    for number, part in enumerate(parts, start=1):
+        announce(number == len(parts))
+        yield part
+
+
+def measured(parts: Iterable[Part], state: State) -> Iterator[Part]:
+    """Yield the parts, and update the training metrics after each, with its targets before algorithms change them.
+
+    Example:
+        >>> from composer.core import State
+        >>> list(measured([([1, 2], 0.0)], State(model=None)))
+        [([1, 2], 0.0)]
+    """
+    for part, weight in parts:
+        original = copy.copy(part)
+        yield part, weight
+        # A part of weight 0 only keeps the processes in step. The host does not wait for a weight on the device.
+        if state.batch_counts and (isinstance(weight, torch.Tensor) or weight):
+            update_train_metrics(state, original)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,17 +15,16 @@ from composer.core.step import Step
 from composer.distributed import GlobalBatch
 from composer.trainer.clock import Clock
 from composer.trainer.data.batches import END
-from composer.trainer.evaluation.metrics import log_train_metrics, update_train_metrics
-from composer.trainer.microbatching import MicrobatchSearch, split_microbatches
+from composer.trainer.evaluation.metrics import log_train_metrics
+from composer.trainer.microbatching import MicrobatchSearch, announced, measured, split_microbatches, warn_if_larger
 from composer.trainer.stopping import Stopped, StopSignals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch import Tensor
     from torch.optim.lr_scheduler import LRScheduler
 
-    from composer.core import State
     from composer.distributed import Parallelism
     from composer.trainer.data.batches import Batches
     from composer.trainer.evaluation.evaluate import Evaluations
@@ -176,7 +174,7 @@ class Run:
         parts: Sequence[Part] = ((self.state.batch, 1.0),)
         if size is not None and self._is_first_split:
             self._is_first_split = False
-            _warn_if_larger(size, self._num_samples)
+            warn_if_larger(size, self._num_samples)
         if size is not None or spec.microbatch_transforms is not None:
             parts = split_microbatches(self.state.batch, spec, size, self._weigh)
         self._begin_global_batch(len(parts))
@@ -195,9 +193,9 @@ class Run:
         is_measured = self.state.train_metrics and self.step.times_computed == 1
         if len(parts) == 1:  # without a generator in each step
             self.parallel.begin_microbatch(True)
-            return _measured(parts, self.state) if is_measured else parts
-        announced = _announced(parts, self.parallel.begin_microbatch)
-        return _measured(announced, self.state) if is_measured else announced
+            return measured(parts, self.state) if is_measured else parts
+        each = announced(parts, self.parallel.begin_microbatch)
+        return measured(each, self.state) if is_measured else each
 
     def _loss_terms(self, parts: Sequence[Part]) -> list[Tensor] | None:
         """Return how many elements the loss of each part is the mean of, if the model counts them."""
@@ -340,30 +338,3 @@ class Run:
                 UserWarning,
                 stacklevel=2,
             )
-
-
-def _warn_if_larger(microbatch_size: int, num_samples: int) -> None:
-    if microbatch_size > num_samples:
-        warnings.warn(
-            f"device_train_microbatch_size={microbatch_size} is larger than the batch of {num_samples} samples, which "
-            "is not split. Make the batches larger, or the microbatches smaller if memory has to be saved.",
-            UserWarning,
-            stacklevel=2,
-        )
-
-
-def _announced(parts: Sequence[Part], announce: Callable[[bool], None]) -> Iterator[Part]:
-    """Yield the parts, and announce before each whether it is the last."""
-    for number, part in enumerate(parts, start=1):
-        announce(number == len(parts))
-        yield part
-
-
-def _measured(parts: Iterable[Part], state: State) -> Iterator[Part]:
-    """Yield the parts, and update the training metrics after each, with its targets before algorithms change them."""
-    for part, weight in parts:
-        original = copy.copy(part)
-        yield part, weight
-        # A part of weight 0 only keeps the processes in step. The host does not wait for a weight on the device.
-        if state.batch_counts and (isinstance(weight, torch.Tensor) or weight):
-            update_train_metrics(state, original)

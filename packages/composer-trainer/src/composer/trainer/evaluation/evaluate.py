@@ -147,7 +147,8 @@ class Evaluations:
         """
         state, undone = engine.state, interrupted.pop(event, None)
         due = [one for one in state.evaluators if one.eval_interval and one.eval_interval(state, event)]
-        due = [one for one in due if undone is None or one.label in undone]
+        if undone is not None:
+            due = [one for one in due if one.label in undone]
         if not due:
             return
         results: dict[str, Any] = {}
