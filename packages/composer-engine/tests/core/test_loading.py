@@ -11,7 +11,6 @@ from torch import nn
 
 from composer.core import (
     Algorithm,
-    AlgorithmConflictError,
     Callback,
     Engine,
     Event,
@@ -344,12 +343,12 @@ class TestMissingAlgorithms:
         assert torch.equal(torch.get_rng_state(), random)
 
     def test_conflict_is_detected_before_surgery(self, taken, monkeypatch):
-        """Conflicting owners raise before the surgery."""
+        """Conflicting owners do not fit the run, and raise before the surgery."""
         monkeypatch.setattr(LoadWiden, "owns", {"the first layer"})
         monkeypatch.setattr(LoadCount, "owns", {"the first layer"})
         state = make(LoadCount())
 
-        with pytest.raises(AlgorithmConflictError, match="the first layer"):
+        with pytest.raises(StateMismatchError, match="the first layer"):
             state.load_state_dict(taken)
 
         assert not isinstance(state.model[0], nn.Sequential)

@@ -49,7 +49,7 @@ class LabelSmoothing(Algorithm):
     _is_left_to_model: bool = transient(default=False)
 
     runs_at: ClassVar = {Event.BEFORE_LOSS: Stage.LABEL, Event.AFTER_LOSS: Stage.LABEL}
-    reads: ClassVar = {"batch.target", "outputs"}
+    reads: ClassVar = {"batch.target", "model", "outputs"}
     writes: ClassVar = {"batch.target"}
 
     def __attrs_post_init__(self) -> None:
