@@ -34,6 +34,7 @@ from composer.algorithms import (
     CutOut,
     GradientClipping,
     LabelSmoothing,
+    LowPrecisionLayerNorm,
     MixUp,
     RandAugment,
     SelectiveBackprop,
@@ -542,6 +543,28 @@ class TestRefusals:
         assert_same(module, our_weights([BlurPool(), EMA("2ba")]))
         assert callback.adapter.state.timestamp.batch == 12
 
+    @pytest.mark.parametrize(("limit", "duration"), [({"max_epochs": 2}, "2ep"), ({"max_steps": 16}, None)])
+    def test_several_optimizers(self, limit, duration):
+        """A batch in which two optimizers step is one batch of the clock, as in a generative adversarial network."""
+
+        class Adversarial(Classifier):
+            def __init__(self):
+                super().__init__()
+                self.automatic_optimization = False
+
+            def configure_optimizers(self):
+                return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.network[0], self.network[5])]
+
+            def training_step(self, batch, batch_idx):
+                for optimizer in self.optimizers():
+                    optimizer.zero_grad()
+                    self.manual_backward(super().training_step(batch, batch_idx))
+                    optimizer.step()
+
+        _, callback = fit(EMA("2ba"), Adversarial(), **{"max_epochs": -1, **limit})
+        state = callback.adapter.state
+        assert (state.timestamp.batch, state.max_duration) == (8, duration)
+
 
 class Logs(Algorithm):
     """Logs the number of the step."""
@@ -629,6 +652,18 @@ class TestFeatures:
         assert alone[1] == 8
         assert_same(with_callback[0], alone[0].network.state_dict())
         assert "[Callback]ComposerCallback.on_train_batch_end" in hooks
+
+    def test_command_line(self):
+        """LightningCLI constructs the callback and its algorithms from a file in YAML, with their defaults."""
+        pytest.importorskip("jsonargparse", reason="LightningCLI needs jsonargparse")
+        from lightning.pytorch.cli import LightningCLI
+
+        names = [{"class_path": f"composer.algorithms.{name}"} for name in ("EMA", "LowPrecisionLayerNorm")]
+        callback = {"class_path": f"{ComposerCallback.__module__}.ComposerCallback", "init_args": {"algorithms": names}}
+        settings = {"accelerator": "cpu", "logger": False, "callbacks": [callback]}
+        cli = LightningCLI(Classifier, args={"trainer": settings}, run=False, save_config_callback=None)
+        algorithms = cli.trainer.callbacks[0].state.algorithms
+        assert [repr(one) for one in algorithms] == [repr(EMA()), repr(LowPrecisionLayerNorm())]
 
     def test_compiled_child(self):
         """A network that is compiled inside the LightningModule can be changed before its first call."""

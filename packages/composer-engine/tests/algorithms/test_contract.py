@@ -323,6 +323,13 @@ class TestContract:
         assert used == set(getattr(composer.algorithms, name).runs_at)
 
     @pytest.mark.parametrize("name", NAMES)
+    def test_defaults_are_plain(self, name):
+        """Defaults are plain data, which tools that construct classes from YAML can write and read, as LightningCLI."""
+        defaults = [one.default for one in inspect.signature(getattr(composer.algorithms, name)).parameters.values()]
+
+        assert {type(one) for one in defaults} <= {type, type(None), bool, int, float, str, tuple}
+
+    @pytest.mark.parametrize("name", NAMES)
     def test_bad_settings_are_covered(self, name):
         """Each algorithm with validated settings has a case of an invalid one."""
         checked = [case.refused for case in variants_of(name) if case.refused]

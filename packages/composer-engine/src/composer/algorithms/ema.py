@@ -57,14 +57,14 @@ class EMA(WeightAveraging):
         (Time(2, TimeUnit.EPOCH), Time(1, TimeUnit.EPOCH))
     """
 
-    half_life: Time | None = attrs.field(default=Time(1000, "ba"), converter=_to_half_life)
+    half_life: Time | None = attrs.field(default="1000ba", converter=_to_half_life)  # type: ignore[assignment]  # mypy overlooks the converter
     smoothing: float | None = attrs.field(
         default=None,
         validator=attrs.validators.optional(
             number_between(0, 1, below=True, meaning="It is the weight of the old average.")
         ),
     )
-    ema_start: Time = attrs.field(default=Time(0.0, "dur"), converter=_to_ema_start)
+    ema_start: Time = attrs.field(default="0.0dur", converter=_to_ema_start)
     update_interval: Time | None = attrs.field(default=None, converter=_to_update_interval)
 
     _averages: AveragedWeights = transient(factory=lambda: AveragedWeights("EMA"))

@@ -30,7 +30,7 @@ class LowPrecisionLayerNorm(LowPrecisionNorm):
         'after_load'
     """
 
-    apply_at: Event = attrs.field(default=Event.AFTER_LOAD, converter=to_apply_at)
+    apply_at: Event = attrs.field(default="after_load", converter=to_apply_at)  # type: ignore[assignment]  # mypy overlooks the converter
 
     _kernel: ClassVar = staticmethod(cf.apply_low_precision_layernorm)
     owns: ClassVar = {LAYER_NORMS}

@@ -58,9 +58,9 @@ class SWA(WeightAveraging):
         Time(1, TimeUnit.EPOCH)
     """
 
-    swa_start: Time = attrs.field(default=Time(0.7, "dur"), converter=_to_swa_start)
-    swa_end: Time = attrs.field(default=Time(0.97, "dur"), converter=_to_swa_end)
-    update_interval: Time = attrs.field(default=Time(1, "ep"), converter=_to_update_interval)
+    swa_start: Time = attrs.field(default="0.7dur", converter=_to_swa_start)
+    swa_end: Time = attrs.field(default="0.97dur", converter=_to_swa_end)
+    update_interval: Time = attrs.field(default="1ep", converter=_to_update_interval)
     schedule_swa_lr: bool = attrs.field(default=False, validator=is_flag)
     anneal_strategy: str = attrs.field(default="linear", validator=one_of("linear", "cos"))
     anneal_steps: int = attrs.field(default=10, validator=whole_number_from(0, meaning="It is a number of updates."))

@@ -189,11 +189,10 @@ class ComposerCallback(HostAlgorithms, Callback):  # type: ignore[misc]  # Light
             self.adapter.end_gradients()
 
     def on_train_batch_end(self, trainer: Trainer, *__: Any) -> None:
-        """Advance the clock, if the optimizer has stepped."""
-        global_step = trainer.global_step
-        for _ in range(global_step - self._global_step):
+        """Advance the clock, if optimizers have stepped: once, as several may step in a batch."""
+        if trainer.global_step > self._global_step:
+            self._global_step = trainer.global_step
             self.adapter.end_step()
-        self._global_step = global_step
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the epoch."""
@@ -570,7 +569,9 @@ def _length(trainer: Trainer) -> dict[str, Any]:
 
 def _max_duration(trainer: Trainer) -> str | None:
     """Return the duration of a training that is limited by epochs or steps, whichever is less."""
-    steps, epochs = trainer.max_steps, trainer.max_epochs
+    # Lightning counts the steps of each optimizer, so with several the number of batches is unknown.
+    has_one = trainer.lightning_module.automatic_optimization or len(trainer.optimizers) == 1
+    steps, epochs = trainer.max_steps if has_one else -1, trainer.max_epochs
     if epochs in (None, -1):
         return None if steps == -1 else f"{steps}ba"
     batches = trainer.num_training_batches  # inf where it is unknown, 0 before the loader is made
