@@ -99,7 +99,7 @@ class TestServedFields:
         """A host that serves the complete batch serves the targets that LabelSmoothing needs."""
         loop = ServedFields(
             "Loop",
-            readable=dict.fromkeys(LOSS_EVENTS, frozenset({"batch", "outputs"})),
+            readable=dict.fromkeys(LOSS_EVENTS, frozenset({"batch", "model", "outputs"})),
             writable=dict.fromkeys(LOSS_EVENTS, frozenset({"batch.target"})),
         )
 
