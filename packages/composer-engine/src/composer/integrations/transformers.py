@@ -6,16 +6,17 @@ import contextlib
 import copy
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
 from transformers import PreTrainedModel, Trainer, TrainerCallback
 
-from composer.core import Event, TimeUnit
+from composer.core import Algorithm, Event, Plan, TimeUnit
 from composer.core.adapter import Adapter, served_fields
 from composer.core.data_spec import length_of
 from composer.core.model_state import wants_closure
@@ -29,13 +30,6 @@ from composer.functional.transformers_loss import (
     predicts_next_token,
     task_loss,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from torch.optim import Optimizer
-
-    from composer.core import Algorithm, Plan
 
 __all__ = ["STATE_FILE", "ComposerTrainer", "composer_trainer"]
 

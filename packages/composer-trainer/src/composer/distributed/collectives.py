@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +15,6 @@ from composer.distributed.environment import (
     get_world_size,
     is_initialized,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 __all__ = [
     "all_agree",

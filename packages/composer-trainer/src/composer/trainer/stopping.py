@@ -11,15 +11,13 @@ import sys
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType, TracebackType
+from typing import Any, Self, TypeVar
 
 from composer.distributed import all_reduce_min, any_rank, get_world_size
 from composer.distributed.failures import lost_processes, report_failure
 from composer.distributed.samplers import END
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from types import FrameType, TracebackType
 
 __all__ = ["StopSignals", "Stopped"]
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import itertools
 import operator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import attrs
 from torch import nn
 from torch.utils.data import DataLoader
 
-from composer.core import DataSpec, SupportsTraining, Time, TimeUnit, ensure_data_spec
+from composer.core import DataSpec, State, SupportsTraining, Time, TimeUnit, ensure_data_spec
 from composer.core.checks import is_flag, is_string, is_subset
 from composer.distributed import check_sampler
 from composer.trainer.data.batches import Batches
 from composer.trainer.evaluation.metrics import SupportsMetrics, metrics_of, reduce_over_data
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from composer.core import State
 
 __all__ = ["TrainingData", "check_model", "check_trainable"]
 
