@@ -1,6 +1,7 @@
 """Studies: arms, pairing, failures, continuing, and wrong arguments."""
 
 import json
+import warnings
 
 import kornia.augmentation as ka
 import pytest
@@ -9,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from composer.ablation import ablate, experiment, runs
 from composer.ablation.experiment import make_arms
-from composer.algorithms import EMA, SWA, Augment
+from composer.algorithms import EMA, SWA, Augment, BlurPool
 from composer.core.serializable import settings_to_data
 
 
@@ -44,6 +45,25 @@ class TestResults:
         seconds = {(run.arm, run.seed): run.seconds for run in result.results}
         errors = [seconds[("slow",), s] - seconds[(), s] - slept for s, slept in problem.SLEPT.items()]
         assert min(map(abs, errors)) < 0.1 * 9 * 0.05  # the least disturbed by other processes
+
+    @pytest.mark.filterwarnings("always")
+    def test_warnings_are_below_the_table(self, study, problem):
+        """A warning of an arm is in its line, one that the baseline gives, too, only in the baseline's."""
+
+        def make_trainer(algorithms, seed):
+            warnings.warn("all runs give\nthis", stacklevel=1)
+            return problem.make_trainer(algorithms, seed)
+
+        done = study({"blurpool": BlurPool, "nothing": problem.Nothing}, make_trainer, arms=["each"])
+
+        baseline, blurpool, nothing = done.rows
+        assert baseline.warnings == ("all runs give this",)
+        assert len(blurpool.warnings) == 1
+        assert blurpool.warnings[0].startswith("BlurPool")
+        assert nothing.warnings == ()
+        for text in (str(done), done.to_markdown()):
+            assert "baseline warned: all runs give this" in text
+            assert f"blurpool warned: {blurpool.warnings[0]}" in text
 
     @pytest.mark.filterwarnings("ignore:The loss of batch")  # an error would be reported instead of the NaN
     def test_failures_are_results(self, study, problem):
@@ -240,7 +260,7 @@ class TestWrongArguments:
             return make(algorithms, seed)
 
         with pytest.raises(ValueError, match="initial weights of baseline with seed 1 differ"):
-            study({"nothing": problem.Nothing}, make_trainer)
+            study({"nothing": problem.Nothing}, make_trainer, arms=["each"])
 
     def test_a_folder_that_is_shared(self, study, problem, tmp_path):
         """A trainer that resumes from the checkpoints of another run is an error that names the remedy."""
@@ -250,7 +270,7 @@ class TestWrongArguments:
             return problem.make_trainer(algorithms, seed, save_folder=folder, run_name="one", autoresume=True)
 
         with pytest.raises(ValueError, match="Add a parameter 'folder' to make_trainer and save there"):
-            study({"nothing": problem.Nothing}, make_trainer)
+            study({"nothing": problem.Nothing}, make_trainer, arms=["each"])
 
     def test_a_file_that_is_shared(self, study, problem, tmp_path):
         """A second run that fails because the first one has left a file is an error, and no result."""
@@ -274,7 +294,7 @@ class TestWrongArguments:
         data = TensorDataset(torch.randn(60, 4), torch.arange(60) % 3)
 
         with pytest.raises(ValueError, match="must use its seed, but baseline with seeds 0 and 1 has the same"):
-            study({"nothing": problem.Nothing}, make_trainer)
+            study({"nothing": problem.Nothing}, make_trainer, arms=["each"])
 
     def test_a_baseline_that_fails(self, study, tmp_path):
         """An error of make_trainer, or in the first batches, is raised and is no result, as there is no comparison."""

@@ -73,6 +73,7 @@ class Result:
         weights: A digest of the initial weights; None if an algorithm may have changed them already.
         settings: For the first batches only: settings of the trainer and its components by name, a digest of the first
             batches of the evaluation, and the first training loss, all as strings.
+        warnings: The warnings of the run, each once.
     """
 
     arm: tuple[str, ...]
@@ -85,6 +86,7 @@ class Result:
     batches: str | None = None
     weights: str | None = None
     settings: dict[str, str] = attrs.field(factory=dict)
+    warnings: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Check that a run that did not fail has numbers to compare.

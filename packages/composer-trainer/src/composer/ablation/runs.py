@@ -16,7 +16,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -176,8 +177,9 @@ def measure(job: Job) -> Result:
     """
     recorder = Recorder(job.metric, only_start=job.only_start)
     failure, settings = None, {}
+    warned: dict[str, None] = {}
     try:
-        with _construct(job) as trainer:
+        with _noting_warnings(warned), _construct(job) as trainer:
             recorder.attach(trainer)
             with contextlib.suppress(_StartedError):
                 trainer.fit()
@@ -195,6 +197,7 @@ def measure(job: Job) -> Result:
         batches=recorder.batches.hexdigest(),
         weights=recorder.weights,
         settings=settings,
+        warnings=tuple(warned),
     )
     if job.only_start:
         return result
@@ -202,6 +205,21 @@ def measure(job: Job) -> Result:
         recorder.check()
     seconds = None if failure else recorder.seconds
     return attrs.evolve(result, curve=tuple(recorder.curve), seconds=seconds, memory=_peak_memory())
+
+
+@contextlib.contextmanager
+def _noting_warnings(warned: dict[str, None]) -> Iterator[None]:
+    """Add the warnings for users to ``warned``; all of them are still written to the log."""
+    show = warnings.showwarning
+
+    def note(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
+        if issubclass(category, UserWarning):
+            warned[abridged(" ".join(str(message).split()))] = None
+        show(message, category, *place, **options)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = note
+        yield
 
 
 def _identify(state: State) -> dict[str, str]:

@@ -140,13 +140,17 @@ class Study:
     def _successful(self, arm: tuple[str, ...]) -> dict[int, Result]:
         return {seed: result for seed, result in sorted(self._by_arm.get(arm, {}).items()) if result.failure is None}
 
+    def _warnings(self, arm: tuple[str, ...]) -> list[str]:
+        return list(dict.fromkeys(message for one in self._by_arm[arm].values() for message in one.warnings))
+
     def _row(self, arm: tuple[str, ...]) -> Row:
         runs, baseline = self._successful(arm), self._successful(())
         failures = tuple((one.seed, one.failure) for one in self._by_arm[arm].values() if one.failure is not None)
         count, planned = len(self._by_arm[arm]), len(self.settings.seeds)
+        warned = tuple(one for one in self._warnings(arm) if not arm or one not in self._warnings(()))
         note = f"not complete, after {count} of {planned} seeds" if count < planned else ""
         if not runs:
-            return Row(arm, 0, failures=failures, note=note)
+            return Row(arm, 0, failures=failures, warnings=warned, note=note)
         values = list(self.final_values(arm).values())
         seconds = {seed: one.seconds for seed, one in runs.items() if one.seconds is not None}
         of_baseline = {seed: one.seconds for seed, one in baseline.items() if one.seconds is not None}
@@ -169,6 +173,7 @@ class Study:
             reached=sum(map(math.isfinite, to_quality.values())),
             memory=max((one.memory for one in runs.values() if one.memory is not None), default=None),
             failures=failures,
+            warnings=warned,
             note=note,
         )
 

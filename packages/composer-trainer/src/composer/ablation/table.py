@@ -35,6 +35,7 @@ class Row:
         reached: The number of runs that reached the quality.
         memory: The highest peak memory, in bytes.
         failures: Seeds and reasons of runs that failed.
+        warnings: The warnings of its runs that the baseline does not give.
         note: What else a reader must know, such as that the arm is not complete.
     """
 
@@ -51,6 +52,7 @@ class Row:
     reached: int = 0
     memory: int | None = None
     failures: tuple[tuple[int, str], ...] = ()
+    warnings: tuple[str, ...] = ()
     note: str = ""
 
     @property
@@ -103,6 +105,7 @@ def sentences(rows: Sequence[Row], settings: Settings) -> list[str]:
     if settings.is_rough:
         found.append("Times are rough (~): runs were executed beside each other or on different machines.")
     found += [f"{row.label}: {row.note}." for row in rows if row.note]
+    found += [f"{row.label} warned: {message}" for row in rows for message in row.warnings]
     for row in rows:
         for reason in dict.fromkeys(reason for _, reason in row.failures):
             seeds = ", ".join(str(seed) for seed, one in row.failures if one == reason)
