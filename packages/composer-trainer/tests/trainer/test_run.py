@@ -1,5 +1,7 @@
 """What a run computes and counts in each batch."""
 
+import signal
+
 import pytest
 import torch
 from torch import nn
@@ -139,6 +141,71 @@ class TestTrainMetrics:
         trainer.fit(duration="1ba", **options)
 
         assert trainer.state.train_metrics["MulticlassAccuracy"]._update_count == 1
+
+
+class TestInterruptedEvaluation:
+    """An evaluation that a SIGTERM has stopped, in a program that handles the signal itself."""
+
+    class Interrupt(Callback):
+        """Sends the signal in the first batch of the evaluation after a batch of the training."""
+
+        def __init__(self, batch):
+            self.at = {batch}
+
+        def eval_batch_start(self, state, logger):
+            if int(state.timestamp.batch) in self.at:
+                self.at.clear()
+                signal.raise_signal(signal.SIGTERM)
+
+    @pytest.fixture(autouse=True)
+    def _handler(self):
+        before = signal.signal(signal.SIGTERM, lambda *_: None)
+        yield
+        signal.signal(signal.SIGTERM, before)
+
+    def run(self, at=None, **options):
+        """Return a trainer that evaluates after every other batch and at the end, and the batches of evaluations."""
+        logger = InMemoryLogger()
+        options = {"eval_dataloader": make_loader(), "eval_interval": "2ba", "callbacks": self.Interrupt(at)} | options
+        trainer = small_run(loggers=logger, **options)
+        return trainer, lambda: [int(clock.batch) for clock, _ in logger.data["metrics/eval/MulticlassAccuracy"]]
+
+    @pytest.mark.parametrize("at", [4, 5])
+    def test_next_fit_begins_with_it(self, at):
+        """The next call of fit repeats it, also if it was that of the end, and evaluates no more often than without."""
+        trainer, evaluated = self.run(at, max_duration="5ba")
+        reasons = [trainer.fit().reason for _ in range(3)]
+
+        assert evaluated() == [2, 4, 5]
+        assert reasons == [
+            "stopped by SIGTERM",
+            "max_duration='5ba' is reached",
+            "max_duration='5ba' was reached before",
+        ]
+
+    def test_longer_training_has_another_end(self, tmp_path):
+        """If the resumed run trains longer, the evaluation of the former end is not due."""
+        saving = {"save_folder": str(tmp_path), "run_name": "run", "autoresume": True}
+        stopped, _ = self.run(5, max_duration="5ba", **saving)
+        stopped.fit()
+        stopped.close()
+
+        resumed, evaluated = self.run(max_duration="9ba", **saving)
+        resumed.fit()
+
+        assert evaluated() == [6, 8, 9]
+
+    def test_resumed_without_data_to_evaluate_on(self, tmp_path):
+        """A run that does not evaluate any more continues without the evaluation."""
+        saving = {"save_folder": str(tmp_path), "run_name": "run", "autoresume": True}
+        stopped, _ = self.run(4, max_duration="5ba", **saving)
+        stopped.fit()
+        stopped.close()
+
+        resumed, _ = self.run(max_duration="5ba", eval_dataloader=None, **saving)
+
+        assert resumed.fit().steps == 1
+        assert not resumed._progress.interrupted
 
 
 class TestSAM:

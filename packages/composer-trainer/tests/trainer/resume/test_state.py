@@ -108,6 +108,8 @@ class TestCheck:
         [
             ("clock_before", {}),
             ("clock_before", None),
+            ("interrupted", [1]),
+            ("interrupted", {"at_night": ["eval"]}),
             ("skipped_steps", 7),
             ("skipped_steps", torch.zeros(2)),
             ("microbatch_size", "x"),
