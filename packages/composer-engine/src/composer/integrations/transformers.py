@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from transformers import PreTrainedModel, Trainer, TrainerCallback
 
-from composer.core import Algorithm, Event, Plan, TimeUnit
+from composer.core import Algorithm, Event, Plan, TimeUnit, join_tensors, split_tensors
 from composer.core.adapter import Adapter, served_fields
 from composer.core.data_spec import length_of
 from composer.core.model_state import wants_closure
@@ -33,7 +35,7 @@ from composer.functional.transformers_loss import (
 
 __all__ = ["STATE_FILE", "ComposerTrainer", "composer_trainer"]
 
-STATE_FILE = "algorithms.pt"
+STATE_FILE = "algorithms.safetensors"
 """The file in a checkpoint's folder with the state of the algorithms."""
 
 _SERVES = served_fields("Transformers' Trainer", not_writable={"train_dataloader"})
@@ -51,10 +53,10 @@ class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no typ
     labels after each forward pass, as LabelSmoothing does, a ``PreTrainedModel`` is called without labels from then on,
     unless it is an encoder with a decoder.
 
-    Checkpoints contain the state of the algorithms in the file ``algorithms.pt``. Averages, such as EMA's, are in the
-    model during evaluation and prediction, and are what ``save_model`` and checkpoints save as the model; the training
-    weights are in ``algorithms.pt``. With ``load_best_model_at_end`` the model has the best saved weights from the end
-    of the training on.
+    Checkpoints contain the state of the algorithms in the file ``algorithms.safetensors``, which is read without
+    ``torch.load``. Averages, such as EMA's, are in the model during evaluation and prediction, and are what
+    ``save_model`` and checkpoints save as the model; the training weights are in ``algorithms.safetensors``. With
+    ``load_best_model_at_end`` the model has the best saved weights from the end of the training on.
 
     Args:
         args: Arguments of ``Trainer``, by position or name, such as ``model=`` and ``args=``.
@@ -267,7 +269,10 @@ class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no typ
         # The averages are in the file of the model, and the state of the algorithms has the training weights then.
         with self._averages():
             if self.args.should_save:
-                torch.save(self.algorithm_adapter.state_dict(), Path(output_dir) / STATE_FILE)
+                data, tensors = split_tensors(self.algorithm_adapter.state_dict())
+                # Copies, because the format has neither memory that tensors share nor strides.
+                copies = {name: one.to("cpu", copy=True).contiguous() for name, one in tensors.items()}
+                save_file(copies, Path(output_dir) / STATE_FILE, {"data": json.dumps(data)})
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         file = Path(resume_from_checkpoint) / STATE_FILE
@@ -277,7 +282,9 @@ class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no typ
                 f"{resume_from_checkpoint} has no {STATE_FILE}. Load its weights into the model before you create the "
                 "Trainer, and start a new training."
             )
-        self.algorithm_adapter.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+        with safe_open(file, "pt") as saved:
+            tensors = {name: saved.get_tensor(name) for name in saved.keys()}  # noqa: SIM118  (no mapping)
+            self.algorithm_adapter.load_state_dict(join_tensors(json.loads(saved.metadata()["data"]), tensors))
         super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_best_model(self) -> None:
