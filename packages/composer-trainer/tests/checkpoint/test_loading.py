@@ -633,6 +633,17 @@ class TestHostileSettings:
         with pytest.raises(CheckpointError, match="has been changed since it was written"):
             load_checkpoint(saved, runs.make(), weights_only=weights_only)
 
+    def test_thousands_of_mismatches(self, runs, saved):
+        """The error states the first mismatches and the number of the others; its attribute has all of them."""
+        other = runs.make(model=nn.ParameterList(torch.zeros(1) for _ in range(5000)), steps=0)
+
+        with pytest.raises(CheckpointMismatchError) as caught:
+            load_checkpoint(saved, other)
+
+        assert len(caught.value.problems) > 5000
+        assert len(str(caught.value).splitlines()) == 202
+        assert str(caught.value).endswith(f"- ... and {len(caught.value.problems) - 200:,} more.")
+
     def test_tensors_are_read_when_their_names_fit(self, runs, saved):
         """Tensors without a place in the state are reported without reading any: here, they are damaged as well."""
         damage(saved / "optimizers.safetensors")

@@ -25,6 +25,7 @@ _LONGEST_FOLDER = 200
 """File systems have names of up to 255 bytes, and what is filled into names needs some of them."""
 _BEGINS_ELSEWHERE = re.compile(r"[/\\]|[A-Za-z]:[/\\]|.*://", re.DOTALL)
 _LONGEST_NAME = 500
+_MOST_LINES = 200
 _LONGEST_LINE = 600
 
 
@@ -262,6 +263,19 @@ def abridged(text: str) -> str:
             omitted = len(line) - _LONGEST_LINE
             lines[place] = f"{line[:half]} ... ({omitted:,} characters are left out) ... {line[-half:]}"
     return "\n".join(lines)
+
+
+def bulleted(title: str, lines: Sequence[str]) -> str:
+    """Return a title with a line for each sentence; of very many, the first ones and the number of the others.
+
+    Example:
+        >>> print(bulleted("These differ:", ["lr", "betas"]))
+        These differ:
+        - lr
+        - betas
+    """
+    more = [f"... and {len(lines) - _MOST_LINES:,} more."] if len(lines) > _MOST_LINES else []
+    return "\n- ".join([title, *lines[:_MOST_LINES], *more])
 
 
 def nearest(name: object, names: Iterable[str], end: str = ".") -> str:

@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from composer.core import model_state
-from composer.core.checks import abridged, nearest
+from composer.core.checks import abridged, bulleted, nearest
 from composer.core.components import by_key
 from composer.core.declarations import check_conflicts
 from composer.core.passes import all_passes
@@ -61,7 +61,7 @@ class StateMismatchError(ValueError):
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(map(abridged, problems))
         title = "The saved state does not fit this run, and nothing has been changed:"
-        super().__init__("\n- ".join([title, *self.problems]))
+        super().__init__(bulleted(title, self.problems))
 
 
 @attrs.frozen
@@ -278,7 +278,7 @@ class CheckedState:
         self.load_into(self.state, self.saved)
         if self.report.differences:
             title = "The saved state was loaded, and this run differs from it:"
-            warnings.warn("\n- ".join([title, *self.report.differences]), UserWarning, stacklevel=stacklevel)
+            warnings.warn(bulleted(title, self.report.differences), UserWarning, stacklevel=stacklevel)
         return self.report
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from composer.core.checks import abridged
+from composer.core.checks import abridged, bulleted
 
 __all__ = ["CheckpointError", "CheckpointMismatchError", "CheckpointSaveError", "FolderInUseError"]
 
@@ -36,7 +36,7 @@ class CheckpointMismatchError(CheckpointError):
 
     def __init__(self, path: object, problems: Iterable[str]) -> None:
         self.problems = tuple(map(abridged, problems))
-        super().__init__(path, "\n- ".join(["does not fit this run, and nothing has been changed:", *self.problems]))
+        super().__init__(path, bulleted("does not fit this run, and nothing has been changed:", self.problems))
 
 
 class CheckpointSaveError(OSError):
