@@ -184,16 +184,17 @@ class TestInterruptedEvaluation:
         ]
 
     def test_longer_training_has_another_end(self, tmp_path):
-        """If the resumed run trains longer, the evaluation of the former end is not due."""
+        """If the resumed run trains longer, the evaluation of the former end is not due, and its own is complete."""
         saving = {"save_folder": str(tmp_path), "run_name": "run", "autoresume": True}
         stopped, _ = self.run(5, max_duration="5ba", **saving)
         stopped.fit()
         stopped.close()
 
-        resumed, evaluated = self.run(max_duration="9ba", **saving)
+        resumed, evaluated = self.run(max_duration="9ba", train_metrics=None, **saving)
         resumed.fit()
 
         assert evaluated() == [6, 8, 9]
+        assert list(resumed.state.train_metric_values) == ["MulticlassAccuracy"]  # of the epoch's first four batches
 
     def test_resumed_without_data_to_evaluate_on(self, tmp_path):
         """A run that does not evaluate any more continues without the evaluation."""
