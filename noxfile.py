@@ -29,7 +29,7 @@ CONSTRAINTS = "constraints.txt"
 EXAMPLES = ["cloudpickle", "matplotlib", "rich", "scikit-learn", "scipy"]
 TOOLS = {
     "tests": ["pytest-xdist>=3.8"],
-    "hosts": ["trl"],
+    "hosts": ["jsonargparse[signatures]", "trl"],
     "ray": ["ray[train]"],
     # hatchling builds editable installations with editables; tests build offline, from the cache.
     "together": ["accelerate", "editables", "import-linter", "lightning", "pytorch-ignite", "uv"],
