@@ -154,6 +154,8 @@ class ResultsFile:
             place = f"{path.name}, line {number}"
             try:
                 ((name, data),) = json.loads(line).items()
+                if name != "settings" and isinstance(data, dict):
+                    data.setdefault("warnings", [])  # earlier files have none
                 value = from_data(data, kinds[name], place)
                 if name == "result":
                     value.check()
