@@ -91,7 +91,11 @@ class TestStochasticDepthBlock:
 
     def test_block_is_dropped_for_the_complete_batch(self):
         """Each output is the plain block's or the input; a fraction of drop_rate is not computed."""
-        plain = Plain()
+
+        class Fresh(Plain):
+            """A class of which no block has been dropped before: the first one is computed once, to check it."""
+
+        plain = Fresh()
         block = _stochastic(plain, 0.3)
         x = torch.randn(2, 6)
 
@@ -99,7 +103,7 @@ class TestStochasticDepthBlock:
 
         preserved = sum(torch.equal(output, plain(x)) for output in outputs)
         assert preserved + sum(torch.equal(output, x) for output in outputs) == 600
-        assert block.calls == preserved
+        assert block.calls == preserved + 1
         assert abs(preserved / 600 - 0.7) < 0.07
 
     def test_draws_equal_torchvision(self):
@@ -270,6 +274,47 @@ class TestStochasticDepthBlock:
 
         with pytest.raises(TypeError, match=rf"{message}.* pass a ResidualRule"):
             stochastic(torch.randn(5, 6))
+
+    @pytest.mark.parametrize("rate", [0.999999, 1.0])
+    def test_dropped_block_without_residual_raises(self, rate: float):
+        """A block that is not x + f(x) raises the same error if it is dropped."""
+
+        class Never(Pair):
+            """A class of which no block has been dropped before."""
+
+        stochastic = _stochastic(Never(6, 6), rate)
+
+        with pytest.raises(TypeError, match=r"Never must return .*, got tuple.* pass a ResidualRule"):
+            stochastic(torch.randn(5, 6))
+
+    def test_check_of_a_dropped_block_has_no_effect(self):
+        """It draws nothing, changes no statistics and modes, and leaves no weights without gradients to autocast."""
+
+        class Normalized(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.norm, self.drop, self.linear = nn.BatchNorm1d(6), nn.Dropout(), nn.Linear(6, 6)
+                self.norm.eval()
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return x + self.drop(self.linear(self.norm(x)))
+
+        block = _stochastic(Normalized(), 1.0)
+        modes = [module.training for module in block.modules()]
+        before, state, x = copy.deepcopy(block.state_dict()), torch.get_rng_state(), torch.randn(5, 6)
+        torch.set_rng_state(state)
+
+        with torch.autocast("cpu", torch.bfloat16):
+            block(x)
+            block.drop_rate = 0.0
+            block.drop.p = 0.0
+            after = torch.get_rng_state()
+            block(x).sum().backward()
+
+        assert torch.equal(after, state)
+        assert [module.training for module in block.modules()] == modes
+        assert all(torch.equal(before[name], value) for name, value in block.state_dict().items())
+        assert block.linear.weight.grad.abs().sum() > 0
 
     @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
     def test_bad_rate_raises(self, rate: float):

@@ -18,6 +18,7 @@ from composer.core.event import Event
 from composer.core.interval import Interval
 from composer.core.model_state import held_parameters, unwrapped
 from composer.functional.dtensors import local_parts
+from composer.functional.modes import kept_modes
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -219,26 +220,6 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     with kept_modes(model):
         model.eval()
         yield
-
-
-@contextlib.contextmanager
-def kept_modes(model: nn.Module) -> Iterator[None]:
-    """Restore the mode of each module of a model at the end.
-
-    Example:
-        >>> model = nn.Sequential(nn.Dropout())
-        >>> with kept_modes(model):
-        ...     _ = model.eval()
-        >>> model.training
-        True
-    """
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        model.train(modes[0][1])
-        for module, was_training in modes:  # a part may have been in evaluation mode before
-            module.training = was_training
 
 
 class Evaluated(Protocol):

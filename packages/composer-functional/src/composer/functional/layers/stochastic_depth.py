@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from composer.functional.checks import check_choice, check_interval
+from composer.functional.modes import kept_modes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["ResidualRule", "StochasticDepthBlock"]
 
 _MADE: dict[type[nn.Module], type[StochasticDepthBlock]] = {}
+_CHECKED: set[type[nn.Module]] = set()
 
 
 def _unchanged(_: Any, input: Tensor) -> Tensor:
@@ -114,6 +116,8 @@ class StochasticDepthBlock(nn.Module):
             return self._apply_block(input, *args, **kwargs)
         is_drawn_per_batch = self.stochastic_method == "block" and self.training
         if rate == 1 or (is_drawn_per_batch and not torch.empty((), device="cpu").bernoulli_(1 - rate).item()):
+            if self.rule is None and self.training and not torch.compiler.is_compiling():
+                self._check(input, *args, **kwargs)
             return self._without_branch(input)
         if self.stochastic_method == "block":
             if self.training:
@@ -133,6 +137,16 @@ class StochasticDepthBlock(nn.Module):
                 f"{result}. Without a rule a block must compute x + f(x): pass a ResidualRule with branch and shortcut."
             )
         return output
+
+    def _check(self, input: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Raise if the block does not compute a tensor like its input; once for a class, before one is dropped."""
+        if self.plain_class in _CHECKED:
+            return
+        with kept_modes(self), torch.no_grad():
+            self.eval()  # without effects on statistics and random states
+            self._apply_block(input, *args, **kwargs)
+        torch.clear_autocast_cache()  # torch 2.7 would use weights that were cast without a graph
+        _CHECKED.add(self.plain_class)
 
     def _without_branch(self, input: Tensor) -> Tensor:
         rule = self.rule

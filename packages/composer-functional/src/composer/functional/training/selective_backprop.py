@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from composer.functional.checks import (
     check_whole,
     check_whole_numbers,
 )
+from composer.functional.modes import kept_modes
 from composer.functional.nested import is_list_of_samples, rebuild, sizes
 
 __all__ = ["select_using_loss", "should_selective_backprop", "take_samples"]
@@ -128,7 +129,9 @@ def sample_losses(
             f"target must have the input's {num_samples} samples in its first dimension, "
             f"got {_count_samples('target', target)}."
         )
-    with torch.no_grad(), _evaluating(model):
+    with torch.no_grad(), kept_modes(model) if isinstance(model, nn.Module) else nullcontext():
+        if isinstance(model, nn.Module):
+            model.eval()
         losses = loss_fun(model(_shrink(input, scale_factor)), target, reduction="none")
     # Under autocast, torch 2.7 caches weights that were cast without a graph; the training pass must not use them.
     if not torch.compiler.is_compiling():
@@ -196,22 +199,6 @@ def take_part(part: Any, chosen: Tensor, indices: Callable[[], list[int]], num_s
         part = copy.copy(part)
         vars(part).update(attributes)
     return part
-
-
-@contextmanager
-def _evaluating(model: nn.Module | Callable[[Any], Any]) -> Iterator[None]:
-    """Set a model to evaluation mode, and restore the mode of each module.
-
-    The flags are set separately, because ``train()`` would also change modules that were in evaluation mode.
-    """
-    training = [module for module in model.modules() if module.training] if isinstance(model, nn.Module) else []
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _count_samples(name: str, samples: Tensor | Mapping[str, Any]) -> int:
