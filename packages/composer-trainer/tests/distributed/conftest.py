@@ -51,6 +51,12 @@ def four_processes(tmp_path_factory, environment):
     return launch("four_processes.py", 4, tmp_path_factory.mktemp("four_processes"), environment)
 
 
+@pytest.fixture(scope="session")
+def two_generations(tmp_path_factory, environment):
+    """What two processes have generated, by rank."""
+    return launch("generation_program.py", 2, tmp_path_factory.mktemp("generations"), environment)
+
+
 @pytest.fixture
 def start_sync_batchnorm(tmp_path, environment):
     """Return a function that trains with DDP or FSDP2 in two processes with GPUs and returns their results by rank."""

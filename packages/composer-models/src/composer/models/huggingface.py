@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from composer.functional.dtensors import is_sharded
+from composer.functional.modes import kept_modes
 from composer.functional.transformers_loss import (
     IGNORED,
     LossCorrection,
@@ -144,19 +146,15 @@ class HuggingFaceModel(PhaseMetricsModel):
             TypeError: ``batch`` is not a mapping.
             ValueError: It contains no argument of the model.
         """
-        labels = batch.get("labels") if isinstance(batch, Mapping) else None
-        if are_probabilities(labels, base_of(self.model)):
-            return self._call(batch, leave_out=("labels",))
-        if not torch.compiler.is_exporting():  # torch.export warns about attributes that change
-            self._labels_seen = labels  # loss() compares them with those that an algorithm may have set
-        return self._call(batch, leave_out=())
-
-    def _call(self, batch: Mapping[str, Any], leave_out: tuple[str, ...]) -> Any:
         if not isinstance(batch, Mapping):
             raise TypeError(
                 f"HuggingFaceModel takes batches as a mapping of names to tensors, got {type(batch).__name__}. "
                 "Let the dataset return dictionaries, or collate with transformers.default_data_collator."
             )
+        labels = batch.get("labels")
+        leave_out = {"labels"} if are_probabilities(labels, base_of(self.model)) else set()
+        if not leave_out and not torch.compiler.is_exporting():  # torch.export warns about attributes that change
+            self._labels_seen = labels  # loss() compares them with those that an algorithm may have set
         names = self._argument_names
         inputs = {name: batch[name] for name in batch if (not names or name in names) and name not in leave_out}
         if not inputs:
@@ -241,16 +239,19 @@ class HuggingFaceModel(PhaseMetricsModel):
         if not self.use_logits:
             return self(batch) if outputs is None else outputs
         if outputs is None:
-            outputs = self._call(self._with_decoder_inputs(batch), leave_out=("labels",))
+            outputs = self(self._without_labels(batch))
         return logits_of(outputs)
 
-    def _with_decoder_inputs(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the batch with the decoder inputs that an encoder-decoder model derives from the labels."""
+    def _without_labels(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the batch without labels, with the decoder inputs that an encoder-decoder model derives from them."""
+        if not isinstance(batch, Mapping) or "labels" not in batch:
+            return batch
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
         has_inputs = "decoder_input_ids" in batch or "decoder_inputs_embeds" in batch
         make = getattr(base_of(self.model), "prepare_decoder_input_ids_from_labels", None)
-        if has_inputs or "labels" not in batch or make is None or not self.config.is_encoder_decoder:
-            return batch
-        return {**batch, "decoder_input_ids": make(labels=batch["labels"])}
+        if not has_inputs and make is not None and self.config.is_encoder_decoder:
+            inputs["decoder_input_ids"] = make(labels=batch["labels"])
+        return inputs
 
     def update_metric(self, batch: Mapping[str, Any], outputs: Any, metric: Metric) -> None:
         """Update a metric with one batch.
@@ -282,7 +283,9 @@ class HuggingFaceModel(PhaseMetricsModel):
             input_ids: The prompts, shape ``(N, L)``. Causal models need padding on the left, with an
                 ``attention_mask``.
             kwargs: Passed to Transformers' ``generate``: ``attention_mask``, ``max_new_tokens``, ``do_sample``, ….
-                The padding token is that of the tokenizer, unless ``pad_token_id`` is passed.
+                The padding token is that of the tokenizer, unless ``pad_token_id`` is passed. All processes of a
+                sharded model must call it, and ``torch.distributed.fsdp.register_fsdp_forward_method`` must have
+                registered it, which the Trainer does.
 
         Returns:
             Token ids ``(N, L')``.
@@ -298,14 +301,11 @@ class HuggingFaceModel(PhaseMetricsModel):
             )
         if self.tokenizer is not None and self.tokenizer.pad_token_id is not None:
             kwargs.setdefault("pad_token_id", self.tokenizer.pad_token_id)
-        modes = [(module, module.training) for module in self.model.modules()]
-        self.model.eval()
-        try:
+        if is_sharded(self):
+            kwargs.setdefault("synced_gpus", True)  # all processes gather the weights until the last one is done
+        with kept_modes(self.model):
+            self.model.eval()
             tokens: Tensor = self.model.generate(input_ids=input_ids, **kwargs)
-        finally:
-            self.model.train(modes[0][1])
-            for module, was_training in modes:  # parts of the model may have been in evaluation mode
-                module.training = was_training
         return tokens
 
     def get_metadata(self) -> dict[str, Any]:

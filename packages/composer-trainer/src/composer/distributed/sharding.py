@@ -184,20 +184,23 @@ def shard(
 
 
 def _shard_blocks(modules: Sequence[nn.Module], settings: FSDPSettings, mesh: DeviceMesh, precision: Precision) -> None:
-    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard  # noqa: PLC0415
+    from torch.distributed import fsdp  # noqa: PLC0415
 
     policy = settings.policy(precision)
+    offload = fsdp.CPUOffloadPolicy(mesh.device_type == "cuda") if settings.cpu_offload else fsdp.OffloadPolicy()
     if mesh.device_type == "cpu":
         # With torch 2.7, gloo sums float32 and bfloat16 where FSDP2 requests averages; float64 is divided by FSDP2.
         policy = dataclasses.replace(policy, reduce_dtype=torch.float64)
     for module in modules:
-        fully_shard(
+        fsdp.fully_shard(
             module,
             mesh=mesh,
             mp_policy=policy,
-            offload_policy=CPUOffloadPolicy(mesh.device_type == "cuda") if settings.cpu_offload else OffloadPolicy(),
+            offload_policy=offload,
             reshard_after_forward=settings.reshard_after_forward,
         )
+    if callable(getattr(modules[-1], "generate", None)):  # it calls parts of the model, without the model's forward
+        fsdp.register_fsdp_forward_method(modules[-1], "generate")
 
 
 def _make_contiguous(model: nn.Module) -> None:
