@@ -19,6 +19,8 @@ from transformers import (
     BertForPreTraining,
     BertForSequenceClassification,
     EarlyStoppingCallback,
+    GPT2Config,
+    GPT2LMHeadModel,
     MixtralConfig,
     MixtralForCausalLM,
     Seq2SeqTrainer,
@@ -33,6 +35,7 @@ from transformers import (
 from composer.algorithms import (
     EMA,
     SAM,
+    Alibi,
     BlurPool,
     GradientClipping,
     LabelSmoothing,
@@ -563,6 +566,28 @@ class TestRefusals:
 
         with pytest.raises(ValueError, match="Reads cannot run in Transformers' Trainer: it writes 'train_dataloader'"):
             make_trainer(Case(EMA, "bert"), tmp_path, [Reads()])
+
+    @pytest.mark.parametrize(
+        "algorithm", [Alibi(max_sequence_length=8), SeqLengthWarmup(min_seq_length=2, truncate=False)]
+    )
+    def test_other_rows_than_the_loss_compares(self, algorithm, tmp_path):
+        """Preferences are compared as pairs of rows, which an algorithm must not split; the rows have no labels."""
+
+        class Preferences(Trainer):
+            def compute_loss(self, model, inputs, *_, **__):
+                chosen, rejected = model(**inputs).logits.mean(dim=(1, 2)).chunk(2)
+                return (rejected - chosen).mean()
+
+        config = GPT2Config(vocab_size=9, n_positions=8, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0)
+        trainer = composer_trainer(Preferences)(
+            model=GPT2LMHeadModel(config),
+            args=TrainingArguments(**settings(tmp_path)),
+            train_dataset=[{"input_ids": torch.arange(8)} for _ in range(16)],
+            algorithms=[algorithm],
+        )
+
+        with pytest.raises(ValueError, match=r"changed a batch of 4 rows to 16\. Without labels"):
+            trainer.train()
 
     def test_other_classes(self):
         """The factory takes classes of Trainers without algorithms."""

@@ -146,6 +146,7 @@ class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no typ
             call.model, call.loaded_labels = model, inputs.get("labels")
             call.returns_outputs = bool(args[0] if args else kwargs.get("return_outputs"))
             call.batch = adapter.begin_batch(inputs)
+            _check_rows(inputs, call.batch)
         loss = adapter.compute_loss(call.batch)
         return (loss, adapter.state.outputs) if call.returns_outputs else loss
 
@@ -509,6 +510,20 @@ def _next_method(trainer: ComposerTrainer, name: str) -> Any:
 
 def _described(outputs: Any) -> str:
     return f"with {sorted(outputs)}" if isinstance(outputs, Mapping) else f"of type {type(outputs).__name__}"
+
+
+def _check_rows(loaded: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+    """Raise an error if algorithms have changed the number of rows that a trainer's own loss compares."""
+    before, after = loaded.get("input_ids"), changed.get("input_ids")
+    if "labels" in loaded or not isinstance(before, Tensor) or not isinstance(after, Tensor):
+        return
+    if len(before) != len(after):
+        raise ValueError(
+            f"An algorithm has changed a batch of {len(before)} rows to {len(after)}. Without labels the loss depends "
+            "on the order of the rows, as that of TRL's DPOTrainer, which compares the first half with the second. Set "
+            "Alibi(train_sequence_length_scaling=1) and SeqLengthWarmup(truncate=True), and leave out algorithms that "
+            "select samples."
+        )
 
 
 unquote_annotations(globals())

@@ -105,3 +105,10 @@ class TestEndlessLoaders:
         (message,) = caplog.messages
         assert "has no length and has returned 3 batches in one epoch" in message
         assert "train_subset_num_batches" in message
+
+
+@pytest.mark.parametrize("model", ["gpt2", nn.Linear(2, 2)])
+def test_models_without_a_loss_raise(model):
+    """The error names the wrappers, also that for a model or a name of Transformers."""
+    with pytest.raises(TypeError, match=r"ComposerClassifier and a model of Transformers in HuggingFaceModel"):
+        Trainer(model=model)

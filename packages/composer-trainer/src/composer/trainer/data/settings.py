@@ -133,7 +133,8 @@ def check_model(model: object) -> None:
         raise TypeError(
             "model must be a torch.nn.Module with forward(batch) and loss(outputs, batch), "
             f"got {type(model).__name__}. "
-            "Wrap a classifier in composer.models.ComposerClassifier, or derive the model from ComposerModel."
+            "Wrap a classifier in composer.models.ComposerClassifier and a model of Transformers in HuggingFaceModel, "
+            "or derive the model from ComposerModel."
         )
 
 
