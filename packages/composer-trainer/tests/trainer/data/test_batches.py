@@ -17,13 +17,6 @@ from fixtures import record, small_run, weights
 from fixtures.data import vectors
 
 
-class OwnLoader(DataLoader):
-    """A custom iterable loader with its own order."""
-
-    def __iter__(self):
-        return super().__iter__()
-
-
 @pytest.fixture
 def one_of_two(monkeypatch):
     """This process counts as the second of two."""
@@ -38,18 +31,6 @@ def make_batches(loader_class, samples, **options):
 
 @pytest.mark.usefixtures("one_of_two")
 class TestRepeats:
-    def test_repeats_that_cannot_be_excluded_warn(self):
-        """The warning states the number of repeated samples and the remedy."""
-        with pytest.warns(
-            UserWarning, match=r"1 samples of each epoch are trained on twice.*OwnLoader.*drop_last=True"
-        ):
-            make_batches(OwnLoader, 5)
-
-    @pytest.mark.parametrize(("samples", "options"), [(4, {}), (5, {"drop_last": True})])
-    def test_no_repeats_do_not_warn(self, samples, options):
-        """Evenly divisible and dropped samples are trained on once by any loader."""
-        assert make_batches(OwnLoader, samples, **options).position.length == 1
-
     @pytest.mark.parametrize(("samples", "expected"), [(5, [[1, 3], [0]]), (7, [[1, 3], [5]]), (6, [[1, 3], [5]])])
     def test_repeats_are_excluded(self, samples, expected):
         """The last batch has only this process's samples, unless it has none."""
@@ -68,15 +49,6 @@ class TestRepeats:
             counts.append(batches.position.counts)
 
         assert counts == expected
-
-
-@pytest.mark.usefixtures("one_of_two")
-def test_sparse_batches_are_not_compared(monkeypatch):
-    """First batches with sparse tensors are not compared across processes."""
-    batches = Batches(DataSpec([torch.eye(3).to_sparse()]), -1, torch.device("cpu"))
-    monkeypatch.setenv("WORLD_SIZE", "1")
-
-    assert batches.next().is_sparse
 
 
 class Pairs(Sampler):

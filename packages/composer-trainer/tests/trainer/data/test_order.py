@@ -15,7 +15,6 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     DistributedSampler,
-    IterableDataset,
     RandomSampler,
     Sampler,
     Subset,
@@ -26,32 +25,7 @@ from torch.utils.data import (
 
 from composer.core.randomness import derive_seed
 from composer.trainer.data.order import make_order
-
-
-def noisy(index):
-    """Return the index and a draw of each global generator."""
-    drawn = [torch.rand(()).item(), random.random(), np.random.rand()]  # noqa: NPY002  (the global one)
-    return torch.tensor([index, *drawn], dtype=torch.float64)
-
-
-class Noisy(Dataset):
-    """Samples of their index and draws of all three global generators."""
-
-    def __len__(self):
-        """Twelve samples."""
-        return 12
-
-    def __getitem__(self, index):
-        """Draw."""
-        return noisy(index)
-
-
-class NoisyBatches(Noisy):
-    """The same, loaded in batches."""
-
-    def __getitems__(self, indices):
-        """Draw for each."""
-        return [self[index] for index in indices]
+from fixtures.draws import Noisy, NoisyBatches, NoisyStream, noisy
 
 
 class IndexDataset(Noisy):
@@ -77,15 +51,6 @@ class Values(Dataset):
 def collate_noisily(samples):
     """Add a sample of draws to the batch."""
     return torch.stack([*samples, noisy(-1)])
-
-
-class NoisyStream(IterableDataset):
-    """A stream of six draws."""
-
-    def __iter__(self):
-        """Draw."""
-        for index in range(6):
-            yield noisy(index)
 
 
 class Reversed(Sampler):
@@ -292,43 +257,6 @@ class _First(Dataset):
         return self.data[index][0]
 
 
-class TestNumberOfSeedings:
-    """Seeding is slower than loading many samples."""
-
-    @pytest.fixture
-    def seeded(self, monkeypatch):
-        """Return a list that grows with each seeding of Python's generator."""
-        calls, seed = [], random.seed
-        monkeypatch.setattr(random, "seed", lambda key: (calls.append(key), seed(key)))
-        return calls
-
-    @pytest.mark.parametrize("data", [Noisy(), NoisyBatches(), Subset(Noisy(), range(12))])
-    @pytest.mark.parametrize("make", [DataLoader, type("Loader", (DataLoader,), {})], ids=["torch's", "a subclass"])
-    def test_map_style_dataset(self, seeded, data, make):
-        """Three batches of four samples have three seedings."""
-        order = make_order(make(data, batch_size=4, shuffle=True), seed=17)
-
-        list(order.begin(0))
-
-        assert len(set(seeded)) == len(seeded) == 3
-
-    def test_stream(self, seeded):
-        """Six samples in batches of four have one seeding for the iterator and one per batch."""
-        order = make_order(DataLoader(NoisyStream(), batch_size=4), seed=17)
-
-        list(order.begin(0))
-
-        assert len(set(seeded)) == len(seeded) == 3
-
-    def test_samples_without_batches(self, seeded):
-        """Without batching each sample has its own seed."""
-        order = make_order(DataLoader(Noisy(), batch_size=None), seed=17)
-
-        list(order.begin(0))
-
-        assert len(set(seeded)) == 12
-
-
 class TestEqualsTorchLoader:
     @pytest.mark.parametrize("workers", [0, 1])
     def test_getitems(self, workers):
@@ -499,68 +427,6 @@ class TestOtherLoaders:
         assert expected_value.fingerprint(1) is None
         assert len(digests) > 1
         assert None not in digests
-
-
-class TestFingerprint:
-    @pytest.mark.parametrize("batched", [True, False])
-    @pytest.mark.parametrize("has_set_epoch", [True, False])
-    def test_of_endless_samplers(self, has_set_epoch, batched):
-        """For a sampler without a length, or one that takes the epoch, it is computed from the batches so far."""
-        own = Endless()
-        if has_set_epoch:
-            own.set_epoch = lambda epoch: None
-        options = {"sampler": own, "batch_size": 2} if batched else {"batch_sampler": BatchSampler(own, 2, False)}
-        order = make_order(DataLoader(TensorDataset(torch.arange(12)), **options), seed=17)
-        iterator = order.begin(0)
-
-        digests = []
-        for count in range(1, 4):
-            next(iterator)
-            digests.append(order.fingerprint(count))
-            own.begin = 0
-
-        assert len(set(digests)) == 3
-        order.begin(0, 2)
-        assert order.fingerprint(2) == digests[1]
-        own.begin = 1
-        order.begin(0, 2)
-        assert order.fingerprint(2) != digests[1]
-
-    def test_of_other_keys(self):
-        """Keys of other types have fingerprints too."""
-        keys = [torch.tensor(1), torch.tensor(2)]
-        order = make_order(DataLoader(_ByTensor(), batch_sampler=_Unending(keys)), seed=17)
-        iterator = order.begin(0)
-        next(iterator)
-
-        first = order.fingerprint(1)
-        order.begin(0, 2)
-        assert order.fingerprint(1) == first != order.fingerprint(2)
-
-
-class Endless(Sampler):
-    """A sampler that never ends."""
-
-    begin = 0
-
-    def __iter__(self):
-        return ((self.begin + place) % 12 for place in itertools.count())
-
-
-class _Unending:
-    def __init__(self, keys):
-        self.keys = keys
-
-    def __iter__(self):
-        return ([key] for key in itertools.cycle(self.keys))
-
-
-class _ByTensor(Dataset):
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, key):
-        return key
 
 
 @given(length=st.integers(1, 30), batch=st.integers(1, 7), drop=st.booleans(), skip=st.integers(0, 9))

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import composer.trainer.data.batches
 from composer.core import DataSpec
 from composer.models import ComposerClassifier
 from composer.trainer import Trainer
@@ -90,21 +89,6 @@ class TestEndlessLoaders:
         trainer.fit()
 
         assert trainer.state.timestamp.batch == 3
-
-    def test_very_many_batches(self, monkeypatch, caplog):
-        """An epoch of unknown length with very many batches gives one warning."""
-        monkeypatch.setattr(composer.trainer.data.batches, "_MANY_BATCHES", 3)
-
-        class Stream:
-            def __iter__(self):
-                return iter([BATCH] * 5)
-
-        small_run(train_dataloader=Stream(), max_duration="1ep").fit()
-        small_run(train_dataloader=[BATCH] * 5, max_duration="1ep").fit()
-
-        (message,) = caplog.messages
-        assert "has no length and has returned 3 batches in one epoch" in message
-        assert "train_subset_num_batches" in message
 
 
 @pytest.mark.parametrize("model", ["gpt2", nn.Linear(2, 2)])

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import warnings
-from typing import TYPE_CHECKING, Any, cast
-
-import torch
-from torch.utils.data import DataLoader
+from typing import TYPE_CHECKING, Any
 
 from composer.core.data_spec import move_batch
 from composer.distributed import all_agree, all_gather_object, check_lengths, get_data_world_size, get_world_size
-from composer.distributed.samplers import END, in_step, is_split_by_rank, num_repeated_samples
-from composer.functional.nested import leaves
+from composer.distributed.samplers import END, in_step, is_split_by_rank
+from composer.trainer.data.loaders import (
+    batch_is_none,
+    warn_if_equal,
+    warn_of_any_order,
+    warn_of_repeats,
+    warn_of_workers,
+    watched,
+)
 from composer.trainer.data.order import make_order
 from composer.trainer.data.position import EpochPosition
 from composer.trainer.resume.contract import has_state, load_objects, parts_of, save_objects
@@ -21,18 +24,11 @@ from composer.trainer.resume.contract import has_state, load_objects, parts_of, 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    import torch
+
     from composer.core import Batch, DataSpec
-    from composer.trainer.data.order import DataOrder
 
-__all__ = ["END", "Batches", "batch_is_none", "warn_of_repeats"]
-
-_log = logging.getLogger(__name__)
-
-_MANY_BATCHES = 100_000
-"""Batches after which an epoch of unknown length is reported, because it may never end."""
-
-# The numbers of each tensor by which first batches are compared between processes.
-_COMPARED = 1000
+__all__ = ["END", "Batches"]
 
 
 class Batches:
@@ -70,33 +66,18 @@ class Batches:
         epoch: int = 0,
         spin: bool = True,
     ) -> None:
-        self.spec = spec
-        self.spin = spin
-        self._order = order = make_order(spec.dataloader, seed)
+        self.spec, self.spin = spec, spin
+        self._device, self._epoch = device, epoch
+        self._loader: Any = spec.dataloader
+        self._order = order = make_order(self._loader, seed)
         self.position = EpochPosition(spec, order, subset_num_batches)
         if 0 in (spec.length, self.position.data_end):
             raise ValueError(
                 "train_dataloader has no batches: its data set is empty, or smaller than one batch of all processes "
                 "with drop_last=True."
             )
-        parts = parts_of(spec.dataloader)
-        # A sampler draws its order when an epoch begins, and what loads samples again draws for them again. The others
-        # are restored as they are at the resume point.
-        self.replayed = {name: one for name, one in parts.items() if not order.skips or name.endswith("sampler")}
-        """The parts of the loader that a resumed run needs as they were at the start of the epoch."""
-        self.parts = {name: one for name, one in parts.items() if name not in self.replayed}
-        """The other parts of the loader, and its transforms."""
-        for name in ("batch_transforms", "microbatch_transforms"):
-            if getattr(spec, name) is not None:
-                self.parts[name] = getattr(spec, name)
-        loader: Any = spec.dataloader
-        # Streams with non-persistent workers are excluded: they reload from the epoch's start.
-        has_copies = getattr(loader, "num_workers", 0) and (order.skips or getattr(loader, "persistent_workers", False))
-        self.copied = {name: one for name, one in parts.items() if has_copies and not name.endswith("sampler")}
-        """The parts of which worker processes have copies that may differ from those here."""
+        self._assign_parts()
         self._at_begin = save_objects(self.replayed)
-        self._device = device
-        self._epoch = epoch
         # Whether the loader was restored between two epochs, and whether the last one took all of its batches.
         self._is_restored, self._took_all = False, True
         self._iterator: Iterator[tuple[Batch, bool]] | None = None
@@ -105,14 +86,29 @@ class Batches:
         self._before_ahead: Any = None
         self.usual_samples: int | None = None
         """The batch size of the loader, if it has one, and the same in all processes."""
-        # Loaders without a length, or that are only iterated over, may end earlier in some processes.
-        self._may_end_apart = get_world_size() > 1 and (spec.length is None or not order.skips)
-        # Others may give another number of batches in each process, which is known when an epoch begins.
-        self._may_differ = get_world_size() > 1 and self.position.data_end is None
-        self._may_be_equal = get_data_world_size() > 1 and not is_split_by_rank(spec.dataloader)
+        # What only the loader, or its sampler at the start of an epoch, can show may differ between processes.
+        self._may_end_apart = get_world_size() > 1 and self.position.data_end is None
+        self._may_be_equal = get_data_world_size() > 1 and not is_split_by_rank(self._loader)
         if get_world_size() > 1 and order.global_batch_size is None:
-            warn_of_repeats(spec.dataloader)
-        _warn_of_workers(spec.dataloader, order)
+            warn_of_repeats(self._loader)
+        warn_of_workers(self._loader, order)
+
+    def _assign_parts(self) -> None:
+        """Assign the parts of the loader to those that a resumed run needs from the epoch's start, and the others."""
+        skips, loader = self._order.skips, self._loader
+        parts = parts_of(loader)
+        # A sampler draws its order when an epoch begins, and what loads samples again draws for them again. The others
+        # are restored as they are at the resume point.
+        self.replayed = {name: one for name, one in parts.items() if not skips or name.endswith("sampler")}
+        """The parts of the loader that a resumed run needs as they were at the start of the epoch."""
+        transforms = {name: getattr(self.spec, name) for name in ("batch_transforms", "microbatch_transforms")}
+        others = {name: one for name, one in parts.items() if name not in self.replayed}
+        self.parts = others | {name: one for name, one in transforms.items() if one is not None}
+        """The other parts of the loader, and its transforms."""
+        # Streams with non-persistent workers are excluded: they reload from the epoch's start.
+        has_copies = getattr(loader, "num_workers", 0) and (skips or getattr(loader, "persistent_workers", False))
+        self.copied = {name: one for name, one in parts.items() if has_copies and not name.endswith("sampler")}
+        """The parts of which worker processes have copies that may differ from those here."""
 
     def next(self) -> Batch:
         """Return the epoch's next batch; ``END`` if there is none.
@@ -150,7 +146,7 @@ class Batches:
                 raise batch_is_none("batch_transforms of train_dataloader", position.num_batches - 1)
         if self._may_be_equal:
             self._may_be_equal = False
-            _warn_if_equal(batch if position.counts else None)
+            warn_if_equal(batch if position.counts else None)
         return batch
 
     def _load(self) -> tuple[Batch, bool]:
@@ -164,10 +160,10 @@ class Batches:
 
         The length of a stream, or of a loader or sampler of the user, may be an estimate.
         """
-        position, loader = self.position, cast("Any", self.spec.dataloader)
+        position = self.position
         if not position.is_at_announced_end:
             return
-        self._before_ahead = loader.state_dict() if has_state(loader) else None
+        self._before_ahead = self._loader.state_dict() if has_state(self._loader) else None
         self._ahead = self._load()
         if self._ahead[0] is END:
             self._ahead, position.is_exhausted = None, True
@@ -199,18 +195,16 @@ class Batches:
         While other processes have further batches, this one computes copies of its last one, which do not count.
         """
         end = self._order.end(self.position.place)
-        if self._may_end_apart or (self._may_differ and not all_agree(end)):
-            self.position.set_end(None)
-            return in_step(batches, last)
-        self.position.set_end(end)
-        return zip(batches, itertools.repeat(True))
+        is_apart = self._may_end_apart and (end is None or not all_agree(end))
+        self.position.set_end(None if is_apart else end)
+        return in_step(batches, last) if is_apart else zip(batches, itertools.repeat(True))
 
     def _begin(self, place: int = 0) -> Iterator[Batch]:
         self._at_begin = save_objects(self.replayed)
         # After the states were saved, because the order may draw from these objects.
         batches = self._order.begin(self._epoch, place)
         if self.position.length is None:
-            batches = _watched(batches)
+            batches = watched(batches)
         if self._is_restored:
             self._is_restored = False
             first = next(batches, END)
@@ -233,7 +227,7 @@ class Batches:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place in the data: the epoch and the place in it, and the data to restore and to verify it."""
-        position, loader = self.position, cast("Any", self.spec.dataloader)
+        position, loader = self.position, self._loader
         in_epoch = position.is_in_epoch
         return {
             "epoch": self._epoch,
@@ -256,38 +250,38 @@ class Batches:
             samples: The number of samples in the batches before the place, if it is known.
         """
         self.rewind(state["epoch"])
-        position, first = self.position, None
+        position, loader, counted = self.position, self._loader, None
         position.move_to(position.place_of(state))
-        given = position.num_batches
-        if given and position.data_end is None:
+        if position.place and position.data_end is None:
             position.is_exhausted = state["is_over"]
         in_epoch = position.is_in_epoch
         # A loader may have saved the end of the finished epoch as its position.
         self._is_restored, self._took_all = state["loader"] is not None and not in_epoch, state["is_over"]
         load_objects(state["parts"], self.replayed)
         self._at_begin = state["parts"]
-        loader: Any = self.spec.dataloader
         if state["loader"] is not None and has_state(loader):
             load_objects({"states": {"train_dataloader": state["loader"]}}, {"train_dataloader": loader})
             # Iterated over, a loader at the end of its data may begin again.
             self._iterator = self._aligned(iter(())) if state["has_ended"] else None
         elif in_epoch and not self._order.skips:
-            first = self._replay(given)
+            counted = self._replay()
         elif isinstance(loader, (list, tuple)):
-            first = self._count_samples(loader[:given])
+            counted = self._count_samples(loader[: position.num_batches])
         if in_epoch:
-            _warn_of_any_order(loader)
-        if given:
-            position.warn_of_other_sizes(state, samples, first)
+            warn_of_any_order(loader)
+        if position.place:
+            position.warn_of_other_sizes(state, samples, counted)
         if in_epoch and self._order.skips and position.data_end is None:  # only the sampler can show its order
             self._iterator = self._aligned(self._begin(position.place))
             position.warn_of_other_order(state["order"])
         self._look_ahead()
 
-    def _replay(self, given: int) -> int | None:
+    def _replay(self) -> int | None:
+        """Load the batches before the place again, and return their number of samples; None if it is not counted."""
         if not self.spin:
             self.position.move_to(0)
             return None
+        given = self.position.num_batches
         warnings.warn(
             f"train_dataloader cannot begin in the middle of an epoch: its first {given} batches are loaded again, and "
             "training continues with the next one. The result is exact only if the loader returns the same batches "
@@ -316,81 +310,3 @@ class Batches:
         count = self.spec.get_num_samples_in_batch if self.spec.batch_transforms is None else None
         found = sum(count(batch) if count is not None and batch is not None else 0 for batch in batches)
         return None if count is None else found
-
-
-def batch_is_none(what: str, place: int) -> ValueError:
-    """Return the error for a loader, or transforms, that returned None as a batch."""
-    return ValueError(
-        f"{what} returned None as batch {place} of the epoch (counted from 0). Every batch must hold data: does "
-        "the loader's collate_fn or a transform end without a return, or does its list or iterator hold None?"
-    )
-
-
-def warn_of_repeats(loader: object, used: str = "trained on") -> None:
-    """Warn if samples that a sampler repeats, so that all processes have equally many, cannot be left out."""
-    repeated = num_repeated_samples(loader)
-    if repeated:
-        is_loader = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
-        described = type(loader.batch_sampler if is_loader else loader).__name__  # type: ignore[attr-defined]
-        warnings.warn(
-            f"{repeated} samples of each epoch are {used} twice, as the processes cannot share them out evenly and "
-            f"the {described} chooses its batches itself, so that repeats cannot be left out. Give its sampler "
-            "drop_last=True: composer.distributed.get_sampler(dataset, drop_last=True).",
-            UserWarning,
-            stacklevel=4,
-        )
-
-
-def _warn_of_workers(loader: Any, order: DataOrder) -> None:
-    if getattr(loader, "_iterator", None) is not None:  # torch's DataLoader keeps it if its workers are persistent
-        warnings.warn(
-            "train_dataloader has an active iterator, whose workers keep running beside those of the training. Do not "
-            "iterate over it before, or create another one with persistent_workers=True for the training.",
-            UserWarning,
-            stacklevel=4,
-        )
-    is_own = order.loader is loader and getattr(loader, "persistent_workers", False)
-    if is_own and hasattr(loader.dataset, "set_epoch"):
-        warnings.warn(
-            f"set_epoch() of the data set does not reach the workers of this {type(loader).__name__}, which keep their "
-            "copies for all epochs, so that each epoch has the same order. Give it persistent_workers=False.",
-            UserWarning,
-            stacklevel=4,
-        )
-
-
-def _warn_of_any_order(loader: Any) -> None:
-    if not getattr(loader, "in_order", True) and loader.num_workers > 1:
-        warnings.warn(
-            "train_dataloader has in_order=False: the workers' batches came in another order before the run stopped, "
-            "so some samples of this epoch may come twice and others not at all. in_order=True resumes exactly.",
-            UserWarning,
-            stacklevel=3,
-        )
-
-
-def _warn_if_equal(batch: Batch | None) -> None:
-    """Warn if all processes have the same first batch, by the first numbers of each tensor; None if one has none."""
-    tensors = [value for value in leaves(batch) if isinstance(value, torch.Tensor)]
-    dense = [one for one in tensors if one.layout is torch.strided and not one.is_nested]
-    beginnings = [(tuple(one.shape), one.reshape(-1)[:_COMPARED].tolist()) for one in dense]
-    if all_agree(beginnings) and beginnings:
-        warnings.warn(
-            f"train_dataloader returned the same first batch in all {get_world_size()} processes, so that each "
-            "trains on every sample. Split the data by rank: an IterableDataset may yield itertools.islice(samples, "
-            "composer.distributed.get_data_rank(), None, composer.distributed.get_data_world_size()).",
-            UserWarning,
-            stacklevel=3,
-        )
-
-
-def _watched(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Yield the batches of a loader without a length, and log a warning if there are very many."""
-    for number, batch in enumerate(batches, start=1):
-        if number == _MANY_BATCHES:
-            _log.warning(
-                "train_dataloader has no length and has returned %d batches in one epoch. If it is endless, the epoch "
-                "never ends, and evaluations and checkpoints at its end never run: give train_subset_num_batches.",
-                number,
-            )
-        yield batch

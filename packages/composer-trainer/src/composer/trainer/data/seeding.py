@@ -1,0 +1,138 @@
+"""Seeded draws of the data: loading a batch seeds the global generators by its place, and leaves torch's unchanged."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
+
+from composer.core.randomness import derive_seed, seed_globals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = [
+    "SeededDataset",
+    "SeededStream",
+    "draws_nothing",
+    "first_key",
+    "items",
+    "preserve_torch_rng_state",
+    "seeded_batches",
+]
+
+
+def draws_nothing(dataset: Any) -> bool:
+    """Return whether the samples of a data set are known to be loaded without a draw."""
+    if type(dataset) in (Subset, ConcatDataset):
+        return all(map(draws_nothing, [dataset.dataset] if type(dataset) is Subset else dataset.datasets))
+    return type(dataset) in (TensorDataset, list, tuple, Tensor, range)
+
+
+def first_key(*words: object) -> int:
+    """Return the seed of an epoch's first batch; later batches have the following numbers, all of 64 bits."""
+    return derive_seed("batches", *words) >> 1
+
+
+def seeded_batches(begin: Callable[[], Iterator[Any]], seed: int, epoch: int, first: int = 0) -> Iterator[Any]:
+    """Yield an iterator's items, with the global generators seeded for each; ``first`` is the first one's number."""
+    return preserve_torch_rng_state(lambda: _seeded(begin, first_key(seed, epoch), first))
+
+
+def _seeded(begin: Callable[[], Iterator[Any]], key: int, first: int = 0, every: int = 1) -> Iterator[Any]:
+    """Yield an iterator's items, with the global generators seeded at the start and before ``every`` so many items."""
+    seed_globals(derive_seed(key, "begin"))
+    iterator = begin()
+    for place in itertools.count(first):
+        if place % every == 0:
+            seed_globals(key + place // every)
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        yield item
+
+
+def preserve_torch_rng_state(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+    """Yield an iterator's items, and restore torch's global generator, from which layers draw, after each.
+
+    Restoring those of Python and NumPy takes a hundred times longer. Their states follow from the last sample's seed,
+    which is the same in every run.
+    """
+    generator, iterator = torch.default_generator, None
+    while True:
+        state = generator.get_state()
+        try:
+            iterator = begin() if iterator is None else iterator
+            batch = next(iterator)
+        except StopIteration:
+            return
+        finally:
+            generator.set_state(state)
+        yield batch
+
+
+def items(dataset: Any, indices: Any) -> Any:
+    """Return the items of a batch as torch's loader loads them."""
+    load = getattr(dataset, "__getitems__", None)
+    return load(indices) if load else [dataset[index] for index in indices]
+
+
+class _DatasetWrapper:
+    """Wraps a dataset and forwards attributes to it, for example for a ``worker_init_fn``."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.__dict__["_dataset"] = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_dataset" not in self.__dict__:  # while it is unpickled in a worker
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._dataset, name, value)
+
+
+class SeededDataset(_DatasetWrapper, Dataset[Any]):
+    """A dataset that seeds the global generators for each batch, by the key beside the batch's indices.
+
+    The draws of ``collate_fn`` follow those of the samples. Seeding for each sample would take longer than loading many
+    samples, and a run resumes only between batches.
+    """
+
+    def __getitem__(self, batch: tuple[int, Any]) -> Any:
+        """Load the item of a loader without automatic batching."""
+        key, index = batch
+        seed_globals(key)
+        return self._dataset[index]
+
+    def __getitems__(self, batch: tuple[int, Any]) -> Any:
+        """Load a batch."""
+        key, indices = batch
+        seed_globals(key)
+        return items(self._dataset, indices)
+
+
+class SeededStream(_DatasetWrapper, IterableDataset[Any]):
+    """A stream that seeds the global generators for each batch, by (seed, epoch, worker, number of its batch)."""
+
+    def __init__(self, dataset: Any, seed: int, batch_size: int | None) -> None:
+        super().__init__(dataset)
+        self.__dict__.update(_seed=seed, _batch_size=batch_size or 1)
+
+    def begin(self, epoch: int) -> None:
+        """Set the epoch; persistent workers count later epochs themselves."""
+        self.__dict__.update(_epoch=epoch, _times=0)
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        epoch = self.__dict__["_epoch"] + self.__dict__["_times"]
+        self.__dict__["_times"] += 1
+        key = first_key(self._seed, epoch, "worker", 0 if worker is None else worker.id)
+        return _seeded(lambda: iter(self._dataset), key, every=self._batch_size)
