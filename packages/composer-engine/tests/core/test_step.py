@@ -77,6 +77,17 @@ def test_weighted_microbatches(loss, expected):
     assert state.batch is complete
 
 
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+def test_mean_over_nothing_has_no_weight(kind):
+    """A microbatch of weight 0, whose loss is NaN, changes neither the losses nor the gradients."""
+    parts = [(batch_of(1.0), kind(1.0)), (batch_of(-1.0), kind(0.0))]
+    state, step, _ = make(lambda outputs: outputs[outputs > 0].mean(), split=lambda: parts)
+    state.batch = batch_of(1.0, -1.0)
+
+    assert step.compute_gradients() == 1.0
+    assert state.model.weight.grad == 1.0
+
+
 def test_last_graph_is_freed_before_the_next_one():
     """When a microbatch begins, the outputs and the loss of the one before are freed; the last ones remain."""
     held = []

@@ -676,6 +676,33 @@ class Tied(nn.Module):
         return self.two(self.norm(self.one(x)))
 
 
+class TestTiedWeights:
+    @pytest.mark.parametrize("weights_only", [False, True])
+    def test_are_loaded(self, runs, tmp_path, weights_only):
+        """One weight with two names, of which both are saved."""
+        saved = runs.make(model=Tied(), steps=0)
+        path = save_checkpoint(saved, tmp_path / "one")
+        later = runs.make(seed=1, model=Tied(), steps=0)
+
+        load_checkpoint(path, later, weights_only=weights_only)
+
+        assert runs.same_tensors(later.model.state_dict(), saved.model.state_dict())
+
+    @pytest.mark.parametrize("weights_only", [False, True])
+    def test_other_values_raise(self, runs, tmp_path, weights_only):
+        """Saved weights of a model that has them apart do not overwrite each other."""
+        apart = Tied()
+        apart.two = nn.Linear(4, 4, bias=False)
+        path = save_checkpoint(runs.make(model=apart, steps=0), tmp_path / "one")
+        later = runs.make(seed=1, model=Tied(), steps=0)
+        before = later.model.one.weight.clone()
+
+        with pytest.raises(CheckpointMismatchError, match=r"two\.weight is tied to model\.one\.weight"):
+            load_checkpoint(path, later, weights_only=weights_only)
+
+        assert torch.equal(later.model.one.weight, before)
+
+
 class TestAverages:
     """Loading weights gives those that the run was evaluated with."""
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from composer.algorithms import SAM
+from composer.checkpoint import find_checkpoints
 from composer.core import Callback, DataSpec
 from composer.loggers import InMemoryLogger
 from fixtures import make_classifier, make_loader, small_run, weights
@@ -182,6 +183,36 @@ class TestInterruptedEvaluation:
             "max_duration='5ba' is reached",
             "max_duration='5ba' was reached before",
         ]
+
+    def test_interrupted_twice(self, tmp_path):
+        """A second signal in the repeated evaluation leaves it to the next run, and the last run is complete."""
+        saving = {"save_folder": str(tmp_path), "run_name": "run", "autoresume": True, "max_duration": "5ba"}
+        reasons = []
+        for at in (4, 4, None, None):
+            trainer, evaluated = self.run(at, **saving)
+            reasons.append(trainer.fit().reason)
+            trainer.close()
+            if reasons[-1] == "max_duration='5ba' is reached":
+                batches = evaluated()
+
+        complete = ["max_duration='5ba' is reached", "max_duration='5ba' was reached before"]
+        assert reasons == ["stopped by SIGTERM", "stopped by SIGTERM", *complete]
+        assert batches == [4, 5]
+
+    def test_completed_evaluation_is_in_the_checkpoint(self, tmp_path):
+        """Also that of the end: the checkpoint of the moment gets its metric, and nothing is due any more."""
+        saving = {"save_folder": str(tmp_path), "run_name": "run", "autoresume": True, "max_duration": "5ba"}
+        metrics = []
+        for at in (5, None):
+            trainer, _ = self.run(at, save_best="eval/MulticlassAccuracy", **saving)
+            trainer.fit()
+            trainer.close()
+            metrics.append(dict(find_checkpoints(str(tmp_path))[-1].manifest.metrics))
+        trainer, _ = self.run(**saving)
+
+        assert trainer.fit().reason == "max_duration='5ba' was reached before"
+        assert "metrics/eval/MulticlassAccuracy" not in {name for name, one in metrics[0].items() if one is not None}
+        assert metrics[1]["metrics/eval/MulticlassAccuracy"] is not None
 
     def test_longer_training_has_another_end(self, tmp_path):
         """If the resumed run trains longer, the evaluation of the former end is not due, and its own is complete."""

@@ -59,7 +59,7 @@ def _is_changed(batch: Batch, seen: Batch) -> bool:
     """Return whether algorithms have changed tensors of a batch to other values."""
 
     def differs(new: Any, old: Any) -> bool:
-        if new is old or not isinstance(new, torch.Tensor):
+        if new is old or not (isinstance(new, torch.Tensor) and isinstance(old, torch.Tensor)):
             return False
         if new.is_floating_point() and not old.is_floating_point():
             return bool(((new != 0) & (new != 1)).any())  # otherwise they may be the same classes

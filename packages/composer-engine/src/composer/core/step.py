@@ -235,7 +235,9 @@ def total_of(loss: Any) -> Tensor:
 def _weighted(loss: Tensor, weight: float | Tensor) -> Tensor:
     """Return a loss times its weight, which is not compared on the host if it is a tensor."""
     # The mean over nothing is nan, and has the weight 0.
-    return torch.where(weight == 0, 0.0, loss) * weight if isinstance(weight, Tensor) else loss * weight
+    if isinstance(weight, Tensor):
+        return torch.where(weight == 0, 0.0, loss) * weight
+    return (loss if weight else loss.nan_to_num()) * weight
 
 
 def losses_by_name(losses: Mapping[str, Tensor] | Iterable[Tensor]) -> Mapping[str, Tensor]:

@@ -265,6 +265,8 @@ class LoadRequest:
         check = self._check_weights if self.weights_only else self._check_all
         checked = check(opened.path, saved, opened.manifest)
         _read_weights(opened, saved, unread, likes)
+        if ties := model_state.conflicting_ties(self.state.model, saved.get("model", {})):
+            raise CheckpointMismatchError(opened.path, ties)
         return checked
 
     def _read_file(self, path: str) -> Callable[[], CheckedCheckpoint]:

@@ -541,7 +541,8 @@ class Snapshot:
         except CheckpointError:
             return None
         if _moment(existing) == _moment(self.manifest):
-            return existing
+            # An evaluation that a signal had interrupted may have been completed since.
+            return existing if self.manifest.metrics.items() <= existing.metrics.items() else None
         raise CheckpointSaveError(
             folder.at(name),
             f"there is one already, of run {existing.run_name!r} at batch {existing.timestamp.count(TimeUnit.BATCH)}. "

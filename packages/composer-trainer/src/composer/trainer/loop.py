@@ -41,10 +41,11 @@ def train(run: Run) -> None:
 
 def _train_epochs(run: Run) -> None:
     event = run.engine.run_event
-    for ended in _CHECKPOINTS.keys() & run.interrupted:
-        run.evaluate_if_due(ended)
-        run.interrupted.pop(ended, None)
-        event(_CHECKPOINTS[ended])
+    for ended, checkpoint in _CHECKPOINTS.items():
+        if ended in run.interrupted:
+            run.evaluate_if_due(ended)
+            run.interrupted.pop(ended, None)
+            event(checkpoint)
     _end_iteration_if_done(run)  # resumed from a checkpoint of the end of an epoch
     while not run.is_over() or run.batches.position.epoch_is_over:
         if run.begins_iteration():

@@ -438,7 +438,7 @@ class Trainer(Assembly):
     def eval(
         self, eval_dataloader: EvalData | None = None, subset_num_batches: int | None = None
     ) -> dict[str, dict[str, Any]]:
-        """Evaluate now. Ctrl-C and SIGTERM end it after a batch, as they end :meth:`fit`.
+        """Evaluate now, in all processes. Ctrl-C and SIGTERM end it after a batch, as they end :meth:`fit`.
 
         Args:
             eval_dataloader: The data; the evaluators of the constructor if None.
@@ -471,7 +471,7 @@ class Trainer(Assembly):
         return results
 
     def predict(self, dataloader: Loader, subset_num_batches: int = -1, *, return_outputs: bool = True) -> list[Any]:
-        """Run the model over data; callbacks find outputs in ``state.outputs``. Signals end it like :meth:`eval`.
+        """Run the model over data, in all processes; outputs are in ``state.outputs``. Signals end it as :meth:`eval`.
 
         Args:
             dataloader: Batches as the model's ``eval_forward`` (or else ``forward``) takes them.
