@@ -68,7 +68,8 @@ nitpick_ignore_regex = [
     ("py:class", r"composer\.(.+\.)?(Assembly|Clock|Difference|Evaluated|Folder|GatheringLogger|HostAlgorithms)"),
     ("py:class", r"composer\.(.+\.)?(PhaseMetricsModel|Record|Recording|Result|Row)"),
     ("py:obj", r"composer\.core\.time\.Value"),
-    ("py:class", r"BoxFormat|Layer|Number|ParallelStyle|TokenCount"),
+    ("py:class", r"Box|BoxFormat|(composer\.trainer\.tools\.summary\.)?Layer|Number|ParallelStyle|Target|TokenCount"),
+    ("py:obj", r"composer\.functional\.augmentations\.annotations\.(Batch|Target)"),
     ("py:class", r"Declaration|EvalInterval|LeftOut|ObservableList|Points|Schedule"),
 ]
 
