@@ -125,6 +125,17 @@ class TestModel:
         with pytest.raises(StateMismatchError, match="must be a tensor of shape"):
             state.load_model_state({"model": {"0.weight": torch.zeros(1)}}, strict=False)
 
+    def test_expanded_buffer(self):
+        """Its elements get memory of their own before they are loaded, and it is a buffer as before."""
+        models = [nn.BatchNorm1d(3) for _ in range(2)]
+        for model in models:
+            model.register_buffer("scale", torch.zeros(1).expand(3))
+        models[0].scale = torch.tensor([1.0, 2.0, 3.0])
+
+        State(models[1]).load_model_state({"model": State(models[0]).get_model_state_dict()})
+
+        assert dict(models[1].named_buffers())["scale"].tolist() == [1.0, 2.0, 3.0]
+
     def test_tied_weights_with_different_values_raise(self):
         """Weights of a model whose layers are not tied: neither overwrites the other, and nothing changes."""
         saved = State(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))).get_model_state_dict()

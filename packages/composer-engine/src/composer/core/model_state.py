@@ -17,6 +17,7 @@ from composer.core.checks import nearest, shortened
 from composer.core.components import by_key
 from composer.core.serialization import NotSerializableError, from_data, is_number, plain
 from composer.functional.dtensors import is_dtensor, shard_like
+from composer.functional.training.ema import is_dense
 
 __all__: list[str] = []
 
@@ -159,6 +160,11 @@ def _describe_shape(value: Any) -> str:
 def load_weights(model: nn.Module, saved: Mapping[str, Any]) -> None:
     """Copy those saved weights into a model that it has."""
     bare = bare_model(model)
+    for module in bare.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            # Of an expanded buffer several elements share their memory, and torch cannot copy into it.
+            if is_dense(buffer) and 0 in buffer.stride() and not buffer.is_contiguous():
+                setattr(module, name, buffer.contiguous())
     loaded = {
         name: _sharded_like(saved[bare_name(name)], own)
         for name, own in bare.state_dict().items()
