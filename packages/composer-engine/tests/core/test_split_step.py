@@ -121,7 +121,10 @@ class TestFirstLoss:
         """Where all labels of a batch are equal, a change of them cannot be seen in the loss."""
         same = torch.ones_like(LABELS)
         for algorithm in (Flips(), MixUp()):
-            train(algorithm, lambda get, labels: cross_entropy(get("logits"), labels) + get("penalty"), labels=same)
+            trained = train(
+                algorithm, lambda get, labels: cross_entropy(get("logits"), labels) + get("penalty"), labels=same
+            )
+            assert not torch.equal(trained, train(algorithm, lambda get, _: 0 * get("penalty"), labels=same))
 
     def test_algorithm_that_changes_no_target(self):
         """Without changed targets the loss of the forward pass is right, and is the same as that of the targets."""

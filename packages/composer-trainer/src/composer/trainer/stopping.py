@@ -127,9 +127,7 @@ class StopSignals:
         del frame
         self.received = signal.Signals(number)
         self.is_agreed = get_world_size() == 1
-        before = dict(self._before)
         self._restore_handlers()
-        self._before = before
         # Otherwise the thread that reads the signals watches.
         if self.received is signal.SIGTERM and self._wakeup is None:
             threading.Thread(target=self._watch, name="stopping", daemon=True).start()

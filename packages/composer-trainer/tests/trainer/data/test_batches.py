@@ -14,19 +14,7 @@ from composer.core import DataSpec
 from composer.distributed import get_sampler
 from composer.trainer.data.batches import Batches
 from fixtures import record, small_run, weights
-from fixtures.data import vectors
-
-
-@pytest.fixture
-def one_of_two(monkeypatch):
-    """This process counts as the second of two."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
-
-
-def make_batches(loader_class, samples, **options):
-    loader = loader_class(range(samples), batch_size=2, sampler=get_sampler(range(samples), **options))
-    return Batches(DataSpec(loader), -1, torch.device("cpu"))
+from fixtures.data import make_batches, vectors
 
 
 @pytest.mark.usefixtures("one_of_two")

@@ -6,10 +6,9 @@ from torch.utils.data import DataLoader
 
 import composer.trainer.data.loaders
 from composer.core import DataSpec
-from composer.distributed import get_sampler
 from composer.trainer.data.batches import Batches
 from fixtures import small_run
-from fixtures.data import vector_batches
+from fixtures.data import make_batches, vector_batches
 
 [BATCH] = vector_batches(1)
 
@@ -19,18 +18,6 @@ class OwnLoader(DataLoader):
 
     def __iter__(self):
         return super().__iter__()
-
-
-@pytest.fixture
-def one_of_two(monkeypatch):
-    """This process counts as the second of two."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
-
-
-def make_batches(loader_class, samples, **options):
-    loader = loader_class(range(samples), batch_size=2, sampler=get_sampler(range(samples), **options))
-    return Batches(DataSpec(loader), -1, torch.device("cpu"))
 
 
 @pytest.mark.usefixtures("one_of_two")
