@@ -178,7 +178,6 @@ class CheckpointSaver(Callback):
                 f"save_best (keep_best) must be a metric of {' or '.join(labels)}, got {self.keep_best.metric!r}, "
                 "which nothing computes. Give eval_dataloader, or an Evaluator with this label."
             )
-        self._names(state)
         # A clock that was set back reaches the same times again.
         self._last = None
         self._measured.clear()

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
@@ -148,7 +149,13 @@ class StopSignals:
             writer.close()
             return
         self._wakeup = reader, writer
-        os.register_at_fork(after_in_child=self._stop_listening)
+        listening = weakref.ref(self)  # the registration is for the life of the process
+
+        def detach() -> None:
+            if (signals := listening()) is not None:
+                signals._stop_listening()  # noqa: SLF001
+
+        os.register_at_fork(after_in_child=detach)
         threading.Thread(target=self._read, args=(reader,), name="stopping", daemon=True).start()
 
     def _stop_listening(self) -> None:
