@@ -20,6 +20,7 @@ from composer.algorithms import (
     MixUp,
     NoOpModel,
     SelectiveBackprop,
+    SeqLengthWarmup,
 )
 from composer.core import Adapter, Algorithm, Event, SplitStep, Stage, State, served_fields
 from composer.core.testing import Training, seeded
@@ -260,6 +261,16 @@ class TestClock:
             adapter.begin_batch({"edges": torch.zeros(2, 7), "nodes": torch.zeros(3)})
         adapter.end_step()
         assert (adapter.state.timestamp.sample, adapter.state.timestamp.token) == (2, 9)
+
+    def test_tokens_are_counted_after_algorithms(self):
+        """The tokens of a batch are those that algorithms leave in it."""
+        warmup = SeqLengthWarmup(duration=1.0, min_seq_length=8, max_seq_length=8)
+        adapter = Adapter(served_fields("Host"), make_net(), warmup)
+        adapter.prepare()
+        adapter.begin_fit(max_duration="4ba")
+        adapter.begin_batch({"input_ids": torch.zeros(2, 32)})
+        adapter.end_step()
+        assert (adapter.state.timestamp.sample, adapter.state.timestamp.token) == (2, 16)
 
     def test_each_microbatch_draws_its_own(self):
         """The batches of one step have different numbers and seeds."""

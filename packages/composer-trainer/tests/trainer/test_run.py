@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from composer.algorithms import SAM
+from composer import Trainer
+from composer.algorithms import SAM, SeqLengthWarmup
 from composer.checkpoint import find_checkpoints
 from composer.core import Callback, DataSpec
 from composer.loggers import InMemoryLogger
+from composer.models import ComposerModel
 from fixtures import make_classifier, make_loader, small_run, weights
 
 
@@ -63,6 +65,39 @@ def test_custom_token_count():
     trainer.fit()
 
     assert (int(trainer.state.timestamp.batch), int(trainer.state.timestamp.token)) == (3, 300)
+
+
+def test_tokens_are_counted_after_algorithms():
+    """A duration in tokens counts those that algorithms leave in the batch."""
+
+    class Model(ComposerModel):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(9, 2)
+
+        def forward(self, batch):
+            return self.embedding(batch["input_ids"])
+
+        def loss(self, outputs, batch):
+            return outputs.mean()
+
+    rows = [{"input_ids": torch.full((32,), row)} for row in range(8)]
+    logger = InMemoryLogger()
+    model = Model()
+    trainer = Trainer(
+        model=model,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        train_dataloader=torch.utils.data.DataLoader(rows, batch_size=4),
+        max_duration="96tok",
+        algorithms=SeqLengthWarmup(duration=1.0, min_seq_length=8, max_seq_length=8),
+        loggers=logger,
+        progress_bar=False,
+    )
+
+    trainer.fit()
+
+    assert (int(trainer.state.timestamp.batch), int(trainer.state.timestamp.sample)) == (3, 12)
+    assert [tokens for _, tokens in logger.data["time/token"]] == [0, 32, 64]
 
 
 def test_uncounted_tokens_raise():

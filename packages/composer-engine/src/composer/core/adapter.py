@@ -302,10 +302,10 @@ class Adapter:
         """
         if not self._described_batch:
             self._described_batch = _describe_keys(batch)
-        # Before algorithms change the batch, as the trainer counts.
+        # As the trainer counts: samples as they are read, tokens as algorithms leave them.
         self._samples += self._count_samples(batch)
-        self._tokens += count_tokens(batch)
         self._batch = self._step.begin_batch(batch)
+        self._tokens += count_tokens(self._batch)
         return self._batch
 
     def _count_samples(self, batch: Batch) -> int:

@@ -156,7 +156,6 @@ class Run:
             return False
         self._update_length()
         self._num_samples = self._count_samples(batch)
-        self._num_tokens = self._count_tokens(batch)
         self._is_counted = self.batches.position.counts
         self.state.batch, self.state.batch_counts = batch, self._is_counted
         # Several processes send their seconds with the counts of the batch, before it is computed; see count_batch.
@@ -209,6 +208,9 @@ class Run:
         return counts if self.state.batch_counts else [torch.zeros_like(number) for number in counts]
 
     def _begin_global_batch(self, microbatches: int) -> None:
+        # Those that are trained on, as algorithms may have shortened sequences. The samples are those that were read,
+        # since their number is the position in the data.
+        self._num_tokens = self._count_tokens(self.state.batch)
         samples, tokens = (self._num_samples, self._num_tokens) if self._is_counted else (0, 0)
         counted = samples
         if self.parallel.is_connected:  # a single process has weight 1, even if algorithms removed samples
