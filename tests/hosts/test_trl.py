@@ -10,7 +10,7 @@ from datasets import Dataset  # noqa: E402
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast  # noqa: E402
 
-from composer.algorithms import EMA, LabelSmoothing, SeqLengthWarmup  # noqa: E402
+from composer.algorithms import EMA, Alibi, LabelSmoothing, SeqLengthWarmup  # noqa: E402
 from composer.core.evaluator import evaluation_weights  # noqa: E402
 from composer.integrations.transformers import composer_trainer  # noqa: E402
 
@@ -18,36 +18,67 @@ pytestmark = pytest.mark.filterwarnings("default")  # TRL and datasets have warn
 WORDS = "abcdefgh"
 
 
-def train(folder, algorithms=None, **settings):
-    """Train a tiny language model for four steps by TRL, and return the trainer, which counts its forward passes."""
+def make_parts():
+    """Return a tiny language model and its tokenizer."""
     tokens = Tokenizer(models.WordLevel({word: place for place, word in enumerate([*WORDS, "<end>"])}, "<end>"))
     tokens.pre_tokenizer = pre_tokenizers.Whitespace()
     no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_positions=16, n_embd=16, n_layer=1, n_head=2, **no_dropout))
+    return model, PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token="<end>", pad_token="<end>")
+
+
+def arguments(folder, **settings):
+    """Return the arguments of a trainer that trains for four steps without writing a file."""
+    return {
+        "output_dir": str(folder),
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": [],
+        "disable_tqdm": True,
+        "max_steps": 4,
+        "per_device_train_batch_size": 4,
+        "max_grad_norm": 0.0,
+        "save_strategy": "no",
+        **settings,
+    }
+
+
+def train(folder, algorithms=None, **settings):
+    """Train a tiny language model for four steps by TRL, and return the trainer, which counts its forward passes."""
+    model, tokenizer = make_parts()
     trainer = (trl.SFTTrainer if algorithms is None else composer_trainer(trl.SFTTrainer))(
         model=model,
-        args=trl.SFTConfig(
-            str(folder),
-            use_cpu=True,
-            bf16=False,
-            report_to=[],
-            disable_tqdm=True,
-            max_steps=4,
-            per_device_train_batch_size=4,
-            max_grad_norm=0.0,
-            save_strategy="no",
-            **settings,
-        ),
+        args=trl.SFTConfig(**arguments(folder, **settings)),
         train_dataset=Dataset.from_dict({"text": [" ".join(WORDS[place % 8 :]) + " a b" for place in range(16)]}),
-        processing_class=PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token="<end>", pad_token="<end>"),
+        processing_class=tokenizer,
         **({} if algorithms is None else {"algorithms": algorithms}),
     )
     trainer.calls = 0
     model.transformer.register_forward_hook(lambda *_: setattr(trainer, "calls", trainer.calls + 1))
     trainer.train()
     return trainer
+
+
+def train_preferences(folder, algorithms=None):
+    """Train a tiny language model for four steps on pairs of answers by TRL, and return its weights."""
+    model, tokenizer = make_parts()
+    pairs = {
+        "prompt": ["a b"] * 16,
+        "chosen": [" " + " ".join(WORDS[place % 8 :]) for place in range(16)],
+        "rejected": [" " + " ".join(WORDS[: 1 + place % 8]) for place in range(16)],
+    }
+    trainer = (trl.DPOTrainer if algorithms is None else composer_trainer(trl.DPOTrainer))(
+        model=model,
+        ref_model=make_parts()[0],
+        args=trl.DPOConfig(**arguments(folder)),
+        train_dataset=Dataset.from_dict(pairs),
+        processing_class=tokenizer,
+        **({} if algorithms is None else {"algorithms": algorithms}),
+    )
+    trainer.train()
+    return model.state_dict()
 
 
 def test_weights_of_trl(tmp_path):
@@ -84,3 +115,19 @@ def test_changed_labels(tmp_path):
     """TRL computes the loss of SFTTrainer without logits, so labels cannot be changed after the forward pass."""
     with pytest.raises(TypeError, match=r"ComposerSFTTrainer\.compute_loss must let the model return 'logits'"):
         train(tmp_path, [LabelSmoothing(0.1)])
+
+
+def test_pairs_of_answers(tmp_path):
+    """DPO with averages alone trains as in TRL."""
+    assert_same(train_preferences(tmp_path, [EMA("2ba")]), train_preferences(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Alibi(max_sequence_length=16), lambda: SeqLengthWarmup(min_seq_length=2, truncate=False)],
+    ids=["Alibi", "SeqLengthWarmup"],
+)
+def test_changed_pairs(tmp_path, make):
+    """An algorithm that changes the number of rows would pair answers with parts of others, which raises an error."""
+    with pytest.raises(ValueError, match="rows"):
+        train_preferences(tmp_path, [make()])
