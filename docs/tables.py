@@ -61,6 +61,7 @@ MEETINGS = {
     ),
     (Event.INIT, Stage.NORMALIZATION): "No: one changes norms, the other convolutions.",
     (Event.INIT, Stage.PRECISION): "No: group norms and layer norms are different layers.",
+    (Event.INIT, Stage.LAYOUT): "No: one changes the format of weights, the other when activations are computed.",
     (Event.AFTER_LOAD, Stage.PRECISION): "No: group norms and layer norms are different layers.",
     (Event.FIT_START, Stage.AUGMENT): "Yes: images are augmented in the order of the list.",
     (Event.FIT_START, Stage.WEIGHTS): "No: freezing and averaging do not depend on each other.",

@@ -15,6 +15,7 @@ from fixtures import trained, weights
 from fixtures.models import WithLoss
 
 SETTINGS = {
+    "ActivationCheckpointing": {"modules": "Bottleneck", "policy": "matmuls"},
     "Alibi": None,  # for transformers
     "GatedLinearUnits": None,
     "SeqLengthWarmup": None,

@@ -35,6 +35,7 @@ PIPELINES = {
     "drawn while applied": lambda: ka.RandomPlasmaBrightness(p=0.7),
 }
 SETTINGS = {
+    "ActivationCheckpointing": {"modules": ("Bottleneck", "BertLayer")},
     "Augment": {"augmentation": PIPELINES["geometry"]()},
     "Alibi": {"max_sequence_length": 16},
     "AugMix": {"batch": True},

@@ -357,6 +357,8 @@ def _cases() -> Iterable[tuple[str, Case]]:
     }
     for name, make in on_convolutions.items():
         yield f"{name}-resnet", Case(make)
+    for architecture in ("bottlenecks", "bert", "gpt2"):
+        yield f"ActivationCheckpointing-{architecture}", Case(al.ActivationCheckpointing, architecture)
     yield "Factorize-resnet", Case(lambda: al.Factorize(True, True, 16, 4, 16, 4))
     yield "FusedLayerNorm-resnet", Case(al.FusedLayerNorm, "resnet with written-out norm")
     yield "GyroDropout-resnet", Case(lambda: al.GyroDropout(0.2, 4, 2), "resnet with dropout")

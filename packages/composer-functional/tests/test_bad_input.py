@@ -34,6 +34,14 @@ SURGERY = [(NO_MODEL,), (None,)]
 
 BAD = {
     "alibi_slopes": [(0,), (-1,), (4, named(dtype=torch.int64))],
+    "apply_activation_checkpointing": [
+        *SURGERY,
+        (MODEL, 3),
+        (MODEL, named(modules=())),
+        (MODEL, named(every=0)),
+        (MODEL, named(every=NAN)),
+        (MODEL, named(policy="none")),
+    ],
     "apply_alibi": [(NO_MODEL, 64), (MODEL, 64), (MODEL, 0)],
     "apply_blurpool": [*SURGERY, (MODEL, named(min_channels=-1)), (MODEL, named(optimizers="adam"))],
     "apply_channels_last": SURGERY,
@@ -288,6 +296,7 @@ VALID = {
     "SqueezeExcite2d": lambda: {"num_features": 16},
     "WeightStandardizer": dict,
     "alibi_slopes": lambda: {"num_heads": 4},
+    "apply_activation_checkpointing": lambda: {"model": network()},
     "apply_alibi": lambda: {"model": bert(), "max_sequence_length": 16},
     "apply_blurpool": lambda: {"model": network()},
     "apply_channels_last": lambda: {"model": network()},

@@ -155,6 +155,13 @@ def in_bf16(make):
 
 
 CASES = {
+    "ActivationCheckpointing": Case(
+        new("ActivationCheckpointing"),
+        on_blocks,
+        make_unfit_state=on_nothing,
+        refused=(("modules", 3), ("every", 0), ("every", 1.5), ("policy", "x")),
+    ),
+    "ActivationCheckpointing of text": Case(new("ActivationCheckpointing", every=2, policy="matmuls"), on_text),
     "Alibi": Case(new("Alibi", 16), on_text, make_unfit_state=on_nothing, refused=(("max_sequence_length", 0),)),
     "AugMix": Case(new("AugMix", severity=2), on_pictures, refused=(("width", 0), ("alpha", -1))),
     "AugMix of batches": Case(new("AugMix", batch=True), on_images),

@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy
 
 from composer import distributed as cd
+from composer import functional as cf
 from composer.core import Precision, State
 from composer.distributed.sharding import shard
 from fixtures import small_run
@@ -85,6 +86,17 @@ class TestWhatIsSharded:
         model._no_split_modules = ["Block"]
 
         assert sharded_names(model)[1:3] == ["stem", "towers.0.0"]
+
+    @pytest.mark.parametrize("auto_wrap", [True, "Tower"])
+    def test_blocks_after_surgery(self, auto_wrap):
+        """Blocks whose class surgery has derived from theirs are found by the names of the plain classes."""
+        model = Model()
+        model._no_split_modules = ["Tower"]
+        cf.apply_stochastic_depth(model, Tower, "sample")
+        cf.apply_activation_checkpointing(model, Tower)
+
+        assert sharded_names(model, auto_wrap) == ["", "towers.0", "towers.1"]
+        assert type(model.towers[0]).__name__ == "FSDPCheckpointedStochasticTower"
 
     def test_unknown_classes_raise(self):
         """A name without matches raises."""

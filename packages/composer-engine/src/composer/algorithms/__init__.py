@@ -2,6 +2,7 @@
 
 from types import ModuleType
 
+from composer.algorithms.activation_checkpointing import ActivationCheckpointing
 from composer.algorithms.alibi import Alibi
 from composer.algorithms.augment import Augment
 from composer.algorithms.augmix import AugMix
@@ -45,6 +46,7 @@ __all__ = [
     "EMA",
     "SAM",
     "SWA",
+    "ActivationCheckpointing",
     "Alibi",
     "AugMix",
     "Augment",

@@ -19,8 +19,13 @@ if TYPE_CHECKING:
     from composer.core import Logger, State
     from composer.functional import SurgeryReport
 
-__all__ = ["LAYER_NORMS", "LowPrecisionNorm", "ModelSurgery", "to_apply_at"]
+__all__ = ["FORWARD_PASSES", "LAYER_NORMS", "LowPrecisionNorm", "ModelSurgery", "to_apply_at"]
 
+FORWARD_PASSES = ExclusiveResource(
+    "the forward passes of the layers",
+    remedy="ActivationCheckpointing adds one in the backward pass, where GyroDropout would take other masks. Pass "
+    "several kinds of blocks to one ActivationCheckpointing, modules=[...].",
+)
 LAYER_NORMS = ExclusiveResource(
     "the layer norms",
     remedy="A norm is either fused (FusedLayerNorm) or computed in low precision (LowPrecisionLayerNorm).",

@@ -10,7 +10,7 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._idle import warn_if_idle
-from composer.algorithms._surgery import ModelSurgery
+from composer.algorithms._surgery import FORWARD_PASSES, ModelSurgery
 from composer.core import Event, ExclusiveResource, Logger, Stage, State, TimeUnit
 from composer.core.checks import number_between, whole_number_from
 from composer.functional.surgery.gyro_dropout import check_not_recomputed
@@ -52,7 +52,8 @@ class GyroDropout(ModelSurgery):
     owns: ClassVar = {
         ExclusiveResource(
             "the dropout layers", remedy="A second one would find no plain layers: choose one set of settings."
-        )
+        ),
+        FORWARD_PASSES,
     }
 
     def __attrs_post_init__(self) -> None:

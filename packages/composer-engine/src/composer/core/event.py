@@ -199,7 +199,7 @@ class Stage(IntEnum):
     PRECISION = 90
     """On the model: fused and low-precision norms."""
     LAYOUT = 100
-    """On the model: memory format."""
+    """On the model: memory format, and what is stored for the backward pass."""
 
     GRADIENT = 110
     """On the weights: change gradients or the step."""

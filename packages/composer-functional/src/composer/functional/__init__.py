@@ -51,6 +51,7 @@ from composer.functional.losses import (
 )
 from composer.functional.random import draw_beta, draw_permutation
 from composer.functional.signatures import unquote_annotations
+from composer.functional.surgery.activation_checkpointing import apply_activation_checkpointing
 from composer.functional.surgery.alibi import apply_alibi
 from composer.functional.surgery.blurpool import apply_blurpool
 from composer.functional.surgery.channels_last import apply_channels_last
@@ -113,6 +114,7 @@ __all__ = [
     "SurgeryReport",
     "WeightStandardizer",
     "alibi_slopes",
+    "apply_activation_checkpointing",
     "apply_alibi",
     "apply_blurpool",
     "apply_channels_last",

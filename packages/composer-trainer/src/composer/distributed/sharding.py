@@ -19,9 +19,10 @@ from composer.distributed.mesh import split_layers
 from composer.distributed.settings import Settings
 from composer.functional import update_params_in_optimizer
 from composer.functional.dtensors import shard_like
+from composer.functional.surgery.blocks import chosen_modules, is_one_of, repeated_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["FSDPSettings", "check_replicas", "shard"]
 
 _LOW = {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16, Precision.AMP_FP8: torch.bfloat16}
-_CONTAINERS = {nn.ModuleDict, nn.ModuleList, nn.Sequential}
 
 
 def _to_classes(value: Any) -> Any:
@@ -247,50 +247,19 @@ def _blocks(model: nn.Module, auto_wrap: bool | tuple[str | type[nn.Module], ...
     if auto_wrap is False:
         return
     if isinstance(auto_wrap, tuple):
-        found = dict(_chosen(model, _is_one_of(auto_wrap)))
-        missing = [each for each in auto_wrap if not any(map(_is_one_of((each,)), found.values()))]
+        found = dict(chosen_modules(model, is_one_of(auto_wrap)))
+        missing = [each for each in auto_wrap if not any(map(is_one_of((each,)), found.values()))]
         if missing:
             raise ValueError(f"auto_wrap contains classes of which the model has no module: {missing}.")
         yield from found.items()
         return
     own_choice = getattr(model, "fsdp_wrap_fn", None)
     if callable(own_choice):
-        yield from _chosen(model, own_choice)
+        yield from chosen_modules(model, own_choice)
         return
-    named = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
-    classes = tuple(named) or _repeated_classes(model)
-    yield from _chosen(model, _is_one_of(classes), outermost=not named)
+    yield from repeated_blocks(model)
 
 
 def _uses(module: nn.Module) -> Counter[nn.Parameter]:
     """Return how often a module and its parts name each parameter."""
     return Counter(parameter for _, parameter in module.named_parameters(remove_duplicate=False))
-
-
-def _is_one_of(classes: tuple[str | type[nn.Module], ...]) -> Callable[[nn.Module], bool]:
-    return lambda module: any(type(module).__name__ == each or type(module) is each for each in classes)
-
-
-def _repeated_classes(model: nn.Module) -> tuple[type[nn.Module], ...]:
-    members = Counter(
-        type(member)
-        for holder in model.modules()
-        if isinstance(holder, (nn.ModuleList, nn.Sequential))
-        for member in holder.children()
-        if type(member) not in _CONTAINERS and any(True for _ in member.children())
-    )
-    return tuple(cls for cls, count in members.items() if count > 1)
-
-
-def _chosen(
-    model: nn.Module, choose: Callable[[nn.Module], bool], *, outermost: bool = False
-) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the chosen modules with weights, each once, outer before inner, or only the outermost."""
-    last: str | None = None
-    for name, module in model.named_modules():
-        if module is model or not choose(module) or not any(True for _ in module.parameters()):
-            continue
-        if outermost and last is not None and name.startswith(f"{last}."):
-            continue
-        last = name
-        yield name, module

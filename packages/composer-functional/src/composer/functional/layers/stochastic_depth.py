@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from composer.functional.checks import check_choice, check_interval
+from composer.functional.layers.derived import DerivedModule, plain_class
 from composer.functional.modes import kept_modes
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ResidualRule", "StochasticDepthBlock"]
 
-_MADE: dict[type[nn.Module], type[StochasticDepthBlock]] = {}
 _CHECKED: set[type[nn.Module]] = set()
 
 
@@ -48,7 +48,7 @@ class ResidualRule:
     activation: Callable[[Any, Tensor], Tensor] = _unchanged
 
 
-class StochasticDepthBlock(nn.Module):
+class StochasticDepthBlock(DerivedModule):
     """A residual block whose branch is dropped with probability ``drop_rate`` in training (arXiv:1603.09382).
 
     ``"block"``: for a fraction ``drop_rate`` of the batches the branch is not computed; in evaluation it is scaled by
@@ -80,7 +80,7 @@ class StochasticDepthBlock(nn.Module):
                 [1., 1., 1., 1.]])
     """
 
-    plain_class: ClassVar[type[nn.Module]]
+    prefix: ClassVar = "Stochastic"
     drop_rate: float
     stochastic_method: str
     rule: ResidualRule | None
@@ -105,9 +105,8 @@ class StochasticDepthBlock(nn.Module):
         """
         check_interval("drop_rate", drop_rate, 0, 1, "It is a probability.")
         check_choice("stochastic_method", stochastic_method, "block", "sample")
-        made = _new(type(block))
-        vars(made).update(vars(block), drop_rate=drop_rate, stochastic_method=stochastic_method, rule=rule)
-        return made
+        settings = {"drop_rate": drop_rate, "stochastic_method": stochastic_method, "rule": rule}
+        return StochasticDepthBlock.take_over(block, **settings)
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Compute the block, or drop its branch."""
@@ -133,20 +132,20 @@ class StochasticDepthBlock(nn.Module):
         if self.rule is None and not (isinstance(output, Tensor) and output.shape == input.shape):
             result = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
             raise TypeError(
-                f"{self.plain_class.__name__} must return a tensor of its input's shape {tuple(input.shape)}, got "
+                f"{plain_class(self).__name__} must return a tensor of its input's shape {tuple(input.shape)}, got "
                 f"{result}. Without a rule a block must compute x + f(x): pass a ResidualRule with branch and shortcut."
             )
         return output
 
     def _check(self, input: Tensor, *args: Any, **kwargs: Any) -> None:
         """Raise if the block does not compute a tensor like its input; once for a class, before one is dropped."""
-        if self.plain_class in _CHECKED:
+        if plain_class(self) in _CHECKED:
             return
         with kept_modes(self), torch.no_grad():
             self.eval()  # without effects on statistics and random states
             self._apply_block(input, *args, **kwargs)
         torch.clear_autocast_cache()  # torch 2.7 would use weights that were cast without a graph
-        _CHECKED.add(self.plain_class)
+        _CHECKED.add(plain_class(self))
 
     def _without_branch(self, input: Tensor) -> Tensor:
         rule = self.rule
@@ -165,18 +164,3 @@ class StochasticDepthBlock(nn.Module):
         """Return the settings for ``repr``, after those of the plain block."""
         own = f"drop_rate={self.drop_rate:g}, stochastic_method={self.stochastic_method!r}"
         return ", ".join(filter(None, [super().extra_repr(), own]))
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        # Pickle finds classes by name, and this class is created at run time.
-        reduced = super().__reduce_ex__(protocol)
-        assert isinstance(reduced, tuple)
-        return _new, (self.plain_class,), *reduced[2:]
-
-
-def _new(cls: type[nn.Module]) -> StochasticDepthBlock:
-    """Return an empty instance of the stochastic version of a class."""
-    if cls not in _MADE:
-        attributes = {"plain_class": cls, "__doc__": cls.__doc__}
-        # As fully_shard does: parameter names and isinstance remain valid.
-        _MADE[cls] = type(f"Stochastic{cls.__name__}", (StochasticDepthBlock, cls), attributes)
-    return _MADE[cls].__new__(_MADE[cls])

@@ -6,12 +6,11 @@ from torch import nn
 
 from composer.functional.checks import check_modules
 from composer.functional.layers.gyro_dropout import GyroDropout
+from composer.functional.surgery.activation_checkpointing import CheckpointedBlock, find_recomputed
 from composer.functional.surgery.architectures import find_attention_dropouts
 from composer.functional.surgery.replace import SurgeryReport, replace_layers
 
 __all__ = ["apply_gyro_dropout"]
-
-_RECOMPUTED = ("gradient_checkpointing", "grad_checkpointing")
 
 
 def apply_gyro_dropout(
@@ -67,10 +66,11 @@ def apply_gyro_dropout(
 
 
 def check_not_recomputed(model: nn.Module) -> None:
-    """Raise a ValueError for a model with gradient checkpointing, as Transformers, timm and torch mark it."""
-    for name, module in model.named_modules():
-        if any(getattr(module, mark, False) for mark in _RECOMPUTED) or hasattr(module, "_checkpoint_wrapped_module"):
-            raise ValueError(
-                f"model must not use gradient checkpointing with GyroDropout, as {name or type(model).__name__!r} "
-                "does: a forward pass in the backward pass would take other masks. Disable one of the two."
-            )
+    """Raise a ValueError for a model with gradient checkpointing."""
+    blocks = (name for name, module in model.named_modules() if isinstance(module, CheckpointedBlock))
+    name = next(blocks, None) or find_recomputed(model)
+    if name is not None:
+        raise ValueError(
+            f"model must not use gradient checkpointing with GyroDropout, as {name!r} does: a forward pass in the "
+            "backward pass would take other masks. Disable one of the two."
+        )
