@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import kornia.augmentation as ka
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from composer import Callback, Trainer, distributed
-from composer.algorithms import EMA, SWA, Augment, GradientClipping, LabelSmoothing, LayerFreezing, MixUp
+from composer.algorithms import EMA, SAM, SWA, Augment, GradientClipping, LabelSmoothing, LayerFreezing, MixUp
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 
@@ -61,7 +62,8 @@ def make_trainer(**options):
     torch.manual_seed(distributed.get_global_rank())  # each process has different initial weights
     dropout = nn.Dropout(options.pop("dropout", 0.0))
     network = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), dropout, nn.Linear(8, 3)).double()
-    model = ComposerClassifier(network, train_metrics=MulticlassAccuracy(3, average="micro"), num_classes=3)
+    kind = options.pop("kind", ComposerClassifier)
+    model = kind(network, train_metrics=MulticlassAccuracy(3, average="micro"), num_classes=3)
     algorithms = options.pop("algorithms", list)()
     return Trainer(
         model=model,
@@ -107,6 +109,41 @@ def stop(**options):
         int(trainer.state.timestamp.batch),
         len(trainer.logger.destinations[0].data.get("metrics/eval/MulticlassAccuracy", ())),
     ]
+
+
+class CountsTerms(ComposerClassifier):
+    """Counts the elements of its loss, as language models do."""
+
+    def count_loss_terms(self, batch):
+        return torch.tensor(len(batch[1]))
+
+
+class Waits(Callback):
+    """Waits before the first batch and in each, and records when."""
+
+    def __init__(self):
+        self.began = []
+
+    def epoch_start(self, state, logger):
+        self.began.append(time.perf_counter())
+        time.sleep(0.1)
+
+    batch_start = epoch_start
+
+
+def compute_twice(**options):
+    """Return the seconds on the clock and those from the epoch's start to the last batch."""
+    waits = Waits()
+    trainer = make_trainer(callbacks=waits, eval_interval=0, max_duration="1ep", **options)
+    trainer.fit()
+    return [trainer.state.timestamp.total_wct.total_seconds(), waits.began[-1] - waits.began[0]]
+
+
+COMPUTED_TWICE = {
+    "samples": {"algorithms": lambda: [SAM()]},
+    "loss terms": {"algorithms": lambda: [SAM()], "kind": CountsTerms},
+    "search": {"device_train_microbatch_size": "auto"},
+}
 
 
 class EvaluationStopper(Callback):
@@ -214,6 +251,7 @@ def main(folder):
             "stopped later": stop(eval_interval=0),
             "stopped in an evaluation": stop_in_evaluation(saved),
             "by time": end_by_time(),
+            "computed twice": {name: compute_twice(**options) for name, options in COMPUTED_TWICE.items()},
             "resumed": resume(saved),
         }
     Path(folder, f"{distributed.get_global_rank()}.json").write_text(json.dumps(results))

@@ -103,6 +103,13 @@ class TestTwoProcesses:
         assert first == second
         assert first[1] >= 2
 
+    @pytest.mark.parametrize("kind", ["samples", "loss terms", "search"])
+    def test_seconds_of_batches_that_are_computed_twice(self, together, kind):
+        """The clock counts the time of a batch once, also if the processes exchange nothing in between."""
+        for result in together:
+            counted, passed = result["computed twice"][kind]
+            assert 0.9 * passed < counted < 1.5 * passed
+
     def test_resume_is_exact(self, together):
         """A run resumed within an epoch restores the draws, metrics and data position of each process."""
         for result in together:

@@ -176,7 +176,8 @@ class Run:
             warn_if_larger(size, self._num_samples)
         if size is not None or spec.microbatch_transforms is not None:
             parts = split_microbatches(self.state.batch, spec, size, self._weigh)
-        self._begin_global_batch(len(parts))
+        if self.step.times_computed == 1:  # further computations of the batch have the same counts
+            self._begin_global_batch(len(parts))
         # The whole batch of a single process has weight 1, whatever its loss is the mean of.
         counts = self._loss_terms(parts) if len(parts) > 1 or self.parallel.is_connected else None
         # Gradients are averaged over processes, so that one with more samples than the others has to weigh more.
@@ -221,7 +222,7 @@ class Run:
             counted=counted,
             usual=self._usual,
             microbatches=microbatches,
-            seconds=self._seconds,
+            seconds=0.0 if self.parallel.is_apart else self._seconds,  # after the trials the batch begins once more
             stop=self.signals.received is not None,
             logs=self.engine.logger.is_heard,
             is_regular=self._is_regular and self.batches.position.is_full,
