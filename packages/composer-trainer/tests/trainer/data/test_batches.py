@@ -148,6 +148,57 @@ class TestDropLast:
             make_batches(lambda *args, **options: DataLoader(*args, drop_last=True, **options), 3)
 
 
+class Growing(Sampler):
+    """Three samples, and one more in each further epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        """Of this epoch."""
+        self.epoch = epoch
+
+    def __len__(self):
+        """Of the first epoch."""
+        return 3
+
+    def __iter__(self):
+        """In order."""
+        return iter(range(3 + self.epoch))
+
+
+class TestLengthOfAnotherEpoch:
+    """What an unknown sampler has drawn in one epoch does not apply to another."""
+
+    @pytest.mark.filterwarnings("ignore:train_dataloader has a length of 3 batches")
+    def test_two_saved_places(self):
+        """Each place that is loaded has the end of its own epoch."""
+        batches = Batches(DataSpec(DataLoader(range(9), sampler=Growing())), -1, torch.device("cpu"))
+        saved, ends = [], []
+        for epoch in range(2):
+            batches.rewind(epoch)
+            batches.next()
+            saved.append(batches.state_dict())
+
+        for state in (saved[1], saved[0], saved[1]):
+            batches.load_state_dict(state)
+            ends.append(batches.position.data_end)
+
+        assert ends == [4, 3, 4]
+
+    @pytest.mark.filterwarnings("ignore:train_dataloader has a length of 3 batches")
+    def test_length_at_the_start_of_an_epoch(self):
+        """It is the announced one in each epoch, as in a run that is resumed there."""
+        batches = Batches(DataSpec(DataLoader(range(9), sampler=Growing())), -1, torch.device("cpu"))
+        lengths = []
+        for _ in range(3):
+            lengths.append(batches.position.length)
+            while not batches.position.epoch_is_over:
+                batches.next()
+            batches.rewind()
+
+        assert lengths == [3, 3, 3]
+
+
 class RoundedDown(Sampler):
     """A batch sampler that has a last batch of two samples, which its length does not count."""
 

@@ -223,6 +223,7 @@ class Batches:
         self._iterator = self._ahead = None
         if self.position.place:
             self._took_all = self.position.data_is_over
+        self._order.rewind()
         self.position.move_to(0)
 
     def state_dict(self) -> dict[str, Any]:

@@ -79,6 +79,9 @@ class DataOrder:
     def close(self) -> None:
         """Stop the workers that the order has started."""
 
+    def rewind(self) -> None:
+        """Forget the order of an epoch, as another one begins."""
+
     def fingerprint(self, place: int) -> str | None:
         """Return a digest of the current epoch's order up to a place if it may differ in a resumed run; else None."""
         del place
@@ -117,10 +120,20 @@ def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
     if has_state(loader):
         return OpaqueOrder(loader, own)
     # A subclass with its own __iter__ may use the sampler in any way, or not at all.
-    if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
-        is_stream = isinstance(loader.dataset, IterableDataset)
-        return StreamOrder(loader, own) if is_stream else IndexedOrder(loader, seed)
-    return DataOrder(loader, own) if isinstance(loader, (list, tuple, Tensor)) else OpaqueOrder(loader, own)
+    if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
+        return DataOrder(loader, own) if isinstance(loader, (list, tuple, Tensor)) else OpaqueOrder(loader, own)
+    if isinstance(loader.dataset, IterableDataset):
+        return StreamOrder(loader, own)
+    _, sampler = _sampler_of(loader)
+    # Batch samplers of other types choose themselves.
+    is_shared = is_plain_distributed(sampler.sampler if type(sampler) is BatchSampler else sampler)
+    return SharedOrder(loader, seed) if is_shared else IndexedOrder(loader, seed)
+
+
+def _sampler_of(loader: DataLoader[Any]) -> tuple[str, Any]:
+    """Return the sampler of a loader's indices, or of its batches of indices, and the name of its attribute."""
+    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    return name, getattr(loader, name)
 
 
 class OpaqueOrder(DataOrder):
@@ -172,14 +185,16 @@ class _CopiedOrder(DataOrder):
 
 
 class IndexedOrder(_CopiedOrder):
-    """A ``DataLoader`` of a map-style dataset: skipped batches are skipped among the indices."""
+    """A ``DataLoader`` of a map-style dataset: skipped batches are skipped among the keys of its sampler."""
+
+    _drawn: Iterator[Any] = iter(())
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         super().__init__(loader, seed)
-        name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        self._sampler: Any = getattr(loader, name)
-        self._length = length_of(self._sampler) if is_known(self._sampler) else None
-        self._chosen: Iterator[Any] = iter(())
+        name, self._sampler = _sampler_of(loader)
+        # Processes share one order, whatever generator each one's loader has.
+        is_shared = is_plain_distributed(getattr(self._sampler, "sampler", self._sampler))
+        self._order_seed = seed if is_shared else self.seed
         # In __dict__, because DataLoader.__setattr__ rejects another sampler or data set.
         # Persistent workers use the same object in the next epoch.
         self._keys = self.loader.__dict__[name] = Keys(self._sampler)
@@ -187,46 +202,67 @@ class IndexedOrder(_CopiedOrder):
         self._loads_here = not (loader.num_workers or loader.pin_memory) and type(loader) is DataLoader
         if not self._loads_here:
             self.loader.__dict__["dataset"] = self._source
-        inner: Any = getattr(self._sampler, "sampler", self._sampler)
-        # Processes share one order, whatever generator each one's loader has.
-        self._order_seed = seed if is_plain_distributed(inner) else self.seed
-        is_own = inner is self._sampler or type(self._sampler) is BatchSampler  # other batch samplers choose themselves
-        self._distributed: Any = inner if is_plain_distributed(inner) and is_own else None
-        if self._distributed is not None:
-            self.global_batch_size = getattr(self._sampler, "batch_size", 1) * inner.num_replicas
 
     def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
         """Return the epoch's batches from a place on, without loading those before it."""
         self._set_epoch(epoch)
-        if self.global_batch_size is None:
-            remaining = self._chosen = order_of(self._sampler, self._order_seed, epoch)
-            if isinstance(remaining, WithDigests):
-                self._length = remaining.length
-            for _ in itertools.islice(remaining, place):
-                pass
-        else:
-            remaining = self._own_part(epoch, place)
+        keys = self._draw(epoch, place)
         if not self._is_plain:
             # Each batch has its own seed, whichever worker loads it and wherever the epoch continues.
-            first = first_key(self.seed, get_data_rank(), epoch) + place
-            remaining = zip(itertools.count(first, self.step), remaining)
-        self._keys.next = remaining
+            keys = zip(itertools.count(first_key(self.seed, get_data_rank(), epoch) + place, self.step), keys)
+        self._keys.next = keys
         return self._iterate(epoch)
 
-    def end(self, place: int) -> int | None:
-        """Return the place after the last sample, or batch, that neither sampler nor batch sampler drops.
+    def _draw(self, epoch: int, place: int) -> Iterator[Any]:
+        """Return the keys of the epoch's batches from a place on."""
+        self._drawn = order_of(self._sampler, self._order_seed, epoch)
+        for _ in itertools.islice(self._drawn, place):
+            pass
+        return self._drawn
 
-        The number of batches of an unknown sampler is known when the epoch begins.
-        """
-        if self.global_batch_size is None:
-            return self._length
+    def end(self, place: int) -> int | None:
+        """Return the number of batches; that of an unknown sampler is known when the epoch has begun."""
+        del place
+        if isinstance(self._drawn, WithDigests):
+            return self._drawn.length
+        return length_of(self._sampler) if is_known(self._sampler) else None
+
+    def rewind(self) -> None:
+        """Forget the order of an epoch, as another one begins."""
+        self._drawn = iter(())
+
+    def fingerprint(self, place: int) -> str | None:
+        """Return a digest of the epoch's keys if the type of the sampler is unknown."""
+        return self._drawn.fingerprint(place) if isinstance(self._drawn, WithDigests) else None
+
+    def _iterate(self, epoch: int) -> Iterator[Batch]:
+        if not self._loads_here:
+            return super()._iterate(epoch)
+        # As torch's loader does, without the range that it records for profilers, which takes as long as seeding.
+        load = operator.getitem if self.loader.batch_sampler is None else items
+        source, collate = self._source, self.loader.collate_fn
+        batches = (collate(load(source, keys)) for keys in self._keys.next)
+        return batches if self._is_plain else preserve_torch_rng_state(lambda: batches)
+
+
+class SharedOrder(IndexedOrder):
+    """A ``DataLoader`` with a ``DistributedSampler``: places are samples of the order that all processes share."""
+
+    def __init__(self, loader: DataLoader[Any], seed: int) -> None:
+        super().__init__(loader, seed)
+        is_batched = type(self._sampler) is BatchSampler
+        self._distributed: Any = self._sampler.sampler if is_batched else self._sampler
+        self.global_batch_size = getattr(self._sampler, "batch_size", 1) * self._distributed.num_replicas
+
+    def end(self, place: int) -> int:
+        """Return the place after the last sample that neither the sampler nor the batch sampler drops."""
         sampler, end = self._distributed, len(self._distributed.dataset)
         if sampler.drop_last:
             end -= end % sampler.num_replicas
         drops = sampler is not self._sampler and self._sampler.drop_last
-        return end - max(0, end - place) % self.global_batch_size if drops else end
+        return end - max(0, end - place) % self.step if drops else end
 
-    def _own_part(self, epoch: int, place: int) -> Iterator[Any]:
+    def _draw(self, epoch: int, place: int) -> Iterator[Any]:
         """Return the keys of this process: those at the places ``place + rank :: num_replicas`` of the order.
 
         If the last ones are fewer than the processes, the others get one of the first, which only keeps them in step.
@@ -239,7 +275,7 @@ class IndexedOrder(_CopiedOrder):
         drawing.num_replicas, drawing.rank, drawing.drop_last = 1, 0, False
         drawing.num_samples = drawing.total_size = len(sampler.dataset)
         order = list(drawing)
-        left = max(0, (self.end(place) or 0) - place)
+        left = max(0, self.end(place) - place)
         part = order[place + sampler.rank : place + left : sampler.num_replicas]
         if len(part) * sampler.num_replicas < left:
             part.append(order[(sampler.rank - left % sampler.num_replicas) % len(order)])
@@ -248,19 +284,6 @@ class IndexedOrder(_CopiedOrder):
         batches = copy.copy(self._sampler)
         batches.sampler = part
         return real_indices(iter(batches), num_real_samples(left, sampler.num_replicas, sampler.rank))
-
-    def _iterate(self, epoch: int) -> Iterator[Batch]:
-        if not self._loads_here:
-            return super()._iterate(epoch)
-        # As torch's loader does, without the range that it records for profilers, which takes as long as seeding.
-        load = operator.getitem if self.loader.batch_sampler is None else items
-        source, collate = self._source, self.loader.collate_fn
-        batches = (collate(load(source, keys)) for keys in self._keys.next)
-        return batches if self._is_plain else preserve_torch_rng_state(lambda: batches)
-
-    def fingerprint(self, place: int) -> str | None:
-        """Return a digest of the epoch's indices if the type of the sampler is unknown."""
-        return self._chosen.fingerprint(place) if isinstance(self._chosen, WithDigests) else None
 
 
 class StreamOrder(_CopiedOrder):
