@@ -32,7 +32,7 @@ from composer.core import (
 from composer.core.checks import is_subset
 from composer.core.data_spec import move_batch, note_batch
 from composer.core.evaluator import evaluation_mode
-from composer.core.randomness import generator_state, preserve_rng_state, set_generator_state
+from composer.core.randomness import preserve_rng_state
 from composer.distributed import (
     all_reduce_min,
     broadcast_buffers,
@@ -45,7 +45,7 @@ from composer.functional.dtensors import is_sharded
 from composer.trainer.data.loaders import batch_is_none, warn_of_repeats
 from composer.trainer.data.order import make_order
 from composer.trainer.evaluation.metrics import SupportsMetrics, compute_metrics, metrics_of, reduce_over_data
-from composer.trainer.resume.contract import generators_of, parts_of
+from composer.trainer.resume.contract import load_objects, parts_of, save_objects
 from composer.trainer.stopping import Stopped
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int, signals: St
         metric.reset()
     engine.run_event(Event.EVAL_START)
     loader = evaluator.dataloader.dataloader
-    with _restoring_generators(loader):
+    with _restoring_parts(loader):
         for batch, counts in signals.until_stopped(_first_batches(state, loader, subset)):
             _evaluate_batch(engine, evaluator, batch, counts)
     found, announced = int(state.eval_timestamp.batch), state.dataloader_len
@@ -316,15 +316,14 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int, signals: St
 
 
 @contextlib.contextmanager
-def _restoring_generators(loader: Iterable[Any]) -> Iterator[None]:
-    """Restore the generators of a loader's parts if a signal stops the evaluation, which is repeated after a resume."""
-    generators = generators_of(parts_of(loader)).values()
-    states = [generator_state(one) for one in generators]
+def _restoring_parts(loader: Iterable[Any]) -> Iterator[None]:
+    """Restore a loader's parts if a signal stops the evaluation, which is repeated from its start after a resume."""
+    parts = parts_of(loader)
+    before = save_objects(parts)
     try:
         yield
     except Stopped:
-        for generator, before in zip(generators, states, strict=True):
-            set_generator_state(generator, before)
+        load_objects(before, parts)
         raise
 
 
