@@ -6,7 +6,7 @@ from torch import nn
 
 from composer.core import State
 from composer.core.event import STEP_EVENTS
-from composer.core.step import Step
+from composer.core.step import Step, is_out_of_memory
 from composer.functional import SAMOptimizer
 
 
@@ -162,3 +162,27 @@ def test_invalid_losses(loss, error, sentence):
 
     with pytest.raises(error, match=sentence):
         step.compute_gradients()
+
+
+def caused_by(cause):
+    """Return an error with a cause."""
+    error = ValueError("step failed")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("no room"), True),
+        (RuntimeError("MPS backend out of memory"), True),
+        (RuntimeError("cuBLAS error: CUBLAS_STATUS_ALLOC_FAILED when calling"), True),
+        (caused_by(torch.OutOfMemoryError("no room")), True),
+        (RuntimeError("shapes do not fit"), False),
+        (MemoryError("out of memory"), False),
+        (None, False),
+    ],
+)
+def test_out_of_memory_errors(error, expected):
+    """Errors of the device's allocator and of libraries that could not allocate are recognized, also as causes."""
+    assert is_out_of_memory(error) is expected

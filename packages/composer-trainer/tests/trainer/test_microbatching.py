@@ -8,7 +8,6 @@ from torch.nn import functional
 from composer.core import Callback
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier, ComposerModel
-from composer.trainer.microbatching import is_out_of_memory
 from fixtures import make_loader, small_run
 
 
@@ -116,19 +115,6 @@ class TestAuto:
 
         with pytest.raises(RuntimeError, match="broken"):
             trained(100, "auto", callbacks=Broken())
-
-    @pytest.mark.parametrize(
-        ("error", "expected"),
-        [
-            (torch.OutOfMemoryError("CUDA out of memory."), True),
-            (RuntimeError("cuBLAS error: CUBLAS_STATUS_ALLOC_FAILED when calling"), True),
-            (RuntimeError("shapes do not fit"), False),
-            (MemoryError("out of memory"), False),
-        ],
-    )
-    def test_out_of_memory_errors(self, error, expected):
-        """Errors of the device's allocator and of libraries that could not allocate are recognized."""
-        assert is_out_of_memory(error) is expected
 
 
 class Tokens(ComposerModel):

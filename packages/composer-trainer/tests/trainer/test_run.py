@@ -5,6 +5,7 @@ import signal
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from composer import Trainer
 from composer.algorithms import SAM, SeqLengthWarmup
@@ -248,6 +249,80 @@ class TestInterruptedEvaluation:
         assert trainer.fit().reason == "max_duration='5ba' was reached before"
         assert "metrics/eval/MulticlassAccuracy" not in {name for name, one in metrics[0].items() if one is not None}
         assert metrics[1]["metrics/eval/MulticlassAccuracy"] is not None
+
+    def test_of_the_last_epoch(self, tmp_path):
+        """The checkpoint of the stop is replaced by that of the end, which counts the iteration, too."""
+        saving = {"save_folder": str(tmp_path), "run_name": "run", "autoresume": True, "max_duration": "1ep"}
+        reasons = []
+        for at in (5, None, None):
+            trainer, _ = self.run(at, eval_interval="1ep", **saving)
+            reasons.append(trainer.fit().reason)
+            trainer.close()
+
+        complete = ["max_duration='1ep' is reached", "max_duration='1ep' was reached before"]
+        assert reasons == ["stopped by SIGTERM", *complete]
+        assert find_checkpoints(str(tmp_path))[-1].manifest.timestamp.iteration == 1
+
+    @pytest.mark.parametrize("interval", ["4ba", "1ep"])
+    def test_shorter_training_is_over(self, tmp_path, interval):
+        """If the resumed run is shorter than what is done, it only evaluates: the schedule has ended before."""
+
+        def schedule(state, ssr):
+            done = state.get_elapsed_duration().value
+            assert done <= 1
+            return 1 - done / 2
+
+        saving = {"save_folder": str(tmp_path), "run_name": "run", "autoresume": True, "schedulers": schedule}
+        stopped, _ = self.run({"4ba": 8, "1ep": 10}[interval], max_duration="3ep", eval_interval=interval, **saving)
+        stopped.fit()
+        stopped.close()
+
+        resumed, evaluated = self.run(max_duration="1ep", eval_interval=interval, **saving)
+        result = resumed.fit()
+
+        assert (evaluated(), result.steps) == ([{"4ba": 8, "1ep": 10}[interval]], 0)
+        assert resumed.state.schedulers[0].get_last_lr() == stopped.state.schedulers[0].get_last_lr()
+
+    @pytest.mark.parametrize("is_resumed", [False, True])
+    def test_data_set_that_saves_itself(self, tmp_path, is_resumed):
+        """The repeated evaluation begins with the first sample again."""
+
+        class Stream(IterableDataset):
+            done = 0
+
+            def __iter__(self):
+                while self.done < 6:
+                    self.done += 1
+                    yield torch.full((4,), float(self.done)), 0
+                self.done = 0
+
+            def state_dict(self):
+                return {"done": self.done}
+
+            def load_state_dict(self, state):
+                self.done = state["done"]
+
+        samples = []
+
+        class Note(Callback):
+            def eval_batch_end(self, state, logger):
+                samples.extend(state.batch[0][:, 0].tolist())
+
+        saving = {"save_folder": str(tmp_path), "run_name": "run", "autoresume": True, "max_duration": "4ba"}
+
+        def make(at):
+            loader = DataLoader(Stream(), batch_size=2)
+            return self.run(None, eval_dataloader=loader, callbacks=[self.Interrupt(at), Note()], **saving)[0]
+
+        trainer = make(4)
+        trainer.fit()
+        if is_resumed:
+            trainer.close()
+            trainer = make(None)
+        trainer.fit()
+
+        complete = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+        assert samples == [*complete, 1.0, 2.0, *complete]
 
     def test_longer_training_has_another_end(self, tmp_path):
         """If the resumed run trains longer, the evaluation of the former end is not due, and its own is complete."""

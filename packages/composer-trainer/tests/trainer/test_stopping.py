@@ -1,19 +1,22 @@
 """Ctrl-C and SIGTERM end a run cleanly, with real processes and signals."""
 
+import gc
 import json
+import os
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+import weakref
 
 import pytest
 
 from composer.core import Callback
 from composer.trainer import stopping
 from composer.trainer.stopping import Stopped, StopSignals
-from fixtures import make_loader, small_run
+from fixtures import make_classifier, make_loader, small_run
 
 PROGRAM = """
 import signal, sys, time, torch
@@ -194,6 +197,30 @@ class TestListening:
             assert (outer.received, inner.received) == (signal.SIGTERM, None)
         finally:
             signal.signal(signal.SIGTERM, before)
+
+    @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+    def test_forked_processes(self, monkeypatch):
+        """One of several processes reads its signals in a thread; a fork does not, and the hook keeps no run alive."""
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        model = make_classifier()
+        alive = weakref.ref(model)
+        signals = StopSignals(lambda model=model: int(model.training))
+
+        with signals:
+            child = os.fork()
+            descriptor = signal.set_wakeup_fd(-1)
+            if child == 0:
+                os._exit(descriptor != -1)
+            signal.set_wakeup_fd(descriptor)
+            _, status = os.waitpid(child, 0)
+        for thread in threading.enumerate():
+            if thread.name == "stopping":
+                thread.join(10)
+        del model, signals
+        gc.collect()
+
+        assert (descriptor != -1, status) == (True, 0)
+        assert alive() is None
 
     def test_incomplete_results_raise(self):
         """If the program handles the signal itself, an evaluation raises instead of returning a part of its results."""

@@ -278,8 +278,8 @@ def bulleted(title: str, lines: Sequence[str]) -> str:
     return "\n- ".join([title, *lines[:_MOST_LINES], *more])
 
 
-def nearest(name: object, names: Iterable[str], end: str = ".") -> str:
-    """Return the end of a sentence: a suggestion of the most similar name, or ``end`` if none is similar.
+def nearest(name: object, names: Iterable[str], end: str = ".", *, similarity: float = 0.6) -> str:
+    """Return the end of a sentence: a suggestion of the most similar name, or ``end`` if none is similar enough.
 
     Example:
         >>> nearest("halflife", ["half_life", "smoothing"])
@@ -290,5 +290,5 @@ def nearest(name: object, names: Iterable[str], end: str = ".") -> str:
     text = str(name).casefold()
     # The time of the comparison is quadratic in the length of the names.
     candidates = {one.casefold(): one for one in names if len(one) <= _LONGEST_NAME >= len(text)}
-    matches = difflib.get_close_matches(text, candidates, n=1)
+    matches = difflib.get_close_matches(text, candidates, n=1, cutoff=similarity)
     return f"; did you mean {candidates[matches[0]]!r}?" if matches else end

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from composer.core.data_spec import Batch
     from composer.core.state import State
 
-__all__ = ["Step", "losses_by_name", "total_of"]
+    Part: TypeAlias = tuple[Batch, float | Tensor]
+    """A microbatch, and its weight in the sum of the losses: a number or a tensor of one."""
+
+__all__ = ["Step", "is_out_of_memory", "losses_by_name", "total_of"]
+
+# cuBLAS and cuDNN report allocations that fail by a RuntimeError with these codes, and not by an OutOfMemoryError.
+_OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
 
 class Step:
@@ -79,7 +85,7 @@ class Step:
         forward: Callable[[Batch], Any],
         loss: Callable[[Any, Batch], Any],
         *,
-        split: Callable[[], Iterable[tuple[Batch, float | Tensor]]] | None = None,
+        split: Callable[[], Iterable[Part]] | None = None,
         complete: Callable[[], object] | None = None,
     ) -> None:
         self.forward, self.loss, self.complete = forward, loss, complete
@@ -243,6 +249,21 @@ def _weighted(loss: Tensor, weight: float | Tensor) -> Tensor:
 def losses_by_name(losses: Mapping[str, Tensor] | Iterable[Tensor]) -> Mapping[str, Tensor]:
     """Return several losses by name: those of a dictionary by their keys, others as ``loss0`` and so on."""
     return losses if isinstance(losses, Mapping) else {f"loss{index}": one for index, one in enumerate(losses)}
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether an error, or one of its causes, reports that a device is out of memory.
+
+    Example:
+        >>> is_out_of_memory(torch.OutOfMemoryError("no room")), is_out_of_memory(RuntimeError("no"))
+        (True, False)
+    """
+    while error is not None:
+        is_reported = isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+        if is_reported or isinstance(error, torch.OutOfMemoryError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _check_loss(loss: Tensor, model: str) -> None:

@@ -14,6 +14,7 @@ import torch
 from composer.core import Callback, Interval, Logger, State, Time, Timestamp, TimeUnit
 from composer.core.checks import is_flag, whole_number_from
 from composer.core.files import check_template, fill_in_run, write_atomically
+from composer.core.step import is_out_of_memory
 
 __all__ = ["MemorySnapshot", "OOMObserver"]
 
@@ -207,17 +208,3 @@ def has_lasted(interval: Time, since: Timestamp, now: Timestamp) -> bool:
         True
     """
     return now.count(interval.unit) - since.count(interval.unit) >= interval.value
-
-
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether an error, or one of its causes, is a :class:`torch.OutOfMemoryError`.
-
-    Example:
-        >>> is_out_of_memory(torch.OutOfMemoryError("no room")), is_out_of_memory(ValueError("other"))
-        (True, False)
-    """
-    while error is not None:
-        if isinstance(error, torch.OutOfMemoryError):
-            return True
-        error = error.__cause__ or error.__context__
-    return False

@@ -541,8 +541,10 @@ class Snapshot:
         except CheckpointError:
             return None
         if _moment(existing) == _moment(self.manifest):
-            # An evaluation that a signal had interrupted may have been completed since.
-            return existing if self.manifest.metrics.items() <= existing.metrics.items() else None
+            # Since then an interrupted evaluation may have been completed, and the iteration that it belongs to.
+            is_complete = existing.timestamp.counts[:2] == self.manifest.timestamp.counts[:2]
+            is_measured = self.manifest.metrics.items() <= existing.metrics.items()
+            return existing if is_complete and is_measured else None
         raise CheckpointSaveError(
             folder.at(name),
             f"there is one already, of run {existing.run_name!r} at batch {existing.timestamp.count(TimeUnit.BATCH)}. "
@@ -594,5 +596,5 @@ def _failure(rank: int, error: BaseException) -> dict[str, Any]:
 
 
 def _moment(manifest: Manifest) -> tuple[Any, ...]:
-    counts = {name: value for name, value in manifest.timestamp.state_dict().items() if not name.endswith("_wct")}
-    return (manifest.run_name, manifest.weights_only, counts)
+    now = manifest.timestamp.counts
+    return manifest.run_name, manifest.weights_only, now.batch, now.sample, now.token

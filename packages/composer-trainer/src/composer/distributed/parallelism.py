@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 from torch import Tensor, nn
 
-from composer.core import Batch, NoEffectWarning, State
+from composer.core import NoEffectWarning, State
 from composer.distributed.collectives import (
     broadcast_buffers,
     broadcast_model,
@@ -32,6 +32,9 @@ from composer.distributed.meta import initialize, is_on_meta
 from composer.distributed.process_group import initialize_alone
 from composer.distributed.sharding import shard
 from composer.functional.dtensors import is_sharded, local_parts
+
+if TYPE_CHECKING:
+    from composer.core.step import Part
 
 __all__ = ["Parallelism"]
 
@@ -224,7 +227,7 @@ class Parallelism:
             own *= get_world_size()
         return list((own / total.clamp_(min=1)).unbind())
 
-    def padded(self, parts: Sequence[tuple[Batch, float | Tensor]]) -> Sequence[tuple[Batch, float | Tensor]]:
+    def padded(self, parts: Sequence[Part]) -> Sequence[Part]:
         """Pad the microbatches and their weights to the maximum number of all processes, with weight 0.
 
         Only if all processes must run each microbatch together: with FSDP2, and with ``'multi_auto_sync'``.

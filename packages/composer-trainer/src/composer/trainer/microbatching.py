@@ -6,11 +6,12 @@ import copy
 import gc
 import logging
 import warnings
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import torch
 
 from composer.core.randomness import global_rng_states
+from composer.core.step import is_out_of_memory
 from composer.distributed import all_reduce_min
 from composer.trainer.evaluation.metrics import load_metrics, save_metrics, update_train_metrics
 
@@ -20,16 +21,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from composer.core import Batch, DataSpec, State
-    from composer.core.step import Step
+    from composer.core.step import Part, Step
     from composer.distributed import Parallelism
 
-    Part: TypeAlias = tuple[Batch, float | Tensor]
-
-__all__ = ["MicrobatchSearch", "announced", "is_out_of_memory", "measured", "split_microbatches", "warn_if_larger"]
+__all__ = ["MicrobatchSearch", "announced", "measured", "split_microbatches", "warn_if_larger"]
 
 _log = logging.getLogger(__name__)
-# cuBLAS and cuDNN report allocations that fail by a RuntimeError with these codes, and not by an OutOfMemoryError.
-_WORDS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
 
 def split_microbatches(
@@ -61,16 +58,6 @@ def split_microbatches(
     if spec.microbatch_transforms is not None:
         parts = list(map(spec.microbatch_transforms, parts))
     return list(zip(parts, weights, strict=True))
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error reports that a device is out of memory.
-
-    Example:
-        >>> is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory.")), is_out_of_memory(RuntimeError("no"))
-        (True, False)
-    """
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS)
 
 
 class MicrobatchSearch:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import warnings
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from composer.core import Batch, Engine, Event, TimeUnit
+from composer.core import Engine, Event, TimeUnit
 from composer.core.data_spec import count_tokens, has_own_functions
 from composer.core.evaluator import enter_training_mode
 from composer.core.step import Step
@@ -25,14 +25,13 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim.lr_scheduler import LRScheduler
 
+    from composer.core.step import Part
     from composer.distributed import Parallelism
     from composer.trainer.data.batches import Batches
     from composer.trainer.evaluation.evaluate import Evaluations
     from composer.trainer.optimization import Optimization
     from composer.trainer.resume.state import ResumeState
     from composer.trainer.schedules import Schedules
-
-    Part: TypeAlias = tuple[Batch, float | Tensor]
 
 __all__ = ["Run"]
 
@@ -69,7 +68,11 @@ class Run:
     ) -> None:
         self.engine, self.state = engine, engine.state
         self.batches, self.optimization, self.schedules, self.parallel = batches, optimization, schedules, parallel
-        schedules.follow_clock(self.state.timestamp)
+        # The length that the schedules are for: None if it is shorter than what a resumed run has trained.
+        elapsed = self.state.get_elapsed_duration()
+        self._length = None if elapsed is None or elapsed.value > 1 else self.state.max_duration
+        if self._length is not None:
+            schedules.follow_clock(self.state.timestamp)
         self.clock = Clock(self.state)
         loss = optimization.in_precision(self.state.compute_loss)
         self.step = Step(self.state, engine.run_event, parallel.forward, loss, split=self._split)
@@ -79,7 +82,6 @@ class Run:
         # an evaluation or while a checkpoint is written.
         self.signals = StopSignals(lambda: int(self.state.timestamp.batch) if self._is_in_batch else None)
         self._evaluations, self._progress, self.interrupted = evaluations, progress, progress.interrupted
-        self._length = self.state.max_duration
         self._is_loss_local = self._is_regular = False
         if self.state.auto_microbatching:
             search = MicrobatchSearch(self.state, parallel, self.step)
@@ -119,8 +121,8 @@ class Run:
         # Last, because wrapping the model and the callbacks at FIT_START may draw random numbers.
         self._progress.begin()
         self._update_length()
-        assert self._length is not None
-        if not self.state.has_reached(self._length):  # the training is longer than when it was stopped at its end
+        # The training may be longer than when it was stopped at its end.
+        if self._length is not None and not self.state.has_reached(self._length):
             self.interrupted.pop(Event.FIT_END, None)
         self.clock.elapsed()  # the time before is not training time
 
@@ -308,7 +310,7 @@ class Run:
         self._step_schedulers(self.schedules.by_clock)
 
     def _step_schedulers(self, schedulers: Sequence[LRScheduler]) -> None:
-        # After a callback has ended the training early, its schedule may not be defined for the shorter duration.
+        # A schedule may not be defined for a duration that is shorter than planned, as after a callback has ended it.
         duration = self.state.max_duration
         was_ended = duration is not None and duration is not self._length and self.state.has_reached(duration)
         for scheduler in schedulers:

@@ -74,7 +74,7 @@ class TestMethods:
         ("method", "name", "answer"),
         [
             ("fit", "epochs", "use max_duration='10ep' of the Trainer, or fit(duration='10ep')."),
-            ("fit", "max_duration", "give it to the Trainer, or did you mean 'duration'?"),
+            ("fit", "max_duration", "give it to the Trainer; did you mean 'duration'?"),
             ("fit", "save_folder", "give it to the Trainer."),
             ("fit", "durations", "did you mean 'duration'?"),
             ("fit", "xyz", "see help(Trainer.fit)."),

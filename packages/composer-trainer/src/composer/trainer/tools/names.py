@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import tomllib
@@ -77,11 +76,10 @@ def _raise_call_error(name: str, args: tuple[Any, ...], kwargs: Iterable[str], o
     raise TypeError(f"{called} has no argument {' It has no argument '.join(unknown)}")
 
 
-def _hint(unknown: str, own: list[str], of_trainer: list[str]) -> str | None:
-    ours = names_elsewhere().get(unknown)
-    close = next(iter(difflib.get_close_matches(unknown.lower(), own, n=1, cutoff=0.7)), None)
+def _hint(unknown: str, own: list[str], of_trainer: list[str]) -> str:
+    ours, close = names_elsewhere().get(unknown), nearest(unknown, own, "", similarity=0.7)
     if unknown in of_trainer:
-        return "give it to the Trainer." if close is None else f"give it to the Trainer, or did you mean {close!r}?"
-    if ours is not None and (close is None or ours.split(",")[0] in own):
+        return f"give it to the Trainer{close or '.'}"
+    if ours is not None and (not close or ours.split(",")[0] in own):
         return f"use {ours}."
-    return None if close is None else f"did you mean {close!r}?"
+    return close.removeprefix("; ")
