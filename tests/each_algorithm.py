@@ -29,7 +29,7 @@ from composer import Trainer, distributed
 from composer.core import NoEffectWarning
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
-from fixtures.models import WrittenOutNorm
+from fixtures.models import PatchEncoder, WrittenOutNorm
 from test_resume import FOR_TEXT, SETTINGS, bits, made, text_model
 
 WAYS = {
@@ -73,6 +73,7 @@ def image_model(name):
     norm = nn.BatchNorm2d if name == "GhostBatchNorm" else functools.partial(nn.GroupNorm, 4)
     layers = [nn.Conv2d(3, 16, 3, padding=1), norm(16), nn.ReLU()]
     layers += [Bottleneck(16, 4, norm_layer=norm) for _ in range(2)]
+    layers += [PatchEncoder(12)] if name == "PatchDropout" else []
     layers += [nn.Conv2d(16, 16, 3, stride=2), nn.AdaptiveAvgPool2d(2), nn.Flatten()]
     layers += [nn.Linear(64, 32), WrittenOutNorm(32) if name == "FusedLayerNorm" else nn.LayerNorm(32)]
     layers += [nn.Dropout(0.1), nn.Linear(32, 3)]

@@ -29,6 +29,7 @@ SETTINGS = {
     "GradientClipping": {"clipping_type": "norm", "clipping_threshold": 1.0},
     "GyroDropout": {"sigma": 4, "tau": 2},
     "NoOpModel": None,  # trains nothing
+    "PatchDropout": None,  # for vision transformers
     "RandAugment": {"batch": True},
     "SAM": {"interval": 2},
     "SWA": {"swa_start": "1ep", "swa_end": "2ep"},

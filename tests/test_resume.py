@@ -24,6 +24,7 @@ from composer.core import Algorithm, AlgorithmConflictError, explain
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 from composer.optim import CosineAnnealingWithWarmupScheduler, LinearScheduler
+from fixtures.models import PatchEncoder
 
 PIPELINES = {
     "colours": lambda: ka.ColorJitter(0.3, 0.3, 0.3, 0.1),
@@ -78,6 +79,7 @@ def image_model():
 
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), Bottleneck(16, 4), nn.GroupNorm(4, 16)]
+    layers.append(PatchEncoder(12))
     head = [
         nn.Conv2d(16, 16, 3, stride=2),
         nn.AdaptiveAvgPool2d(2),

@@ -160,6 +160,20 @@ def mixup() -> list[Panel]:
     ]
 
 
+def patch_dropout() -> list[Panel]:
+    """Show which of 64 patches remain in two steps with half of the patches, and in one with a quarter."""
+    flower, size = photographs()[1], SIDE // 8
+    numbers = torch.arange(64.0)[None, :, None]
+    panels = [("in evaluation", flower)]
+    for caption, p, seed in (("p=0.5, a step", 0.5, 0), ("p=0.5, the next step", 0.5, 1), ("p=0.75", 0.75, 2)):
+        torch.manual_seed(seed)
+        kept = torch.zeros(64)
+        kept[cf.PatchDropout(p, num_prefix_tokens=0)(numbers)[0, :, 0].long()] = 1
+        mask = kept.view(8, 8).repeat_interleave(size, 0).repeat_interleave(size, 1)
+        panels.append((caption, torch.where(mask == 1, flower, 0.9)))
+    return panels
+
+
 def progressive_resizing() -> list[Panel]:
     """Show the sizes at the start, in the middle and at the end, and a crop of the first size."""
     batch = photographs()[:1]
@@ -185,7 +199,19 @@ def randaugment() -> list[Panel]:
     return panels
 
 
-PICTURES = [augment, augmix, blurpool, colout, cutmix, cutmix_boxes, cutout, mixup, progressive_resizing, randaugment]
+PICTURES = [
+    augment,
+    augmix,
+    blurpool,
+    colout,
+    cutmix,
+    cutmix_boxes,
+    cutout,
+    mixup,
+    patch_dropout,
+    progressive_resizing,
+    randaugment,
+]
 
 
 def photographs(side: int = SIDE) -> Tensor:

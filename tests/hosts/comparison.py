@@ -368,6 +368,7 @@ def _cases() -> Iterable[tuple[str, Case]]:
         yield f"StochasticDepth by {method}-resnet", Case(make, "bottlenecks", draws=True)
     yield "LowPrecisionGroupNorm-resnet", Case(al.LowPrecisionGroupNorm, precision="amp_bf16")
     yield "LowPrecisionLayerNorm-vit", Case(al.LowPrecisionLayerNorm, "vit", precision="amp_bf16")
+    yield "PatchDropout-vit", Case(al.PatchDropout, "vit", draws=True)
     for architecture in ("bert", "gpt2"):
         yield f"Alibi-{architecture}", Case(lambda: al.Alibi(16), architecture)
         yield f"GatedLinearUnits-{architecture}", Case(al.GatedLinearUnits, architecture)

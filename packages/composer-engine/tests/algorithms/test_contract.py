@@ -26,6 +26,7 @@ from composer.algorithms import (
     LabelSmoothing,
     LayerFreezing,
     MixUp,
+    PatchDropout,
     ProgressiveResizing,
     RandAugment,
     SelectiveBackprop,
@@ -76,6 +77,13 @@ def blocks():
 
     stem, head = nn.Conv2d(3, 16, 3, padding=1), [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3)]
     return WithLoss(nn.Sequential(stem, Bottleneck(16, 4), Bottleneck(16, 4), *head))
+
+
+def patches():
+    """Return torchvision's smallest vision transformer."""
+    from torchvision.models import VisionTransformer
+
+    return WithLoss(VisionTransformer(8, 2, 1, 2, hidden_dim=8, mlp_dim=16, num_classes=3))
 
 
 def linear(norm=nn.Identity):
@@ -136,6 +144,7 @@ on_images = state(convolutions, images)
 on_pictures = state(convolutions, pictures)
 on_groups = state(lambda: convolutions(nn.GroupNorm(4, 16)), images)
 on_blocks = state(blocks, images)
+on_patches = state(patches, images)
 on_masks = state(lambda: WithLoss(nn.Conv2d(3, 1, 1), nn.functional.mse_loss), masks)
 on_text = state(lambda: WithLoss(make_transformer("gpt2")), tokens)
 on_masked_text = state(lambda: WithLoss(make_transformer("bert")), tokens)
@@ -240,6 +249,7 @@ CASES = {
     "MixUp of masks": Case(new("MixUp", alpha=5.0, mask_key=1), on_masks),
     "MixUp of losses": Case(new("MixUp", alpha=5.0, interpolate_loss=True), on_images),
     "NoOpModel": Case(new("NoOpModel"), on_images),
+    "PatchDropout": Case(new("PatchDropout"), on_patches, make_unfit_state=on_nothing, refused=(("p", 1), ("p", -1))),
     "ProgressiveResizing": Case(
         new("ProgressiveResizing", initial_scale=0.5), on_images, refused=(("mode", "x"), ("initial_scale", 2))
     ),
@@ -429,6 +439,7 @@ class TestSettings:
             (lambda: LayerFreezing(freeze_level=0), "freeze_level=0"),
             (lambda: LayerFreezing(freeze_start=1.0), "freeze_start=1.0"),
             (lambda: MixUp(0.0), "alpha=0.0"),
+            (lambda: PatchDropout(p=0), "p=0"),
             (lambda: ProgressiveResizing(initial_scale=1), "initial_scale=1"),
             (lambda: RandAugment(depth=0), "depth=0"),
             (lambda: SAM(rho=0), "rho=0"),

@@ -24,6 +24,7 @@ from composer.algorithms.low_precision_groupnorm import LowPrecisionGroupNorm
 from composer.algorithms.low_precision_layernorm import LowPrecisionLayerNorm
 from composer.algorithms.mixup import MixUp
 from composer.algorithms.noop_model import NoOpModel
+from composer.algorithms.patch_dropout import PatchDropout
 from composer.algorithms.progressive_resizing import ProgressiveResizing
 from composer.algorithms.randaugment import RandAugment
 from composer.algorithms.sam import SAM
@@ -69,6 +70,7 @@ __all__ = [
     "LowPrecisionLayerNorm",
     "MixUp",
     "NoOpModel",
+    "PatchDropout",
     "ProgressiveResizing",
     "RandAugment",
     "RandAugmentTransform",

@@ -40,6 +40,7 @@ from composer.functional.layers.gated_linear_units import GatedLinearUnit
 from composer.functional.layers.ghost_batchnorm import GhostBatchNorm1d, GhostBatchNorm2d, GhostBatchNorm3d
 from composer.functional.layers.gyro_dropout import GyroDropout
 from composer.functional.layers.low_precision_norms import LowPrecisionGroupNorm, LowPrecisionLayerNorm
+from composer.functional.layers.patch_dropout import PatchDropout
 from composer.functional.layers.squeeze_excite import SqueezeExcite2d, SqueezeExciteConv2d
 from composer.functional.layers.stochastic_depth import ResidualRule, StochasticDepthBlock
 from composer.functional.layers.weight_standardization import WeightStandardizer, standardize_weight
@@ -62,6 +63,7 @@ from composer.functional.surgery.ghost_batchnorm import apply_ghost_batchnorm
 from composer.functional.surgery.gyro_dropout import apply_gyro_dropout
 from composer.functional.surgery.low_precision_norms import apply_low_precision_groupnorm, apply_low_precision_layernorm
 from composer.functional.surgery.optimizers import update_params_in_optimizer
+from composer.functional.surgery.patch_dropout import apply_patch_dropout
 from composer.functional.surgery.replace import (
     Replacement,
     ReplacementFunction,
@@ -102,6 +104,7 @@ __all__ = [
     "LowPrecisionGroupNorm",
     "LowPrecisionLayerNorm",
     "MixUpBatch",
+    "PatchDropout",
     "RandAugmentDraws",
     "RandAugmentTransform",
     "Replacement",
@@ -126,6 +129,7 @@ __all__ = [
     "apply_gyro_dropout",
     "apply_low_precision_groupnorm",
     "apply_low_precision_layernorm",
+    "apply_patch_dropout",
     "apply_squeeze_excite",
     "apply_stochastic_depth",
     "apply_weight_standardization",

@@ -27,7 +27,7 @@ __all__ = ["describe", "rebuild_model", "rebuild_tokenizer"]
 # In evaluation they compute what the replaced layers compute; blocks of stochastic depth are asked one by one.
 _PLAIN = (
     *(cf.GhostBatchNorm1d, cf.GhostBatchNorm2d, cf.GhostBatchNorm3d),
-    *(cf.LowPrecisionGroupNorm, cf.LowPrecisionLayerNorm, cf.StochasticDepthBlock),
+    *(cf.LowPrecisionGroupNorm, cf.LowPrecisionLayerNorm, cf.PatchDropout, cf.StochasticDepthBlock),
 )
 
 

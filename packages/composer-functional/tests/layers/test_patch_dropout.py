@@ -1,0 +1,77 @@
+"""Patch dropout: a random part of the tokens remains."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy import stats
+
+from composer import functional as cf
+
+
+def numbered(samples: int, tokens: int) -> torch.Tensor:
+    """Return tokens of two features, their sample and their position."""
+    rows = torch.arange(samples)[:, None].expand(samples, tokens)
+    return torch.stack([rows, torch.arange(tokens).expand(samples, tokens)], dim=2).float()
+
+
+class TestPatchDropout:
+    @pytest.mark.parametrize(("p", "kept"), [(0.5, 4), (0.25, 6), (0.3, 5), (0.99, 1), (0.0, 8)])
+    @pytest.mark.parametrize("prefix", [0, 1, 2])
+    def test_number_of_tokens(self, p, kept, prefix):
+        """Of T patches max(1, floor(T * (1 - p))) remain, and all prefix tokens at their places."""
+        output = cf.PatchDropout(p, prefix)(numbered(3, prefix + 8))
+
+        assert output.shape == (3, prefix + kept, 2)
+        assert torch.equal(output[:, :prefix], numbered(3, prefix))
+
+    def test_patches_are_those_of_the_image(self):
+        """Each image keeps different patches of its own, none twice, whose values do not change."""
+        output = cf.PatchDropout(0.5)(numbered(64, 17))
+
+        positions = output[:, 1:, 1].sort(dim=1).values
+        assert torch.equal(output[:, :, 0], numbered(64, 9)[:, :, 0])
+        assert (positions.diff(dim=1) > 0).all()
+        assert len(positions.unique(dim=0)) > 60
+
+    def test_patches_are_equally_likely(self):
+        """Over many images each patch remains equally often (chi-squared test)."""
+        torch.manual_seed(0)
+        positions = cf.PatchDropout(0.5)(numbered(4000, 9))[:, 1:, 1]
+
+        counts = positions.long().flatten().bincount(minlength=9)[1:]
+        # The variance of each count is that of 4,000 draws of probability 1/2; 7 of 8 counts are free.
+        statistic = ((counts - 2000).double().square() / 1000).sum().item() * 7 / 8
+        assert stats.chi2.sf(statistic, 7) > 1e-3
+
+    def test_evaluation_is_the_identity(self):
+        """In evaluation nothing is drawn, and the input is returned."""
+        tokens, before = torch.rand(2, 9, 4), torch.get_rng_state()
+
+        assert cf.PatchDropout(0.5).eval()(tokens) is tokens
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_gradient(self):
+        """Tokens that remain have the gradient of the output, others have none."""
+        tokens = numbered(2, 9).requires_grad_()
+        torch.manual_seed(0)
+        output = cf.PatchDropout(0.5)(tokens)
+        output.sum().backward()
+
+        assert tokens.grad is not None
+        kept = tokens.grad[:, :, 0].bool()
+        assert kept.sum(1).tolist() == [5, 5]
+        positions = torch.stack([row.nonzero()[:, 0] for row in kept])
+        assert torch.equal(output[:, :, 1].sort(dim=1).values, positions.float())
+
+    @pytest.mark.parametrize("shape", [(2, 8), (2, 1, 4), (2, 8, 4, 4)])
+    def test_other_shapes_raise(self, shape):
+        """An input that is not a sequence of tokens with patches raises an error with its shape."""
+        with pytest.raises(ValueError, match=r"input must have shape \(N, tokens, F\) with more than 1 tokens"):
+            cf.PatchDropout(0.5)(torch.rand(shape))
+
+    def test_compiles_to_one_graph(self):
+        """The layer compiles without a break."""
+        layer = torch.compile(cf.PatchDropout(0.5), backend="eager", fullgraph=True)
+
+        assert layer(torch.rand(2, 9, 4)).shape == (2, 5, 4)
