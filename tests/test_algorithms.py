@@ -34,6 +34,7 @@ SETTINGS = {
     "SAM": {"interval": 2},
     "SWA": {"swa_start": "1ep", "swa_end": "2ep"},
     "SelectiveBackprop": {"start": 0.0},
+    "SkipSpikes": {"threshold": "0.5std", "window": 4},
     "SqueezeExcite": {"latent_channels": 4, "min_channels": 16},
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck", "stochastic_method": "sample"},
 }

@@ -34,7 +34,7 @@ OTHER_LAW = {
     "StochasticDepth": "draws in the forward pass of each process",
 }
 SAMPLE = ["EMA,DDP,2", "GhostBatchNorm,HSDP,0", "GradientClipping,FSDP2,0", "MixUp,FSDP2,2", "NoOpModel,FSDP2,0"]
-SAMPLE += ["SAM,HSDP,0", "SelectiveBackprop,DDP,0", "ActivationCheckpointing,FSDP2,0"]
+SAMPLE += ["SAM,HSDP,0", "SelectiveBackprop,DDP,0", "ActivationCheckpointing,FSDP2,0", "SkipSpikes,FSDP2,0"]
 ALL = [f"{name},{way},{workers}" for name in NAMES for way in WAYS for workers in (0, 2)]
 CASES = ALL if os.environ.get("RESUME_MATRIX") == "all" else SAMPLE
 

@@ -84,6 +84,7 @@ ON_BATCHES = {
 RECIPES = {
     "none": list,
     "five": lambda: [al.BlurPool(), al.ChannelsLast(), al.LabelSmoothing(0.1), al.MixUp(0.2), al.EMA("4ba")],
+    "spikes": lambda: [al.SkipSpikes("3std", 4)],
     "cutmix": lambda: [al.CutMix(), al.GradientClipping("norm", 1.0)],
     "swa": lambda: [al.GradientClipping("adaptive", 0.1), al.CutOut(), al.SWA(swa_start="3ba", update_interval="1ba")],
 }
@@ -223,6 +224,53 @@ class TestStep:
         tensors = [one for state in used.state.values() for name, one in state.items() if name not in {"step", "prev"}]
         assert tensors
         assert {one.device.type for one in tensors if torch.is_tensor(one)} == {DEVICE}
+
+
+class TestSkipSpikes:
+    def run(self, kind, *algorithms, skipped=(), callbacks=(), **settings):
+        """Train a linear model on twelve batches, of which the seventh is much too bright; return the run."""
+
+        class Skipping(kind):
+            calls = 0
+
+            def step(self, closure=None):
+                self.calls += 1
+                return None if self.calls - 1 in skipped else super().step(closure)
+
+        images, labels = torch.rand(12 * 16, 48, generator=torch.Generator().manual_seed(1)), torch.arange(192) % 10
+        images[6 * 16 : 7 * 16] *= 1e4
+        torch.manual_seed(0)
+        model = make_classifier(nn.Linear(48, 10), num_classes=10, train_metrics=[])
+        data = DataLoader(TensorDataset(images, labels), batch_size=16, pin_memory=True)
+        options = {"device": "gpu", "precision": "fp32", "model": model, "train_dataloader": data}
+        options |= {"optimizers": Skipping(model.parameters(), lr=0.01, **settings), "algorithms": algorithms}
+        with small_run(**options, callbacks=callbacks, max_duration="1ep") as run:
+            run.fit()
+        return run
+
+    @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning")
+    @pytest.mark.parametrize(
+        ("kind", "settings"),
+        [
+            (torch.optim.SGD, {"momentum": 0.9}),
+            (torch.optim.AdamW, {"fused": True}),
+            (torch.optim.AdamW, {"capturable": True}),
+        ],
+        ids=["SGD", "fused", "capturable"],
+    )
+    def test_skips_a_step_without_waiting(self, kind, settings):
+        """The weights are those of a run without the step of the spike, and no step reads a value from the GPU."""
+        expected = self.run(kind, skipped=[6], **settings).state.model.state_dict()
+
+        run = self.run(kind, al.SkipSpikes("20std", 8), callbacks=ForbidSynchronization(), **settings)
+
+        assert int(run.state.algorithms[0].state_dict()["num_spikes"]) == 1
+        assert all(torch.equal(run.state.model.state_dict()[name], value) for name, value in expected.items())
+
+    def test_state_on_the_host_is_rejected(self):
+        """An optimizer that counts its steps on the CPU raises an error with the remedy."""
+        with pytest.raises(ValueError, match="'step' in its state is on the host"):
+            self.run(torch.optim.AdamW, al.SkipSpikes())
 
 
 class TestAverages:

@@ -50,6 +50,7 @@ SETTINGS = {
     "SWA": {"swa_start": "3ba", "swa_end": "8ba", "update_interval": "1ba"},
     "SelectiveBackprop": {"start": 0.0},
     "SeqLengthWarmup": {"duration": 0.5, "min_seq_length": 4, "max_seq_length": 12, "step_size": 4},
+    "SkipSpikes": {"threshold": "0.5std", "window": 4},
     "SqueezeExcite": {"latent_channels": 4, "min_channels": 16},
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck"},
 }

@@ -350,6 +350,8 @@ def _cases() -> Iterable[tuple[str, Case]]:
         "ColOut": al.ColOut,
         "GhostBatchNorm": lambda: al.GhostBatchNorm(2),
         "GradientClipping adaptively": lambda: al.GradientClipping("adaptive", 0.01),
+        "SkipSpikes": lambda: al.SkipSpikes("0.5std", 4),
+        "SkipSpikes by clipping": lambda: al.SkipSpikes("0.5std", 4, "clip"),
         "ProgressiveResizing": al.ProgressiveResizing,
         "SAM at every second step": lambda: al.SAM(interval=2),
         "SWA with learning rates": lambda: al.SWA("0.2dur", schedule_swa_lr=True, swa_lr=0.01, anneal_steps=2),

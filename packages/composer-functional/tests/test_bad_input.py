@@ -110,6 +110,7 @@ BAD = {
     "compute_swa": [(MODEL, nn.Linear(2, 2), 1), (MODEL, MODEL, -1), (NO_MODEL, MODEL, 1)],
     "count_layers_to_freeze": [(-1, 0.5), (4, 1.5), (4, NAN), (4, 0.5, -0.1), (4, 0.5, 0.5, 2.0)],
     "count_module_instances": [(NO_MODEL, nn.Linear), (MODEL, "Linear")],
+    "detect_spikes": [(IDS, LOGITS), (LOGITS[:, 0], IMAGES), (LOGITS[:, 0], LOGITS, 0), (LOGITS[:, 0], LOGITS, 6.0, 1)],
     "cutmix": [(LOGITS, IDS), (IMAGES, IDS), (EMPTY, NO_IDS, 1.0, 3), (IMAGES, IDS[:2], 1.0, 3), (IMAGES, IDS, -1, 3)],
     "cutmix_batch": [
         (LOGITS, IDS),
@@ -335,6 +336,7 @@ VALID = {
     "draw_augmentation": lambda: {"augmentation": FLIP, "shape": IMAGES.shape},
     "cutmix_batch": lambda: {"input": IMAGES, "target": IDS},
     "cutout_batch": lambda: {"input": IMAGES},
+    "detect_spikes": lambda: {"values": LOGITS[:, 0], "history": LOGITS},
     "draw_augmix": lambda: {"count": 4},
     "draw_beta": lambda: {"alpha": 0.2},
     "draw_box": lambda: {"size": SIZE, "sides": (2, 2)},

@@ -280,6 +280,13 @@ CASES = {
         on_text,
         refused=(("duration", 2), ("min_seq_length", 0)),
     ),
+    "SkipSpikes": Case(
+        new("SkipSpikes", "0.1std", 4),
+        on_images,
+        refused=(("threshold", 0), ("threshold", "6"), ("threshold", "std"), ("window", 3), ("action", "x")),
+    ),
+    "SkipSpikes by clipping": Case(new("SkipSpikes", 0.1, 4, "clip"), on_images),
+    "SkipSpikes with indices": Case(new("SkipSpikes", 0.1, 4, index_key=1), on_images),
     "SqueezeExcite": Case(
         new("SqueezeExcite", 4, 16), on_images, make_unfit_state=on_nothing, refused=(("min_channels", -1),)
     ),

@@ -133,6 +133,23 @@ class TestEquality:
         assert drawn[::2] == drawn[1::2]
         assert len(set(drawn)) == 3
 
+    @pytest.mark.parametrize("accumulate", [1, 2])
+    def test_total_loss(self, accumulate):
+        """Before the step, ``state.total_loss`` is the mean loss of the batches that it accumulates."""
+
+        class Losses(Algorithm):
+            runs_at = {Event.AFTER_LOSS: Stage.LOSS, Event.AFTER_TRAIN_BATCH: Stage.GRADIENT}
+
+            def apply(self, event, state, logger):
+                losses, value = (single, state.loss) if event is Event.AFTER_LOSS else (total, state.total_loss)
+                losses.append(value.item())
+
+        single, total, model = [], [], make_net()
+        host(Adapter(served_fields("Host"), model, Losses()), make_data(), 1, model, accumulate)
+
+        assert total == pytest.approx(torch.tensor(single).reshape(-1, accumulate).mean(1).tolist())
+        assert len({*single}) == 4
+
     def test_a_model_without_loss(self):
         """The functions `forward` and `loss` replace a call of the model with a batch and its `loss`."""
         data, model = make_data(), make_net()

@@ -30,6 +30,7 @@ from composer.algorithms.randaugment import RandAugment
 from composer.algorithms.sam import SAM
 from composer.algorithms.selective_backprop import SelectiveBackprop
 from composer.algorithms.seq_length_warmup import SeqLengthWarmup
+from composer.algorithms.skip_spikes import SkipSpikes
 from composer.algorithms.squeeze_excite import SqueezeExcite
 from composer.algorithms.stochastic_depth import StochasticDepth
 from composer.algorithms.swa import SWA
@@ -76,6 +77,7 @@ __all__ = [
     "RandAugmentTransform",
     "SelectiveBackprop",
     "SeqLengthWarmup",
+    "SkipSpikes",
     "SqueezeExcite",
     "SqueezeExcite2d",
     "SqueezeExciteConv2d",

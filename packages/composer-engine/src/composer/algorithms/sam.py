@@ -44,7 +44,7 @@ class SAM(Algorithm):
     runs_at: ClassVar = {Event.AFTER_LOAD: Stage.GRADIENT}
     reads: ClassVar = {"optimizers"}
     writes: ClassVar = {"optimizers"}
-    owns: ClassVar = {ExclusiveResource("the optimizers' step", remedy="Two would double the radius: choose one rho.")}
+    owns: ClassVar = {ExclusiveResource("the optimizers' step", remedy="Two SAM double the radius: choose one rho.")}
 
     def __attrs_post_init__(self) -> None:
         warn_if_idle(self, rho=self.rho == 0)

@@ -342,7 +342,10 @@ class Adapter:
         if self._is_backward_due:
             self._is_backward_due = False
             self.engine.run_event("after_backward")
-            self._loss = total_of(self.state.loss).detach()
+            self._loss = loss = total_of(self.state.loss).detach()
+            if self._step.times_computed == 1:  # later computations of a step are at trial weights
+                place, before = self.state.microbatch, self.state.total_loss
+                self.state.total_loss = before + (loss - before) / (place + 1) if place > 0 else loss
             # Their graph is freed now, and the next one is not built while they hold its memory.
             self.state.outputs = self.state.loss = None
 

@@ -81,6 +81,7 @@ from composer.functional.training.layer_freezing import count_layers_to_freeze, 
 from composer.functional.training.sam import SAMOptimizer
 from composer.functional.training.selective_backprop import select_using_loss, should_selective_backprop, take_samples
 from composer.functional.training.sequence_length import set_batch_sequence_length
+from composer.functional.training.spikes import detect_spikes
 from composer.functional.training.swa import compute_swa
 
 __all__ = [
@@ -148,6 +149,7 @@ __all__ = [
     "cutmix",
     "cutmix_batch",
     "cutout_batch",
+    "detect_spikes",
     "draw_augmentation",
     "draw_augmix",
     "draw_beta",
