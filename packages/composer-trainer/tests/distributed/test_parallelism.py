@@ -153,10 +153,11 @@ class TestSingleProcess:
         state, parallel = State(nn.Linear(2, 2)), cd.Parallelism()
 
         parallel.prepare(state)
-        parallel.begin_batch(3, 7, microbatches=2, seconds=0.5, stop=True)
+        parallel.begin_batch(own := cd.GlobalBatch(3, 7, microbatches=2, seconds=0.5, stop=True))
 
         assert parallel.forward is state.model
-        assert parallel.totals() == cd.GlobalBatch(3, 7, 3, 2, 0.5, stop=True)
+        assert parallel.totals() is own
+        assert (own.counted, own.weight) == (3, 1.0)
         assert parallel.padded([("part", 1.0)]) == [("part", 1.0)]
 
     def test_new_model_is_used(self):
@@ -193,7 +194,7 @@ class TestSingleProcess:
 
         try:
             parallel.prepare(State(model, optimizers=optimizer))
-            parallel.begin_batch(3)
+            parallel.begin_batch(cd.GlobalBatch(3))
             for is_last in (False, True):
                 parallel.begin_microbatch(is_last)
                 parallel.forward(inputs).sum().backward()

@@ -137,7 +137,7 @@ def train_together(
             batch = tuple(each[cd.get_global_rank() :: WORLD] for each in complete)
             count = len(batch[0])
             parts = [(part, len(part[0]) / count) for part in spec.split_batch(batch, size or count)]
-            parallel.begin_batch(count, tokens=2 * count, usual=usual, microbatches=len(parts))
+            parallel.begin_batch(cd.GlobalBatch(count, tokens=2 * count, microbatches=len(parts)), usual=usual)
             parts = parallel.padded(parts)
 
         def closure(batch=batch, parts=parts, number=number):
@@ -251,7 +251,7 @@ def check_when_gradients_are_added_up():
         parallel.prepare(State(model))
         agree = result[strategy] = []
         for parallel.is_apart in (False, True, False):
-            parallel.begin_batch(4)
+            parallel.begin_batch(cd.GlobalBatch(4))
             for is_last in (False, True):
                 parallel.begin_microbatch(is_last)
                 parallel.forward(torch.ones(2, 2) + cd.get_global_rank()).sum().backward()
@@ -276,7 +276,7 @@ def check_forced_buffers():
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
     parallel = cd.Parallelism(ddp_sync_strategy="forced_sync")
     parallel.prepare(State(model))
-    parallel.begin_batch(2)
+    parallel.begin_batch(cd.GlobalBatch(2))
     inputs = torch.tensor([[0.0, 2.0], [2.0, 4.0]]) + 10 * cd.get_global_rank()
     parallel.begin_microbatch(is_last=True)
     parallel.forward(inputs).sum().backward()
@@ -298,7 +298,7 @@ def check_sharding():
     parallel.prepare(state)  # a second time, nothing is done
     shard_sizes = [parameter.to_local().numel() for parameter in model.parameters()]
     momenta = [optimizer.state[parameter]["momentum_buffer"].to_local().numel() for parameter in model.parameters()]
-    parallel.begin_batch(4)
+    parallel.begin_batch(cd.GlobalBatch(4))
     parallel.begin_microbatch(is_last=True)
     outputs = parallel.forward(inputs)
     model.loss(outputs, inputs).backward()
@@ -381,20 +381,12 @@ def check_totals():
     rank = cd.get_global_rank()
     parallel = cd.Parallelism()
     parallel.prepare(State(nn.Linear(2, 2)))
-    parallel.begin_batch(
-        3 + 2 * rank,
-        10 + rank,
-        counted=1 + 2 * rank,
-        usual=4,
-        microbatches=1 + rank,
-        seconds=1.0 + rank,
-        stop=rank == 1,
-        logs=rank == 0,
-    )
+    own = cd.GlobalBatch(3 + 2 * rank, 10 + rank, 1 + 2 * rank, 1 + rank, 1.0 + rank, stop=rank == 1, logs=rank == 0)
+    parallel.begin_batch(own, usual=4)
     early_weight = parallel.weight()
     totals = parallel.totals()
     means = parallel.reduce_mean({"a": torch.tensor(1.0 + rank), "b": torch.tensor([4.0], dtype=torch.bfloat16)})
-    parallel.begin_batch(0)
+    parallel.begin_batch(cd.GlobalBatch(0))
     return {
         "totals": [totals.samples, totals.tokens, totals.seconds, totals.microbatches, totals.weight, totals.stop],
         "logs": totals.logs,

@@ -17,26 +17,26 @@ _MOST_SECONDS, _MOST_BATCHES = 0.25, 128
 
 @attrs.define
 class GlobalBatch:
-    """A batch, which consists of the parts of all processes.
+    """A batch, which consists of the parts of all processes, or the part of one process.
 
     Attributes:
         samples: Number of samples.
         tokens: Number of tokens.
-        counted: Number of elements that the loss is the mean of: samples, or tokens with a target.
-        microbatches: Maximum number of microbatches of a process.
-        seconds: Mean of the processes' seconds.
-        stop: Whether any process requests to stop after this batch.
-        logs: Whether any process logs losses.
+        counted: Number of elements that the loss is the mean of, such as tokens with a target; samples by default.
+        microbatches: Number of microbatches; of all processes the maximum.
+        seconds: Time since the last batch; of all processes the mean.
+        stop: Whether to stop after this batch, as a process requests.
+        logs: Whether a process logs losses.
         weight: Weight of this process's loss: its fraction of ``counted`` times the number of processes.
 
     Example:
-        >>> GlobalBatch(samples=5, counted=5, weight=1.2).weight
-        1.2
+        >>> GlobalBatch(samples=5).counted
+        5
     """
 
     samples: int
     tokens: int = 0
-    counted: float = 0.0
+    counted: float = attrs.field(default=attrs.Factory(lambda self: self.samples, takes_self=True))
     microbatches: int = 1
     seconds: float = 0.0
     stop: bool = False

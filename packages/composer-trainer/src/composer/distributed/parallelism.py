@@ -77,9 +77,10 @@ class Parallelism:
 
     Example:
         >>> from composer.core import State
+        >>> from composer.distributed import GlobalBatch
         >>> state, parallel = State(nn.Linear(2, 2)), Parallelism()
         >>> parallel.prepare(state)
-        >>> parallel.begin_batch(samples=3)
+        >>> parallel.begin_batch(GlobalBatch(samples=3))
         >>> parallel.forward(torch.ones(3, 2)).shape, parallel.weight()
         (torch.Size([3, 2]), 1.0)
     """
@@ -152,32 +153,14 @@ class Parallelism:
         self._model = model
         self._trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
-    def begin_batch(
-        self,
-        samples: int,
-        tokens: int = 0,
-        *,
-        counted: float | None = None,
-        usual: int | None = None,
-        microbatches: int = 1,
-        seconds: float = 0.0,
-        stop: bool = False,
-        logs: bool = False,
-        is_regular: bool = False,
-    ) -> None:
+    def begin_batch(self, own: GlobalBatch, *, usual: int | None = None, is_regular: bool = False) -> None:
         """Start exchanging the counts of this process's part of the batch; :meth:`totals` waits for the result.
 
         Args:
-            samples: Number of samples.
-            tokens: Number of tokens.
-            counted: Number of elements that the loss is the mean of, if not samples: tokens with a target, for example.
+            own: The counts of this process; its ``seconds`` are those since the last call, if the clocks must agree.
             usual: What ``counted`` is in nearly all batches of each process, the same number in all of them. The
                 weight of a loss is then known without waiting for other processes, and :meth:`end_batch` corrects all
                 gradients of other batches; use :meth:`weight`, not ``GlobalBatch.weight``.
-            microbatches: Number of microbatches.
-            seconds: Time since the last call, if the processes' clocks must agree.
-            stop: Whether to stop after this batch.
-            logs: Whether this process logs losses.
             is_regular: Whether, as far as all processes know, each has ``usual`` samples and no tokens: after a first
                 one, most regular batches are not exchanged.
 
@@ -185,11 +168,10 @@ class Parallelism:
             RuntimeError: The counts are not those that the other processes rely on.
         """
         self._usual = usual
-        counted = samples if counted is None else counted
-        self._own = self._totals = GlobalBatch(samples, tokens, counted, microbatches, seconds, stop, logs)
+        self._own = self._totals = own
         self._is_exchanged = not self.is_connected
         if self.is_connected:
-            self._exchange.begin(self._own, usual, is_regular=is_regular)
+            self._exchange.begin(own, usual, is_regular=is_regular)
 
     def totals(self) -> GlobalBatch:
         """Return the batch of all processes; waits for hosts, never for a device.

@@ -6,9 +6,10 @@ import warnings
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
 
-from composer.core import Engine, Event, TimeUnit
+from composer.core import Batch, Engine, Event, TimeUnit
 from composer.core.data_spec import count_tokens, has_own_functions
 from composer.core.evaluator import enter_training_mode
 from composer.core.step import Step
@@ -20,7 +21,7 @@ from composer.trainer.microbatching import MicrobatchSearch, announced, measured
 from composer.trainer.stopping import Stopped, StopSignals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import Tensor
     from torch.optim.lr_scheduler import LRScheduler
@@ -37,6 +38,35 @@ __all__ = ["Run"]
 
 
 _loss_name = cache("loss/train/{}".format)
+
+
+@attrs.frozen
+class _Counting:
+    """What is counted in the batches of a loader.
+
+    Args:
+        samples: Returns the number of samples of a batch.
+        tokens: Returns its number of tokens.
+        weigh: Returns the number of elements that its loss is the mean of: its samples, or tokens with a target.
+        asks_model: Whether a model that counts the elements of its loss is asked for this number first.
+        usual: What ``weigh`` returns for nearly all batches of each process, if there are several and it is known.
+    """
+
+    samples: Callable[[Batch], int]
+    tokens: Callable[[Batch], int]
+    weigh: Callable[[Batch], int]
+    asks_model: bool
+    usual: int | None
+
+    @classmethod
+    def of(cls, batches: Batches, *, weigh_by_tokens: bool) -> _Counting:
+        spec = batches.spec
+        samples, tokens = spec.get_num_samples_in_batch, spec.get_num_tokens_in_batch
+        if not weigh_by_tokens:
+            return cls(samples, tokens, samples, asks_model=True, usual=batches.usual_samples)
+        is_of_user = spec._get_num_tokens_in_batch is not count_tokens  # noqa: SLF001
+        # Batches have equal numbers of samples but not of tokens, so that these cannot be known in advance.
+        return cls(samples, tokens, spec.get_num_loss_tokens_in_batch, asks_model=not is_of_user, usual=None)
 
 
 class Run:
@@ -86,14 +116,8 @@ class Run:
         if self.state.auto_microbatching:
             search = MicrobatchSearch(self.state, parallel, self.step)
             self.compute_gradients = lambda: search.compute_gradients(self._num_samples)
-        self._count_samples = batches.spec.get_num_samples_in_batch
-        self._count_tokens = batches.spec.get_num_tokens_in_batch
-        self._is_weighed_by_user = weigh_by_tokens and batches.spec._get_num_tokens_in_batch is not count_tokens  # noqa: SLF001
-        self._weigh = batches.spec.get_num_loss_tokens_in_batch if weigh_by_tokens else self._count_samples
-        # Batches have equal numbers of samples but not of tokens, so that only the former can be known in advance.
-        self._usual = None if weigh_by_tokens else batches.usual_samples
-        self._batch, self._seconds, self._is_counted = GlobalBatch(0), 0.0, True
-        self._num_samples = self._num_tokens = 0
+        self._counting = _Counting.of(batches, weigh_by_tokens=weigh_by_tokens)
+        self._batch, self._num_samples, self._is_counted = GlobalBatch(0), 0, True
         # The search reduces the size itself, and one that is larger than a batch is not a mistake of the user.
         self._is_first_split = not self.state.auto_microbatching
         self._may_warn_of_nan = True
@@ -135,7 +159,7 @@ class Run:
         self.step.complete = self._complete_gradients if is_incomplete else None
         changes_samples = any(algorithm.selects_samples for algorithm in self.state.algorithms)
         may_differ = has_own_functions(self.batches.spec) or self.state.auto_microbatching or changes_samples
-        self._is_regular = self.parallel.is_connected and self._usual is not None and not may_differ
+        self._is_regular = self._counting.usual is not None and not may_differ
 
     def begins_epoch(self) -> bool:
         """Return whether the epoch has no finished batch."""
@@ -157,12 +181,9 @@ class Run:
             self._is_in_batch = False
             return False
         self._update_length()
-        self._num_samples = self._count_samples(batch)
+        self._num_samples = self._counting.samples(batch)
         self._is_counted = self.batches.position.counts
         self.state.batch, self.state.batch_counts = batch, self._is_counted
-        # Several processes send their seconds with the counts of the batch, before it is computed; see count_batch.
-        if self.parallel.is_connected:
-            self._seconds = self.clock.elapsed() / 1e6
         return True
 
     def _update_length(self) -> None:
@@ -177,17 +198,12 @@ class Run:
             self._is_first_split = False
             warn_if_larger(size, self._num_samples)
         if size is not None or spec.microbatch_transforms is not None:
-            parts = split_microbatches(self.state.batch, spec, size, self._weigh)
+            parts = split_microbatches(self.state.batch, spec, size, self._counting.weigh)
         if self.step.times_computed == 1:  # further computations of the batch have the same counts
             self._begin_global_batch(len(parts))
         # The whole batch of a single process has weight 1, whatever its loss is the mean of.
-        counts = self._loss_terms(parts) if len(parts) > 1 or self.parallel.is_connected else None
-        # Gradients are averaged over processes, so that one with more samples than the others has to weigh more.
-        if counts is not None:
-            weights = self.parallel.weights(counts)
-            parts = [(part, weight) for (part, _), weight in zip(parts, weights, strict=True)]
-        elif (weight := self.parallel.weight()) != 1:
-            parts = [(part, share * weight) for part, share in parts]
+        if len(parts) > 1 or self.parallel.is_connected:
+            parts = self._weigh_parts(parts)
         if size is not None:
             # A forward pass of a sharded model gathers weights from all processes, so all need as many.
             parts = self.parallel.padded(parts)
@@ -199,10 +215,20 @@ class Run:
         each = announced(parts, self.parallel.begin_microbatch)
         return measured(each, self.state) if is_measured else each
 
+    def _weigh_parts(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """Return the parts of this process's batch with their weights in the batch of all processes."""
+        # Gradients are averaged over processes, so that one with more samples than the others has to weigh more.
+        counts = self._loss_terms(parts)
+        if counts is not None:
+            weights = self.parallel.weights(counts)
+            return [(part, weight) for (part, _), weight in zip(parts, weights, strict=True)]
+        weight = self.parallel.weight()
+        return parts if weight == 1 else [(part, share * weight) for part, share in parts]
+
     def _loss_terms(self, parts: Sequence[Part]) -> list[Tensor] | None:
         """Return how many elements the loss of each part is the mean of, if the model counts them."""
         count = getattr(self.state.model, "count_loss_terms", None)
-        if count is None or self._is_weighed_by_user:
+        if count is None or not self._counting.asks_model:
             return None
         counts = [count(part) for part, _ in parts]
         if any(number is None for number in counts):
@@ -211,24 +237,17 @@ class Run:
         return counts if self.state.batch_counts else [torch.zeros_like(number) for number in counts]
 
     def _begin_global_batch(self, microbatches: int) -> None:
-        # Those that are trained on, as algorithms may have shortened sequences. The samples are those that were read,
-        # since their number is the position in the data.
-        self._num_tokens = self._count_tokens(self.state.batch)
-        samples, tokens = (self._num_samples, self._num_tokens) if self._is_counted else (0, 0)
-        counted = samples
-        if self.parallel.is_connected:  # a single process has weight 1, even if algorithms removed samples
-            counted = self._weigh(self.state.batch) if self.state.batch_counts else 0
-        self.parallel.begin_batch(
-            samples,
-            tokens,
-            counted=counted,
-            usual=self._usual,
-            microbatches=microbatches,
-            seconds=0.0 if self.parallel.is_apart else self._seconds,  # after the trials the batch begins once more
-            stop=self.signals.received is not None,
-            logs=self.engine.logger.is_heard,
-            is_regular=self._is_regular and self.batches.position.is_full,
-        )
+        state, parallel, counting = self.state, self.parallel, self._counting
+        # The samples that were read, whose number is the position in the data, and the tokens that are trained on, as
+        # algorithms may have shortened sequences.
+        samples, tokens = (self._num_samples, counting.tokens(state.batch)) if self._is_counted else (0, 0)
+        has_signal, logs = self.signals.received is not None, self.engine.logger.is_heard
+        own = GlobalBatch(samples, tokens, samples, microbatches, stop=has_signal, logs=logs)
+        if parallel.is_connected:  # a single process has weight 1, even if algorithms removed samples
+            own.counted = counting.weigh(state.batch) if state.batch_counts else 0
+            if not parallel.is_apart:  # after the trials the batch begins once more
+                own.seconds = self.clock.elapsed() / 1e6
+        parallel.begin_batch(own, usual=counting.usual, is_regular=self._is_regular and self.batches.position.is_full)
 
     def _complete_gradients(self) -> None:
         """Sum the gradients of all processes, if that is not done yet, and unscale them."""
@@ -261,7 +280,7 @@ class Run:
             "time/batch_in_epoch": now.batch_in_epoch,
             "time/sample_in_epoch": now.sample_in_epoch,
         }
-        if self._num_tokens:
+        if self._batch.tokens:
             metrics |= {"time/token": now.token, "time/token_in_epoch": now.token_in_epoch}
         for name, loss in self.step.losses.items():
             metrics[_loss_name(name)] = loss

@@ -85,7 +85,7 @@ class Batches:
         self._ahead: tuple[Batch, bool] | None = None
         self._before_ahead: Any = None
         self.usual_samples: int | None = None
-        """The batch size of the loader, if it has one, and the same in all processes."""
+        """The batch size of the loader, if it has one, and the same in all of several processes."""
         # What only the loader, or its sampler at the start of an epoch, can show may differ between processes.
         self._may_end_apart = get_world_size() > 1 and self.position.data_end is None
         self._may_be_equal = get_data_world_size() > 1 and not is_split_by_rank(self._loader)
@@ -181,7 +181,7 @@ class Batches:
         size, position = self._order.batch_size, self.position
         is_equal = all_agree((size, self._order.is_collated_by_torch, position.data_end))
         position.has_usual_batches = is_equal and size is not None and self._order.is_collated_by_torch
-        self.usual_samples = size if is_equal else None
+        self.usual_samples = size if is_equal and get_world_size() > 1 else None
         if not self._may_end_apart:
             check_lengths(position.length)
             return
