@@ -12,9 +12,11 @@ from composer.loggers import InMemoryLogger
 from composer.optim import (
     CosineAnnealingWithWarmupScheduler,
     ExponentialScheduler,
+    InverseSquareRootScheduler,
     LinearScheduler,
     MultiStepScheduler,
     StepScheduler,
+    WarmupStableDecayScheduler,
     plot_schedule,
 )
 from fixtures import make_classifier, trained, vector_batches
@@ -49,10 +51,17 @@ def rates_of_a_run(schedulers, max_duration, batches, lr, **options):
 
 class TestPlotSchedule:
     @pytest.mark.parametrize("ratio", [1.0, 0.5])
-    def test_matches_a_training(self, ratio):
+    @pytest.mark.parametrize(
+        "schedule",
+        [
+            CosineAnnealingWithWarmupScheduler("3ba", t_max="3ep", alpha_f=0.1),
+            WarmupStableDecayScheduler("3ba", "0.3dur"),
+            InverseSquareRootScheduler("3ba", "1ep"),
+        ],
+        ids=lambda schedule: type(schedule).__name__,
+    )
+    def test_matches_a_training(self, schedule, ratio):
         """Each batch of a training has the plotted rate, also the last."""
-        schedule = CosineAnnealingWithWarmupScheduler("3ba", t_max="3ep", alpha_f=0.1)
-
         axes = plot_schedule(schedule, "4ep", batches_in_epoch=5, scale_schedule_ratio=ratio, base_lr=0.2)
 
         trained = rates_of_a_run(lambda _: schedule, "4ep", 5, 0.2, scale_schedule_ratio=ratio)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
+from transformers import get_inverse_sqrt_schedule, get_wsd_schedule
 
 from composer import optim as schedules
 from composer.core import State, Timestamp
@@ -80,6 +81,26 @@ FORMULAS = [
             k / 8 if k < 8 else (k - 8) / 16 if k < 24 else (k - 24) / 32 if k < 56 else (k - 56) / 64, 0.1
         ),
     ),
+    (
+        schedules.WarmupStableDecayScheduler("1ep", "2ep"),
+        lambda k: k / 10 if k < 10 else 1 - math.sqrt(max(k - 40, 0) / 20),
+    ),
+    (
+        schedules.WarmupStableDecayScheduler("5ba", decay="linear", alpha_f=0.1),
+        lambda k: k / 5 if k < 5 else 1 - 0.9 * max(k - 48, 0) / 12,
+    ),
+    (
+        schedules.WarmupStableDecayScheduler("0.8dur", "0.2dur", "cosine", 0.5),
+        lambda k: k / 48 if k < 48 else cosine((k - 48) / 12, 0.5),
+    ),
+    (schedules.WarmupStableDecayScheduler("4ba", "0ba"), lambda k: min(k / 4, 1)),
+    (schedules.WarmupStableDecayScheduler("0ba", "1dur", "linear"), lambda k: 1 - k / 60),
+    (schedules.InverseSquareRootScheduler("1ep"), lambda k: k / 10 if k < 10 else math.sqrt(10 / k)),
+    (
+        schedules.InverseSquareRootScheduler("5ba", "2ep"),
+        lambda k: k / 5 if k < 5 else 1 / math.sqrt((k - 5 + 20) / 20),
+    ),
+    (schedules.InverseSquareRootScheduler("0ba", "0.1dur"), lambda k: 1 / math.sqrt((k + 6) / 6)),
     (schedules.ExponentialScheduler(0.9), lambda k: 0.9 ** (k / 10)),
     (schedules.ExponentialScheduler(0.9, "3ba"), lambda k: 0.9 ** (k / 3)),
     (schedules.StepScheduler("2ep"), lambda k: 0.1 ** (k // 20)),
@@ -357,11 +378,36 @@ class TestTorchsOwn:
         assert result == pytest.approx(torch_rates(make), abs=1e-12)
 
 
+class TestTransformers:
+    """Schedules that Transformers has, too, are equal."""
+
+    @pytest.mark.parametrize("decay", ["1-sqrt", "linear", "cosine"])
+    def test_warmup_stable_decay(self, decay):
+        """The rates are those of get_wsd_schedule, whose warm-up begins with min_lr_ratio."""
+        schedule = schedules.WarmupStableDecayScheduler("4ba", "6ba", decay, alpha_f=0.1)
+
+        rates = torch_rates(lambda opt: get_wsd_schedule(opt, 4, 6, STEPS, decay_type=decay, min_lr_ratio=0.1))
+
+        result = factors(schedule, make_state(f"{STEPS}ba"), count=STEPS)
+        assert result[4:] == pytest.approx(rates[4:], abs=1e-12)
+        assert result[:4] == pytest.approx([(rate - 0.1) / 0.9 for rate in rates[:4]], abs=1e-12)
+
+    @pytest.mark.parametrize(("warmup", "scale"), [(4, None), (4, 7), (0, 5)])
+    def test_inverse_square_root(self, warmup, scale):
+        """The rates are those of get_inverse_sqrt_schedule."""
+        schedule = schedules.InverseSquareRootScheduler(f"{warmup}ba", None if scale is None else f"{scale}ba")
+
+        rates = torch_rates(lambda opt: get_inverse_sqrt_schedule(opt, warmup, scale))
+
+        assert factors(schedule, count=STEPS) == pytest.approx(rates, abs=1e-12)
+
+
 ENDS = [
     (schedules.ConstantScheduler(0.5, "20ba"), 0.5, 0.5, 0.0),
     (schedules.ConstantWithWarmupScheduler("5ba", 0.5, "20ba"), 0.0, 0.5, 0.0),
     (schedules.LinearScheduler(0.8, 0.2, "20ba"), 0.8, 0.2 + 0.6 / 20, 0.2),
     (schedules.LinearWithWarmupScheduler("5ba", 0.8, 0.2, "20ba"), 0.0, 0.2 + 0.6 / 15, 0.2),
+    (schedules.LinearWithWarmupScheduler("5ba", t_max="20ba"), 0.0, 1 / 15, 0.0),
     (schedules.LinearWithWarmupScheduler("20ba", 0.8, 0.2, "20ba"), 0.0, 0.8 * 19 / 20, 0.2),
     (schedules.CosineAnnealingScheduler("20ba", 0.1), 1.0, cosine(19 / 20, 0.1), 0.1),
     (schedules.CosineAnnealingWithWarmupScheduler("5ba", "20ba", 0.1), 0.0, cosine(14 / 15, 0.1), 0.1),
@@ -397,6 +443,10 @@ class TestArguments:
             (lambda: schedules.ExponentialScheduler(0.0), "gamma"),
             (lambda: schedules.PolynomialScheduler(-1.0), "power"),
             (lambda: schedules.MultiStepScheduler([]), "milestones must be one or several times"),
+            (lambda: schedules.WarmupStableDecayScheduler("1ep", "-1ep"), "t_decay must not be negative, got -1ep"),
+            (lambda: schedules.WarmupStableDecayScheduler("1ep", decay="sqrt"), "decay must be .*1-sqrt.*got 'sqrt'"),
+            (lambda: schedules.InverseSquareRootScheduler("0ep"), "t_scale is required without a warm-up"),
+            (lambda: schedules.InverseSquareRootScheduler("1ep", "0ep"), "t_scale must be longer than 0, got 0ep"),
             (lambda: schedules.MultiStepScheduler(["0ep"]), "milestones must be longer than 0"),
             (lambda: schedules.CosineAnnealingWarmRestartsScheduler("1ep", t_mult=0.5), "t_mult"),
         ],

@@ -11,6 +11,7 @@ from composer.optim.scheduler import (
     CosineAnnealingWarmRestartsScheduler,
     CosineAnnealingWithWarmupScheduler,
     ExponentialScheduler,
+    InverseSquareRootScheduler,
     LinearScheduler,
     LinearWithWarmupScheduler,
     MultiStepScheduler,
@@ -18,6 +19,7 @@ from composer.optim.scheduler import (
     PolynomialScheduler,
     PolynomialWithWarmupScheduler,
     StepScheduler,
+    WarmupStableDecayScheduler,
     compile_composer_scheduler,
 )
 
@@ -31,6 +33,7 @@ __all__ = [
     "DecoupledAdamW",
     "DecoupledSGDW",
     "ExponentialScheduler",
+    "InverseSquareRootScheduler",
     "LinearScheduler",
     "LinearWithWarmupScheduler",
     "MultiStepScheduler",
@@ -38,6 +41,7 @@ __all__ = [
     "PolynomialScheduler",
     "PolynomialWithWarmupScheduler",
     "StepScheduler",
+    "WarmupStableDecayScheduler",
     "compile_composer_scheduler",
     "plot_schedule",
 ]

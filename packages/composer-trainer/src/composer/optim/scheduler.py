@@ -9,8 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Protocol, runtime_checkable
 
@@ -20,8 +19,26 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from composer.core import State, Time, TimeUnit
 from composer.core.arguments import NamesArguments
-from composer.core.checks import is_flag, number_between
+from composer.core.checks import is_flag, number_between, one_of
 from composer.optim.clock import ClockLR, position
+from composer.optim.phases import (
+    ROUNDING,
+    WHOLE_TRAINING,
+    WarmsUp,
+    after_warmup,
+    before_decay,
+    completed,
+    fraction_of,
+    to_decay_period,
+    to_length,
+    to_step_size,
+    to_t_0,
+    to_t_decay,
+    to_t_max,
+    to_t_scale,
+    to_t_warmup,
+    warn_of_endless_warmup,
+)
 
 __all__ = [
     "ComposerScheduler",
@@ -31,6 +48,7 @@ __all__ = [
     "CosineAnnealingWarmRestartsScheduler",
     "CosineAnnealingWithWarmupScheduler",
     "ExponentialScheduler",
+    "InverseSquareRootScheduler",
     "LinearScheduler",
     "LinearWithWarmupScheduler",
     "MultiStepScheduler",
@@ -38,12 +56,10 @@ __all__ = [
     "PolynomialScheduler",
     "PolynomialWithWarmupScheduler",
     "StepScheduler",
+    "WarmupStableDecayScheduler",
     "compile_composer_scheduler",
 ]
 
-# 0.07 of 100 batches is 7.000000000000001: without a margin, a step at that time would be a batch late.
-_ROUNDING = 1e-9
-_WHOLE_TRAINING = Time(1, TimeUnit.DURATION)
 _AN_EPOCH = Time(1, TimeUnit.EPOCH)
 _FACTOR = number_between(0, meaning="The learning rate is multiplied by it.")
 _GAMMA = number_between(0, above=True, meaning="The learning rate is multiplied by it at each step of the schedule.")
@@ -104,8 +120,8 @@ def compile_composer_scheduler(
                 "it can be omitted only if there is exactly one."
             )
         optimizer = state.optimizers[0]
-    if isinstance(scheduler, _WarmsUp):
-        _warn_of_endless_warmup(scheduler, state, ssr)
+    if isinstance(scheduler, WarmsUp):
+        warn_of_endless_warmup(scheduler, state, ssr)
     if "ssr" in inspect.signature(scheduler).parameters:
         return ClockLR(optimizer, partial(scheduler, state, ssr=ssr))
     if ssr != 1:
@@ -116,44 +132,9 @@ def compile_composer_scheduler(
     return ClockLR(optimizer, partial(scheduler, state))
 
 
-def _time(name: str, given: Time | str) -> Time:
-    time = Time.from_input(given, name=name)
-    if time.value < 0:
-        raise ValueError(f"{name} must not be negative, got {time}.")
-    return time
-
-
-def _length(name: str, given: Time | str) -> Time:
-    time = _time(name, given)
-    if not time.value:
-        raise ValueError(f"{name} must be longer than 0, got {time}.")
-    return time
-
-
-# One per field: type checkers infer a converter's argument only from a named function.
-def _to_t_warmup(given: Time | str) -> Time:
-    return _time("t_warmup", given)
-
-
-def _to_t_max(given: Time | str) -> Time:
-    return _length("t_max", given)
-
-
-def _to_t_0(given: Time | str) -> Time:
-    return _length("t_0", given)
-
-
-def _to_decay_period(given: Time | str) -> Time:
-    return _length("decay_period", given)
-
-
-def _to_step_size(given: Time | str) -> Time:
-    return _length("step_size", given)
-
-
 def _to_milestones(given: Time | str | Sequence[Time | str]) -> tuple[Time, ...]:
     several = given if isinstance(given, Iterable) and not isinstance(given, str) else [given]
-    times = tuple(_length("milestones", one) for one in several)
+    times = tuple(to_length("milestones", one) for one in several)
     for earlier, later in itertools.pairwise(times):
         if earlier.unit is later.unit and later < earlier:
             raise ValueError(f"milestones must be in ascending order, got {later} after {earlier}.")
@@ -165,13 +146,15 @@ def _check_some(_: object, __: object, milestones: Sequence[Time]) -> None:
         raise ValueError("milestones must be one or several times, such as ['30ep', '60ep'], got none.")
 
 
-def _fraction(done: float, length: float) -> float:
-    """Return the completed fraction of ``length``, at most 1."""
-    return min(done / length, 1.0) if length > 0 else 1.0
-
-
 def _cosine(fraction: float, alpha_f: float) -> float:
     return alpha_f + (1 - alpha_f) * (1 + math.cos(math.pi * fraction)) / 2
+
+
+_DECAYS: Mapping[str, Callable[[float], float]] = {
+    "1-sqrt": lambda fraction: 1 - math.sqrt(fraction),
+    "linear": lambda fraction: 1 - fraction,
+    "cosine": lambda fraction: _cosine(fraction, 0.0),
+}
 
 
 def _line(fraction: float, first: float, last: float) -> float:
@@ -180,70 +163,6 @@ def _line(fraction: float, first: float, last: float) -> float:
 
 def _power(fraction: float, power: float, alpha_f: float) -> float:
     return float(alpha_f + (1 - alpha_f) * (1 - fraction) ** power)
-
-
-@runtime_checkable
-class _WarmsUp(Protocol):
-    """A schedule that starts with a warm-up."""
-
-    @property
-    def t_warmup(self) -> Time: ...
-    @property
-    def scale_warmup(self) -> bool: ...
-
-
-def _warmup(schedule: _WarmsUp, ssr: float) -> tuple[Time, float]:
-    """Return the warm-up, with the ratio that stretches it."""
-    return schedule.t_warmup, ssr if schedule.scale_warmup else 1.0
-
-
-def _end(state: State, t_max: Time, ssr: float) -> tuple[Time, float]:
-    """Return the end of a schedule, with the ratio that stretches it."""
-    if ssr == 1 or t_max.unit is TimeUnit.DURATION:
-        return t_max, 1.0
-    # The trainer truncates max_duration to a whole number of its unit; a schedule of the same length ends with it.
-    whole = t_max * ssr
-    return (whole, 1.0) if whole == state.max_duration else (t_max, ssr)
-
-
-def _done(state: State, t_max: Time, ssr: float) -> float:
-    """Return the completed fraction of a schedule."""
-    done, (whole,) = position(state, _end(state, t_max, ssr))
-    return _fraction(done, whole)
-
-
-def _after_warmup(schedule: _WarmsUp, state: State, ssr: float, t_max: Time | None = None) -> tuple[float, float]:
-    """Return the completed fractions of the warm-up and of the rest of ``t_max``; the rest is 0 without ``t_max``.
-
-    Raises:
-        ValueError: The warm-up is longer than ``t_max``.
-    """
-    ends = () if t_max is None else (_end(state, t_max, ssr),)
-    done, (warmup, *wholes) = position(state, _warmup(schedule, ssr), *ends)
-    for whole in wholes:
-        if warmup > whole:
-            raise ValueError(
-                f"t_warmup must not be longer than t_max, which includes it; got t_warmup={schedule.t_warmup} and "
-                f"t_max={t_max} in a training of {state.max_duration} with a scale schedule ratio of {ssr}."
-            )
-        if done >= warmup:
-            return 1.0, _fraction(done - warmup, whole - warmup)
-    return (done / warmup if done < warmup else 1.0), 0.0
-
-
-def _warn_of_endless_warmup(schedule: _WarmsUp, state: State, ssr: float) -> None:
-    """Warn if the training ends before the warm-up does, provided that the two can be compared."""
-    try:
-        _, (warmup, whole) = position(state, _warmup(schedule, ssr), (_WHOLE_TRAINING, 1.0))
-    except ValueError:
-        return
-    if warmup > whole:
-        warnings.warn(
-            f"t_warmup={schedule.t_warmup} is longer than the training of {state.max_duration}: the learning rate "
-            "never reaches its full value. Shorten the warm-up, or pass a fraction of the training: t_warmup='0.1dur'.",
-            UserWarning,
-            stacklevel=4,
-        )
 
 
 @attrs.frozen
@@ -256,11 +175,11 @@ class ConstantScheduler(NamesArguments):
     """
 
     alpha: float = attrs.field(validator=_FACTOR, default=1.0)
-    t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
+    t_max: Time = attrs.field(default=WHOLE_TRAINING, converter=to_t_max)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        return self.alpha if _done(state, self.t_max, ssr) < 1 else 0.0
+        return self.alpha if completed(state, self.t_max, ssr) < 1 else 0.0
 
 
 @attrs.frozen
@@ -281,14 +200,14 @@ class ConstantWithWarmupScheduler(NamesArguments):
         0.0
     """
 
-    t_warmup: Time = attrs.field(converter=_to_t_warmup)
+    t_warmup: Time = attrs.field(converter=to_t_warmup)
     alpha: float = attrs.field(validator=_FACTOR, default=1.0)
-    t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
+    t_max: Time = attrs.field(default=WHOLE_TRAINING, converter=to_t_max)
     scale_warmup: bool = attrs.field(default=False, validator=is_flag)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        warm, rest = _after_warmup(self, state, ssr, self.t_max)
+        warm, rest = after_warmup(self, state, ssr, self.t_max)
         return self.alpha * warm if rest < 1 else 0.0
 
 
@@ -303,11 +222,11 @@ class LinearScheduler(NamesArguments):
 
     alpha_i: float = attrs.field(validator=_FACTOR, default=1.0)
     alpha_f: float = attrs.field(validator=_FACTOR, default=0.0)
-    t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
+    t_max: Time = attrs.field(default=WHOLE_TRAINING, converter=to_t_max)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        return _line(_done(state, self.t_max, ssr), self.alpha_i, self.alpha_f)
+        return _line(completed(state, self.t_max, ssr), self.alpha_i, self.alpha_f)
 
 
 @attrs.frozen
@@ -329,15 +248,15 @@ class LinearWithWarmupScheduler(NamesArguments):
         0.0
     """
 
-    t_warmup: Time = attrs.field(converter=_to_t_warmup)
+    t_warmup: Time = attrs.field(converter=to_t_warmup)
     alpha_i: float = attrs.field(validator=_FACTOR, default=1.0)
     alpha_f: float = attrs.field(validator=_FACTOR, default=0.0)
-    t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
+    t_max: Time = attrs.field(default=WHOLE_TRAINING, converter=to_t_max)
     scale_warmup: bool = attrs.field(default=False, validator=is_flag)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        warm, rest = _after_warmup(self, state, ssr, self.t_max)
+        warm, rest = after_warmup(self, state, ssr, self.t_max)
         return self.alpha_i * warm if warm < 1 else _line(rest, self.alpha_i, self.alpha_f)
 
 
@@ -352,12 +271,12 @@ class CosineAnnealingScheduler(NamesArguments):
         1.0
     """
 
-    t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
+    t_max: Time = attrs.field(default=WHOLE_TRAINING, converter=to_t_max)
     alpha_f: float = attrs.field(validator=_FACTOR, default=0.0)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        return _cosine(_done(state, self.t_max, ssr), self.alpha_f)
+        return _cosine(completed(state, self.t_max, ssr), self.alpha_f)
 
 
 @attrs.frozen
@@ -380,14 +299,14 @@ class CosineAnnealingWithWarmupScheduler(NamesArguments):
         0.0
     """
 
-    t_warmup: Time = attrs.field(converter=_to_t_warmup)
-    t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
+    t_warmup: Time = attrs.field(converter=to_t_warmup)
+    t_max: Time = attrs.field(default=WHOLE_TRAINING, converter=to_t_max)
     alpha_f: float = attrs.field(validator=_FACTOR, default=0.0)
     scale_warmup: bool = attrs.field(default=False, validator=is_flag)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        warm, rest = _after_warmup(self, state, ssr, self.t_max)
+        warm, rest = after_warmup(self, state, ssr, self.t_max)
         return warm if warm < 1 else _cosine(rest, self.alpha_f)
 
 
@@ -400,7 +319,7 @@ class CosineAnnealingWarmRestartsScheduler(NamesArguments):
         1.0
     """
 
-    t_0: Time = attrs.field(converter=_to_t_0)
+    t_0: Time = attrs.field(converter=to_t_0)
     t_mult: float = attrs.field(
         default=1.0, validator=number_between(1, meaning="Each cycle is this many times as long as the one before.")
     )
@@ -412,11 +331,95 @@ class CosineAnnealingWarmRestartsScheduler(NamesArguments):
         if self.t_mult == 1:
             cosines = done / length
             # With the margin, the position in the cosine may be slightly negative.
-            return _cosine(max(0.0, cosines - math.floor(cosines + _ROUNDING)), self.alpha_f)
+            return _cosine(max(0.0, cosines - math.floor(cosines + ROUNDING)), self.alpha_f)
         # The first n cosines take t_0 * (t_mult**n - 1) / (t_mult - 1).
-        finished = math.floor(math.log(1 + done / length * (self.t_mult - 1), self.t_mult) + _ROUNDING)
+        finished = math.floor(math.log(1 + done / length * (self.t_mult - 1), self.t_mult) + ROUNDING)
         begin = length * (self.t_mult**finished - 1) / (self.t_mult - 1)
-        return _cosine(max(0.0, _fraction(done - begin, length * self.t_mult**finished)), self.alpha_f)
+        return _cosine(max(0.0, fraction_of(done - begin, length * self.t_mult**finished)), self.alpha_f)
+
+
+@attrs.frozen
+class WarmupStableDecayScheduler(NamesArguments):
+    """From 0 to 1 in ``t_warmup``, then 1 until a decay to ``alpha_f`` in the last ``t_decay`` of the training.
+
+    ``alpha_f + (1 - alpha_f) * d(x)``, where ``x`` is the completed fraction of ``t_decay`` and ``d(x)`` is
+    ``1 - sqrt(x)`` (Hägele et al. 2024, arXiv:2405.18392), ``1 - x`` (arXiv:2502.15938 on decays to zero), or
+    ``(1 + cos(pi * x)) / 2``. Nothing before the decay depends on the length of the training, so that one stable phase
+    serves trainings of many lengths: ``Trainer(load_path=...).fit(cooldown="2000ba")`` decays from a checkpoint of it.
+
+    Args:
+        t_warmup: Length of the warm-up; ``"0ba"`` for none.
+        t_decay: Length of the decay; ``"0ba"`` for none.
+        decay: Its shape: ``"1-sqrt"``, ``"linear"`` or ``"cosine"``.
+        alpha_f: The factor at the end.
+        scale_warmup: Whether the scale schedule ratio also stretches the warm-up.
+
+    Raises:
+        ValueError: A value is out of range.
+
+    Example:
+        >>> schedule = WarmupStableDecayScheduler("10ba", "20ba", decay="linear")
+        >>> state = State(model=None, max_duration="100ba")
+        >>> for batch in (5, 50, 85):
+        ...     state.timestamp = state.timestamp.copy(batch=batch)
+        ...     print(schedule(state))
+        0.5
+        1.0
+        0.75
+    """
+
+    t_warmup: Time = attrs.field(converter=to_t_warmup)
+    t_decay: Time = attrs.field(default=Time(0.2, TimeUnit.DURATION), converter=to_t_decay)
+    decay: str = attrs.field(default="1-sqrt", validator=one_of(*_DECAYS))
+    alpha_f: float = attrs.field(validator=_FACTOR, default=0.0)
+    scale_warmup: bool = attrs.field(default=False, validator=is_flag)
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        """Return the factor for the next batch."""
+        if not self.t_decay.value:
+            return after_warmup(self, state, ssr)[0]
+        warm, decayed = before_decay(self, self.t_decay, state, ssr)
+        return warm if warm < 1 else _line(_DECAYS[self.decay](decayed), self.alpha_f, 1.0)
+
+
+@attrs.frozen
+class InverseSquareRootScheduler(NamesArguments):
+    """From 0 to 1 in ``t_warmup``, then ``sqrt(t_scale / (t - w + t_scale))`` (Vaswani et al. 2017, arXiv:1706.03762).
+
+    With ``t_scale`` equal to the warm-up, this is ``sqrt(w / t)``. It does not depend on the length of the training.
+
+    Args:
+        t_warmup: Length of the warm-up.
+        t_scale: How long after the warm-up the factor has fallen to ``1 / sqrt(2)``; ``t_warmup`` if None.
+        scale_warmup: Whether the scale schedule ratio also stretches the warm-up.
+
+    Raises:
+        ValueError: A value is out of range, or both times are missing.
+
+    Example:
+        >>> state = State(model=None)
+        >>> state.timestamp = state.timestamp.copy(batch=400)
+        >>> InverseSquareRootScheduler("100ba")(state)
+        0.5
+    """
+
+    t_warmup: Time = attrs.field(converter=to_t_warmup)
+    t_scale: Time | None = attrs.field(default=None, converter=to_t_scale)
+    scale_warmup: bool = attrs.field(default=False, validator=is_flag)
+
+    def __attrs_post_init__(self) -> None:
+        if self.t_scale is None and not self.t_warmup.value:
+            raise ValueError(
+                f"t_scale is required without a warm-up, got t_warmup={self.t_warmup}: give t_scale='1000ba', the time "
+                "after which the factor has fallen to 1 / sqrt(2)."
+            )
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        """Return the factor for the next batch."""
+        ratio = ssr if self.scale_warmup else 1.0
+        scaled = (self.t_warmup, ratio) if self.t_scale is None else (self.t_scale, ssr)
+        done, (warmup, scale) = position(state, (self.t_warmup, ratio), scaled)
+        return done / warmup if done < warmup else math.sqrt(scale / (done - warmup + scale))
 
 
 @attrs.frozen
@@ -429,7 +432,7 @@ class ExponentialScheduler(NamesArguments):
     """
 
     gamma: float = attrs.field(validator=_GAMMA)
-    decay_period: Time = attrs.field(default=_AN_EPOCH, converter=_to_decay_period)
+    decay_period: Time = attrs.field(default=_AN_EPOCH, converter=to_decay_period)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
@@ -446,13 +449,13 @@ class StepScheduler(NamesArguments):
         1.0
     """
 
-    step_size: Time = attrs.field(converter=_to_step_size)
+    step_size: Time = attrs.field(converter=to_step_size)
     gamma: float = attrs.field(validator=_GAMMA, default=0.1)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
         done, (step,) = position(state, (self.step_size, ssr))
-        return float(self.gamma ** math.floor(done / step + _ROUNDING))
+        return float(self.gamma ** math.floor(done / step + ROUNDING))
 
 
 @attrs.frozen
@@ -491,14 +494,14 @@ class MultiStepWithWarmupScheduler(NamesArguments):
         0.0
     """
 
-    t_warmup: Time = attrs.field(converter=_to_t_warmup)
+    t_warmup: Time = attrs.field(converter=to_t_warmup)
     milestones: tuple[Time, ...] = attrs.field(converter=_to_milestones)
     gamma: float = attrs.field(validator=_GAMMA, default=0.1)
     scale_warmup: bool = attrs.field(default=False, validator=is_flag)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        warm, _ = _after_warmup(self, state, ssr)
+        warm, _ = after_warmup(self, state, ssr)
         return warm if warm < 1 else _steps(state, self.milestones, self.gamma, ssr)
 
 
@@ -506,7 +509,7 @@ def _steps(state: State, milestones: Sequence[Time], gamma: float, ssr: float) -
     reached = 0
     for milestone in milestones:
         done, (length,) = position(state, (milestone, ssr))
-        reached += done >= length - _ROUNDING
+        reached += done >= length - ROUNDING
     return float(gamma**reached)
 
 
@@ -520,12 +523,12 @@ class PolynomialScheduler(NamesArguments):
     """
 
     power: float = attrs.field(validator=_POWER)
-    t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
+    t_max: Time = attrs.field(default=WHOLE_TRAINING, converter=to_t_max)
     alpha_f: float = attrs.field(validator=_FACTOR, default=0.0)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        return _power(_done(state, self.t_max, ssr), self.power, self.alpha_f)
+        return _power(completed(state, self.t_max, ssr), self.power, self.alpha_f)
 
 
 @attrs.frozen
@@ -547,13 +550,13 @@ class PolynomialWithWarmupScheduler(NamesArguments):
         0.0
     """
 
-    t_warmup: Time = attrs.field(converter=_to_t_warmup)
+    t_warmup: Time = attrs.field(converter=to_t_warmup)
     power: float = attrs.field(validator=_POWER, default=2.0)
-    t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
+    t_max: Time = attrs.field(default=WHOLE_TRAINING, converter=to_t_max)
     alpha_f: float = attrs.field(validator=_FACTOR, default=0.0)
     scale_warmup: bool = attrs.field(default=False, validator=is_flag)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        warm, rest = _after_warmup(self, state, ssr, self.t_max)
+        warm, rest = after_warmup(self, state, ssr, self.t_max)
         return warm if warm < 1 else _power(rest, self.power, self.alpha_f)

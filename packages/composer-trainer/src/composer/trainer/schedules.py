@@ -15,6 +15,8 @@ from composer.core import State, Time, Timestamp, TimeUnit
 from composer.core.checks import is_flag
 from composer.functional.checks import check_interval
 from composer.optim import ComposerScheduler, compile_composer_scheduler
+from composer.optim.clock import ClockLR
+from composer.optim.phases import WarmsUp
 
 __all__ = ["SchedulerLike", "Schedules", "check_schedulers", "scaled"]
 
@@ -187,6 +189,13 @@ class TrainingSchedule:
         new |= {} if step_every_batch is None else {"step_schedulers_every_batch": step_every_batch}
         return attrs.evolve(self, **new) if new else self
 
+    def check_phases(self, state: State) -> None:
+        """Raise a ValueError if the phases of a schedule exceed the training, provided that its length is known."""
+        if state.max_duration is not None and state.train_data_spec is not None:
+            for schedule in self.schedulers:
+                if isinstance(schedule, WarmsUp) and not isinstance(schedule, LRScheduler):
+                    schedule(state, self.ratio)
+
     def take_duration(self, state: State, duration: Time | None) -> Time:
         """Set the state's ``max_duration`` to ``duration`` more; after a part of the training, to its whole again.
 
@@ -205,21 +214,30 @@ class TrainingSchedule:
         return state.max_duration
 
     def prepare_schedulers(self, state: State) -> None:
-        """Create the schedulers now if all that they depend on is known, so that their saved states can be loaded."""
+        """Create the schedulers, so that their saved states can be loaded.
+
+        Until all that functions depend on is known, schedulers that change nothing stand for them.
+        """
         if state.max_duration is not None and state.train_data_spec is not None:
             self.take_schedulers(state)
         else:
-            state.schedulers = [scheduler for scheduler in self.schedulers if isinstance(scheduler, LRScheduler)]
+            pairs = pair_functions(self.schedulers, state.optimizers)
+            ready = [scheduler for scheduler in self.schedulers if isinstance(scheduler, LRScheduler)]
+            state.schedulers = [*ready, *(ClockLR(optimizer, lambda: 1.0) for _, optimizer in pairs)]
 
     def take_schedulers(self, state: State) -> Schedules:
-        """Return the schedules, which are compiled with the optimizers and the length of the state by the first call.
+        """Return the schedules, and make them those of the state; the first call compiles them for it.
 
         Raises:
             ValueError: A scheduler belongs to an optimizer that is not in the state, or functions do not fit the
                 optimizers.
         """
-        if self.schedules is not None:
-            return self.schedules
+        if self.schedules is None:
+            self.schedules = self._compile(state)
+        state.schedulers = (*self.schedules.every_batch, *self.schedules.every_epoch)
+        return self.schedules
+
+    def _compile(self, state: State) -> Schedules:
         check_optimizers_of(self.schedulers, state.optimizers)
         ready = [scheduler for scheduler in self.schedulers if isinstance(scheduler, LRScheduler)]
         by_clock = [
@@ -228,6 +246,4 @@ class TrainingSchedule:
         ]
         every_batch = [*(ready if self.step_every_batch else []), *([] if self.step_every_batch is False else by_clock)]
         every_epoch = [scheduler for scheduler in [*ready, *by_clock] if scheduler not in every_batch]
-        self.schedules = Schedules(tuple(every_batch), tuple(every_epoch), tuple(by_clock))
-        state.schedulers = (*self.schedules.every_batch, *self.schedules.every_epoch)
-        return self.schedules
+        return Schedules(tuple(every_batch), tuple(every_epoch), tuple(by_clock))

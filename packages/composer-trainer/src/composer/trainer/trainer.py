@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from composer.checkpoint.saving import save_in_all_processes
 from composer.core import (
     Algorithm,
     AlgorithmPass,
@@ -21,6 +20,7 @@ from composer.core import (
 from composer.distributed.failures import explaining_loss
 from composer.export.inference import Transform, export_for_inference
 from composer.functional.checks import check_flags, check_subset
+from composer.trainer.cooldown import check_cooldown, cooled_down
 from composer.trainer.data.settings import TrainingData, check_trainable
 from composer.trainer.evaluation.evaluate import (
     EvalData,
@@ -37,7 +37,6 @@ from composer.trainer.evaluation.evaluate import (
 from composer.trainer.loop import train
 from composer.trainer.optimization import Optimization, change_precision, warn_of_default_optimizer
 from composer.trainer.result import FitResult, reason_of_end
-from composer.trainer.resume.state import SavesProgress
 from composer.trainer.run import Run
 from composer.trainer.schedules import SchedulerLike, TrainingSchedule, scaled
 from composer.trainer.settings.assembly import Assembly
@@ -343,6 +342,7 @@ class Trainer(Assembly):
         train_subset_num_batches: int | None = None,
         spin_dataloaders: bool | None = None,
         duration: int | str | Time | None = None,
+        cooldown: int | str | Time | None = None,
         reset_time: bool = False,
         schedulers: SchedulerLike | Sequence[SchedulerLike] | None = None,
         scale_schedule_ratio: float = 1.0,
@@ -353,7 +353,9 @@ class Trainer(Assembly):
         device_train_microbatch_size: int | str | None = None,
         precision: str | Precision | None = None,
     ) -> FitResult:
-        """Train until ``max_duration``, or for ``duration`` more. A further call continues where the last one stopped.
+        """Train until ``max_duration``, or for ``duration`` or ``cooldown`` more.
+
+        A further call continues where the last one stopped.
 
         Arguments that are None keep the constructor's values. It returns immediately if training is already complete.
         An error closes the trainer, so that loggers complete their output. After Ctrl-C or SIGTERM the batch, also of
@@ -366,6 +368,9 @@ class Trainer(Assembly):
             train_subset_num_batches: Batches in an epoch.
             spin_dataloaders: Whether a loader is fast-forwarded to the resume point.
             duration: How long to train from here, instead of until ``max_duration``.
+            cooldown: The same, and the learning rate decays over it: that of a
+                :class:`~composer.optim.WarmupStableDecayScheduler` in its stable phase. A run that resumes from a
+                checkpoint of a cool-down completes it.
             reset_time: Whether to reset the clock.
             schedulers: The learning rate schedulers.
             scale_schedule_ratio: The factor by which ``duration`` and ``schedulers`` are scaled.
@@ -387,7 +392,8 @@ class Trainer(Assembly):
         state, began = self.state, time.perf_counter()
         self.engine.check_open()
         more = None if duration is None else scaled(duration, scale_schedule_ratio, "duration")
-        schedule = self._schedule.changed(more, schedulers, scale_schedule_ratio, step_schedulers_every_batch)
+        decay = check_cooldown(cooldown, more)
+        planned = self._schedule.changed(more, schedulers, scale_schedule_ratio, step_schedulers_every_batch)
         check_trainable(state.model)
         if self._has_default_optimizer:
             warn_of_default_optimizer()
@@ -408,13 +414,14 @@ class Trainer(Assembly):
             state.timestamp = state.previous_timestamp = Timestamp()
             self._data.batches.rewind(epoch=0)
             self._progress.forget()
+        schedule = cooled_down(planned, state, decay, self._progress, anywhere=self._dry_run > 0)
         length, first_batch = schedule.take_duration(state, more), int(state.timestamp.batch)
         self._data.check_end(length)
         check_same_run(state)
         if state.has_reached(length) and not (state.evaluators and self._progress.interrupted):
             return self._result(f"max_duration='{length}' was reached before", began)
         # Only now, so that a call which has raised an error leaves the schedule as it was.
-        self._schedule = schedule
+        self._schedule = planned
         run = Run(
             self.engine,
             self._data.batches,
@@ -534,36 +541,6 @@ class Trainer(Assembly):
             num_batches=num_batches,
             stop_factor=stop_factor,
         )
-
-    def save_checkpoint(self, name: str = "ep{epoch}-ba{batch}", *, weights_only: bool = False) -> str:
-        """Save a checkpoint and wait until it is written. All processes must call it.
-
-        Args:
-            name: Its folder or URL; ``{run_name}``, ``{epoch}``, ``{batch}`` and so on are replaced.
-            weights_only: Whether only the evaluation weights are saved.
-
-        Returns:
-            Its path or URL.
-
-        Raises:
-            NotImplementedError: The model is wrapped by FSDP 1.
-            CheckpointSaveError: The checkpoint could not be written.
-        """
-        check_flags(weights_only=weights_only)
-        extra = self._progress.to_data(reports=not weights_only)
-        return save_in_all_processes(self.state, name, extra=extra, weights_only=weights_only)
-
-    def save_checkpoint_to_save_folder(self) -> None:
-        """Save a checkpoint to ``save_folder`` in the background, as at ``save_interval``.
-
-        Raises:
-            ValueError: The trainer has no ``save_folder``.
-        """
-        saving = [callback for callback in self.state.callbacks if isinstance(callback, SavesProgress)]
-        if not saving and not self._dry_run:
-            raise ValueError("There is no folder to save to: give save_folder to the Trainer.")
-        for callback in saving:
-            callback.save(self.state)
 
     def export_for_inference(
         self,

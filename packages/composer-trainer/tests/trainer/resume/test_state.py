@@ -108,6 +108,8 @@ class TestCheck:
         [
             ("clock_before", {}),
             ("clock_before", None),
+            ("cooldown", "5ba"),
+            ("cooldown", {"begin": "soon", "length": "5ba"}),
             ("interrupted", [1]),
             ("interrupted", {"at_night": ["eval"]}),
             ("skipped_steps", 7),
@@ -127,6 +129,15 @@ class TestCheck:
 
         with pytest.raises(CheckpointMismatchError, match=rf"extra(\.|: ){part}"):
             small_run(max_duration="1ep", load_path=path)
+
+    def test_earlier_release(self, tmp_path):
+        """A state without the cool-down, which earlier releases did not save, is loaded."""
+        trainer = small_run(max_duration="1ep")
+        extra = trainer._progress.to_data()
+        del extra["cooldown"]
+        path = save_checkpoint(trainer.state, tmp_path / "one", extra=extra)
+
+        assert small_run(max_duration="1ep", load_path=path).fit().steps == 5
 
     @pytest.mark.parametrize(
         ("path", "value"),

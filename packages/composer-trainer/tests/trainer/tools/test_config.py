@@ -10,7 +10,12 @@ import composer.algorithms
 from composer.algorithms import EMA, LabelSmoothing, MixUp
 from composer.callbacks import SpeedMonitor
 from composer.loggers import InMemoryLogger
-from composer.optim import CosineAnnealingWithWarmupScheduler, DecoupledSGDW
+from composer.optim import (
+    CosineAnnealingWithWarmupScheduler,
+    DecoupledSGDW,
+    InverseSquareRootScheduler,
+    WarmupStableDecayScheduler,
+)
 from composer.trainer import Trainer
 from composer.trainer.tools.config import registered, trainer_arguments
 from fixtures import make_classifier, make_loader, small_run, weights
@@ -83,6 +88,15 @@ class TestComponents:
         read.fit()
 
         assert torch.equal(weights(read), weights(written))
+
+    def test_schedules(self):
+        """Every schedule has its name, and its arguments by theirs."""
+        entry = {"WarmupStableDecayScheduler": {"t_warmup": "5ba", "t_decay": "0.1dur", "decay": "linear"}}
+
+        built = trainer_arguments({"schedulers": [entry, {"InverseSquareRootScheduler": {"t_warmup": "1ep"}}]}, {})
+
+        expected = [WarmupStableDecayScheduler("5ba", "0.1dur", "linear"), InverseSquareRootScheduler("1ep")]
+        assert built["schedulers"] == expected
 
     @pytest.mark.parametrize(
         "algorithms",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from composer.core import Event, Timestamp
 from composer.core.components import by_key
 from composer.core.randomness import check_rng_state, derive_seed, load_rng_state, rng_state
-from composer.core.serialization import from_data
+from composer.core.serialization import from_data, to_data
 from composer.distributed import (
     all_gather_object,
     broadcast_buffers,
@@ -24,6 +24,7 @@ from composer.distributed import (
     get_world_size,
 )
 from composer.distributed.environment import get_tensor_parallel_size
+from composer.trainer.cooldown import Cooldown
 from composer.trainer.data.position import SavedPlace  # noqa: TC001  (its fields are looked up at run time)
 from composer.trainer.evaluation.metrics import SavedMetric, check_metrics, load_metrics, merge_metrics, save_metrics
 from composer.trainer.reproducibility import seed_all
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
     from composer.trainer.data.settings import TrainingData
 
 __all__ = ["ResumeState", "SavesProgress"]
+
+
+_COOLDOWN = Cooldown | None
 
 
 def _check_one_number(_: object, field: attrs.Attribute[Any], value: Tensor) -> None:
@@ -79,6 +83,7 @@ class _Saved:
     skipped_steps: Tensor = attrs.field(validator=_check_one_number)
     tensor_parallel: int = attrs.field(validator=ge(1))
     world_size: int = attrs.field(validator=ge(1))
+    cooldown: Cooldown | None
 
 
 @runtime_checkable
@@ -105,6 +110,7 @@ class ResumeState:
 
     Attributes:
         interrupted: The labels of the evaluators that a signal has left undone, by event.
+        cooldown: The cool-down of the run; None before it.
     """
 
     def __init__(self, state: State, data: TrainingData, logger: Logger) -> None:
@@ -112,6 +118,7 @@ class ResumeState:
         self.skipped_steps = torch.zeros((), dtype=torch.int64, device=state.device)
         self._loaded: dict[str, Any] | None = None
         self.interrupted: dict[str, list[str]] = {}
+        self.cooldown: Cooldown | None = None
         self._own: dict[str, Any] = {}  # what begin() restores of this process
         self._seed: int | None = None  # or the seed of the global generators, for another number of processes
         self._changes: Changes | None = None
@@ -149,6 +156,7 @@ class ResumeState:
             return {**self._loaded, "processes": [{**one, "loggers": of_rank} for one, of_rank in loaded]}
         return {
             "clock_before": state.previous_timestamp.state_dict(),
+            "cooldown": to_data(self.cooldown, _COOLDOWN),
             "interrupted": dict(self.interrupted),
             "microbatch_size": state.device_train_microbatch_size if state.auto_microbatching else None,
             "processes": processes,
@@ -166,11 +174,12 @@ class ResumeState:
             saved: The data of :meth:`to_data`.
             ignored: The paths not to load; with ``"timestamp"`` the position in the run is not loaded.
         """
+        saved = {"cooldown": None, **saved}  # which earlier releases did not save
         missing = [field.name for field in attrs.fields(_Saved) if field.name not in saved]
         if missing:
             return [f"extra: {', '.join(missing)} missing; this checkpoint was not saved by a Trainer."]
         try:
-            from_data(dict(saved), _Saved, "extra")
+            from_data(saved, _Saved, "extra")
         except ValueError as error:
             return [str(error)]
         processes, size = saved["processes"], saved["world_size"]
@@ -230,14 +239,15 @@ class ResumeState:
             if "timestamp" in ignored:
                 own |= {"data": None, "metrics": {}}
         if "timestamp" in ignored:
-            self._loaded |= {"clock_before": self._state.timestamp.state_dict(), "interrupted": {}}
+            self._loaded |= {"clock_before": self._state.timestamp.state_dict(), "cooldown": None, "interrupted": {}}
         self.interrupted = self._loaded["interrupted"]
+        self.cooldown = from_data(self._loaded.get("cooldown"), _COOLDOWN)
         rank = get_global_rank()  # each process has its own files and runs
         self._logger.load_state_dict(saved["processes"][rank]["loggers"] if rank < saved["world_size"] else {})
 
     def forget(self) -> None:
         """Discard loaded data, and what a stop has left undone."""
-        self._loaded, self._own, self._seed, self.interrupted = None, {}, None, {}
+        self._loaded, self._own, self._seed, self.interrupted, self.cooldown = None, {}, None, {}, None
         for metric in self._state.train_metrics.values():
             metric.reset()
 

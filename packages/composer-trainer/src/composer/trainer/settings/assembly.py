@@ -6,16 +6,18 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any, Self
 
+from composer.checkpoint.saving import save_in_all_processes
 from composer.core import Engine, Event, Logger
 from composer.core.checks import as_list
 from composer.distributed import broadcast_model, initialize_dist
 from composer.distributed.failures import explain_loss
 from composer.distributed.meta import is_on_meta
+from composer.functional.checks import check_flags
 from composer.functional.dtensors import is_sharded
 from composer.trainer.optimization import default_optimizer, move_state
 from composer.trainer.reproducibility import configure_deterministic_mode
 from composer.trainer.result import FitResult, final_metrics
-from composer.trainer.resume.state import ResumeState
+from composer.trainer.resume.state import ResumeState, SavesProgress
 from composer.trainer.settings.consistency import check_same_values
 from composer.trainer.settings.groups import Problems
 from composer.trainer.tools.hyperparameters import hyperparameters, plain_settings
@@ -81,6 +83,7 @@ class Assembly:
         if isinstance(getattr(model, "logger", 0), Logger | None):
             model.logger = self.logger  # type: ignore[assignment]  # no parameter or module
         self._data.install(self.state)
+        self._schedule.check_phases(self.state)
         self._evaluations.install(self.state)
         self._progress = ResumeState(self.state, self._data, self.logger)
         self._progress.attach_to(self.state.callbacks)
@@ -117,6 +120,36 @@ class Assembly:
             schedulers = self._schedule.schedulers
             described = hyperparameters(state, loggers=loggers, schedulers=schedulers, extra=extra)
             self.logger.log_hyperparameters(described)
+
+    def save_checkpoint(self, name: str = "ep{epoch}-ba{batch}", *, weights_only: bool = False) -> str:
+        """Save a checkpoint and wait until it is written. All processes must call it.
+
+        Args:
+            name: Its folder or URL; ``{run_name}``, ``{epoch}``, ``{batch}`` and so on are replaced.
+            weights_only: Whether only the evaluation weights are saved.
+
+        Returns:
+            Its path or URL.
+
+        Raises:
+            NotImplementedError: The model is wrapped by FSDP 1.
+            CheckpointSaveError: The checkpoint could not be written.
+        """
+        check_flags(weights_only=weights_only)
+        extra = self._progress.to_data(reports=not weights_only)
+        return save_in_all_processes(self.state, name, extra=extra, weights_only=weights_only)
+
+    def save_checkpoint_to_save_folder(self) -> None:
+        """Save a checkpoint to ``save_folder`` in the background, as at ``save_interval``.
+
+        Raises:
+            ValueError: The trainer has no ``save_folder``.
+        """
+        saving = [callback for callback in self.state.callbacks if isinstance(callback, SavesProgress)]
+        if not saving and not self._dry_run:
+            raise ValueError("There is no folder to save to: give save_folder to the Trainer.")
+        for callback in saving:
+            callback.save(self.state)
 
     @property
     def saved_checkpoints(self) -> list[str]:

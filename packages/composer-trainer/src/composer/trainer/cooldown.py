@@ -1,0 +1,118 @@
+"""A cool-down: the last part of a training, in which the learning rate decays from a stable phase."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from composer.core import State, Time, TimeUnit
+from composer.optim import WarmupStableDecayScheduler
+from composer.trainer.schedules import TrainingSchedule, scaled
+
+if TYPE_CHECKING:
+    from composer.trainer.resume.state import ResumeState
+
+__all__ = ["Cooldown", "check_cooldown", "cooled_down"]
+
+
+@attrs.frozen
+class Cooldown:
+    """When a cool-down began, and its length; both times have one unit.
+
+    Args:
+        begin: The clock at its beginning.
+        length: Its length.
+    """
+
+    begin: Time
+    length: Time
+
+
+def check_cooldown(cooldown: int | str | Time | None, duration: Time | None) -> Time | None:
+    """Return the length of a cool-down; None for none.
+
+    Raises:
+        ValueError: It is not greater than 0, a fraction, or given together with a duration.
+
+    Example:
+        >>> check_cooldown("2000ba", None)
+        Time(2000, TimeUnit.BATCH)
+    """
+    if cooldown is None:
+        return None
+    length = scaled(cooldown, 1.0, "cooldown")
+    if duration is not None:
+        raise ValueError(
+            f"cooldown and duration both set the end of the training, got cooldown={str(length)!r} and "
+            f"duration={str(duration)!r}: give one of them."
+        )
+    return length
+
+
+def cooled_down(
+    schedule: TrainingSchedule, state: State, length: Time | None, progress: ResumeState, *, anywhere: bool = False
+) -> TrainingSchedule:
+    """Return the schedule of a training that ends with a cool-down from here, and set its end in the state.
+
+    A run that was saved in a cool-down of this length continues it.
+
+    Args:
+        schedule: The schedule of the training.
+        state: The run.
+        length: The length of the cool-down; None returns ``schedule``.
+        progress: Saves the cool-down, and has that of the loaded checkpoint.
+        anywhere: Whether it may begin outside of the stable phase, as in a dry run.
+
+    Raises:
+        ValueError: A schedule has no stable phase, the run is not in it, or in a cool-down of another length.
+    """
+    before, progress.cooldown = progress.cooldown, None
+    if length is None:
+        return schedule
+    if before is None:
+        _check_has_stable(schedule, state, length)
+        if not anywhere:
+            _check_is_stable(schedule, state)
+        before = Cooldown(state.timestamp.get(length.unit), length)
+    elif before.length != length:
+        raise ValueError(
+            f"cooldown must be {str(before.length)!r}, the length of the cool-down in which the checkpoint was saved, "
+            f"got {str(length)!r}. For another length load a checkpoint of the stable phase."
+        )
+    progress.cooldown, state.max_duration = before, before.begin + length
+    # The warm-up is over, and could have another unit.
+    schedulers = [attrs.evolve(one, t_warmup=Time(0, length.unit), t_decay=length) for one in _stable(schedule)]
+    return attrs.evolve(schedule, max_duration=state.max_duration, schedulers=schedulers, scale_schedule_ratio=1.0)
+
+
+def _stable(schedule: TrainingSchedule) -> list[WarmupStableDecayScheduler]:
+    return [one for one in schedule.schedulers if isinstance(one, WarmupStableDecayScheduler)]
+
+
+def _check_has_stable(schedule: TrainingSchedule, state: State, length: Time) -> None:
+    """Raise a ValueError unless all schedules have a stable phase, and the length can be counted from here."""
+    clock, stable = state.timestamp, _stable(schedule)
+    if not stable or len(stable) < len(schedule.schedulers):
+        raise ValueError(
+            "cooldown requires a schedule with a stable phase, such as WarmupStableDecayScheduler('1000ba'), for each "
+            f"learning rate, got schedulers={schedule.schedulers}."
+        )
+    if length.unit in (TimeUnit.EPOCH, TimeUnit.ITERATION) and clock.count(TimeUnit.BATCH, in_epoch=True):
+        raise ValueError(
+            f"cooldown must be in batches, samples, tokens or seconds within an epoch, got {str(length)!r} after "
+            f"{clock.batch_in_epoch} of epoch {int(clock.epoch)}."
+        )
+
+
+def _check_is_stable(schedule: TrainingSchedule, state: State) -> None:
+    """Raise a ValueError unless all schedules are in their stable phases."""
+    for one in _stable(schedule):
+        planned = one if state.max_duration is not None else attrs.evolve(one, t_decay=Time(0, TimeUnit.BATCH))
+        factor = planned(state, schedule.ratio)
+        if factor != 1:
+            raise ValueError(
+                "cooldown must begin in the stable phase, where the factor of the learning rate is 1, got a factor of "
+                f"{factor:.3g} from {one!r} after {state.timestamp.batch} in a training of {state.max_duration}. "
+                "Load a checkpoint that was saved after the warm-up and before the decay."
+            )
