@@ -163,6 +163,35 @@ def gated_linear_units() -> Figure:
     return result
 
 
+def sequence_packing() -> Figure:
+    """Show documents in rows of their own, packed in order and by best fit, and the mask of a row."""
+    length, generator = 64, torch.Generator().manual_seed(5)
+    sizes = torch.randint(4, 45, (16,), generator=generator).tolist()
+    ways = {
+        "padded": [[index] for index in range(len(sizes))],
+        "in order": cf.pack_lengths(sizes, length, "in_order"),
+        "best fit": cf.pack_lengths(sizes, length),
+    }
+    result, axes = figure(4, width_ratios=(1, 1, 1, 1.5))
+    for one, (name, rows) in zip(axes[:3], ways.items(), strict=True):
+        for number, row in enumerate(rows):
+            ends = list(itertools.accumulate(sizes[index] for index in row))
+            one.barh(number, length, color="#eeeeee")
+            for index, end in zip(row, ends, strict=True):
+                color = (BLUE, ORANGE, GREEN, PURPLE)[index % 4]
+                one.barh(number, sizes[index], left=end - sizes[index], color=color, edgecolor="white")
+        one.set(title=f"{name}: {sum(sizes) / length / len(rows):.0%} full", xlim=(0, length), ylim=(len(sizes), -1))
+        one.set(xlabel="tokens", yticks=[])
+    axes[0].set_ylabel("rows")
+    documents = [torch.arange(sizes[index]) for index in max(ways["best fit"], key=len)]
+    batch = cf.collate_packed([cf.pack_documents(documents, length)])
+    axes[3].imshow(cf.add_document_mask(batch)["attention_mask"][0, 0], cmap="Blues", vmin=0, vmax=1.4)
+    axes[3].set(
+        title=f"mask of {len(documents)} documents", xlabel="position of the key", ylabel="position of the query"
+    )
+    return result
+
+
 def squeeze_excite() -> Figure:
     """Show a convolution followed by squeeze-and-excitation."""
     result, (axes,) = figure()
@@ -425,6 +454,7 @@ CHARTS = [
     sam,
     selective_backprop,
     seq_length_warmup,
+    sequence_packing,
     squeeze_excite,
     stochastic_depth,
     swa,

@@ -32,7 +32,11 @@ FLIP = ka.RandomHorizontalFlip()
 WRONG_SIZES = [(0, 0), (-8, 8)]
 SURGERY = [(NO_MODEL,), (None,)]
 
+ROW = cf.pack_documents([torch.arange(3), torch.arange(2)], 8)
+PACKED = cf.collate_packed([ROW])
+
 BAD = {
+    "add_document_mask": [(TOKENS,), (IDS, "mask"), (PACKED, "masks"), (TOKENS, "cu_seqlens")],
     "alibi_slopes": [(0,), (-1,), (4, named(dtype=torch.int64))],
     "apply_activation_checkpointing": [
         *SURGERY,
@@ -103,6 +107,8 @@ BAD = {
         (IMAGES[0], named(alpha=0)),
     ],
     "check_for_index_targets": [("cat",), ([0, 1],)],
+    "check_packing": [(NO_MODEL, PACKED), (MODEL, TOKENS), (MODEL, IDS), (MODEL, PACKED, "masks")],
+    "collate_packed": [([IDS],), ([TOKENS],)],
     "colout": [(-0.1,), (0.1, 1.0), (0.1, NAN), (0.1, 0.1, "sometimes")],
     "blur_2d": [(IDS,), (LOGITS,), (IMAGES, 4), (IMAGES, 3, "2"), (IMAGES, named(filter=torch.ones(2, 1, 3, 3)))],
     "colout_batch": [(LOGITS,), ("cat.png",), (EMPTY,), (IMAGES, 1.0), (IMAGES, 0.1, -0.1), (IMAGES, named(p_row=NAN))],
@@ -162,6 +168,17 @@ BAD = {
         (IMAGES, IDS, named(alpha=-1)),
         (IMAGES, IDS, named(indices=IDS[:2])),
     ],
+    "pack_documents": [
+        ([], 8),
+        ([IDS], 3),
+        ([IDS], 0),
+        ([NO_IDS], 8),
+        ([[1, 2]], 8),
+        ([TOKENS["input_ids"]], 8),
+        ([IDS], 8, named(labels=[IDS[:2]])),
+        ([IDS], 8, named(pad_id=0.5)),
+    ],
+    "pack_lengths": [([1, 0], 4), ([5], 4), ([1.5], 4), ([1], 0), ([1], 4, "worst_fit")],
     "randaugment": [(-1,), (11,), (NAN,), (9, -1), (9, 2, "best")],
     "randaugment_batch": [(LOGITS,), (EMPTY,), (IDS,), (IMAGES, 11), (IMAGES, 9, -1), (IMAGES, 9, 2, "best")],
     "randaugment_image": [(LOGITS,), ("cat.png",), (IMAGES[0], 11), (IMAGES[0], NAN), (IMAGES[0], 9, -1)],
@@ -274,6 +291,14 @@ def bert():
     return BertModel(BertConfig(**sizes, vocab_size=8))
 
 
+def packable():
+    """Return a minimal language model that takes packed sequences."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    return LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=8, use_cache=False))
+
+
 def stochastic():
     """Return a model with stochastic blocks."""
     model = nn.Sequential(nn.Sequential(nn.Identity()))
@@ -284,6 +309,11 @@ def stochastic():
 CONV, SIZE = torch.rand(4, 3, 3, 3), (8, 8)
 GYRO = {"iters_per_epoch": 4, "max_epoch": 2, "p": 0.5, "sigma": 4, "tau": 2}
 VALID = {
+    "add_document_mask": lambda: {"batch": PACKED},
+    "check_packing": lambda: {"model": packable(), "batch": PACKED},
+    "collate_packed": lambda: {"rows": [ROW]},
+    "pack_documents": lambda: {"documents": [IDS], "length": 8},
+    "pack_lengths": lambda: {"lengths": [3, 2], "length": 8},
     "AlibiBias": lambda: {"num_heads": 4},
     "AugmentAndMixTransform": dict,
     "BlurConv2d": lambda: {"conv": nn.Conv2d(3, 4, 3, stride=2)},

@@ -15,6 +15,7 @@ from composer.core.evaluator import Evaluator, MetricValues, ensure_evaluator, e
 from composer.core.event import Event, Stage
 from composer.core.interval import Interval
 from composer.core.logger import Logger, LoggerDestination, Trace
+from composer.core.packing import pack_sequences
 from composer.core.passes import AlgorithmPass
 from composer.core.plan import Plan, Subscription
 from composer.core.planning import explain
@@ -77,6 +78,7 @@ __all__ = [
     "from_data",
     "get_precision_context",
     "join_tensors",
+    "pack_sequences",
     "rebuild_algorithm",
     "saved",
     "served_fields",

@@ -107,7 +107,7 @@ class DataSpec(NamesArguments):
             first dimension.
         get_num_samples_in_batch: ``f(batch) -> int``; if None, the size of the first dimension of its tensors.
         get_num_tokens_in_batch: ``f(batch) -> int``, or a dictionary of ``"total"`` and ``"loss_generating"``, the
-            tokens whose loss counts; if None, the number of its ``input_ids``.
+            tokens whose loss counts; if None, the number of its ``input_ids``, of packed ones without padding.
 
     Raises:
         TypeError: ``dataloader`` is not iterable, or another argument is of the wrong type.
@@ -284,12 +284,16 @@ def count_samples(batch: Batch) -> int:
 def count_tokens(batch: Batch) -> int:
     """Return the number of ids in ``batch["input_ids"]``, padding included; 0 for batches without.
 
+    The padding of packed sequences, whose batches have ``"document_lengths"``, is not counted.
+
     Example:
         >>> count_tokens({"input_ids": torch.zeros(4, 16)}), count_tokens(torch.zeros(4))
         (64, 0)
     """
     if isinstance(batch, (list, tuple, Tensor)) or not isinstance(batch, Mapping):
         return 0
+    if "document_lengths" in batch:
+        return sum(map(sum, batch["document_lengths"]))
     ids = batch.get("input_ids")
     return ids.numel() if isinstance(ids, Tensor) else 0
 

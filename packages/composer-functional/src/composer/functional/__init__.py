@@ -78,6 +78,13 @@ from composer.functional.training.ema import compute_ema, update_averages
 from composer.functional.training.gradient_clipping import apply_gradient_clipping
 from composer.functional.training.label_smoothing import smooth_labels
 from composer.functional.training.layer_freezing import count_layers_to_freeze, freeze_layers, unfreeze_layers
+from composer.functional.training.packing import (
+    add_document_mask,
+    check_packing,
+    collate_packed,
+    pack_documents,
+    pack_lengths,
+)
 from composer.functional.training.sam import SAMOptimizer
 from composer.functional.training.selective_backprop import select_using_loss, should_selective_backprop, take_samples
 from composer.functional.training.sequence_length import set_batch_sequence_length
@@ -117,6 +124,7 @@ __all__ = [
     "StochasticDepthBlock",
     "SurgeryReport",
     "WeightStandardizer",
+    "add_document_mask",
     "alibi_slopes",
     "apply_activation_checkpointing",
     "apply_alibi",
@@ -140,6 +148,8 @@ __all__ = [
     "augmix_image",
     "blur_2d",
     "check_for_index_targets",
+    "check_packing",
+    "collate_packed",
     "colout",
     "colout_batch",
     "compute_ema",
@@ -168,6 +178,8 @@ __all__ = [
     "infer_target_type",
     "mixup",
     "mixup_batch",
+    "pack_documents",
+    "pack_lengths",
     "randaugment",
     "randaugment_batch",
     "randaugment_image",

@@ -61,7 +61,13 @@ def fit_embedding(model: PreTrainedModel, num_tokens: int, *, allow: bool) -> tu
     )
 
 
+# Arguments of attention with packed sequences, which models take as keywords.
+_OF_ATTENTION = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+
+
 def argument_names(model: PreTrainedModel) -> frozenset[str]:
     """Return the names of the arguments of the model's ``forward``; none if they are only ``*args, **kwargs``."""
     parameters = inspect.signature(model.forward).parameters.values()
-    return frozenset(each.name for each in parameters if each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD})
+    names = {each.name for each in parameters if each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}}
+    takes_more = names and any(each.kind is each.VAR_KEYWORD for each in parameters)
+    return frozenset(names | _OF_ATTENTION if takes_more else names)

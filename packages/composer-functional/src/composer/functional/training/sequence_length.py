@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +30,9 @@ def set_batch_sequence_length(
       samples, ids, lists. Pad on the right, because left padding would be kept instead of tokens.
     - ``truncate=False``: each sequence is split into ``L // curr_seq_len`` samples, in order; the remainder is dropped.
       Other entries with one item per sample are repeated as by :func:`take_samples`, and the rest does not change.
-      ``position_ids`` start at 0 in each sample.
+      ``position_ids`` start at 0 in each sample, and in each document of a packed row.
+
+    Rows of :func:`pack_documents` remain packed: their ``document_lengths`` are those of the documents' parts.
 
     Args:
         batch: A dictionary or another mapping, such as ``BatchEncoding``; not changed.
@@ -45,7 +48,8 @@ def set_batch_sequence_length(
     Raises:
         TypeError: ``batch`` is not a dictionary, or ``curr_seq_len`` is not an integer.
         ValueError: ``curr_seq_len`` is less than 1, the batch has no sequences or no samples, its attention mask has
-            another shape, or ``preserve_end_of_sequence`` is set without an attention mask or without truncation.
+            another shape, it is packed with ``cu_seq_lens_q``, or ``preserve_end_of_sequence`` is set without an
+            attention mask or without truncation.
 
     Example:
         >>> ids = torch.tensor([[1, 5, 6, 7, 2], [1, 8, 2, 0, 0]])
@@ -76,8 +80,11 @@ def set_batch_sequence_length(
     for name, value in batch.items():
         is_sequence = isinstance(value, Tensor) and value.shape[:2] in {(size, length), (1, length)}
         is_sequence = is_sequence and not (name == "labels" and value.ndim == 2 and value.is_floating_point())
-        if not truncate:
-            pieces = length // curr_seq_len
+        pieces = 1 if truncate else length // curr_seq_len
+        if name == "document_lengths":
+            starts = range(0, pieces * curr_seq_len, curr_seq_len)
+            shorter[name] = [_cut_documents(row, start, start + curr_seq_len) for row in value for start in starts]
+        elif not truncate:
             shorter[name] = _split(value, name, size, curr_seq_len) if is_sequence else _repeat(value, ids, pieces)
         elif is_sequence and (positions is None or name == "position_ids"):
             shorter[name] = value[:, :curr_seq_len].contiguous()
@@ -101,8 +108,18 @@ def _split(value: Tensor, name: str, size: int, curr_seq_len: int) -> Tensor:
     """Split sequences into samples of ``curr_seq_len`` tokens."""
     end = value.shape[1] // curr_seq_len * curr_seq_len
     pieces = value.expand(size, *value.shape[1:])[:, :end].reshape(-1, curr_seq_len, *value.shape[2:])
+    if name == "position_ids":
+        # Only up to the next document of a packed row, whose positions start at 0.
+        return torch.where(pieces.eq(0).cumsum(1) > 0, pieces, pieces - pieces[:, :1])
     # Contiguous also if the sequence is cut into one piece, of which reshape returns a view.
-    return pieces - pieces[:, :1] if name == "position_ids" else pieces.contiguous()
+    return pieces.contiguous()
+
+
+def _cut_documents(lengths: list[int], start: int, end: int) -> list[int]:
+    """Return the lengths of the parts of a row's documents between two places."""
+    ends = [0, *itertools.accumulate(lengths)]
+    parts = [min(end, stop) - max(start, begin) for begin, stop in itertools.pairwise(ends)]
+    return [part for part in parts if part > 0]
 
 
 def _repeat(value: Any, ids: Tensor, times: int) -> Any:
@@ -129,6 +146,11 @@ def _get_ids(batch: Mapping[str, Any]) -> Tensor:
             'Let the tokenizer return tensors: return_tensors="pt".'
         )
     size, length = ids.shape[:2]
+    if "cu_seq_lens_q" in batch:
+        raise ValueError(
+            "batch must not have cu_seq_lens_q, the places of the documents in it, which would not fit to shorter "
+            "sequences. Let DataSpec(microbatch_transforms=...) add them by cf.add_document_mask."
+        )
     if size == 0 or length == 0:
         raise ValueError(f"batch must hold at least one sample with one token, got shape {(size, length)}.")
     mask = batch.get("attention_mask")

@@ -1,0 +1,288 @@
+"""Data sets of packed sequences: rows of one length that have several documents each (arXiv:2404.10830)."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import attrs
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from composer import functional as cf
+from composer.core.checks import one_of, whole_number_from
+from composer.core.randomness import derive_seed
+
+__all__ = ["pack_sequences"]
+
+Document: TypeAlias = tuple[Tensor, Tensor]
+"""Token ids and labels, both of shape (n,)."""
+
+_FULL = 0.99
+"""The part of a row from which on a stream does not wait for documents that fill it further."""
+
+
+def pack_sequences(
+    dataset: Any,
+    length: int,
+    method: str = "best_fit",
+    *,
+    too_long: str = "split",
+    pad_id: int = 0,
+    seed: int = 0,
+    lengths: Sequence[int] | None = None,
+    buffer_size: int = 2000,
+) -> Dataset[dict[str, Any]]:
+    """Pack the documents of a data set into rows of ``length`` tokens (arXiv:2404.10830).
+
+    A sample is a document: a dictionary with ``"input_ids"``, and perhaps ``"labels"`` (-100 where there is no loss)
+    and ``"attention_mask"``, whose zeros are padding to remove; or token ids alone. Each document is in one row, and
+    occurs once in an epoch. Rows are those of :func:`composer.functional.pack_documents`. Load them by
+    ``DataLoader(packed, batch_size, collate_fn=cf.collate_packed)``, and check the model once by
+    :func:`composer.functional.check_packing`.
+
+    - Of a data set with a length, the result is one, too. Which documents share a row depends only on ``seed`` and the
+      epoch, which the Trainer sets by ``set_epoch(epoch)``; the number of rows is always the same. So a loader
+      shuffles, splits and resumes the rows like other samples.
+    - Of a stream, the result is an ``IterableDataset`` that packs ``buffer_size`` documents at a time. Documents in
+      rows that are not nearly full wait for the next ones, at most half of the rows. ``state_dict()`` is the place
+      after the last row, from which the stream continues with the same rows after ``load_state_dict(state)``. A source
+      with these two methods, whose state after a document is the place after it, continues at once; other sources are
+      read up to the place. As in each ``IterableDataset``, the source must yield the part of its process and worker.
+
+    Args:
+        dataset: A data set with ``__getitem__`` and ``__len__``, or an iterable of documents that can be iterated over
+            again.
+        length: The number of tokens of a row.
+        method: ``"best_fit"``, or ``"in_order"`` to preserve the order; see :func:`composer.functional.pack_lengths`.
+        too_long: What to do with documents of more than ``length`` tokens: ``"split"`` into parts, of which each is a
+            document; ``"truncate"``; or ``"raise"`` an error.
+        pad_id: The id of the padding.
+        seed: Seed of the rows' order, and of the choice among documents of the same length, for ``"best_fit"``.
+        lengths: The number of tokens of each document of a data set with a length; if None, each is loaded once.
+        buffer_size: The number of documents that are packed at a time, of a stream.
+
+    Raises:
+        TypeError: ``dataset`` cannot be read again, or a sample is no document.
+        ValueError: A setting is out of range, or a document is empty or, with ``too_long="raise"``, too long.
+
+    Example:
+        >>> packed = pack_sequences([[1, 2, 3, 4, 5], [6, 7, 8], [9, 10, 11, 12]], length=8)
+        >>> len(packed), packed[0]["input_ids"].shape
+        (2, torch.Size([8]))
+    """
+    packing = _Packing(length, method, too_long, pad_id, seed, buffer_size)
+    if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        return PackedDataset(dataset, packing, lengths)
+    if not isinstance(dataset, Iterable) or isinstance(dataset, Iterator):
+        raise TypeError(
+            f"dataset must have __getitem__ and __len__, or be iterable more than once, got {type(dataset).__name__}. "
+            "Write an IterableDataset whose __iter__ starts again."
+        )
+    if lengths is not None:
+        raise ValueError("lengths must be None for a stream, whose documents are measured when they are read.")
+    return PackedStream(dataset, packing)
+
+
+@attrs.frozen
+class _Packing:
+    """The settings of :func:`pack_sequences`."""
+
+    length: int = attrs.field(validator=whole_number_from(1, meaning="It is the number of tokens of a row."))
+    method: str = attrs.field(validator=one_of("best_fit", "in_order"))
+    too_long: str = attrs.field(validator=one_of("split", "truncate", "raise"))
+    pad_id: int = attrs.field(validator=whole_number_from(0, meaning="It is the id of the padding."))
+    seed: int = attrs.field(validator=whole_number_from(0, meaning="It is the seed of the rows' order."))
+    buffer_size: int = attrs.field(validator=whole_number_from(1, meaning="It is a number of documents."))
+
+    def parts(self, size: int, name: str) -> list[tuple[int, int]]:
+        """Return the starts and ends of the parts of a document that are packed."""
+        if not size:
+            raise ValueError(f"{name} has no tokens. Remove empty documents before packing.")
+        if size > self.length and self.too_long == "raise":
+            raise ValueError(
+                f"{name} has {size} tokens, and a row {self.length}. Set too_long='split' or too_long='truncate'."
+            )
+        end = size if self.too_long == "split" else min(size, self.length)
+        return [(start, min(start + self.length, end)) for start in range(0, end, self.length)]
+
+    def rows(self, sizes: Sequence[int], *key: object) -> list[list[int]]:
+        """Return the rows of documents of some sizes, in an order that is drawn by the seed and the key."""
+        if self.method == "in_order":
+            return cf.pack_lengths(sizes, self.length, self.method)
+        generator = random.Random(derive_seed(self.seed, "packing", *key))  # noqa: S311
+        order = generator.sample(range(len(sizes)), len(sizes))
+        rows = cf.pack_lengths([sizes[index] for index in order], self.length)
+        generator.shuffle(rows)  # those with the longest documents come first
+        return [[order[place] for place in row] for row in rows]
+
+    def row(self, documents: Iterable[Document]) -> dict[str, Any]:
+        """Return the sample of a row."""
+        ids, labels = zip(*documents, strict=True)
+        return cf.pack_documents(ids, self.length, labels=labels, pad_id=self.pad_id)
+
+
+class PackedDataset(Dataset[dict[str, Any]]):
+    """The rows of a data set with a length."""
+
+    def __init__(self, dataset: Any, packing: _Packing, lengths: Sequence[int] | None) -> None:
+        self.dataset, self._packing, self.epoch = dataset, packing, 0
+        if lengths is None:
+            lengths = [len(_document(dataset[index], f"dataset[{index}]")[0]) for index in range(len(dataset))]
+        if len(lengths) != len(dataset) or len(lengths) == 0:
+            raise ValueError(
+                f"dataset must have one document or more, and lengths a number for each, got {len(dataset)} and "
+                f"{len(lengths)}."
+            )
+        self._parts = [
+            (index, *part) for index, size in enumerate(lengths) for part in packing.parts(size, f"dataset[{index}]")
+        ]
+        self._planned: tuple[int, list[list[int]]] = (-1, [])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, on which the choice of documents that share a row depends."""
+        self.epoch = epoch
+        _set_epoch(self.dataset, epoch)
+
+    def _rows(self) -> list[list[int]]:
+        if self._planned[0] != self.epoch:
+            sizes = [end - start for _, start, end in self._parts]
+            self._planned = (self.epoch, self._packing.rows(sizes, self.epoch))
+        return self._planned[1]
+
+    def __len__(self) -> int:
+        return len(self._rows())
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return self._packing.row(self._part(*self._parts[part]) for part in self._rows()[row])
+
+    def _part(self, index: int, start: int, end: int) -> Document:
+        ids, labels = _document(self.dataset[index], f"dataset[{index}]")
+        if len(ids) < end:
+            raise ValueError(
+                f"dataset[{index}] has {len(ids)} tokens, and the rows were planned for {end} or more. A document must "
+                "have the same length each time, and lengths those of the documents."
+            )
+        return ids[start:end], labels[start:end]
+
+
+class PackedStream(IterableDataset[dict[str, Any]]):
+    """The rows of a stream."""
+
+    def __init__(self, dataset: Iterable[Any], packing: _Packing) -> None:
+        self.dataset, self._packing, self.epoch = dataset, packing, 0
+        self._state, self._is_loaded = _beginning(0), False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, on which the order of the rows depends; another one than before starts at its beginning."""
+        if epoch != self.epoch:
+            self.epoch, self._state, self._is_loaded = epoch, _beginning(epoch), False
+        _set_epoch(self.dataset, epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place after the last row."""
+        return dict(self._state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration start at a saved place."""
+        self._state, self.epoch, self._is_loaded = dict(state), state["epoch"], True
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows from a place that was loaded, otherwise from the beginning."""
+        state = self._state if self._is_loaded else _beginning(self.epoch)
+        self._is_loaded = False
+        source: Any = self.dataset
+        has_state = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
+        if has_state and state["source"] is not None:
+            source.load_state_dict(state["source"])
+        elif has_state:
+            state = {**state, "source": source.state_dict()}
+        documents = itertools.islice(iter(source), 0 if has_state else state["read"], None)
+        is_last = False
+        while not is_last:
+            # The place before the documents of a buffer, and how many of its rows were returned, determine the rest.
+            self._state = state
+            waiting = _separate(state["waiting"])
+            missing = max(1, self._packing.buffer_size - len(waiting))
+            read = list(itertools.islice(documents, missing))
+            is_last = len(read) < missing
+            rows, waiting = self._pack([*waiting, *self._measured(read, state["read"])], state, is_last=is_last)
+            for number in range(state["returned"], len(rows)):
+                self._state = {**state, "returned": number + 1}
+                yield self._packing.row(rows[number])
+            state = {
+                "epoch": state["epoch"],
+                "buffer": state["buffer"] + 1,
+                "read": state["read"] + len(read),
+                "waiting": _joined(waiting),
+                "returned": 0,
+                "source": source.state_dict() if has_state else None,
+            }
+        self._state = _beginning(self.epoch)
+
+    def _measured(self, samples: Sequence[Any], number: int) -> Iterator[Document]:
+        for place, sample in enumerate(samples, start=number):
+            ids, labels = _document(sample, name := f"document {place}")
+            yield from ((ids[start:end], labels[start:end]) for start, end in self._packing.parts(len(ids), name))
+
+    def _pack(
+        self, documents: Sequence[Document], state: Mapping[str, Any], *, is_last: bool
+    ) -> tuple[list[list[Document]], list[Document]]:
+        """Return the rows of a buffer, and the documents that wait for the next one."""
+        packing = self._packing
+        rows = packing.rows([len(ids) for ids, _ in documents], state["epoch"], state["buffer"])
+        free = [packing.length - sum(len(documents[index][0]) for index in row) for row in rows]
+        emptiest = sorted(range(len(rows)), key=lambda place: -free[place])[: len(rows) // 2]
+        waits = {place for place in emptiest if free[place] > (1 - _FULL) * packing.length}
+        if packing.method == "in_order":
+            waits = {len(rows) - 1}
+        if is_last:
+            waits = set()
+        ready = [[documents[index] for index in row] for place, row in enumerate(rows) if place not in waits]
+        return ready, [documents[index] for place in sorted(waits) for index in rows[place]]
+
+
+def _set_epoch(dataset: Any, epoch: int) -> None:
+    if hasattr(dataset, "set_epoch"):
+        dataset.set_epoch(epoch)
+
+
+def _beginning(epoch: int) -> dict[str, Any]:
+    return {"epoch": epoch, "buffer": 0, "read": 0, "waiting": _joined([]), "returned": 0, "source": None}
+
+
+def _joined(documents: Sequence[Document]) -> dict[str, Any]:
+    """Return documents as two tensors, as a checkpoint may have many."""
+    ids, labels = zip(*documents, strict=True) if documents else ((torch.empty(0, dtype=torch.int64),),) * 2
+    return {"ids": torch.cat(ids), "labels": torch.cat(labels), "lengths": [len(one) for one, _ in documents]}
+
+
+def _separate(joined: Mapping[str, Any]) -> list[Document]:
+    ids, labels = (joined[name].split(joined["lengths"]) for name in ("ids", "labels"))
+    return list(zip(ids, labels, strict=True)) if joined["lengths"] else []
+
+
+def _document(sample: Any, name: str) -> Document:
+    """Return the token ids and labels of a sample, without padding."""
+    parts = sample if isinstance(sample, Mapping) else {"input_ids": sample}
+    if parts.get("input_ids") is None:
+        raise ValueError(f"{name} must have input_ids, got {sorted(map(str, parts))}. Tokenize texts first.")
+    try:
+        ids = torch.as_tensor(parts["input_ids"])
+    except (TypeError, ValueError, RuntimeError) as error:
+        got = type(sample).__name__
+        raise TypeError(f"{name} must be token ids, or a dictionary with input_ids, got {got}.") from error
+    labels, mask = (parts.get(one) for one in ("labels", "attention_mask"))
+    labels = ids if labels is None else torch.as_tensor(labels)
+    mask = torch.ones_like(ids) if mask is None else torch.as_tensor(mask)
+    is_wrong = ids.numel() and ids.is_floating_point()  # an empty list is a tensor of floats
+    if is_wrong or ids.ndim != 1 or not labels.shape == mask.shape == ids.shape:
+        raise ValueError(
+            f"{name} must have whole numbers as input_ids, shape (n,), and labels and attention_mask of the same "
+            f"shape, got {ids.dtype} of shape {tuple(ids.shape)}, {tuple(labels.shape)} and {tuple(mask.shape)}."
+        )
+    kept = mask != 0
+    return ids[kept].long(), labels[kept].long()

@@ -1,0 +1,175 @@
+"""Training on packed sequences: exact resume, microbatches, processes, metrics, and algorithms beside it."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from composer import Trainer, distributed
+from composer import functional as cf
+from composer.algorithms import SelectiveBackprop, SeqLengthWarmup
+from composer.core import DataSpec, pack_sequences
+from composer.metrics import LanguageCrossEntropy
+from composer.models import HuggingFaceModel
+
+LENGTH, WORDS = 16, 40
+GENERATOR = torch.Generator().manual_seed(0)
+SIZES = torch.randint(1, 25, (50,), generator=GENERATOR).tolist()
+DOCUMENTS = [torch.randint(WORDS, (size,), generator=GENERATOR) for size in SIZES]
+
+
+class Stream(IterableDataset):
+    """Documents in order; a worker has every n-th."""
+
+    def __iter__(self):
+        worker = torch.utils.data.get_worker_info()
+        return iter(DOCUMENTS if worker is None else DOCUMENTS[worker.id :: worker.num_workers])
+
+
+def make_model(**options):
+    torch.manual_seed(0)
+    sizes = {"n_positions": LENGTH, "n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
+    return HuggingFaceModel(GPT2LMHeadModel(GPT2Config(vocab_size=WORDS, **sizes)), **options)
+
+
+def train(source=DOCUMENTS, output="position_ids", *, workers=0, shuffle=True, is_exact=True, model=None, **options):
+    """Train for two epochs, and return the trainer; without dropout, in float64, if the data are split differently."""
+    model = make_model() if model is None else model
+    if not is_exact:
+        model.double()
+        model.model.apply(lambda module: setattr(module, "p", 0.0) if isinstance(module, torch.nn.Dropout) else None)
+    packed = pack_sequences(source, LENGTH, buffer_size=12)
+    sampler = None if source is not DOCUMENTS else distributed.get_sampler(packed, shuffle=shuffle)
+    loader = DataLoader(
+        packed,
+        8 // distributed.get_world_size(),
+        sampler=sampler,
+        num_workers=workers,
+        collate_fn=cf.collate_packed,
+    )
+    transforms = functools.partial(cf.add_document_mask, output=output)
+    settings = {"max_duration": "2ep", "seed": 3, "run_name": "run", "device": "cpu", "progress_bar": False}
+    trainer = Trainer(
+        model=model,
+        train_dataloader=DataSpec(loader, microbatch_transforms=transforms),
+        optimizers=torch.optim.AdamW(model.parameters(), lr=0.01)
+        if is_exact
+        else torch.optim.SGD(model.parameters(), 0.1),
+        **(settings | options),
+    )
+    trainer.fit()
+    trainer.close()
+    return trainer
+
+
+def weights(trainer):
+    return torch.cat([each.detach().flatten() for each in trainer.state.model.parameters()])
+
+
+@pytest.mark.filterwarnings("ignore:train_dataloader cannot begin in the middle:UserWarning")  # of a stream
+@pytest.mark.parametrize("source", [DOCUMENTS, Stream()], ids=["dataset", "stream"])
+@pytest.mark.parametrize(("stop", "workers"), [("2ba", 0), ("1ep", 0), ("7ba", 0), ("7ba", 2)])
+def test_resumed_equals_uninterrupted(source, stop, workers, tmp_path):
+    """Stopped in and after an epoch, a run continues with the same rows, bit for bit."""
+    options = {"workers": workers, "save_folder": str(tmp_path), "autoresume": True, "save_interval": "1ba"}
+    uninterrupted = train(source, workers=workers)
+    stopped = train(source, **options, max_duration=stop)
+    resumed = train(source, **options)
+
+    assert stopped.state.timestamp.batch < resumed.state.timestamp.batch == uninterrupted.state.timestamp.batch
+    assert torch.equal(weights(resumed), weights(uninterrupted))
+
+
+@pytest.mark.parametrize("output", ["position_ids", "mask", "cu_seqlens"])
+@pytest.mark.parametrize("microbatch_size", [1, 3])
+def test_microbatches_do_not_change_the_step(output, microbatch_size):
+    """Weights and counted tokens are those without microbatches, though parts have different numbers of labels."""
+    expected = train(is_exact=False)
+    trainer = train(output=output, device_train_microbatch_size=microbatch_size, is_exact=False)
+
+    # Transformers computes the loss in float32.
+    torch.testing.assert_close(weights(trainer), weights(expected), rtol=1e-6, atol=1e-7)
+    assert trainer.state.timestamp.token == expected.state.timestamp.token == 2 * sum(SIZES)
+
+
+def test_processes_do_not_change_the_step(tmp_path):
+    """Two processes with half of each batch take the steps of one. Takes more than 5 seconds, as it starts them."""
+    settings = {name: value for name, value in os.environ.items() if "RANK" not in name and "WORLD" not in name}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, __file__, str(tmp_path)],
+        env=settings | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    expected = train(is_exact=False)
+
+    for rank in range(2):
+        result = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert result["tokens"] == 2 * sum(SIZES)
+        assert result["weights"] == pytest.approx(weights(expected).tolist(), rel=1e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize("output", ["position_ids", "mask"])
+def test_metrics_are_those_of_separate_documents(output):
+    """An evaluation of packed data has the mean loss over all tokens that a document predicts."""
+    model = make_model(metrics=[LanguageCrossEntropy()], use_logits=True)
+    packed = pack_sequences(DOCUMENTS, LENGTH, too_long="truncate")
+    loader = DataLoader(packed, 4, collate_fn=cf.collate_packed)
+    spec = DataSpec(loader, microbatch_transforms=functools.partial(cf.add_document_mask, output=output))
+
+    found = Trainer(model=model, eval_dataloader=spec, device="cpu", progress_bar=False).eval()
+
+    model.eval()
+    texts = [document[None, :LENGTH] for document in DOCUMENTS if len(document) > 1]
+    losses = [model.model(input_ids=text, labels=text).loss * (text.shape[1] - 1) for text in texts]
+    expected = sum(losses).item() / sum(text.shape[1] - 1 for text in texts)
+    assert float(found["eval"]["LanguageCrossEntropy"]) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("output", ["position_ids", "mask", "cu_seqlens"])
+@pytest.mark.parametrize("truncate", [True, False])
+def test_shorter_sequences_keep_the_documents_apart(output, truncate):
+    """Beside SeqLengthWarmup, masks and offsets are made of the shortened rows, whose tokens are counted."""
+    warmup = functools.partial(SeqLengthWarmup, 1.0, 4, 12, 4, truncate)
+    expected = train(algorithms=warmup(), is_exact=False)
+    trainer = train(output=output, algorithms=warmup(), device_train_microbatch_size=2, is_exact=False)
+
+    torch.testing.assert_close(weights(trainer), weights(expected), rtol=1e-6, atol=1e-7)
+    assert trainer.state.timestamp.token == expected.state.timestamp.token
+    # Split by 4 and 8 tokens, rows of 16 lose none.
+    assert (trainer.state.timestamp.token < 2 * sum(SIZES)) == truncate
+
+
+@pytest.mark.parametrize("output", ["position_ids", "mask", "cu_seqlens"])
+def test_selected_rows_keep_their_documents(output):
+    """Beside SelectiveBackprop, the documents of the selected rows are counted and masked."""
+    algorithm = SelectiveBackprop(0.0, 1.0, input_key="input_ids", target_key="labels")
+    trainer = train(output=output, algorithms=algorithm, is_exact=False)
+
+    assert 0 < trainer.state.timestamp.token < 2 * sum(SIZES)
+
+
+def test_alibi_passes_the_check():
+    """The bias of Alibi depends on distances within a document, which packing does not change."""
+    model = make_model()
+    cf.apply_alibi(model.model, LENGTH)
+    batch = cf.collate_packed([cf.pack_documents([DOCUMENTS[0][:6], DOCUMENTS[1][:8]], LENGTH)])
+
+    cf.check_packing(model, batch)
+
+
+if __name__ == "__main__":
+    trainer = train(is_exact=False)
+    result = {"weights": weights(trainer).tolist(), "tokens": int(trainer.state.timestamp.token)}
+    (Path(sys.argv[1]) / f"{distributed.get_global_rank()}.json").write_text(json.dumps(result))
