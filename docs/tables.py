@@ -80,6 +80,7 @@ MEETINGS = {
         Event.AFTER_LOSS,
         Stage.LOSS,
     ): "Two that interpolate the loss give a warning: set `interpolate_loss=False` for one.",
+    (Event.AFTER_LOSS, Stage.LABEL): "No: one restores labels, the other adds the loss of the teacher.",
     (Event.EPOCH_END, Stage.WEIGHTS): "No: freezing does not change weights.",
     (Event.FIT_END, Stage.WEIGHTS): "No: LayerFreezing only checks whether it has frozen layers.",
 }
@@ -91,6 +92,7 @@ TWICE = {
     "CutMix": "Boxes from two partners are pasted.",
     "Augment": "Each is applied, the last of the list first.",
     "CutOut": "More squares are blanked out.",
+    "Distillation": "Each adds the loss of its teacher; the first of the list scales that of the second, too.",
     "GradientClipping": "For example by norm and by value; the last of the list clips first.",
     "LabelSmoothing": "Labels are smoothed by both.",
     "MixUp": "Samples are blended with two partners.",

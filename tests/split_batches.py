@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from composer import Trainer, distributed
-from composer.algorithms import LabelSmoothing
+from composer.algorithms import Distillation, LabelSmoothing
 from composer.models import ComposerClassifier, ComposerSegmenter, HuggingFaceModel
 
 SPLITS = {
@@ -60,11 +60,21 @@ def make_model(kind):
         "masked": lambda: transformers.DistilBertForMaskedLM(transformers.DistilBertConfig(**_DISTILBERT)),
         "tokens": lambda: transformers.BertForTokenClassification(transformers.BertConfig(**_BERT, num_labels=3)),
         "seq2seq": lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(**_T5)),
-    }[kind.removesuffix(", smoothed")]()
+    }[kind.partition(",")[0]]()
     return HuggingFaceModel(model.double())
 
 
-KINDS = ["causal", "causal, smoothed", "masked", "tokens", "seq2seq", "segmentation", "dense classification"]
+KINDS = [
+    "causal",
+    "causal, smoothed",
+    "causal, distilled",
+    "seq2seq, distilled",
+    "masked",
+    "tokens",
+    "seq2seq",
+    "segmentation",
+    "dense classification",
+]
 
 
 def make_samples(kind):
@@ -93,14 +103,20 @@ def train(kind, **options):
         batch_size=SAMPLES // distributed.get_world_size(),
         sampler=distributed.get_sampler(samples),
     )
-    smoothing = [LabelSmoothing(0.1, target_key="labels")] if kind.endswith("smoothed") else []
+    algorithms = [LabelSmoothing(0.1, target_key="labels")] if kind.endswith("smoothed") else []
+    if kind.endswith("distilled"):
+        teacher = make_model(kind)
+        for parameter in teacher.parameters():
+            parameter.data *= 1.5
+        features = {"model.model.norm": "model.model.norm"} if kind.startswith("causal") else {}
+        algorithms = [Distillation(teacher, features=features)]
     losses = []
     with Trainer(
         model=model,
         train_dataloader=loader,
         optimizers=torch.optim.SGD(model.parameters(), lr=0.5),
         max_duration="2ep",
-        algorithms=smoothing,
+        algorithms=algorithms,
         device="cpu",
         seed=3,
         progress_bar=False,

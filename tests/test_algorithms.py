@@ -12,7 +12,7 @@ import composer.algorithms as al
 from composer.core import Algorithm, Engine, State
 from composer.models import ComposerClassifier
 from fixtures import trained, weights
-from fixtures.models import WithLoss
+from fixtures.models import Teacher, WithLoss
 
 SETTINGS = {
     "ActivationCheckpointing": {"modules": "Bottleneck", "policy": "matmuls"},
@@ -22,6 +22,7 @@ SETTINGS = {
     "AugMix": {"batch": True},
     "Augment": {"augmentation": ka.RandomAffine(30.0)},
     "CutMix": {},
+    "Distillation": {"teacher": Teacher()},
     "EMA": {"half_life": "2ba"},
     "Factorize": {"min_channels": 16, "min_features": 16, "latent_features": 0.25},
     "FusedLayerNorm": None,  # for norms that are written out

@@ -20,6 +20,7 @@ CARDS = sorted(path for path in DOCS.glob("methods/*.md") if path.name != "READM
 SETTINGS = {
     "Alibi": {"max_sequence_length": 8},
     "Augment": {"augmentation": torch.nn.Identity()},
+    "Distillation": {"teacher": torch.nn.Identity()},
     "GradientClipping": {"clipping_type": "norm", "clipping_threshold": 1.0},
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck"},
 }

@@ -24,7 +24,7 @@ from composer.core import Algorithm, AlgorithmConflictError, explain
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 from composer.optim import CosineAnnealingWithWarmupScheduler, LinearScheduler
-from fixtures.models import PatchEncoder
+from fixtures.models import PatchEncoder, Teacher
 
 PIPELINES = {
     "colours": lambda: ka.ColorJitter(0.3, 0.3, 0.3, 0.1),
@@ -40,6 +40,7 @@ SETTINGS = {
     "Augment": {"augmentation": PIPELINES["geometry"]()},
     "Alibi": {"max_sequence_length": 16},
     "AugMix": {"batch": True},
+    "Distillation": {"teacher": Teacher()},
     "EMA": {"half_life": "3ba"},
     "Factorize": {"min_channels": 16, "min_features": 16, "latent_features": 0.25},
     "GhostBatchNorm": {"ghost_batch_size": 2},

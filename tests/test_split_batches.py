@@ -31,7 +31,18 @@ def results(tmp_path_factory):
 
 @pytest.mark.parametrize(("processes", "wrapped"), [(1, "ddp"), (2, "ddp"), (2, "fsdp"), (4, "ddp"), (4, "fsdp")])
 @pytest.mark.parametrize(
-    "kind", ["causal", "causal, smoothed", "masked", "tokens", "seq2seq", "segmentation", "dense classification"]
+    "kind",
+    [
+        "causal",
+        "causal, smoothed",
+        "causal, distilled",
+        "seq2seq, distilled",
+        "masked",
+        "tokens",
+        "seq2seq",
+        "segmentation",
+        "dense classification",
+    ],
 )
 def test_same_step(results, kind, processes, wrapped):
     """Weights and losses are those of one process with complete batches, also if a part has no label."""

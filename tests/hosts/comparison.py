@@ -249,6 +249,8 @@ class _Ours(ComposerModel):
         super().__init__()
         self.model, self._case = case.make_model(), case
 
+        self.shift_labels = case.architecture == "gpt2"
+
     def forward(self, batch):
         return self._case.forward(self.model, batch)
 
@@ -318,6 +320,14 @@ def assert_same(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -
         )
 
 
+def _make_student(architecture: str) -> Algorithm:
+    """Return a distillation from a teacher of the same architecture with larger weights."""
+    teacher = Case(al.ChannelsLast, architecture).make_model()
+    for parameter in teacher.parameters():
+        parameter.data *= 1.5
+    return al.Distillation(teacher, temperature=2.0)
+
+
 def _cases() -> Iterable[tuple[str, Case]]:
     """Yield the cases by id: the algorithm's name, a variant if any, and the architecture."""
     any_architecture = {
@@ -359,6 +369,9 @@ def _cases() -> Iterable[tuple[str, Case]]:
     }
     for name, make in on_convolutions.items():
         yield f"{name}-resnet", Case(make)
+    for architecture in ("resnet", *_TRANSFORMERS):
+        teach = functools.partial(_make_student, architecture)
+        yield f"Distillation-{architecture}", Case(teach, architecture)
     for architecture in ("bottlenecks", "bert", "gpt2"):
         yield f"ActivationCheckpointing-{architecture}", Case(al.ActivationCheckpointing, architecture)
     yield "Factorize-resnet", Case(lambda: al.Factorize(True, True, 16, 4, 16, 4))

@@ -164,9 +164,10 @@ class TestEquality:
         assert_same(weights[1], weights[0])
         assert trainer.algorithm_adapter.state.timestamp.batch == trainer.state.global_step
 
-    def test_accumulation_of_changed_labels(self, tmp_path):
-        """Smoothed labels give the loss of all tokens of a step, as if its batches were one."""
-        case = Case(lambda: LabelSmoothing(0.1), "gpt2")
+    @pytest.mark.parametrize("make", [lambda: LabelSmoothing(0.1), CASES["Distillation-gpt2"].algorithm])
+    def test_accumulation_of_changed_losses(self, tmp_path, make):
+        """Smoothed labels and a teacher give the loss of all tokens of a step, as if its batches were one."""
+        case = Case(make, "gpt2")
         weights = []
         for size, accumulate in ((8, 1), (2, 4)):
             trainer = make_trainer(

@@ -22,6 +22,7 @@ from composer.algorithms import (
     AugMix,
     BlurPool,
     ColOut,
+    Distillation,
     GyroDropout,
     LabelSmoothing,
     LayerFreezing,
@@ -35,7 +36,7 @@ from composer.algorithms import (
 from composer.core import Algorithm, Callback, Event, NoEffectWarning, Stage, State, Time
 from composer.core.declarations import find_conflicts
 from composer.core.testing import CHECKS, Case, Effects, effects_of
-from fixtures.models import WithLoss, WrittenOutNorm, make_transformer
+from fixtures.models import Teacher, WithLoss, WrittenOutNorm, make_transformer
 
 NAMES = [
     name
@@ -152,6 +153,13 @@ on_norms = state(lambda: linear(WrittenOutNorm), images)
 on_nothing = state(linear, images)
 
 
+def seeded_teacher():
+    """Return a teacher with the layers of the model, the same each time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        return convolutions()
+
+
 def in_bf16(make):
     """Return a function that creates the same states with a model in 16 bits."""
 
@@ -193,6 +201,14 @@ CASES = {
     "CutMix of masks": Case(new("CutMix", mask_key=1), on_masks),
     "CutMix of losses": Case(new("CutMix", interpolate_loss=True), on_images),
     "CutOut": Case(new("CutOut", num_holes=2), on_images, refused=(("num_holes", -1), ("length", 2))),
+    "Distillation": Case(
+        lambda: composer.algorithms.Distillation(Teacher()),
+        on_images,
+        refused=(("teacher", 3), ("temperature", 0), ("weight", 2), ("kind", "x"), ("features", 3), ("features", "x")),
+    ),
+    "Distillation of features": Case(
+        lambda: composer.algorithms.Distillation(seeded_teacher(), features={"network.3": "network.3"}), on_images
+    ),
     "EMA": Case(
         new("EMA", half_life="1ba"),
         on_images,
@@ -439,6 +455,7 @@ class TestSettings:
         [
             (lambda: AugMix(depth=0), "depth=0"),
             (lambda: ColOut(0, 0), "p_row=0 and p_col=0"),
+            (lambda: Distillation(Teacher(), weight=0), "weight=0"),
             (lambda: EMA(half_life=None, smoothing=0), "smoothing=0"),
             (lambda: EMA(ema_start="1dur"), "ema_start=1dur"),
             (lambda: GyroDropout(p=0), "p=0"),

@@ -11,6 +11,7 @@ from composer.algorithms.channels_last import ChannelsLast
 from composer.algorithms.colout import ColOut
 from composer.algorithms.cutmix import CutMix
 from composer.algorithms.cutout import CutOut
+from composer.algorithms.distillation import Distillation
 from composer.algorithms.ema import EMA
 from composer.algorithms.factorize import Factorize
 from composer.algorithms.fused_layernorm import FusedLayerNorm
@@ -59,6 +60,7 @@ __all__ = [
     "ColOutTransform",
     "CutMix",
     "CutOut",
+    "Distillation",
     "Factorize",
     "FusedLayerNorm",
     "GatedLinearUnits",

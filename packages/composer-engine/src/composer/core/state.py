@@ -171,8 +171,9 @@ class State:
     A loop updates ``timestamp`` (``state.timestamp = state.timestamp.to_next_batch(samples=32)``) and sets
     ``microbatch`` to the index of the microbatch, -1 before the batch is split, -2 between batches; both determine the
     seeds of :meth:`generator`. ``batch_counts`` is False if this process has no sample to train on: its batch only
-    takes part in the step of other processes. ``made_on_load`` lists the algorithms that loading has constructed, which
-    have already changed the model.
+    takes part in the step of other processes. ``loss_share`` is the weight of a mean over the batch in ``loss``, if the
+    loss is not such a mean but a sum, divided by the number of labels of several batches. ``made_on_load`` lists the
+    algorithms that loading has constructed, which have already changed the model.
 
     Raises:
         TypeError: An optimizer, algorithm or callback is of another type, or a class instead of an object.
@@ -219,6 +220,7 @@ class State:
 
     batch: Batch = _step(default=None)
     batch_counts: bool = _step(default=True)
+    loss_share: float | torch.Tensor = _step(default=1.0)
     outputs: Any = _step(default=None)
     loss: Any = _step(default=None)
     total_loss: Any = _step(default=None)

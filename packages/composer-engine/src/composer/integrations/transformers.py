@@ -155,6 +155,7 @@ class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no typ
         call = self._call
         assert call is not None
         labels, call.num_items_seen = batch.get("labels"), call.num_items
+        self.algorithm_adapter.state.loss_share = self._loss_share()
         is_soft = self._transformer is not None and are_probabilities(labels, self._transformer)
         if call.num_items is not None and isinstance(labels, Tensor) and (is_soft or labels is not call.loaded_labels):
             # Transformers has counted the labels of all batches of the step as they were loaded.
@@ -223,6 +224,14 @@ class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no typ
             if not correct.is_plain:
                 return corrected
         return self._task_loss(outputs, labels, num_items=self._num_items())
+
+    def _loss_share(self) -> Any:
+        """Return the weight of a mean over the batch in a loss that is divided by the labels of several batches."""
+        num_items, labels = self._num_items(), self._call.loaded_labels if self._call else None
+        if num_items is None or not isinstance(labels, Tensor):
+            return 1.0
+        counted = labels != IGNORED
+        return (counted[..., 1:] if self._shifts_labels else counted).sum() / num_items
 
     def _num_items(self) -> Any:
         return self._call.num_items_seen if self._call and self.model_accepts_loss_kwargs else None

@@ -74,6 +74,7 @@ from composer.functional.surgery.replace import (
 from composer.functional.surgery.squeeze_excite import apply_squeeze_excite
 from composer.functional.surgery.stochastic_depth import apply_stochastic_depth, set_drop_rates
 from composer.functional.surgery.weight_standardization import apply_weight_standardization
+from composer.functional.training.distillation import distillation_loss
 from composer.functional.training.ema import compute_ema, update_averages
 from composer.functional.training.gradient_clipping import apply_gradient_clipping
 from composer.functional.training.label_smoothing import smooth_labels
@@ -160,6 +161,7 @@ __all__ = [
     "cutmix_batch",
     "cutout_batch",
     "detect_spikes",
+    "distillation_loss",
     "draw_augmentation",
     "draw_augmix",
     "draw_beta",
