@@ -410,9 +410,9 @@ def background(world_size, folder):
     saver._wait()
     write = saver._write
 
-    def fail_after_writing(*arguments):
+    def fail_after_writing(*arguments, **options):
         saver._write = write
-        write(*arguments)
+        write(*arguments, **options)
         raise MemoryError("too little")
 
     if rank == 1:

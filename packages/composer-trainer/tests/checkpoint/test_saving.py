@@ -65,6 +65,23 @@ class TestSaveCheckpoint:
         assert manifest.run_name == "blur"
         assert not manifest.weights_only
 
+    @pytest.mark.parametrize("path", ["file://one", "file://{folder}/one/", "file://runs/one", "one/"])
+    def test_local_urls(self, runs, path, tmp_path, monkeypatch):
+        """A URL of a relative or absolute local path is that path, to save and to load."""
+        monkeypatch.chdir(tmp_path)
+        path = path.replace("{folder}", str(tmp_path))
+
+        saved = save_checkpoint(runs.make(), path)
+
+        assert saved == str(tmp_path / path.removeprefix("file://"))
+        assert load_checkpoint(path, runs.make(seed=1)).path == saved
+
+    @pytest.mark.parametrize("path", ["file://", "file:///", "/"])
+    def test_folder_without_a_name(self, runs, path):
+        """The root of the file system, or an empty path, is no name of a checkpoint."""
+        with pytest.raises(ValueError, match="must be the name of a folder"):
+            save_checkpoint(runs.make(), path)
+
     def test_braces_in_the_name_of_a_run(self, runs, tmp_path):
         """A field in the name of a run is part of it, and not filled in."""
         path = save_checkpoint(runs.make(run_name="run {epoch}"), f"{tmp_path}/{{run_name}} at {{batch}}")

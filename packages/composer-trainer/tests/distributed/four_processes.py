@@ -7,6 +7,8 @@ import warnings
 from pathlib import Path
 
 import torch
+from fsspec import register_implementation
+from fsspec.implementations.memory import MemoryFileSystem
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torchmetrics.classification import MulticlassAccuracy
@@ -277,8 +279,21 @@ def evaluate_in_microbatches(trainer, samples, rank):
     return [int(metric.tp + metric.fn) for metric in metrics]
 
 
+class Lost(MemoryFileSystem):
+    """A remote folder that process 2 can list only once."""
+
+    protocol, listed = "lost", 0
+
+    def ls(self, path, detail=True, **options):
+        Lost.listed += 1
+        if cd.get_global_rank() == 2 and Lost.listed > 1:
+            raise PermissionError("the key has expired")
+        return super().ls(path, detail, **options)
+
+
 def check_resuming(folder):
     """A run is saved; then some processes have other checkpoints than rank 0."""
+    register_implementation("lost", Lost)
     rank = cd.get_global_rank()
     shared, other, empty = (folder / name for name in ("shared", "other", "empty"))
     for place in (shared, other):
@@ -303,6 +318,7 @@ def check_resuming(folder):
         "only others": resume(shared, save_folder=str(empty if rank == 0 else shared), autoresume=True),
         "load_path": resume(shared, load_path=str((shared if rank == 0 else other) / "ep1-ba2")),
         "not everywhere": resume(shared, load_path=None if rank == 2 else str(shared / "ep1-ba2")),
+        "lost": resume(shared, save_folder="lost://run", autoresume=True),
         "weights of some": resume(shared, load_path=str(shared / "ep1-ba2"), load_weights_only=rank == 2),
     }
 

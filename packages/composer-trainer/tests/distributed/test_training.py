@@ -152,6 +152,14 @@ class TestOneCheckpoint:
         assert "shared/ep1-ba2 is seen by process 1 (host " in message
         assert "and process 0 has no checkpoint. Let save_folder be on storage that all processes share." in message
 
+    def test_folder_that_one_process_cannot_read(self, four_processes):
+        """Every process reports it, and none waits for another."""
+        messages = [result["resuming"]["lost"] for result in four_processes]
+
+        own = messages.pop(2)
+        assert own == "CheckpointError: lost://run cannot be read: PermissionError: the key has expired"
+        assert {*messages} == {f"RuntimeError: Looking for checkpoints failed in process 2: {own}"}
+
     def test_different_checkpoints_of_one_name_raise(self, four_processes):
         """With separate disks, different manifests raise in every process."""
         [message] = {result["own disks"][0] for result in four_processes}

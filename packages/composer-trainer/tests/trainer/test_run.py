@@ -1,5 +1,6 @@
 """What a run computes and counts in each batch."""
 
+import contextlib
 import signal
 
 import pytest
@@ -10,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from composer import Trainer
 from composer.algorithms import SAM, SeqLengthWarmup
 from composer.checkpoint import find_checkpoints
-from composer.core import Callback, DataSpec
+from composer.core import Callback, DataSpec, Evaluator, Event
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerModel
 from fixtures import make_classifier, make_loader, small_run, weights
@@ -323,6 +324,59 @@ class TestInterruptedEvaluation:
 
         complete = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
         assert samples == [*complete, 1.0, 2.0, *complete]
+
+    @pytest.mark.parametrize("saves_at_end", [True, False])
+    @pytest.mark.parametrize("is_killed", [True, False])
+    def test_checkpoint_of_the_last_batch(self, tmp_path, saves_at_end, is_killed):
+        """A run that resumes from one that was saved before the evaluation of the end begins with this evaluation."""
+
+        def is_due(state, event):
+            return int(state.timestamp.batch) == 5 and (saves_at_end or event != "fit_end")
+
+        class Fail(Callback):
+            def eval_start(self, state, logger):
+                if int(state.timestamp.batch) == 5:
+                    raise RuntimeError("killed")
+
+        saving = {"save_folder": str(tmp_path), "run_name": "run", "autoresume": True, "max_duration": "5ba"}
+        saving |= {"save_interval": is_due, "eval_interval": "2ba"}
+        stopped, _ = self.run(5, callbacks=Fail() if is_killed else self.Interrupt(5), **saving)
+        with pytest.raises(RuntimeError, match="killed") if is_killed else contextlib.nullcontext():
+            stopped.fit()
+        stopped.close()
+
+        resumed, evaluated = self.run(callbacks=[], **saving)
+        resumed.fit()
+        resumed.close()
+        again, _ = self.run(callbacks=[], **saving)
+
+        assert evaluated() == [5]
+        assert (again.fit().reason == "max_duration='5ba' was reached before") is saves_at_end
+
+    def test_best_checkpoint_of_the_last_batch(self, tmp_path):
+        """An evaluation of the end that a signal interrupts is in the checkpoint that was saved as the best before."""
+        data = [
+            Evaluator(label="eval", dataloader=make_loader(), eval_interval="1ep"),
+            Evaluator(label="late", dataloader=make_loader(), eval_interval="9ep"),
+        ]
+
+        class Interrupt(Callback):
+            def eval_batch_start(self, state, logger):
+                if state.dataloader_label == "late":
+                    signal.raise_signal(signal.SIGTERM)
+
+        saving = {"save_folder": str(tmp_path), "run_name": "run", "autoresume": True, "max_duration": "1ep"}
+        saving |= {"eval_dataloader": data, "save_best": "eval/MulticlassAccuracy"}
+        stopped, _ = self.run(callbacks=Interrupt(), **saving)
+        stopped.fit()
+        stopped.close()
+        labels = []
+        resumed, _ = self.run(callbacks=[], **saving)
+        resumed.engine.on(Event.EVAL_START, lambda state, _: labels.append(state.dataloader_label))
+        resumed.fit()
+
+        assert labels == ["late"]
+        assert "metrics/late/MulticlassAccuracy" in find_checkpoints(str(tmp_path))[-1].manifest.metrics
 
     def test_longer_training_has_another_end(self, tmp_path):
         """If the resumed run trains longer, the evaluation of the former end is not due, and its own is complete."""

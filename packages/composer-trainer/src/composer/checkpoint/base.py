@@ -9,6 +9,7 @@ import re
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
@@ -41,6 +42,7 @@ __all__ = [
     "ReadInto",
     "foreign_files",
     "is_remote",
+    "local_path",
     "read_json",
     "split_path",
     "write_json",
@@ -304,6 +306,16 @@ def is_remote(path: object) -> bool:
     return bool(_PROTOCOL.match(text)) and not text.startswith("file://")
 
 
+def local_path(path: object) -> Path:
+    """Return a path that is not remote, also if it is a URL.
+
+    Example:
+        >>> local_path("file://runs/blur")
+        PosixPath('runs/blur')
+    """
+    return Path(str(path).removeprefix("file://"))
+
+
 def split_path(text: str) -> tuple[str, str]:
     """Return the folder and the name of a checkpoint's path or URL.
 
@@ -311,11 +323,13 @@ def split_path(text: str) -> tuple[str, str]:
         CheckpointError: A URL has no folder.
 
     Example:
-        >>> split_path("s3://bucket/run/ep1")
-        ('s3://bucket/run', 'ep1')
+        >>> split_path("s3://bucket/run/ep1"), split_path("file://ep1")
+        (('s3://bucket/run', 'ep1'), ('.', 'ep1'))
     """
-    folder, _, name = text.rpartition("/")
-    if is_remote(text) and not is_remote(folder):  # else "s3:/" would be a local folder
+    if not is_remote(text):
+        return str(local_path(text).parent), local_path(text).name
+    folder, _, name = text.rstrip("/").rpartition("/")
+    if not is_remote(folder):  # else "s3:/" would be a local folder
         raise CheckpointError(text, "is a URL without a folder: give one, such as s3://bucket/run.")
     return folder, name
 

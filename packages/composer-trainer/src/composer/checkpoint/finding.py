@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from composer.checkpoint.base import LAYOUT, MANIFEST, PART, STATE, Folder, is_remote, read_json, split_path
+from composer.checkpoint.base import LAYOUT, MANIFEST, PART, STATE, Folder, is_remote, local_path, read_json, split_path
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.layout import DTYPES, Layout
 from composer.checkpoint.local import open_folder
@@ -57,7 +57,7 @@ def is_weights_file(path: str | os.PathLike[str]) -> bool:
         (True, False)
     """
     text = str(path)
-    return text.endswith(_WEIGHTS) and (is_remote(text) or not Path(text.removeprefix("file://")).is_dir())
+    return text.endswith(_WEIGHTS) and (is_remote(text) or not local_path(text).is_dir())
 
 
 @attrs.frozen
@@ -225,11 +225,11 @@ def locate(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None =
     """
     if not str(path):
         raise CheckpointError("''", "is not the path of a checkpoint.")
-    text = str(path).rstrip("/") or "/"
-    if text == "latest" and folder is not None:
+    text = str(path)
+    if text.rstrip("/") == "latest" and folder is not None:
         return _locate_newest(folder)
     if not is_remote(text):
-        local = Path(text.removeprefix("file://"))
+        local = local_path(text)
         text = str(local.absolute())
         if local.is_symlink():
             try:
@@ -239,7 +239,7 @@ def locate(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None =
                     raise CheckpointError(path, "is a symbolic link that leads to itself.") from None
                 text = os.path.realpath(local)
     parent, name = split_path(text)
-    opened = open_folder(parent or "/")
+    opened = open_folder(parent)
     latest = opened.get_latest(name)
     if latest and latest != ".." and latest == Path(latest).name and opened.exists(latest):
         name = latest

@@ -311,7 +311,7 @@ class LoadRequest:
             problems += self._weights_that_differ(fits.report)
         except StateMismatchError as error:
             problems += error.problems
-        if self.check_extra is not None:
+        if self.check_extra is not None and "extra" not in ignored:
             problems += self.check_extra(extra, ignored)
         if any(problem.startswith("model.") for problem in problems):
             problems += _changed_modules(self.state.model, modules)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from composer.checkpoint.base import FORMAT, MANIFEST, MAX_MANIFEST_BYTES, Folder, Manifest, is_remote
+from composer.checkpoint.base import FORMAT, MANIFEST, MAX_MANIFEST_BYTES, Folder, Manifest, is_remote, local_path
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError, FolderInUseError
 from composer.checkpoint.remote import RemoteFolder
 
@@ -46,7 +46,7 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
     """
     if is_remote(path):
         return RemoteFolder(str(path))
-    return LocalFolder(Path(str(path).removeprefix("file://")).absolute())
+    return LocalFolder(local_path(path).absolute())
 
 
 @attrs.frozen

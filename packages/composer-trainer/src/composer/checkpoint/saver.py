@@ -83,7 +83,8 @@ class CheckpointSaver(Callback):
         background: Whether training continues while a checkpoint is written.
 
     The attribute ``extra``, if set, is a function that returns plain data and tensors to save beside the state,
-    such as the position in the data. A run that has resumed from the newest undamaged checkpoint of the folder sets
+    such as the position in the data. A second save at the same time does nothing, unless the data has another
+    ``interrupted`` than before. A run that has resumed from the newest undamaged checkpoint of the folder sets
     ``continues``: later checkpoints, which are damaged, are replaced, and anything else with the name of the next
     checkpoint, such as an incomplete folder, is renamed to a hidden name, which is logged.
 
@@ -135,8 +136,9 @@ class CheckpointSaver(Callback):
         self._lock: FolderLock | None = None
         self._saving = Background()
         self._memory: KeptMemory = {}
-        # The name and the batch of the last save: the end of an epoch and FIT_END may be at the same batch.
-        self._last: tuple[str, int] | None = None
+        # The name, the batch and what was interrupted of the last save: the end of an epoch and FIT_END may be at the
+        # same batch.
+        self._last: tuple[str, int, object] | None = None
         # The batch at which the metrics of each label were measured last.
         self._measured: dict[str, int] = {}
         # The values of the best checkpoints, the best first; only in the process of rank 0.
@@ -231,7 +233,7 @@ class CheckpointSaver(Callback):
             self._memory.clear()
 
     def save(self, state: State) -> None:
-        """Save now, in the background unless that is disabled; a second save at the same time does nothing.
+        """Save now, in the background unless that is disabled; a second save of the same does nothing.
 
         Raises:
             NotImplementedError: The model is wrapped by FSDP 1.
@@ -240,13 +242,14 @@ class CheckpointSaver(Callback):
         """
         reject_fsdp1(state.model)  # in all processes, though only rank 0 may save
         path, name, *links = self._names(state)
-        moment = (name, int(state.timestamp.batch))
+        # In all processes, also those that write nothing, because it exchanges data between them.
+        extra = None if self.extra is None else self.extra()
+        moment = (name, int(state.timestamp.batch), (extra or {}).get("interrupted"))
         if moment == self._last:
             return
         # Before the copy, so that there is only one in memory.
         self._wait()
-        # In all processes, also those that write nothing, because it exchanges data between them.
-        extra = None if self.extra is None else self.extra()
+        replaces = self.overwrite or (self._last is not None and moment[:2] == self._last[:2])
         is_shared = is_sharded(state.model)
         if not is_shared and state.rank != 0:
             self._last = moment
@@ -267,7 +270,7 @@ class CheckpointSaver(Callback):
         self._shared = (snapshot, folder.at(name)) if is_shared else None
         self._last = moment
         with self._repeatable():
-            self._saving.start(partial(self._write, folder, name, links, snapshot))
+            self._saving.start(partial(self._write, folder, name, links, snapshot, overwrite=replaces))
         if not self.background:
             self._wait()
 
@@ -328,11 +331,13 @@ class CheckpointSaver(Callback):
     def _labels(state: State) -> list[str]:
         return [state.dataloader_label or "train", *state.eval_metrics]
 
-    def _write(self, folder: Folder, name: str, links: list[str | None], snapshot: Snapshot) -> None:
+    def _write(
+        self, folder: Folder, name: str, links: list[str | None], snapshot: Snapshot, *, overwrite: bool
+    ) -> None:
         snapshot.write(
             folder,
             name,
-            overwrite=self.overwrite,
+            overwrite=overwrite,
             prepare=lambda: self._set_aside(folder, name),
             finish=lambda manifest: self._finish(folder, name, links, manifest.run_name),
         )

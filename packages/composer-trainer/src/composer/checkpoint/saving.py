@@ -118,10 +118,8 @@ def save_checkpoint(
         >>> path[-7:], sorted(os.listdir(path))
         ('ep0-ba0', ['layout.json', 'manifest.json', 'model.safetensors', 'state.json'])
     """
-    text = fill_in_run(os.fspath(path), state, "A checkpoint's path").rstrip("/")
-    parent, name = split_path(text)
-    folder = open_folder(parent or ("/" if text.startswith("/") else "."))
-    name = _valid_name(name)
+    parent, name = split_path(fill_in_run(os.fspath(path), state, "A checkpoint's path"))
+    folder, name = open_folder(parent), _valid_name(name)
     snapshot = take_snapshot(
         state, extra, path=folder.at(name), weights_only=weights_only, ignore_keys=ignore_keys, copy=False
     )

@@ -22,7 +22,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from composer.checkpoint.base import is_remote
+from composer.checkpoint.base import is_remote, local_path
 from composer.checkpoint.errors import CheckpointError
 
 __all__ = ["load_torch_weights", "read_weights_file"]
@@ -69,7 +69,7 @@ def read_weights_file(path: str) -> tuple[dict[str, Tensor], Any]:
         CheckpointError: It cannot be read, holds anything that is not data, or no weights.
     """
     with tempfile.TemporaryDirectory(prefix="composer-") as folder:
-        file = _download(path, Path(folder)) if is_remote(path) else Path(path.removeprefix("file://"))
+        file = _download(path, Path(folder)) if is_remote(path) else local_path(path)
         if not file.is_file():
             raise CheckpointError(path, "does not exist.")
         if not path.endswith(".safetensors"):

@@ -31,9 +31,9 @@ def train(run: Run) -> None:
     run.begin()
     with contextlib.suppress(Stopped):  # by a signal; a resumed run continues there
         _train_epochs(run)
-        if Event.FIT_END not in run.interrupted:
-            run.log_train_metrics()  # of an epoch that is not complete
         run.evaluate_if_due(Event.FIT_END)
+        run.log_train_metrics()  # of an epoch that is not complete
+    run.progress.end()
     event("fit_end")
     run.warn_of_nan()
     state.batch = state.outputs = state.loss = None

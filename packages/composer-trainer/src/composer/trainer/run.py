@@ -111,7 +111,7 @@ class Run:
         # StopSignals compares the numbers of batches to see whether one has ended. It sets no limit between batches, in
         # an evaluation or while a checkpoint is written.
         self.signals = StopSignals(lambda: int(self.state.timestamp.batch) if self._is_in_batch else None)
-        self._evaluations, self._progress, self.interrupted = evaluations, progress, progress.interrupted
+        self._evaluations, self.progress, self.interrupted = evaluations, progress, progress.interrupted
         self._is_loss_local = self._is_regular = False
         if self.state.auto_microbatching:
             search = MicrobatchSearch(self.state, parallel, self.step)
@@ -143,7 +143,7 @@ class Run:
         enter_training_mode(self.state.model)
         self.optimization.train_mode()
         # Last, because wrapping the model and the callbacks at FIT_START may draw random numbers.
-        self._progress.begin()
+        self.progress.begin()
         self._update_length()
         # The training may be longer than when it was stopped at its end.
         if self._length is not None and not self.state.has_reached(self._length):

@@ -573,3 +573,18 @@ def test_state_with_arguments():
 
     assert not has_state(Streaming())
     assert not has_state(Counting)
+
+
+def test_methods_without_a_signature():
+    """A state_dict that is implemented in C, and whose arguments are unknown, is called without any."""
+
+    class Compiled(dict):
+        state_dict = dict.copy
+        load_state_dict = dict.update
+
+    objects = {"one": Compiled(seen=3)}
+    saved = save_objects(objects)
+    objects["one"].clear()
+    load_objects(saved, objects)
+
+    assert objects["one"] == {"seen": 3}

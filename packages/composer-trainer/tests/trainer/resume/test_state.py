@@ -216,8 +216,23 @@ class TestCheck:
 
         assert trainer.state.timestamp.batch == 2
 
+    @pytest.mark.parametrize("ignored", ["extra/processes", "extra/interrupted"])
+    def test_part_that_is_ignored(self, stopped, ignored):
+        """A part of the data alone cannot be left out, and the error names the argument that does."""
+        with pytest.raises(CheckpointMismatchError, match=f"missing; ignore '{ignored}' only together with all"):
+            small_run(load_path=stopped, load_ignore_keys=ignored)
+
 
 class TestResume:
+    def test_ignored_data(self, stopped):
+        """Without the data beside the state, a run continues with the first batch of an epoch."""
+        recorder = Seen()
+        options = {"max_duration": "9ba", "load_path": stopped, "load_ignore_keys": "extra", "callbacks": recorder}
+
+        small_run(train_dataloader=plain_loader(), **options).fit()
+
+        assert recorder.batches == [(1, 4, 0)]
+
     def test_ignored_clock(self, stopped):
         """A run that ignores the saved clock starts with a complete epoch."""
         recorder = Seen()

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Evaluations",
     "batch_to_export",
+    "due_evaluators",
     "evaluate",
     "first_batch",
     "in_evaluation",
@@ -146,9 +147,7 @@ class Evaluations:
             Stopped: A signal has stopped the evaluation, or the training before it.
         """
         state, undone = engine.state, interrupted.pop(event, None)
-        due = [one for one in state.evaluators if one.eval_interval and one.eval_interval(state, event)]
-        if undone is not None:
-            due = [one for one in due if one.label in undone]
+        due = [one for one in due_evaluators(state, event) if undone is None or one.label in undone]
         if not due:
             return
         results: dict[str, Any] = {}
@@ -158,6 +157,11 @@ class Evaluations:
         except Stopped:
             interrupted[event.value] = [one.label for one in due if one.label not in results]
             raise
+
+
+def due_evaluators(state: State, event: Event) -> list[Evaluator]:
+    """Return the evaluators that are due at an event."""
+    return [one for one in state.evaluators if one.eval_interval and one.eval_interval(state, event)]
 
 
 def to_evaluators(data: EvalData) -> list[Evaluator]:

@@ -63,8 +63,11 @@ def has_state(one: Any) -> bool:
     save = getattr(one, "state_dict", None)
     if isinstance(one, type) or not callable(save) or not callable(getattr(one, "load_state_dict", None)):
         return False
-    # mosaicml-streaming's StreamingDataset has a method of this name that takes the number of samples.
-    parameters = inspect.signature(save).parameters.values()
+    try:
+        # mosaicml-streaming's StreamingDataset has a method of this name that takes the number of samples.
+        parameters = inspect.signature(save).parameters.values()
+    except ValueError:  # some functions written in C have no signature
+        return True
     return all(one.default is not one.empty or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters)
 
 

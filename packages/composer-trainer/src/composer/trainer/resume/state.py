@@ -11,6 +11,7 @@ import attrs
 import torch
 from attrs.validators import ge, optional
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from composer.core import Event, Timestamp
 from composer.core.components import by_key
@@ -26,6 +27,7 @@ from composer.distributed import (
 from composer.distributed.environment import get_tensor_parallel_size
 from composer.trainer.cooldown import Cooldown
 from composer.trainer.data.position import SavedPlace  # noqa: TC001  (its fields are looked up at run time)
+from composer.trainer.evaluation.evaluate import due_evaluators
 from composer.trainer.evaluation.metrics import SavedMetric, check_metrics, load_metrics, merge_metrics, save_metrics
 from composer.trainer.reproducibility import seed_all
 from composer.trainer.resume.contract import (
@@ -122,7 +124,7 @@ class ResumeState:
         self._own: dict[str, Any] = {}  # what begin() restores of this process
         self._seed: int | None = None  # or the seed of the global generators, for another number of processes
         self._changes: Changes | None = None
-        self._has_reported = False
+        self._has_reported = self._has_end_ahead = False
 
     def attach_to(self, callbacks: Iterable[object]) -> None:
         """Let the callbacks that save checkpoints save this data with the state."""
@@ -148,7 +150,8 @@ class ResumeState:
             "objects": save_objects(self._objects(), self._components()),
             "rng": rng_state(state.device),
         }
-        processes = all_gather_object(own)
+        # Another process would unpickle a tensor on the device that it has here, and so occupy each GPU of the host.
+        processes = all_gather_object(tree_map_only(Tensor, Tensor.cpu, own))
         if self._loaded is not None:
             # Until a loaded run is resumed, its data is the loaded one. Loggers have continued already.
             runs = [one["loggers"] for one in processes]
@@ -157,13 +160,21 @@ class ResumeState:
         return {
             "clock_before": state.previous_timestamp.state_dict(),
             "cooldown": to_data(self.cooldown, _COOLDOWN),
-            "interrupted": dict(self.interrupted),
+            "interrupted": self._undone(),
             "microbatch_size": state.device_train_microbatch_size if state.auto_microbatching else None,
             "processes": processes,
             "skipped_steps": self.skipped_steps,
             "tensor_parallel": get_tensor_parallel_size(),
             "world_size": get_world_size(),
         }
+
+    def _undone(self) -> dict[str, list[str]]:
+        """Return what a signal has left undone, and after the last batch the evaluation of the end, if it is ahead."""
+        state = self._state
+        if not self._has_end_ahead or state.max_duration is None or not state.has_reached(state.max_duration):
+            return dict(self.interrupted)
+        due = [one.label for one in due_evaluators(state, Event.FIT_END)]
+        return {**({Event.FIT_END.value: due} if due else {}), **self.interrupted}
 
     def check(self, saved: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:
         """Return the problems of saved data; none if a run can continue from it.
@@ -177,7 +188,9 @@ class ResumeState:
         saved = {"cooldown": None, **saved}  # which earlier releases did not save
         missing = [field.name for field in attrs.fields(_Saved) if field.name not in saved]
         if missing:
-            return [f"extra: {', '.join(missing)} missing; this checkpoint was not saved by a Trainer."]
+            parts = [path for path in ignored if path.startswith("extra/")]
+            reason = f"ignore {parts[0]!r} only together with all of 'extra'" if parts else "no Trainer has saved it"
+            return [f"extra: {', '.join(missing)} missing; {reason}."]
         try:
             from_data(saved, _Saved, "extra")
         except ValueError as error:
@@ -299,7 +312,7 @@ class ResumeState:
     def begin(self) -> None:
         """Restore own objects and the global generators, as the last step before the first batch."""
         own, seed = self._own, self._seed
-        self._own, self._seed = {}, None
+        self._own, self._seed, self._has_end_ahead = {}, None, True
         if own:
             load_objects(own["objects"], self._objects(), self._components())
         if not self._has_reported:
@@ -311,6 +324,10 @@ class ResumeState:
             seed_all(seed)
         elif own:
             load_rng_state(own["rng"], self._state.device)
+
+    def end(self) -> None:
+        """Note that the training has ended, with its last evaluation."""
+        self._has_end_ahead = False
 
     def _report(self, changes: Changes) -> None:
         self._changes, self._has_reported, batches = None, True, self._data.batches

@@ -112,7 +112,8 @@ class Loading:
                 place = f"epoch {int(clock.epoch)}, batch {int(clock.batch)}"
                 _log.warning("autoresume: resuming from %s (%s).", newest, place)
                 return loaded
-            manifests = [one.manifest for one in find_checkpoints(folder) if one.manifest is not None]
+            with failing_in_all_processes("Looking for checkpoints"):
+                manifests = [one.manifest for one in find_checkpoints(folder) if one.manifest is not None]
             if any(one.weights_only and one.run_name == state.run_name for one in manifests):
                 _log.warning(
                     "autoresume: there are only weights of %r, from which training cannot resume; starting from the "
