@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 import tracemalloc
 from pathlib import Path
@@ -233,6 +234,15 @@ class TestLongNames:
 
         assert "unknown field" in error
         assert len(error) < 5000
+
+    def test_layout_of_far_more_tensors(self, runs, saved):
+        """A layout that is larger than the run's tensors need is not read, as that takes memory and time."""
+        (saved / "layout.json").write_bytes((saved / "layout.json").read_bytes() + b" " * (14 << 20))
+        runs.sign(saved)
+
+        error = error_of(load_checkpoint, saved, runs.make(seed=1, batch=0))
+
+        assert re.search(r"layout\.json has \d+ bytes, far more than for the 16 tensors that the model and", error)
 
     def test_tensor_name(self, runs, saved):
         """A weight's name in the layout."""

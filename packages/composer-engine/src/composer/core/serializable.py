@@ -59,7 +59,8 @@ def transient(**options: Any) -> Any:
         >>> Count(limit=2)
         Count(limit=2)
     """
-    return attrs.field(init=False, repr=False, on_setattr=attrs.setters.NO_OP, **options)
+    metadata = {"lifetime": "transient"}
+    return attrs.field(metadata=metadata, init=False, repr=False, on_setattr=attrs.setters.NO_OP, **options)
 
 
 def saved_fields(kind: type) -> dict[str, attrs.Attribute[Any]]:

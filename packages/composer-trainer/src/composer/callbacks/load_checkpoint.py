@@ -9,7 +9,6 @@ from composer.checkpoint.ignoring import check_ignore_keys
 from composer.checkpoint.loading import LoadedCheckpoint, LoadRequest
 from composer.core import Callback, Event, Logger, State
 from composer.core.checks import to_path
-from composer.distributed.collectives import failing_in_all_processes
 from composer.functional.checks import check_flags
 
 if TYPE_CHECKING:
@@ -85,13 +84,10 @@ class LoadCheckpoint(Callback):
             return
         given = self.load_path.replace("{run_name}", state.run_name)
         path = agreed_path(lambda: given, "load_path") or given
-        request = LoadRequest(
+        self.loaded = LoadRequest(
             state,
             weights_only=self.load_weights_only,
             strict_model_weights=self.strict_model_weights,
             ignore_keys=self.ignore_keys,
             logger=logger,
-        )
-        checked = request.check_in_all_processes(path)
-        with failing_in_all_processes("Loading a checkpoint"):
-            self.loaded = checked.load()
+        ).load_in_all_processes(path)

@@ -54,8 +54,8 @@ MODEL, OPTIMIZERS, EXTRA = "model.safetensors", "optimizers.safetensors", "extra
 STATE, LAYOUT = "state.json", "layout.json"
 FORMAT = "composer-checkpoint"
 FORMAT_VERSION = 1
-# Far more than the names of all files need; a larger file of that name is not read into memory.
-MAX_MANIFEST_BYTES = 16 << 20
+# More than the names of the files of 20,000 processes need; a larger file of that name is not read.
+MAX_MANIFEST_BYTES = 8 << 20
 BLOCK_BYTES = 4 << 20
 """Files with tensors have a checksum for each block of that many bytes, so that a part of a file can be checked."""
 PART = re.compile(r"(model|optimizers|extra)(-\d{5}-of-\d{5})?\.safetensors")

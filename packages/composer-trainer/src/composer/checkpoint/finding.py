@@ -46,6 +46,7 @@ __all__ = [
     "open_checkpoint",
 ]
 
+_OTHER_TENSORS = 30_000
 _WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
 
@@ -289,6 +290,25 @@ class OpenCheckpoint:
     def layout(self) -> Layout:
         """Where the tensors are."""
         return Layout.from_bytes(self.folder.content(self.name, LAYOUT, self.manifest), f"{self.path}/{LAYOUT}")
+
+    def check_layout(self, tensors: int) -> None:
+        """Check the size of the layout before it is read, which takes a second for each 50,000 tensors.
+
+        Args:
+            tensors: The number of tensors that the run and the data refer to. The layout may list some more, of other
+                weights.
+
+        Raises:
+            CheckpointError: The layout is far larger.
+        """
+        size = self.manifest.files[LAYOUT].size if LAYOUT in self.manifest.files else 0
+        # Of each tensor the names of two numbers and lists, and for each of its parts a file, a position and a cut.
+        if size > (_OTHER_TENSORS + tensors) * (200 + 40 * len(self.manifest.files)):
+            raise CheckpointError(
+                f"{self.path}/{LAYOUT}",
+                f"has {size} bytes, far more than for the {tensors} tensors that the model and {STATE} name. It is "
+                "damaged, or of another model.",
+            )
 
     def shapes(self, kind: str) -> dict[str, Tensor]:
         """Return tensors without data in place of those of a kind of file, ``"model.safetensors"``."""

@@ -128,7 +128,7 @@ class TensorLayout:
             type(one) is int and -1 <= one < len(self.shape) for one in placements
         ):
             raise ValueError(f"placements {placements!r:.80} do not fit the shape {self.shape}")
-        if self.strides is not None and (len(self.files) > 1 or not _is_dense(self.shape, self.strides)):
+        if self.strides is not None and (len(self.files) > 1 or not _is_without_gaps(self.shape, self.strides)):
             raise ValueError(f"strides {self.strides} do not fit the shape {self.shape}")
 
     def cells(self, part: Part) -> Iterator[tuple[int, int, Part]]:
@@ -249,11 +249,11 @@ def _info(tensor: Tensor) -> TensorInfo:
     if is_dtensor(tensor):
         return dtype, shape, None, tuple(getattr(one, "dim", -1) for one in tensor.placements)
     # Kernels round differently where strides differ: a resumed run is only bit-identical with the same ones.
-    has_order = not tensor.is_contiguous() and tensor.numel() > 0 and _is_dense(shape, tensor.stride())
+    has_order = not tensor.is_contiguous() and tensor.numel() > 0 and _is_without_gaps(shape, tensor.stride())
     return dtype, shape, tuple(tensor.stride()) if has_order else None, None
 
 
-def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+def _is_without_gaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Return whether items of these strides fill their memory without gaps and overlaps."""
     expected = 1
     for stride, length in sorted(zip(strides, shape, strict=True)):

@@ -196,9 +196,7 @@ def load_checkpoint(
     if not is_sharded(state.model):
         return request.check(path).load()
     # A link may change, or a file system be behind, between the reads of two processes.
-    checked = request.check_in_all_processes(agreed_path(lambda: os.fspath(path), "path", folder=folder) or path)
-    with failing_in_all_processes("Loading a checkpoint"):
-        return checked.load()
+    return request.load_in_all_processes(agreed_path(lambda: os.fspath(path), "path", folder=folder) or path)
 
 
 @contextmanager
@@ -228,10 +226,16 @@ class LoadRequest:
     logger: Logger | None = None
     check_extra: CheckExtra | None = None
 
-    def check_in_all_processes(self, path: str | os.PathLike[str]) -> CheckedCheckpoint:
-        """Read and check a checkpoint in all processes; see :meth:`check`.
+    def load_in_all_processes(
+        self, path: str | os.PathLike[str], load_extra: Callable[[LoadedCheckpoint], object] = bool
+    ) -> LoadedCheckpoint:
+        """Check and load a checkpoint in all processes; see :func:`load_checkpoint`.
 
         If it fails in one, it fails in all: with its own error there, and with one that names it in the others.
+
+        Args:
+            path: The checkpoint, on which all processes have agreed.
+            load_extra: Called with the result.
 
         Raises:
             CheckpointError: Also if processes have read different checkpoints, as one was replaced in between.
@@ -244,13 +248,16 @@ class LoadRequest:
             checked = self.check(path)
         if not all_agree(checked.manifest):
             raise failed("it was replaced by another while the processes read it. Load it again")
-        return checked
+        with failing_in_all_processes("Loading a checkpoint"):
+            loaded = checked.load()
+            load_extra(loaded)
+        return loaded
 
     def check(self, path: str | os.PathLike[str]) -> CheckedCheckpoint:
         """Read and check a checkpoint, change nothing, and return what loads it; see :func:`load_checkpoint`."""
         reject_fsdp1(self.state.model)
         if is_weights_file(path):
-            return self._read_file(str(path))()
+            return self._check_file(str(path))
         opened = open_checkpoint(path, self.folder)
         if opened.manifest.weights_only and not self.weights_only:
             raise CheckpointError(
@@ -269,8 +276,8 @@ class LoadRequest:
             raise CheckpointMismatchError(opened.path, ties)
         return checked
 
-    def _read_file(self, path: str) -> Callable[[], CheckedCheckpoint]:
-        """Read a file of weights or of MosaicML Composer, and return what checks it."""
+    def _check_file(self, path: str) -> CheckedCheckpoint:
+        """Read and check a file of weights or of MosaicML Composer."""
         weights, content = read_weights_file(path)
         composer = ComposerFile.of(content)
         if composer is None and not self.weights_only:
@@ -280,13 +287,13 @@ class LoadRequest:
         own = self.state.get_model_state_dict()
         names = _names_here(weights, own)
         if composer is not None and not self.weights_only:
-            return partial(self._check_composer, path, composer, names, own)
+            return self._check_composer(path, composer, names, own)
         saved: dict[str, Any] = {"model": {new: weights[name] for name, new in names.items()}}
         if composer is not None:
             weights = composer.weights(averaged=True)
             saved["model"] = composer.masks(own) | {new: weights[name] for name, new in names.items()}
             saved["algorithms"] = composer.surgery()
-        return partial(self._check_weights, path, saved, None)
+        return self._check_weights(path, saved, None)
 
     def _compare(self, path: str, check: Callable[..., saved_state.CheckedState]) -> saved_state.CheckedState:
         """Call a function that compares a saved state with the run."""
@@ -421,18 +428,19 @@ def _read_state(
     """
     data = opened.data()
     likes: dict[str, dict[str, Tensor]] = {}
-    if is_sharded(state.model):
-        reshard(state.model)
-        likes = sharded_likes(opened.layout, state.get_model_state_dict(), data, opened.path)
     try:
+        reshard(state.model)
+        own = state.get_model_state_dict()
+        opened.check_layout(len(own) + len(_referenced(data)))
+        if is_sharded(state.model):
+            likes = sharded_likes(opened.layout, own, data, opened.path)
         if weights_only:
             groups = tree_leaves(data.get("optimizers"), is_leaf=lambda one: "train_mode" in _dictionary(one))
             data = {name: data[name] for name in ("model", "algorithms", "modules") if name in data}
             # Such an optimizer records whether the model has its weights for training.
             data["is_schedule_free"] = any(_dictionary(one).get("train_mode") is True for one in groups)
-        needed = {one["$tensor"] for one in tree_leaves(data, is_leaf=is_reference) if is_reference(one)}
         listed = opened.shapes(EXTRA) | opened.shapes(OPTIMIZERS)
-        names = listed.keys() & needed if weights_only else listed.keys()
+        names = listed.keys() & _referenced(data) if weights_only else listed.keys()
         join_tensors(data, {name: listed[name] for name in names})  # the names are checked before anything is read
         extra, optimizers = (opened.tensors(kind, likes.get(kind), names) for kind in (EXTRA, OPTIMIZERS))
         saved = dict(join_tensors(data, extra | optimizers))
@@ -447,6 +455,11 @@ def _read_state(
     else:
         saved.pop("model", None)
     return saved, likes
+
+
+def _referenced(data: Any) -> set[str]:
+    """Return the names of the tensors that saved data refers to."""
+    return {one["$tensor"] for one in tree_leaves(data, is_leaf=is_reference) if is_reference(one)}
 
 
 def _read_weights(

@@ -219,7 +219,7 @@ def _holders(objects: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _attributes(one: Any) -> dict[str, Any]:
     """Return the attributes of an object, also those in the slots of an attrs class that are not transient."""
     fields = attrs.fields(type(one)) if attrs.has(type(one)) else ()
-    kept = [field.name for field in fields if field.on_setattr is not attrs.setters.NO_OP]
+    kept = [field.name for field in fields if field.metadata.get("lifetime") != "transient"]
     return {name: getattr(one, name, None) for name in kept} | getattr(one, "__dict__", {})
 
 

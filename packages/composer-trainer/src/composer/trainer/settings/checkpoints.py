@@ -140,9 +140,12 @@ class Loading:
         weights_only: bool = False,
         is_path: bool = False,
     ) -> LoadedCheckpoint:
-        state = engine.state
-        request = LoadRequest(
-            state,
+        def load_progress(loaded: LoadedCheckpoint) -> None:
+            if loaded.extra:
+                progress.load(loaded.extra, ignored=loaded.ignored)
+
+        return LoadRequest(
+            engine.state,
             folder=folder,
             weights_only=weights_only,
             strict_model_weights=self.strict if is_path else True,
@@ -151,13 +154,7 @@ class Loading:
             algorithm_passes=passes,
             logger=engine.logger,
             check_extra=progress.check,
-        )
-        checked = request.check_in_all_processes(path)
-        with failing_in_all_processes("Loading a checkpoint"):
-            loaded = checked.load()
-            if loaded.extra:
-                progress.load(loaded.extra, ignored=loaded.ignored)
-        return loaded
+        ).load_in_all_processes(path, load_progress)
 
 
 def _check_save_interval(name: str, interval: SaveInterval) -> None:
