@@ -16,6 +16,7 @@ from composer import Trainer, distributed
 from composer import functional as cf
 from composer.algorithms import SelectiveBackprop, SeqLengthWarmup
 from composer.core import DataSpec, pack_sequences
+from composer.loggers import InMemoryLogger
 from composer.metrics import LanguageCrossEntropy
 from composer.models import HuggingFaceModel
 
@@ -85,6 +86,23 @@ def test_resumed_equals_uninterrupted(source, stop, workers, tmp_path):
 
     assert stopped.state.timestamp.batch < resumed.state.timestamp.batch == uninterrupted.state.timestamp.batch
     assert torch.equal(weights(resumed), weights(uninterrupted))
+
+
+def test_resumed_evaluations_read_the_same_rows(tmp_path):
+    """An evaluation of some batches of a stream starts at its beginning, also in a resumed run."""
+
+    def evaluated(**options):
+        packed = pack_sequences(Stream(), LENGTH, buffer_size=12)
+        model = make_model(metrics=[LanguageCrossEntropy()])
+        loader = DataLoader(packed, 2, collate_fn=cf.collate_packed)
+        logger = InMemoryLogger()
+        train(model=model, loggers=logger, eval_dataloader=loader, eval_subset_num_batches=2, **options)
+        return [float(value) for _, value in logger.data["metrics/eval/LanguageCrossEntropy"]]
+
+    uninterrupted = evaluated()
+    options = {"save_folder": str(tmp_path), "autoresume": True, "save_interval": "1ba"}
+
+    assert evaluated(max_duration="1ep", **options) + evaluated(**options) == uninterrupted
 
 
 @pytest.mark.parametrize("output", ["position_ids", "mask", "cu_seqlens"])

@@ -178,7 +178,8 @@ class TestStream:
         whole = listed(pack_sequences(source(), LENGTH, buffer_size=25))
         stop = len(whole) if stop == "end" else stop
         stream = pack_sequences(source(), LENGTH, buffer_size=25)
-        first = listed(itertools.islice(stream, stop))
+        reading = iter(stream)
+        first = listed(itertools.islice(reading, stop))
         data, tensors = split_tensors(stream.state_dict())
 
         later = pack_sequences(source(), LENGTH, buffer_size=25)
@@ -191,13 +192,57 @@ class TestStream:
     def test_a_source_with_state_is_not_read_again(self):
         """A source that saves its place continues at the buffer of the place."""
         stream = pack_sequences(Resumable(), LENGTH, buffer_size=25)
-        list(itertools.islice(stream, 60))
+        reading = iter(stream)
+        list(itertools.islice(reading, 60))
         later = pack_sequences(source := Resumable(), LENGTH, buffer_size=25)
         later.load_state_dict(stream.state_dict())
 
         next(iter(later))
 
         assert 0 < source.read <= 25 < stream.state_dict()["read"]
+
+    @pytest.mark.parametrize("source", [Stream, Resumable])
+    def test_an_iteration_that_ends_early_leaves_no_place(self, source):
+        """If the rest is not read, the state is the beginning, as the next iteration starts there."""
+        stream = pack_sequences(source(), LENGTH, buffer_size=25)
+        first, beginning = next(iter(stream)), str(stream.state_dict())
+        reading = iter(stream)
+        again, middle = next(reading), stream.state_dict()
+        stream.load_state_dict(middle)
+        del reading  # closed after another place was loaded
+
+        assert beginning == str(pack_sequences(source(), LENGTH).state_dict()) != str(middle)
+        assert listed([first]) == listed([again])
+        assert str(stream.state_dict()) == str(middle)
+
+    def test_a_source_that_counts_its_epochs(self):
+        """The state between two epochs has that of the source, which decides what the next one reads."""
+
+        class Shuffled(Resumable):
+            epoch = 0
+
+            def __iter__(self):
+                order = DOCUMENTS[self.epoch :] + DOCUMENTS[: self.epoch]
+                while self.place < len(order):
+                    self.place += 1
+                    yield order[self.place - 1]
+                self.epoch, self.place = self.epoch + 1, 0
+
+            def state_dict(self):
+                return {"place": self.place, "epoch": self.epoch}
+
+            def load_state_dict(self, state):
+                self.place, self.epoch = state["place"], state["epoch"]
+
+        stream = pack_sequences(Shuffled(), LENGTH, buffer_size=25)
+        first, between = listed(stream), stream.state_dict()
+        stream.set_epoch(1)
+        second = listed(stream)
+        later = pack_sequences(Shuffled(), LENGTH, buffer_size=25)
+        later.load_state_dict(between)
+        later.set_epoch(1)
+
+        assert first != second == listed(later)
 
     def test_epochs_differ(self):
         """Another epoch has another order and starts at its beginning, the same one continues."""
@@ -206,7 +251,8 @@ class TestStream:
         state = stream.state_dict()
         stream.set_epoch(1)
         epochs.append(listed(stream))
-        next(iter(stream))
+        reading = iter(stream)
+        next(reading)
         middle = stream.state_dict()
         stream.load_state_dict(middle)
         stream.set_epoch(1)
@@ -226,7 +272,8 @@ class TestStream:
 
         stream = pack_sequences(Large(), LENGTH, buffer_size=10)
         assert [row["num_tokens"] for row in stream] == [10] * 100
-        next(iter(stream))
+        reading = iter(stream)
+        next(reading)
         assert len(stream.state_dict()["waiting"]["lengths"]) <= 10
 
     @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # of torchdata's own

@@ -255,7 +255,7 @@ class TestCheck:
 
     def test_rows_of_one_document_cannot_show_it(self):
         """A batch without two documents in a row raises an error."""
-        with pytest.raises(ValueError, match="a row of two documents or more"):
+        with pytest.raises(ValueError, match="two documents in a row"):
             cf.check_packing(llama(), cf.collate_packed([cf.pack_documents([torch.arange(4)], 8)]))
 
 

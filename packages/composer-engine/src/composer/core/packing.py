@@ -48,10 +48,11 @@ def pack_sequences(
       epoch, which the Trainer sets by ``set_epoch(epoch)``; the number of rows is always the same. So a loader
       shuffles, splits and resumes the rows like other samples.
     - Of a stream, the result is an ``IterableDataset`` that packs ``buffer_size`` documents at a time. Documents in
-      rows that are not nearly full wait for the next ones, at most half of the rows. ``state_dict()`` is the place
-      after the last row, from which the stream continues with the same rows after ``load_state_dict(state)``. A source
-      with these two methods, whose state after a document is the place after it, continues at once; other sources are
-      read up to the place. As in each ``IterableDataset``, the source must yield the part of its process and worker.
+      rows that are not nearly full wait for the next ones, at most half of the rows. While it is
+      iterated over, ``state_dict()`` is the place after the last row, from which the stream continues with the same
+      rows after ``load_state_dict(state)``. A source with these two methods, whose state after a document is the place
+      after it, continues at once; other sources are read up to the place. As in each ``IterableDataset``, the source
+      must yield the part of its process and worker.
 
     Args:
         dataset: A data set with ``__getitem__`` and ``__len__``, or an iterable of documents that can be iterated over
@@ -174,33 +175,58 @@ class PackedStream(IterableDataset[dict[str, Any]]):
 
     def __init__(self, dataset: Iterable[Any], packing: _Packing) -> None:
         self.dataset, self._packing, self.epoch = dataset, packing, 0
+        self._has_state = hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
         self._state, self._is_loaded = _beginning(0), False
+        self._iteration: object = None  # the last one that has begun
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, on which the order of the rows depends; another one than before starts at its beginning."""
         if epoch != self.epoch:
-            self.epoch, self._state, self._is_loaded = epoch, _beginning(epoch), False
+            self.epoch, self._is_loaded = epoch, False
+            self._rewind()
         _set_epoch(self.dataset, epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place after the last row."""
-        return dict(self._state)
+        """Return the place after the last row of the current iteration; the beginning if there is none."""
+        return dict(self._state) if self._state["source"] is not None else self._with_source(self._state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration start at a saved place."""
         self._state, self.epoch, self._is_loaded = dict(state), state["epoch"], True
+        self._iteration = None
+        self._load_source(state["source"])
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the rows from a place that was loaded, otherwise from the beginning."""
-        state = self._state if self._is_loaded else _beginning(self.epoch)
+        if not self._is_loaded:
+            self._state = self._with_source(_beginning(self.epoch))
         self._is_loaded = False
+        self._iteration = iteration = object()
+        try:
+            yield from self._rows_from(self._state)
+        except GeneratorExit:  # the rest is not read, as in an evaluation of some batches
+            if self._iteration is iteration:
+                self._rewind()
+            raise
+        self._state = _beginning(self.epoch)
+
+    def _rewind(self) -> None:
+        self._load_source(self._state["start"])
+        self._state = _beginning(self.epoch)
+
+    def _load_source(self, state: Any) -> None:
         source: Any = self.dataset
-        has_state = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
-        if has_state and state["source"] is not None:
-            source.load_state_dict(state["source"])
-        elif has_state:
-            state = {**state, "source": source.state_dict()}
-        documents = itertools.islice(iter(source), 0 if has_state else state["read"], None)
+        if state is not None:
+            source.load_state_dict(state)
+
+    def _with_source(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        source: Any = self.dataset
+        place = source.state_dict() if self._has_state else None
+        return {**state, "source": place, "start": place}
+
+    def _rows_from(self, state: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        self._load_source(state["source"])
+        documents = itertools.islice(iter(self.dataset), 0 if self._has_state else state["read"], None)
         is_last = False
         while not is_last:
             # The place before the documents of a buffer, and how many of its rows were returned, determine the rest.
@@ -214,14 +240,13 @@ class PackedStream(IterableDataset[dict[str, Any]]):
                 self._state = {**state, "returned": number + 1}
                 yield self._packing.row(rows[number])
             state = {
-                "epoch": state["epoch"],
+                **self._with_source(state),
+                "start": state["start"],
                 "buffer": state["buffer"] + 1,
                 "read": state["read"] + len(read),
                 "waiting": _joined(waiting),
                 "returned": 0,
-                "source": source.state_dict() if has_state else None,
             }
-        self._state = _beginning(self.epoch)
 
     def _measured(self, samples: Sequence[Any], number: int) -> Iterator[Document]:
         for place, sample in enumerate(samples, start=number):
@@ -251,7 +276,9 @@ def _set_epoch(dataset: Any, epoch: int) -> None:
 
 
 def _beginning(epoch: int) -> dict[str, Any]:
-    return {"epoch": epoch, "buffer": 0, "read": 0, "waiting": _joined([]), "returned": 0, "source": None}
+    """Return the state of a stream that has returned no row; ``source`` and ``start`` are states of its source."""
+    state = {"epoch": epoch, "buffer": 0, "read": 0, "waiting": _joined([]), "returned": 0}
+    return {**state, "source": None, "start": None}
 
 
 def _joined(documents: Sequence[Document]) -> dict[str, Any]:

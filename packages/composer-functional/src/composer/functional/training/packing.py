@@ -278,7 +278,7 @@ def check_packing(model: nn.Module, batch: Mapping[str, Any], output: str = "pos
     _, lengths = _get_documents(batch)
     row = next((number for number, documents in enumerate(lengths) if len(documents) > 1), None)
     if row is None:
-        raise ValueError("batch must have a row of two documents or more to check a model, got one in each row.")
+        raise ValueError("batch must have two documents in a row to check a model, got one in each: pass more rows.")
     first, second = lengths[row][:2]
     ids = batch["input_ids"][row, : first + second]
     others = torch.cat([torch.where(ids[:first] == ids.min(), ids.max(), ids.min()), ids[first:]])
