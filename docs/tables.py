@@ -60,7 +60,7 @@ MEETINGS = {
         "last: algorithms after it find nothing to change. For the others it does not matter."
     ),
     (Event.INIT, Stage.NORMALIZATION): "No: one changes norms, the other convolutions.",
-    (Event.INIT, Stage.PRECISION): "No: group norms and layer norms are different layers.",
+    (Event.INIT, Stage.PRECISION): "No: group norms, layer norms and the head are different layers.",
     (Event.INIT, Stage.LAYOUT): "No: one changes the format of weights, the other when activations are computed.",
     (Event.AFTER_LOAD, Stage.PRECISION): "No: group norms and layer norms are different layers.",
     (Event.FIT_START, Stage.AUGMENT): "Yes: images are augmented in the order of the list.",

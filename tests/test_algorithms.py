@@ -21,6 +21,7 @@ SETTINGS = {
     "SeqLengthWarmup": None,
     "AugMix": {"batch": True},
     "Augment": {"augmentation": ka.RandomAffine(30.0)},
+    "ChunkedCrossEntropy": {"head": "module.11", "chunk_size": 2},
     "CutMix": {},
     "Distillation": {"teacher": Teacher()},
     "EMA": {"half_life": "2ba"},
@@ -149,10 +150,11 @@ class TestSplitMakesNoDifference:
         head = [nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, 32), nn.LayerNorm(32), nn.Tanh(), nn.Linear(32, 3)]
         model = ComposerClassifier(nn.Sequential(*layers, *head).double(), num_classes=3, train_metrics=[])
         data = [(image.double(), label) for image, label in Images()]
+        of_head = {"ChunkedCrossEntropy": {"head": "module.9", "chunk_size": 2, "z_loss": 0.1, "softcap": 2.0}}
         settings = {
             "train_dataloader": DataLoader(data, batch_size=8),
             "optimizers": torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
-            "algorithms": getattr(al, name)(**SETTINGS.get(name, {})) if name else None,
+            "algorithms": getattr(al, name)(**(SETTINGS | of_head).get(name, {})) if name else None,
             "device_train_microbatch_size": size,
         }
         with warnings.catch_warnings():

@@ -41,6 +41,7 @@ SETTINGS = {
     "Alibi": {"max_sequence_length": 16},
     "AugMix": {"batch": True},
     "Distillation": {"teacher": Teacher()},
+    "ChunkedCrossEntropy": {"head": "module.11", "chunk_size": 2, "z_loss": 0.01},
     "EMA": {"half_life": "3ba"},
     "Factorize": {"min_channels": 16, "min_features": 16, "latent_features": 0.25},
     "GhostBatchNorm": {"ghost_batch_size": 2},

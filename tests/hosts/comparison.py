@@ -387,6 +387,7 @@ def _cases() -> Iterable[tuple[str, Case]]:
     for architecture in ("bert", "gpt2"):
         yield f"Alibi-{architecture}", Case(lambda: al.Alibi(16), architecture)
         yield f"GatedLinearUnits-{architecture}", Case(al.GatedLinearUnits, architecture)
+    yield "ChunkedCrossEntropy-gpt2", Case(lambda: al.ChunkedCrossEntropy(chunk_size=4, z_loss=0.01), "gpt2")
     yield "SeqLengthWarmup-gpt2", Case(lambda: al.SeqLengthWarmup(0.7, 4, 16, 4), "gpt2")
 
 

@@ -194,6 +194,11 @@ CASES = {
         refused=(("min_channels", -1), ("min_channels", 1.5)),
     ),
     "ChannelsLast": Case(new("ChannelsLast"), on_images, make_unfit_state=on_nothing),
+    "ChunkedCrossEntropy": Case(
+        new("ChunkedCrossEntropy", z_loss=1e-4),
+        on_text,
+        refused=(("chunk_size", 0), ("z_loss", -1), ("softcap", 0), ("softcap", "x")),
+    ),
     "ColOut": Case(new("ColOut"), on_images, refused=(("p_row", 1.5), ("p_col", "x"))),
     "ColOut of masks": Case(new("ColOut"), on_masks),
     "ColOut of a dataset": Case(new("ColOut", batch=False), on_pictures),

@@ -8,6 +8,7 @@ from composer.algorithms.augment import Augment
 from composer.algorithms.augmix import AugMix
 from composer.algorithms.blurpool import BlurPool
 from composer.algorithms.channels_last import ChannelsLast
+from composer.algorithms.chunked_cross_entropy import ChunkedCrossEntropy
 from composer.algorithms.colout import ColOut
 from composer.algorithms.cutmix import CutMix
 from composer.algorithms.cutout import CutOut
@@ -56,6 +57,7 @@ __all__ = [
     "AugmentAndMixTransform",
     "BlurPool",
     "ChannelsLast",
+    "ChunkedCrossEntropy",
     "ColOut",
     "ColOutTransform",
     "CutMix",

@@ -58,7 +58,10 @@ class NoOpModel(Algorithm):
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
     reads: ClassVar = {"algorithms", "model", "optimizers"}
     writes: ClassVar = {"model", "optimizers"}
-    owns: ClassVar = {ExclusiveResource("the model", remedy="One is enough to replace the model.")}
+    owns: ClassVar = {
+        ExclusiveResource("the model", remedy="One is enough to replace the model."),
+        ExclusiveResource("the output head", remedy="NoOpModel has no head."),
+    }
 
     @staticmethod
     def required_on_load() -> bool:

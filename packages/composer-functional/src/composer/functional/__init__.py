@@ -35,6 +35,7 @@ from composer.functional.augmentations.randaugment import (
 from composer.functional.augmentations.resize import draw_corner, resize_batch
 from composer.functional.layers.alibi import AlibiBias, alibi_slopes
 from composer.functional.layers.blurpool import BlurConv2d, BlurMaxPool2d, BlurPool2d, blur_2d
+from composer.functional.layers.chunked_head import ChunkedHead
 from composer.functional.layers.factorized import FactorizedConv2d, FactorizedLinear, factorize_conv2d, factorize_matrix
 from composer.functional.layers.gated_linear_units import GatedLinearUnit
 from composer.functional.layers.ghost_batchnorm import GhostBatchNorm1d, GhostBatchNorm2d, GhostBatchNorm3d
@@ -44,6 +45,7 @@ from composer.functional.layers.patch_dropout import PatchDropout
 from composer.functional.layers.squeeze_excite import SqueezeExcite2d, SqueezeExciteConv2d
 from composer.functional.layers.stochastic_depth import ResidualRule, StochasticDepthBlock
 from composer.functional.layers.weight_standardization import WeightStandardizer, standardize_weight
+from composer.functional.linear_cross_entropy import linear_cross_entropy, softcap
 from composer.functional.losses import (
     check_for_index_targets,
     ensure_targets_one_hot,
@@ -56,6 +58,7 @@ from composer.functional.surgery.activation_checkpointing import apply_activatio
 from composer.functional.surgery.alibi import apply_alibi
 from composer.functional.surgery.blurpool import apply_blurpool
 from composer.functional.surgery.channels_last import apply_channels_last
+from composer.functional.surgery.chunked_head import apply_chunked_cross_entropy
 from composer.functional.surgery.factorize import apply_factorization
 from composer.functional.surgery.fused_layernorm import apply_fused_layernorm
 from composer.functional.surgery.gated_linear_units import apply_gated_linear_units
@@ -101,6 +104,7 @@ __all__ = [
     "BlurConv2d",
     "BlurMaxPool2d",
     "BlurPool2d",
+    "ChunkedHead",
     "ColOutTransform",
     "CutMixBatch",
     "FactorizedConv2d",
@@ -131,6 +135,7 @@ __all__ = [
     "apply_alibi",
     "apply_blurpool",
     "apply_channels_last",
+    "apply_chunked_cross_entropy",
     "apply_factorization",
     "apply_fused_layernorm",
     "apply_gated_linear_units",
@@ -178,6 +183,7 @@ __all__ = [
     "factorize_matrix",
     "freeze_layers",
     "infer_target_type",
+    "linear_cross_entropy",
     "mixup",
     "mixup_batch",
     "pack_documents",
@@ -193,6 +199,7 @@ __all__ = [
     "should_selective_backprop",
     "smooth_labels",
     "soft_cross_entropy",
+    "softcap",
     "standardize_weight",
     "take_samples",
     "unfreeze_layers",

@@ -125,7 +125,7 @@ def scatter_ids(output: Tensor, ids: Tensor, values: Tensor, name: str) -> Tenso
     except RuntimeError as error:
         if "out of bounds" not in str(error):
             raise
-        raise ValueError(_unknown_class(name, ids, output.shape[1], "a negative one, which is ignored")) from error
+        raise ValueError(unknown_class(name, ids, output.shape[1], "a negative one, which is ignored")) from error
 
 
 def smooth_probabilities(probabilities: Tensor, smoothing: float) -> Tensor:
@@ -134,7 +134,7 @@ def smooth_probabilities(probabilities: Tensor, smoothing: float) -> Tensor:
     return probabilities.mul(1 - smoothing).add_(probabilities.sum(1, keepdim=True), alpha=share)
 
 
-def _unknown_class(name: str, ids: Tensor, num_classes: int, other: str) -> str:
+def unknown_class(name: str, ids: Tensor, num_classes: int, other: str) -> str:
     span = f"ids from {int(ids.min())} to {int(ids.max())}"
     return f"{name} must hold class ids from 0 to {num_classes - 1}, or {other}, got {span}."
 
@@ -207,7 +207,7 @@ def soft_cross_entropy(
             input, ids, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
         )
     except IndexError as error:
-        raise ValueError(_unknown_class("target", ids, input.shape[1], f"ignore_index={ignore_index}")) from error
+        raise ValueError(unknown_class("target", ids, input.shape[1], f"ignore_index={ignore_index}")) from error
 
 
 def _check_weight(weight: Tensor, input: Tensor) -> None:
