@@ -38,6 +38,12 @@ PACKED = cf.collate_packed([ROW])
 BAD = {
     "add_document_mask": [(TOKENS,), (IDS, "mask"), (PACKED, "masks"), (TOKENS, "cu_seqlens")],
     "alibi_slopes": [(0,), (-1,), (4, named(dtype=torch.int64))],
+    "alternating_flip_batch": [
+        (IMAGES, torch.arange(3), 0),
+        (IMAGES, torch.arange(4).int(), 0),
+        (IMAGES, torch.arange(4), -1),
+        (IMAGES[0], torch.arange(4), 0),
+    ],
     "apply_activation_checkpointing": [
         *SURGERY,
         (MODEL, 3),
@@ -242,6 +248,7 @@ BAD = {
 }
 CLASSES = {
     "AlibiBias": [(0,)],
+    "AlternatingFlip": [(iter([]),)],
     "AugmentAndMixTransform": [(11,), (3, 1, 0)],
     "BlurConv2d": [(named(conv=nn.Linear(2, 2)),), (3, 4, 3), (3, named(conv=nn.Conv2d(3, 4, 3, stride=2)))],
     "BlurPool2d": [(-1,), (16, 0)],
@@ -346,6 +353,7 @@ VALID = {
     "pack_documents": lambda: {"documents": [IDS], "length": 8},
     "pack_lengths": lambda: {"lengths": [3, 2], "length": 8},
     "AlibiBias": lambda: {"num_heads": 4},
+    "AlternatingFlip": lambda: {"dataset": [0, 1]},
     "AugmentAndMixTransform": dict,
     "BlurConv2d": lambda: {"conv": nn.Conv2d(3, 4, 3, stride=2)},
     "BlurMaxPool2d": lambda: {"kernel_size": 2},
@@ -362,6 +370,7 @@ VALID = {
     "SqueezeExcite2d": lambda: {"num_features": 16},
     "WeightStandardizer": dict,
     "alibi_slopes": lambda: {"num_heads": 4},
+    "alternating_flip_batch": lambda: {"images": torch.rand(4, 3, 8, 8), "indices": torch.arange(4), "epoch": 1},
     "apply_activation_checkpointing": lambda: {"model": network()},
     "apply_alibi": lambda: {"model": bert(), "max_sequence_length": 16},
     "apply_blurpool": lambda: {"model": network()},

@@ -10,6 +10,7 @@ returns a report. Only the names that are listed here are public::
 
 from typing import TYPE_CHECKING
 
+from composer.functional.augmentations.alternating_flip import AlternatingFlip, alternating_flip_batch
 from composer.functional.augmentations.annotations import AugmentedBatch
 from composer.functional.augmentations.augmix import (
     AugmentAndMixTransform,
@@ -97,6 +98,7 @@ from composer.functional.training.swa import compute_swa
 
 __all__ = [
     "AlibiBias",
+    "AlternatingFlip",
     "AugMixDraws",
     "AugmentAndMixTransform",
     "AugmentationDraws",
@@ -131,6 +133,7 @@ __all__ = [
     "WeightStandardizer",
     "add_document_mask",
     "alibi_slopes",
+    "alternating_flip_batch",
     "apply_activation_checkpointing",
     "apply_alibi",
     "apply_blurpool",

@@ -11,6 +11,8 @@ from composer.functional.checks import check_interval, check_whole, described
 
 __all__ = ["draw_beta", "draw_permutation"]
 
+_WORD = 2**32 - 1
+
 
 def draw_beta(alpha: float, *, generator: torch.Generator | None = None) -> float:
     """Draw one number from the Beta distribution with both parameters ``alpha``.
@@ -70,6 +72,19 @@ def draw_permutation(count: int | Tensor, *, generator: torch.Generator | None =
     # A copy from pinned memory does not wait for pending work of the device.
     order = torch.randperm(count.shape[0], generator=generator, device="cpu", pin_memory=on_cuda)
     return order.to(count.device, non_blocking=on_cuda)
+
+
+def spread_words(numbers: Tensor) -> Tensor:
+    """Spread small int64 numbers over 32 bits, by the golden ratio."""
+    return (numbers * 0x9E3779B1) & _WORD
+
+
+def hash_words(words: Tensor) -> Tensor:
+    """Mix 32-bit words in int64 by shifts and multiplications, a one-to-one map like the final step of MurmurHash3."""
+    # The shifts and factors of splitmix32. The factors are below 2^31, so that no product overflows int64.
+    words = ((words ^ (words >> 16)) * 0x21F0AAAD) & _WORD
+    words = ((words ^ (words >> 15)) * 0x735A2D97) & _WORD
+    return words ^ (words >> 15)
 
 
 def check_alpha(alpha: float) -> None:

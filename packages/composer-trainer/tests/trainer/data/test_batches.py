@@ -7,11 +7,14 @@ import warnings
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
 import composer.trainer.data.batches
-from composer.core import DataSpec
+from composer import functional as cf
+from composer.core import Callback, DataSpec
 from composer.distributed import get_sampler
+from composer.models import ComposerClassifier
 from composer.trainer.data.batches import Batches
 from fixtures import record, small_run, weights
 from fixtures.data import make_batches, vectors
@@ -435,3 +438,31 @@ class TestEpochInWorkers:
 
         with pytest.warns(UserWarning, match="in_order=False.* may come twice and others not at all"):
             trainer.fit()
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}])
+def test_alternating_flips(tmp_path, workers):
+    """Each image is mirrored in every second epoch, also after a resume within an epoch and with workers."""
+    images = torch.arange(24.0).view(12, 1, 1, 2)
+    seen = {}
+
+    class Record(Callback):
+        def after_dataloader(self, state, logger):
+            pixels, _ = state.batch
+            for first, second in pixels.flatten(1).tolist():
+                seen.setdefault(int(min(first, second)) // 2, []).append(first > second)
+
+    def train(**options):
+        data = cf.AlternatingFlip([(image, 0) for image in images])
+        model = ComposerClassifier(nn.Sequential(nn.Flatten(), nn.Linear(2, 2)), num_classes=2)
+        loader = DataLoader(data, batch_size=4, shuffle=True, **workers)
+        trainer = small_run(model=model, train_dataloader=loader, callbacks=Record(), max_duration="3ep", **options)
+        trainer.fit(duration=None if "load_path" in options else "4ba")
+        trainer.close()
+
+    train(save_folder=str(tmp_path), save_interval="4ba")
+    train(load_path=str(next(tmp_path.glob("*-ba4"))))
+
+    assert sorted(seen) == list(range(12))
+    assert all(turns in ([True, False, True], [False, True, False]) for turns in seen.values())
+    assert len({turns[0] for turns in seen.values()}) == 2

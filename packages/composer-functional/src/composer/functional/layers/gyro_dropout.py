@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from composer.functional.checks import check_interval, check_whole
+from composer.functional.random import hash_words, spread_words
 
 __all__ = ["GyroDropout"]
 
@@ -116,8 +117,8 @@ class GyroDropout(nn.Module):
         """Return which neurons the masks in use keep in a forward pass, shape ``(tau, neurons)``, bool."""
         numbers = (position // self.period * self.tau + torch.arange(self.tau, device=device)) % self.sigma
         # Hashes are uniform in [0, 2^32): a fraction p of them is below the threshold.
-        keys = _hash(self.seed ^ _spread(numbers))
-        return _hash(keys[:, None] ^ _spread(torch.arange(neurons, device=device))) >= int(self.p * 2**32)
+        keys = hash_words(self.seed ^ spread_words(numbers))
+        return hash_words(keys[:, None] ^ spread_words(torch.arange(neurons, device=device))) >= int(self.p * 2**32)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         for name, buffer in (("seed", self.seed), ("position", self.position)):
@@ -127,19 +128,3 @@ class GyroDropout(nn.Module):
     def extra_repr(self) -> str:
         """Return the settings for ``repr``."""
         return f"p={self.p:g}, sigma={self.sigma}, tau={self.tau}, period={self.period}"
-
-
-_WORD = 2**32 - 1
-
-
-def _spread(numbers: Tensor) -> Tensor:
-    """Spread small int64 numbers over 32 bits, by the golden ratio."""
-    return (numbers * 0x9E3779B1) & _WORD
-
-
-def _hash(words: Tensor) -> Tensor:
-    """Mix 32-bit words in int64 by shifts and multiplications, a one-to-one map like the final step of MurmurHash3."""
-    # The shifts and factors of splitmix32. The factors are below 2^31, so that no product overflows int64.
-    words = ((words ^ (words >> 16)) * 0x21F0AAAD) & _WORD
-    words = ((words ^ (words >> 15)) * 0x735A2D97) & _WORD
-    return words ^ (words >> 15)
