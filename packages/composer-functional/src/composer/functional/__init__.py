@@ -90,6 +90,7 @@ from composer.functional.training.packing import (
     pack_documents,
     pack_lengths,
 )
+from composer.functional.training.parameter_groups import parameter_groups
 from composer.functional.training.sam import SAMOptimizer
 from composer.functional.training.selective_backprop import select_using_loss, should_selective_backprop, take_samples
 from composer.functional.training.sequence_length import set_batch_sequence_length
@@ -191,6 +192,7 @@ __all__ = [
     "mixup_batch",
     "pack_documents",
     "pack_lengths",
+    "parameter_groups",
     "randaugment",
     "randaugment_batch",
     "randaugment_image",

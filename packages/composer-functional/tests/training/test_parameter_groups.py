@@ -1,0 +1,263 @@
+"""Parameter groups compared with those of timm, of BEiT's formula, and of Transformers."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import timm
+import torch
+import torchvision
+import transformers
+from timm.optim import param_groups_layer_decay, param_groups_weight_decay
+from torch import nn
+from transformers.trainer_pt_utils import get_parameter_names
+
+from composer import functional as cf
+
+LR, WEIGHT_DECAY, LAYER_DECAY = 0.1, 0.05, 0.75
+
+
+def by_name(model, groups):
+    """Return the learning rate and the decay of each parameter by its first name."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    listed = [
+        (names[parameter], (group.get("lr"), group["weight_decay"]))
+        for group in groups
+        for parameter in group["params"]
+    ]
+    assert len(listed) == len(dict(listed))
+    return dict(listed)
+
+
+def grouped(model, **options):
+    """Return the learning rate and the decay of each parameter in this library's groups."""
+    return by_name(model, cf.parameter_groups(model, LR, weight_decay=WEIGHT_DECAY, **options))
+
+
+def layered(model):
+    """Return the depth of each parameter, from its learning rate."""
+    rates = {name: rate for name, (rate, _) in grouped(model, layer_decay=0.5).items()}
+    smallest = min(rates.values())
+    return {name: round(torch.tensor(rate / smallest).log2().item(), 3) for name, rate in rates.items()}
+
+
+VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "num_heads": 2, "num_classes": 5}
+TIMM = [
+    ("vit_tiny_patch16_224", {**VIT, "depth": 3}),
+    ("beit_base_patch16_224", {**VIT, "depth": 2}),
+    ("swin_tiny_patch4_window7_224", {"img_size": 64, "window_size": 4, "embed_dim": 12, "num_heads": (1, 2, 3, 6)}),
+    ("resnet18", {}),
+    ("convnext_atto", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), TIMM, ids=[name for name, _ in TIMM])
+class TestTimm:
+    def test_layer_decay(self, name, options):
+        """Rates and decays are those of timm's param_groups_layer_decay, with as many groups."""
+        model = timm.create_model(name, **options)
+        skipped = getattr(model, "no_weight_decay", set)()
+        expected = param_groups_layer_decay(model, WEIGHT_DECAY, skipped, layer_decay=LAYER_DECAY)
+
+        groups = cf.parameter_groups(model, LR, weight_decay=WEIGHT_DECAY, layer_decay=LAYER_DECAY)
+
+        rates = [{**group, "lr": pytest.approx(LR * group["lr_scale"])} for group in expected]
+        assert by_name(model, groups) == by_name(model, rates)
+        assert len(groups) == len(expected)
+
+    def test_weight_decay(self, name, options):
+        """Without layer_decay there are the two groups of timm's param_groups_weight_decay."""
+        model = timm.create_model(name, **options)
+        skipped = getattr(model, "no_weight_decay", set)()
+        expected = param_groups_weight_decay(model, WEIGHT_DECAY, no_weight_decay_list=skipped)
+
+        groups = cf.parameter_groups(model, weight_decay=WEIGHT_DECAY)
+
+        assert by_name(model, groups) == by_name(model, expected)
+        assert len(groups) == 2
+
+    def test_within_another_module(self, name, options):
+        """The groups of a model within another one are the same."""
+        model = timm.create_model(name, **options)
+
+        within = grouped(nn.ModuleDict({"module": model}), layer_decay=LAYER_DECAY)
+
+        assert within == {f"module.{key}": one for key, one in grouped(model, layer_decay=LAYER_DECAY).items()}
+
+
+class TestTorchvision:
+    def test_resnet(self):
+        """A ResNet has the groups of timm's, whose parameters have the same names."""
+        ours = torchvision.models.resnet18()
+        others = timm.create_model("resnet18")
+
+        assert grouped(ours, layer_decay=LAYER_DECAY) == grouped(others, layer_decay=LAYER_DECAY)
+
+    def test_vision_transformer(self):
+        """Positions, the class token, biases and norms do not decay; depths are those of the blocks."""
+        model = torchvision.models.VisionTransformer(32, 8, 3, 2, 24, 48, num_classes=5)
+        depths, groups = layered(model), grouped(model)
+
+        assert {name for name, (_, decay) in groups.items() if decay} == {
+            name
+            for name, one in model.named_parameters()
+            if one.ndim > 1 and not name.endswith(("_token", "embedding"))
+        }
+        assert {name: depths[name] for name in ("class_token", "conv_proj.weight", "encoder.pos_embedding")} == {
+            "class_token": 0,
+            "conv_proj.weight": 0,
+            "encoder.pos_embedding": 0,
+        }
+        assert all(
+            depths[name] == int(name.split("encoder_layer_")[1][0]) + 1 for name in depths if "encoder_layer_" in name
+        )
+        assert depths["encoder.ln.weight"] == depths["heads.head.weight"] == 4
+
+    def test_convnext(self):
+        """Scales of shape (C, 1, 1) do not decay; a layer between two blocks has the depth of the second."""
+        model = torchvision.models.convnext_tiny(num_classes=5)
+        depths, groups = layered(model), grouped(model)
+
+        assert groups["features.1.0.layer_scale"] == (LR, 0.0)
+        assert groups["features.1.0.block.0.weight"] == (LR, WEIGHT_DECAY)
+        assert depths["features.0.0.weight"] == 0
+        assert depths["features.1.2.block.3.weight"] == 3
+        assert depths["features.2.1.weight"] == depths["features.3.0.block.0.weight"] == 4
+        assert depths["classifier.2.weight"] == 19
+
+
+def bert():
+    config = transformers.BertConfig(
+        vocab_size=11, hidden_size=8, num_hidden_layers=3, num_attention_heads=2, intermediate_size=8
+    )
+    return transformers.BertForSequenceClassification(config)
+
+
+def gpt2():
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=11, n_embd=8, n_layer=2, n_head=2))
+
+
+def llama():
+    config = transformers.LlamaConfig(
+        vocab_size=11,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        tie_word_embeddings=False,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def vit():
+    config = transformers.ViTConfig(
+        image_size=32, patch_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=3, num_attention_heads=2
+    )
+    return transformers.ViTForImageClassification(config)
+
+
+class TestTransformers:
+    @pytest.mark.parametrize("make", [bert, gpt2, llama])
+    def test_names_without_decay(self, make):
+        """With decayed embeddings, what decays is what Transformers' Trainer decays."""
+        model = make()
+        norms = [type(module) for module in model.modules() if "Norm" in type(module).__name__]
+        decayed = get_parameter_names(model, norms, ["bias"])
+
+        groups = grouped(model, no_decay=())
+
+        trained = {name for name, _ in model.named_parameters()}
+        assert {name for name, (_, decay) in groups.items() if decay} == trained.intersection(decayed)
+
+    def test_tied_embeddings(self):
+        """A tied embedding occurs once, does not decay, and has the depth of the embedding."""
+        model = gpt2()
+
+        groups, depths = grouped(model), layered(model)
+
+        assert model.lm_head.weight is model.transformer.wte.weight
+        assert groups["transformer.wte.weight"] == groups["transformer.wpe.weight"] == (LR, 0.0)
+        assert "lm_head.weight" not in groups
+        assert depths["transformer.wte.weight"] == 0
+        assert depths["transformer.ln_f.weight"] == 3
+
+    @pytest.mark.parametrize("make", [bert, vit])
+    def test_depths_of_beit(self, make):
+        """Embeddings have depth 0, layer k depth k + 1, all that follows the number of layers plus 1."""
+
+        def depth(name):
+            if ".embeddings." in name:
+                return 0
+            layer = re.search(r"\.layers?\.(\d+)\.", name)
+            return 4 if layer is None else int(layer[1]) + 1
+
+        model = make()
+
+        assert layered(model) == {name: depth(name) for name, _ in model.named_parameters()}
+
+
+class TestRules:
+    def test_frozen_parameters_are_left_out(self):
+        """As with timm, frozen parameters are in no group."""
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        model[0].requires_grad_(False)
+
+        assert set(grouped(model)) == {"1.weight", "1.bias"}
+
+    def test_layer_of_one_output(self):
+        """The weight of a linear layer or a convolution with one output decays, though its first dimension is 1."""
+        model = nn.Sequential(nn.Conv2d(1, 1, 1), nn.Linear(4, 1), nn.Linear(1, 4))
+
+        groups = grouped(model)
+
+        assert {name for name, (_, decay) in groups.items() if decay} == {"0.weight", "1.weight", "2.weight"}
+
+    def test_norms_of_several_dimensions(self):
+        """The weights of a LayerNorm over images do not decay."""
+        assert grouped(nn.LayerNorm((3, 4, 4))) == {"weight": (LR, 0.0), "bias": (LR, 0.0)}
+
+    @pytest.mark.parametrize(
+        ("no_decay", "decay"), [((), WEIGHT_DECAY), ((nn.Embedding,), 0.0), ((nn.Linear,), WEIGHT_DECAY)]
+    )
+    def test_types_without_decay(self, no_decay, decay):
+        """no_decay replaces the types of embeddings."""
+        model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2))
+
+        groups = grouped(model, no_decay=no_decay)
+
+        assert groups["0.weight"] == (LR, decay)
+        assert groups["1.weight"] == (LR, 0.0 if no_decay == (nn.Linear,) else WEIGHT_DECAY)
+
+    def test_optimizer_trains_with_its_rates(self):
+        """An optimizer of torch takes the groups, and one step of SGD moves each layer by its own rate and decay."""
+        model = nn.Sequential(*(nn.TransformerEncoderLayer(4, 1, 4) for _ in range(2)))
+        before = {name: one.detach().clone() for name, one in model.named_parameters()}
+        groups = cf.parameter_groups(model, LR, weight_decay=WEIGHT_DECAY, layer_decay=0.5)
+        optimizer = torch.optim.SGD(groups, lr=100.0)
+        for one in model.parameters():
+            one.grad = torch.ones_like(one)
+
+        optimizer.step()
+
+        for name, one in model.named_parameters():
+            rate = LR * 0.5 ** (1 - int(name[0]))
+            decay = WEIGHT_DECAY if one.ndim > 1 else 0.0
+            torch.testing.assert_close(one.detach(), before[name] - rate * (1 + decay * before[name]))
+
+    def test_without_repeated_blocks_raises(self):
+        """A model without blocks has no depths."""
+        with pytest.raises(
+            ValueError, match=r"layer_decay requires a model with repeated blocks, .* got Linear without"
+        ):
+            grouped(nn.Linear(4, 2), layer_decay=0.5)
+
+    def test_layer_decay_without_rate_raises(self):
+        """Each group gets its own rate, so that it cannot be left to the optimizer."""
+        with pytest.raises(ValueError, match=r"lr is required with layer_decay=0.5"):
+            cf.parameter_groups(nn.Linear(4, 2), weight_decay=0.1, layer_decay=0.5)
+
+    def test_frozen_model_raises(self):
+        """A model without trainable parameters has no groups."""
+        with pytest.raises(ValueError, match="model must have parameters that require gradients, got none in Linear"):
+            grouped(nn.Linear(4, 2).requires_grad_(False))
