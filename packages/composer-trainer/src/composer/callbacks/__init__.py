@@ -4,6 +4,7 @@ from composer.callbacks.activation_monitor import ActivationMonitor
 from composer.callbacks.cost_monitor import Cost, CostMonitor
 from composer.callbacks.export_for_inference import ExportForInferenceCallback
 from composer.callbacks.free_outputs import FreeOutputs
+from composer.callbacks.garbage_collector import GarbageCollector
 from composer.callbacks.generate import Generate
 from composer.callbacks.image_visualizer import ImageVisualizer
 from composer.callbacks.load_checkpoint import LoadCheckpoint
@@ -29,6 +30,7 @@ __all__ = [
     "EarlyStopper",
     "ExportForInferenceCallback",
     "FreeOutputs",
+    "GarbageCollector",
     "Generate",
     "ImageVisualizer",
     "LRMonitor",
