@@ -144,7 +144,7 @@ class Run:
         self.optimization.train_mode()
         # Last, because wrapping the model and the callbacks at FIT_START may draw random numbers.
         self.progress.begin()
-        self._update_length()
+        self.state.dataloader_len = self.batches.position.length
         # The training may be longer than when it was stopped at its end.
         if self._length is not None and not self.state.has_reached(self._length):
             self.interrupted.pop(Event.FIT_END, None)
@@ -180,15 +180,13 @@ class Run:
         if batch is END:
             self._is_in_batch = False
             return False
-        self._update_length()
+        position = self.batches.position
+        if self.state.dataloader_len != position.length:  # the epoch has more batches than announced
+            self.state.dataloader_len = position.length
         self._num_samples = self._counting.samples(batch)
-        self._is_counted = self.batches.position.counts
+        self._is_counted = position.counts
         self.state.batch, self.state.batch_counts = batch, self._is_counted
         return True
-
-    def _update_length(self) -> None:
-        if self.state.dataloader_len != self.batches.position.length:  # the epoch has more batches than announced
-            self.state.dataloader_len = self.batches.position.length
 
     def _split(self) -> Iterable[Part]:
         """Return the microbatches, each with its weight: its fraction of the elements that the loss is the mean of."""

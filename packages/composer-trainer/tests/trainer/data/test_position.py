@@ -44,8 +44,9 @@ class TestEnd:
         loader = iter([1, 2])
         position = EpochPosition(DataSpec(loader), make_order(loader, seed=17), -1)
         position.move_to(2)
-        before, position.is_exhausted = position.epoch_is_over, True
+        before = position.epoch_is_over
 
+        position.exhaust()
         after = position.epoch_is_over
         position.move_to(0)
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["END", "Batches"]
 
+_NONE_LEFT = (END, True)
+
 
 class Batches:
     """Iterates over the batches of a loader, epoch by epoch.
@@ -80,7 +82,7 @@ class Batches:
         self._at_begin = save_objects(self.replayed)
         # Whether the loader was restored between two epochs, and whether the last one took all of its batches.
         self._is_restored, self._took_all = False, True
-        self._iterator: Iterator[tuple[Batch, bool]] | None = None
+        self._iterator = self._begin_here()
         # A batch that was loaded to find out whether the epoch continues, and the loader's state before that.
         self._ahead: tuple[Batch, bool] | None = None
         self._before_ahead: Any = None
@@ -117,26 +119,17 @@ class Batches:
             ValueError: The loader returned no batch in the epoch, or None as a batch.
         """
         position = self.position
-        batch, is_own = self._ahead or self._load()
+        batch, is_own = self._ahead or next(self._iterator, _NONE_LEFT)
         self._ahead = None
         if batch is END:
-            if not position.place:
-                raise ValueError(
-                    "train_dataloader returned no batch in a complete epoch. A generator can be iterated over only "
-                    "once: give an iterable that can be iterated over again."
-                )
-            if get_world_size() > 1 and position.data_end is not None:
-                raise ValueError(
-                    f"train_dataloader ended after {position.num_batches} of {position.length} batches in one of "
-                    "several processes, and the others wait for it. Does its data set raise StopIteration?"
-                )
-            position.finish()
+            self._check_end()
+            position.exhaust()
             return END
         if batch is None:
             raise batch_is_none("train_dataloader", position.num_batches)
-        position.place += position.step
-        position.has_ended = not is_own
-        self._look_ahead()
+        position.advance(is_own=is_own)
+        if position.data_end is None:
+            self._look_ahead()
         # Batches are on the CPU, and walking through their containers takes time in each step.
         if self._device.type != "cpu":
             batch = move_batch(batch, self._device)
@@ -149,11 +142,19 @@ class Batches:
             warn_if_equal(batch if position.counts else None)
         return batch
 
-    def _load(self) -> tuple[Batch, bool]:
-        """Return the next batch, END if there is none, and whether this process must count it."""
-        if self._iterator is None:
-            self._iterator = self._aligned(self._begin(self.position.place))
-        return next(self._iterator, (END, True))
+    def _check_end(self) -> None:
+        """Raise an error if the end of the loader is not that of an epoch."""
+        position = self.position
+        if not position.place:
+            raise ValueError(
+                "train_dataloader returned no batch in a complete epoch. A generator can be iterated over only "
+                "once: give an iterable that can be iterated over again."
+            )
+        if get_world_size() > 1 and position.data_end is not None:
+            raise ValueError(
+                f"train_dataloader ended after {position.num_batches} of {position.length} batches in one of "
+                "several processes, and the others wait for it. Does its data set raise StopIteration?"
+            )
 
     def _look_ahead(self) -> None:
         """Load the batch after the last one that the loader's length announces, which shows whether the epoch is over.
@@ -164,9 +165,9 @@ class Batches:
         if not position.is_at_announced_end:
             return
         self._before_ahead = self._loader.state_dict() if has_state(self._loader) else None
-        self._ahead = self._load()
-        if self._ahead[0] is END:
-            self._ahead, position.is_exhausted = None, True
+        self._ahead = next(self._iterator, None)
+        if self._ahead is None:
+            position.exhaust()
         else:
             position.extend()
 
@@ -178,16 +179,16 @@ class Batches:
         Raises:
             ValueError: The loaders have different lengths, and one of the processes cannot train without own batches.
         """
-        size, position = self._order.batch_size, self.position
-        is_equal = all_agree((size, self._order.is_collated_by_torch, position.data_end))
-        position.has_usual_batches = is_equal and size is not None and self._order.is_collated_by_torch
+        size, position, is_collated = self._order.batch_size, self.position, self._order.is_collated_by_torch
+        is_equal = all_agree((size, is_collated, position.data_end))
         self.usual_samples = size if is_equal and get_world_size() > 1 else None
-        if not self._may_end_apart:
+        length = position.announced_length
+        if self._may_end_apart:
+            lengths = [length for length in all_gather_object(position.length) if length is not None]
+            length = max(lengths) if len(lengths) == get_world_size() else None
+        else:
             check_lengths(position.length)
-            return
-        lengths = [length for length in all_gather_object(position.length) if length is not None]
-        position.announced_length = max(lengths) if len(lengths) == get_world_size() else None
-        position.move_to(position.place)
+        position.announce(length, has_usual_batches=is_equal and size is not None and is_collated)
 
     def _aligned(self, batches: Iterator[Batch], last: Batch = END) -> Iterator[tuple[Batch, bool]]:
         """Return the batches, each with whether it counts, and find out where they end.
@@ -198,6 +199,10 @@ class Batches:
         is_apart = self._may_end_apart and (end is None or not all_agree(end))
         self.position.set_end(None if is_apart else end)
         return in_step(batches, last) if is_apart else zip(batches, itertools.repeat(True))
+
+    def _begin_here(self) -> Iterator[tuple[Batch, bool]]:
+        """Yield the batches from the place on; nothing begins before the first one is asked for."""
+        yield from self._aligned(self._begin(self.position.place))
 
     def _begin(self, place: int = 0) -> Iterator[Batch]:
         self._at_begin = save_objects(self.replayed)
@@ -214,13 +219,13 @@ class Batches:
 
     def close(self) -> None:
         """Stop the workers of the training's loader, which cannot be iterated over afterwards."""
-        self._iterator = self._ahead = None
+        self._iterator, self._ahead = iter(()), None
         self._order.close()
 
     def rewind(self, epoch: int | None = None) -> None:
         """Start the next epoch, or the given one, with the next batch."""
         self._epoch = self._epoch + 1 if epoch is None else epoch
-        self._iterator = self._ahead = None
+        self._iterator, self._ahead = self._begin_here(), None
         if self.position.place:
             self._took_all = self.position.data_is_over
         self._order.rewind()
@@ -239,7 +244,7 @@ class Batches:
             "loader": self._before_ahead if self._ahead else loader.state_dict() if has_state(loader) else None,
             # In an epoch the states from its start, because a resumed run draws its order again.
             "parts": self._at_begin if in_epoch else save_objects(self.replayed),
-            "has_ended": position.has_ended,
+            "has_ended": position.own_is_over,
             "is_over": position.data_is_over if position.place else self._took_all,
         }
 
@@ -251,31 +256,32 @@ class Batches:
             samples: The number of samples in the batches before the place, if it is known.
         """
         self.rewind(state["epoch"])
-        position, loader, counted = self.position, self._loader, None
-        position.move_to(position.place_of(state))
-        if position.place and position.data_end is None:
-            position.is_exhausted = state["is_over"]
+        position, counted = self.position, None
+        position.restore(state)
         in_epoch = position.is_in_epoch
         # A loader may have saved the end of the finished epoch as its position.
         self._is_restored, self._took_all = state["loader"] is not None and not in_epoch, state["is_over"]
         load_objects(state["parts"], self.replayed)
         self._at_begin = state["parts"]
-        if state["loader"] is not None and has_state(loader):
-            load_objects({"states": {"train_dataloader": state["loader"]}}, {"train_dataloader": loader})
-            # Iterated over, a loader at the end of its data may begin again.
-            self._iterator = self._aligned(iter(())) if state["has_ended"] else None
-        elif in_epoch and not self._order.skips:
-            counted = self._replay()
-        elif isinstance(loader, (list, tuple)):
-            counted = self._count_samples(loader[: position.num_batches])
+        if state["loader"] is not None and has_state(self._loader):
+            load_objects({"states": {"train_dataloader": state["loader"]}}, {"train_dataloader": self._loader})
+            if state["has_ended"]:  # iterated over, a loader at the end of its data may begin again
+                self._iterator = self._aligned(iter(()))
+        elif in_epoch:
+            counted = self._skip(state["order"]) if self._order.skips else self._replay()
         if in_epoch:
-            warn_of_any_order(loader)
+            warn_of_any_order(self._loader)
         if position.place:
             position.warn_of_other_sizes(state, samples, counted)
-        if in_epoch and self._order.skips and position.data_end is None:  # only the sampler can show its order
-            self._iterator = self._aligned(self._begin(position.place))
-            position.warn_of_other_order(state["order"])
         self._look_ahead()
+
+    def _skip(self, fingerprint: str | None) -> int | None:
+        """Skip the batches before the place, and return their number of samples; None if it is not counted."""
+        position, loader = self.position, self._loader
+        if position.data_end is None:  # only the sampler can show its order
+            self._iterator = self._aligned(self._begin(position.place))
+            position.warn_of_other_order(fingerprint)
+        return self._count_samples(loader[: position.num_batches]) if isinstance(loader, (list, tuple)) else None
 
     def _replay(self) -> int | None:
         """Load the batches before the place again, and return their number of samples; None if it is not counted."""

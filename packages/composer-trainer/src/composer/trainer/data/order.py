@@ -15,7 +15,7 @@ from composer.core.data_spec import length_of
 from composer.core.randomness import derive_seed
 from composer.distributed.environment import get_data_rank
 from composer.distributed.samplers import is_plain_distributed, num_real_samples, real_indices, set_epoch
-from composer.trainer.data.sampling import Keys, WithDigests, is_known, order_of
+from composer.trainer.data.sampling import Keys, WithDigests, is_known, order_of, shared_order_of
 from composer.trainer.data.seeding import (
     SeededDataset,
     SeededStream,
@@ -268,13 +268,9 @@ class SharedOrder(IndexedOrder):
         If the last ones are fewer than the processes, the others get one of the first, which only keeps them in step.
         """
         sampler: Any = self._distributed
-        # The order of all processes, as if there were one. It is split from ``place`` on and not from its start, so
-        # that another number of processes continues with exactly the samples that are left.
-        drawing = copy.copy(sampler)
-        drawing.seed, drawing.epoch = derive_seed(derive_seed(self._order_seed, "order", epoch), sampler.seed), 0
-        drawing.num_replicas, drawing.rank, drawing.drop_last = 1, 0, False
-        drawing.num_samples = drawing.total_size = len(sampler.dataset)
-        order = list(drawing)
+        # It is split from ``place`` on and not from its start, so that another number of processes continues with
+        # exactly the samples that are left.
+        order = shared_order_of(sampler, self._order_seed, epoch)
         left = max(0, self.end(place) - place)
         part = order[place + sampler.rank : place + left : sampler.num_replicas]
         if len(part) * sampler.num_replicas < left:

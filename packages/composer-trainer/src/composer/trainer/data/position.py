@@ -52,18 +52,16 @@ class EpochPosition:
         length: The number of batches in the epoch, as far as it is known: the loader's length until more are found.
         announced_length: The number at the start of an epoch; None if it is not known.
         sizes: The known sizes of the data, by which a saved place is compared with it.
-        data_end: The place where the data ends; None if only the loader can show it.
-        is_exhausted: Whether the loader has returned all batches of the epoch.
-        has_ended: Whether this process trains on no further batch of the epoch, and others do.
-        has_usual_batches: Whether all batches but the last have the usual number of samples in each process.
+        data_end: The place where the data ends; None while only the loader can show it.
+        own_is_over: Whether this process trains on no further batch of the epoch, and others do.
 
     Example:
         >>> from composer.core import DataSpec
         >>> from composer.trainer.data.order import make_order
         >>> position = EpochPosition(DataSpec([1, 2]), make_order([1, 2], seed=17), -1)
-        >>> position.move_to(2)
-        >>> position.length, position.epoch_is_over
-        (2, True)
+        >>> position.advance()
+        >>> position.length, position.num_batches, position.epoch_is_over
+        (2, 1, False)
     """
 
     def __init__(self, spec: DataSpec, order: DataOrder, subset_num_batches: int) -> None:
@@ -72,62 +70,89 @@ class EpochPosition:
         self._is_shared = order.global_batch_size is not None
         self._rank = get_data_rank() if self._is_shared else 0
         self.sizes = ({} if spec.length is None else {"batches": spec.length}) | order.sizes()
-        self.has_usual_batches = self._has_warned = False
+        self.place, self._has_warned = 0, False
         end = order.end(0)
         # Rounded up, because the last batch may have fewer samples.
         length = spec.length if end is None else -(-end // self.step)
         if subset_num_batches != -1:
             length = subset_num_batches if length is None else min(length, subset_num_batches)
-        self.announced_length = length
-        self.move_to(0)
+        self.announce(length)
+
+    def announce(self, length: int | None, *, has_usual_batches: bool = False) -> None:
+        """Set the number of batches at the start of an epoch.
+
+        Args:
+            length: The number; None if it is not known.
+            has_usual_batches: Whether all batches but the last have the usual number of samples in each process.
+        """
+        self.announced_length, self._has_usual_batches = length, has_usual_batches
+        self.move_to(self.place)
 
     def move_to(self, place: int) -> None:
         """Set the place of the next batch, which the loader has not returned yet."""
-        self.place, self.is_exhausted, self.has_ended = place, False, False
+        self.place, self.own_is_over = place, False
         self.set_end(self._order.end(place))
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Move to a saved place."""
+        self.move_to(self.place_of(state))
+        if self.place and self.data_end is None and state["is_over"]:
+            self.exhaust()
+
+    def advance(self, *, is_own: bool = True) -> None:
+        """Move on by a batch; ``is_own`` is False for a copy that only keeps this process in step with others."""
+        self.place += self.step
+        self.own_is_over = not is_own
 
     def set_end(self, end: int | None) -> None:
         """Set the place where the data ends; None if only the loader can show it."""
         self.data_end = end
         # Continued by another number of processes, an epoch may end between the places of two batches.
-        self._end = min(self._limit * self.step, math.inf if end is None else end)
+        self._epoch_end = min(self._limit * self.step, math.inf if end is None else end)
         self._last_full = end if self._is_shared and end is not None else 0
         self.length = self.announced_length
         if end is not None and not self._is_shared:
-            self.length = int(self._end)
+            self.length = int(self._epoch_end)
             if self._spec.length not in (None, end):
-                self.warn_of_length(f"{end}")
+                self._warn_of_length(f"{end}")
 
     def extend(self) -> None:
         """Extend the epoch by a batch that the loader has beyond its length."""
         self.length = self.num_batches + 1
-        self.warn_of_length("more")
+        self._warn_of_length("more")
+
+    def exhaust(self) -> None:
+        """End the data here, as the loader has no further batch."""
+        self.data_end = self._epoch_end = self.place
+        if self.length is not None and self.num_batches < self.length:
+            self._warn_of_length(f"only {self.num_batches}")
 
     @property
     def counts(self) -> bool:
         """Whether the last batch has a sample that no other process counts; else its weight is 0."""
-        return not self.has_ended and (self.data_end is None or self.place - self.step + self._rank < self.data_end)
+        return not self.own_is_over and (self.data_end is None or self.place - self.step + self._rank < self.data_end)
 
     @property
     def is_full(self) -> bool:
         """Whether it is certain that the last batch has the usual number of samples in each process."""
-        return self.has_usual_batches and self.place <= self._last_full
+        return self._has_usual_batches and self.place <= self._last_full
 
     @property
     def data_is_over(self) -> bool:
         """Whether the data, and not only the chosen number of batches, has ended."""
-        return self.is_exhausted or (self.data_end is not None and self.place >= self.data_end)
+        return self.data_end is not None and self.place >= self.data_end
 
     @property
     def epoch_is_over(self) -> bool:
         """Whether the epoch has no batch left; for loaders without a length, known only after the last batch."""
-        return self.is_exhausted or self.place >= self._end
+        return self.place >= self._epoch_end
 
     @property
     def is_at_announced_end(self) -> bool:
         """Whether the loader has returned as many batches as its length, and may have more."""
-        may_have_more = self.data_end is None and self.length is not None and not self.epoch_is_over
-        return may_have_more and self.num_batches >= self.length  # type: ignore[operator]
+        if self.data_end is not None or self.length is None:
+            return False
+        return self.num_batches >= self.length and not self.epoch_is_over
 
     @property
     def is_in_epoch(self) -> bool:
@@ -139,13 +164,7 @@ class EpochPosition:
         """The number of batches before the place."""
         return -(-self.place // self.step)
 
-    def finish(self) -> None:
-        """End the epoch, as the loader has no further batch."""
-        self.is_exhausted, self.has_ended = True, False
-        if self.length is not None and self.num_batches < self.length:
-            self.warn_of_length(f"only {self.num_batches}")
-
-    def warn_of_length(self, found: str) -> None:
+    def _warn_of_length(self, found: str) -> None:
         """Warn, once, that an epoch has another number of batches than the loader's length."""
         if not self._has_warned:
             warnings.warn(

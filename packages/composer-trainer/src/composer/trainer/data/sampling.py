@@ -16,7 +16,7 @@ from composer.trainer.data.seeding import seeded_batches
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Keys", "WithDigests", "is_known", "order_of"]
+__all__ = ["Keys", "WithDigests", "is_known", "order_of", "shared_order_of"]
 
 # Samplers of torch that draw from their generator alone, so that a copy with a seeded generator replaces them.
 _DRAW_AT_ONCE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -60,6 +60,15 @@ def order_of(sampler: Any, seed: int, epoch: int) -> Iterator[Any]:
             sampler.generator.manual_seed(key)
         drawn = list(sampler)
     return WithDigests(iter(drawn), len(drawn))
+
+
+def shared_order_of(sampler: Any, seed: int, epoch: int) -> list[Any]:
+    """Return the order of a ``DistributedSampler`` for an epoch that all processes share, as if there were one."""
+    drawing = copy.copy(sampler)
+    drawing.seed, drawing.epoch = derive_seed(derive_seed(seed, "order", epoch), sampler.seed), 0
+    drawing.num_replicas, drawing.rank, drawing.drop_last = 1, 0, False
+    drawing.num_samples = drawing.total_size = len(sampler.dataset)
+    return list(drawing)
 
 
 class WithDigests:
