@@ -15,7 +15,7 @@ import pytest
 
 from composer.core import Callback
 from composer.trainer import stopping
-from composer.trainer.stopping import Stopped, StopSignals
+from composer.trainer.stopping import BatchLimit, Stopped, StopSignals
 from fixtures import make_classifier, make_loader, small_run
 
 PROGRAM = """
@@ -119,26 +119,26 @@ def test_batch_that_does_not_end(tmp_path):
     assert "in batch_start" in errors
 
 
-class Reports(StopSignals):
+class Reports(BatchLimit):
     """Calls a function instead of ending the process."""
 
     def __init__(self, batch, report):
         super().__init__(batch)
         self._report = report
 
-    def _abort(self, reason):
+    def abort(self, reason):
         self._report(reason)
-        self._ended.set()
+        self.is_over.set()
 
 
 def test_a_batch_may_take_20_seconds(monkeypatch):
     """It is ended after 20 seconds of its own time, before torchrun's and SLURM's 30 seconds are over."""
     clock, ended, batches = iter(range(100)), [], iter([1, 1, 1, *[2] * 100])
-    signals = Reports(lambda: next(batches), lambda reason: ended.append((next(clock) - 1, reason)))
+    limit = Reports(lambda: next(batches), lambda reason: ended.append((next(clock) - 1, reason)))
     monkeypatch.setattr(stopping.time, "monotonic", lambda: float(next(clock)))
-    monkeypatch.setattr(signals._ended, "wait", lambda _: bool(ended))
+    monkeypatch.setattr(limit.is_over, "wait", lambda _: bool(ended))
 
-    signals._watch()
+    limit.watch()
 
     # Batch 2 is seen at 3 seconds.
     assert ended == [(24, "batch 2 did not end within 20 seconds after a SIGTERM")]
@@ -155,7 +155,7 @@ def test_loss_of_a_process_is_timed_from_when_it_is_seen(monkeypatch):
     monkeypatch.setattr(stopping, "lost_processes", is_lost)
     monkeypatch.setattr(stopping, "_LOST_SECONDS", 0.3)
 
-    Reports(lambda: 7, lambda reason: ended.append((time.monotonic() - seen[5], reason)))._watch()
+    Reports(lambda: 7, lambda reason: ended.append((time.monotonic() - seen[5], reason))).watch()
 
     [(seconds, reason)] = ended
     assert seconds > 0.25  # the clock is read before the loss is seen

@@ -40,6 +40,46 @@ class Stopped(RuntimeError):  # noqa: N818  (a signal is no error)
     """Raised to leave a training, an evaluation or a prediction that a signal has stopped."""
 
 
+class BatchLimit:
+    """Ends the process if a batch takes too long after a SIGTERM.
+
+    The exit code is 143, and the stacks of all threads are printed before.
+
+    Args:
+        batch: Returns the number of the current batch; None between batches, which may take any time.
+    """
+
+    def __init__(self, batch: Callable[[], int | None]) -> None:
+        self._batch = batch
+        self.is_over = threading.Event()
+
+    def watch(self) -> None:
+        """Watch the batches, in a thread, until :attr:`is_over` is set."""
+        batch, began, lost = self._batch(), time.monotonic(), None
+        while not self.is_over.wait(0.1):
+            current, now = self._batch(), time.monotonic()
+            if current is None or current != batch:
+                batch, began, lost = current, now, None
+            elif now - began > _BATCH_SECONDS:
+                self.abort(f"batch {batch} did not end within {_BATCH_SECONDS:.0f} seconds after a SIGTERM")
+            elif lost_processes():
+                lost = lost or now
+                if now - lost > _LOST_SECONDS:
+                    self.abort(f"batch {batch} did not end after a SIGTERM and the end of another process")
+
+    def abort(self, reason: str) -> None:
+        """Print the stacks, report the failure to the other processes, and end this one."""
+        # Not print(), which may wait for a lock that a blocked thread holds.
+        os.write(_STDERR, f"{reason}; the stacks of all threads:\n".encode())
+        faulthandler.dump_traceback(_STDERR, all_threads=True)
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001  (documented)
+        error = TimeoutError(reason)
+        error.add_note("".join(["The stack of the main thread:\n", *traceback.format_stack(frame)]))
+        report_failure(error)
+        # sys.exit() would only end this thread.
+        os._exit(128 + signal.SIGTERM)
+
+
 class StopSignals:
     """A context in which the first Ctrl-C or SIGTERM only sets :attr:`received`; a second one acts immediately.
 
@@ -68,13 +108,12 @@ class StopSignals:
         self.received: signal.Signals | None = None
         self.is_agreed = False
         self._before: dict[signal.Signals, Any] = {}
-        self._batch = batch
-        self._ended = threading.Event()
-        self._wakeup: tuple[socket.socket, socket.socket] | None = None
+        self._limit = BatchLimit(batch)
+        self._wakeup: socket.socket | None = None
 
     def __enter__(self) -> Self:
         """Install the signal handlers."""
-        self._ended.clear()
+        self._limit.is_over.clear()
         if threading.current_thread() is threading.main_thread():
             for one in (signal.SIGINT, signal.SIGTERM):
                 handler = signal.getsignal(one)
@@ -88,10 +127,10 @@ class StopSignals:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Restore the former handlers, and call that of a received signal."""
         self._restore_handlers()
-        self._ended.set()
+        self._limit.is_over.set()
         if self._wakeup is not None:
             signal.set_wakeup_fd(-1)
-            self._wakeup[1].close()
+            self._wakeup.close()
         if self.received is not None and (error is None or isinstance(error, Stopped)):
             handler = self._before.get(self.received)
             if not callable(handler):
@@ -131,7 +170,7 @@ class StopSignals:
         self._restore_handlers()
         # Otherwise the thread that reads the signals watches.
         if self.received is signal.SIGTERM and self._wakeup is None:
-            threading.Thread(target=self._watch, name="stopping", daemon=True).start()
+            threading.Thread(target=self._limit.watch, name="stopping", daemon=True).start()
         _log.warning("%s: stopping after this batch; a second one stops immediately.", self.received.name)
 
     def _restore_handlers(self) -> None:
@@ -148,7 +187,7 @@ class StopSignals:
             reader.close()
             writer.close()
             return
-        self._wakeup = reader, writer
+        self._wakeup = writer
         listening = weakref.ref(self)  # the registration is for the life of the process
 
         def detach() -> None:
@@ -160,36 +199,11 @@ class StopSignals:
 
     def _stop_listening(self) -> None:
         """Detach a forked process, which would report its own signals to this one."""
-        if self._wakeup is not None and not self._ended.is_set():
+        if self._wakeup is not None and not self._limit.is_over.is_set():
             signal.set_wakeup_fd(-1)
 
     def _read(self, reader: socket.socket) -> None:
         with reader:
             while numbers := reader.recv(16):
                 if signal.SIGTERM in numbers:
-                    self._watch()
-
-    def _watch(self) -> None:
-        """End the process if a batch takes too long; returns at the end of the context."""
-        batch, began, lost = self._batch(), time.monotonic(), None
-        while not self._ended.wait(0.1):
-            current, now = self._batch(), time.monotonic()
-            if current is None or current != batch:
-                batch, began, lost = current, now, None
-            elif now - began > _BATCH_SECONDS:
-                self._abort(f"batch {batch} did not end within {_BATCH_SECONDS:.0f} seconds after a SIGTERM")
-            elif lost_processes():
-                lost = lost or now
-                if now - lost > _LOST_SECONDS:
-                    self._abort(f"batch {batch} did not end after a SIGTERM and the end of another process")
-
-    def _abort(self, reason: str) -> None:
-        # Not print(), which may wait for a lock that a blocked thread holds.
-        os.write(_STDERR, f"{reason}; the stacks of all threads:\n".encode())
-        faulthandler.dump_traceback(_STDERR, all_threads=True)
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001  (documented)
-        error = TimeoutError(reason)
-        error.add_note("".join(["The stack of the main thread:\n", *traceback.format_stack(frame)]))
-        report_failure(error)
-        # sys.exit() would only end this thread.
-        os._exit(128 + signal.SIGTERM)
+                    self._limit.watch()
