@@ -22,7 +22,8 @@ from composer import Callback, Trainer, distributed
 from composer.algorithms import EMA, GradientClipping, SelectiveBackprop
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
-from composer.trainer.evaluation.metrics import load_metrics, merge_metrics, save_metrics
+from composer.trainer.evaluation.merging import merge_metrics
+from composer.trainer.evaluation.metrics import load_metrics, save_metrics
 
 SAMPLES, GLOBAL_BATCH = 46, 12  # the last global batch of an epoch has 10 samples
 SEEN = {}

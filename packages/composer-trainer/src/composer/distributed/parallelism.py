@@ -101,9 +101,9 @@ class Parallelism:
         self._runs_together = False
         self._synced: Any = None
         self._syncs = True
-        self._own = self._totals = GlobalBatch(0)
+        self._own = GlobalBatch(0)
+        self._totals: GlobalBatch | None = self._own
         self._exchange = CountExchange(1, 1)
-        self._is_exchanged = True
         self._usual: int | None = None
         self._data_world_size = 1
 
@@ -167,10 +167,9 @@ class Parallelism:
         Raises:
             RuntimeError: The counts are not those that the other processes rely on.
         """
-        self._usual = usual
-        self._own = self._totals = own
-        self._is_exchanged = not self.is_connected
+        self._usual, self._own, self._totals = usual, own, own
         if self.is_connected:
+            self._totals = None  # until the exchange is complete
             self._exchange.begin(own, usual, is_regular=is_regular)
 
     def totals(self) -> GlobalBatch:
@@ -179,8 +178,8 @@ class Parallelism:
         Raises:
             ValueError: No process has a sample to train on in this batch.
         """
-        if not self._is_exchanged:
-            self._totals, self._is_exchanged = self._exchange.finish(), True
+        if self._totals is None:
+            self._totals = self._exchange.finish()
         return self._totals
 
     def weight(self) -> float:

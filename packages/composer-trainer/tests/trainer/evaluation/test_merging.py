@@ -6,7 +6,8 @@ from torchmetrics import Metric, PearsonCorrCoef
 from torchmetrics.regression import NormalizedRootMeanSquaredError
 from torchmetrics.retrieval import RetrievalMAP
 
-from composer.trainer.evaluation.metrics import load_metrics, merge_metrics, save_metrics
+from composer.trainer.evaluation.merging import merge_metrics
+from composer.trainer.evaluation.metrics import load_metrics, save_metrics
 
 
 def only_two(stacked):

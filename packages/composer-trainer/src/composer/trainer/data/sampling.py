@@ -14,7 +14,7 @@ from composer.core.randomness import derive_seed, preserve_rng_state, seed_globa
 from composer.trainer.data.seeding import seeded_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 __all__ = ["Keys", "WithDigests", "is_known", "order_of", "shared_order_of"]
 
@@ -35,31 +35,29 @@ def is_known(sampler: Any) -> bool:
 
 def order_of(sampler: Any, seed: int, epoch: int) -> Iterator[Any]:
     """Return a sampler's keys for an epoch, with digests if its type is unknown, so that it may draw others."""
-    if type(sampler) is BatchSampler:
-        keys, batches = order_of(sampler.sampler, seed, epoch), copy.copy(sampler)
-        if not isinstance(keys, WithDigests):
-            batches.sampler = keys
-            return iter(batches)
-        batches.sampler, length = keys.keys, keys.length
-        if length is not None:
-            length = length // sampler.batch_size if sampler.drop_last else -(-length // sampler.batch_size)
-        return WithDigests(iter(batches), length)
+    keys = _draw(sampler, seed, epoch)
+    return iter(keys) if is_known(sampler) else WithDigests(iter(keys), length_of(keys))
+
+
+def _draw(sampler: Any, seed: int, epoch: int) -> Iterable[Any]:
+    """Return a sampler's keys for an epoch, which have a length unless there is no end."""
     key = derive_seed(seed, "order", epoch)
-    if is_known(sampler):
+    if is_known(sampler) or type(sampler) is BatchSampler:
         drawing = copy.copy(sampler)
-        if type(sampler) in _DRAW_AT_ONCE:
+        if type(sampler) is BatchSampler:
+            drawing.sampler = _draw(sampler.sampler, seed, epoch)
+        elif type(sampler) in _DRAW_AT_ONCE:
             drawing.generator = torch.Generator().manual_seed(key)
-        return iter(drawing)
+        return drawing  # type: ignore[no-any-return]
     if (length_of(sampler) or _ENDLESS) >= _ENDLESS:
-        return WithDigests(seeded_batches(lambda: iter(sampler), seed, epoch))
+        return seeded_batches(lambda: iter(sampler), seed, epoch)
     # An unknown sampler may draw from any generator: the global ones are seeded, and it is read completely before they
     # are restored.
     with preserve_rng_state():
         seed_globals(key)
         if isinstance(getattr(sampler, "generator", None), torch.Generator):
             sampler.generator.manual_seed(key)
-        drawn = list(sampler)
-    return WithDigests(iter(drawn), len(drawn))
+        return list(sampler)
 
 
 def shared_order_of(sampler: Any, seed: int, epoch: int) -> list[Any]:

@@ -28,7 +28,8 @@ from composer.distributed.environment import get_tensor_parallel_size
 from composer.trainer.cooldown import Cooldown
 from composer.trainer.data.position import SavedPlace  # noqa: TC001  (its fields are looked up at run time)
 from composer.trainer.evaluation.evaluate import due_evaluators
-from composer.trainer.evaluation.metrics import SavedMetric, check_metrics, load_metrics, merge_metrics, save_metrics
+from composer.trainer.evaluation.merging import merge_metrics
+from composer.trainer.evaluation.metrics import SavedMetric, check_metrics, load_metrics, save_metrics
 from composer.trainer.reproducibility import seed_all
 from composer.trainer.resume.contract import (
     Changes,

@@ -1,0 +1,77 @@
+"""Metrics: their values by name, and their saved states."""
+
+import pytest
+import torch
+from torchmetrics import MeanMetric, Metric, MetricCollection, SumMetric
+from torchmetrics.regression import MeanSquaredError
+
+from composer.trainer.evaluation.metrics import check_metrics, compute_metrics, load_metrics, metrics_of, save_metrics
+
+
+class Lists(Metric):
+    """Keeps its numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_state("numbers", [])
+
+    def update(self, number):
+        self.numbers.append(torch.tensor(number))
+
+    def compute(self):
+        return torch.stack(self.numbers).sum()
+
+
+def filled(metric, *numbers):
+    """Return a metric after its updates."""
+    for number in numbers:
+        metric.update(number)
+    return metric
+
+
+def test_values_of_a_collection_have_names_of_their_own():
+    """A metric that returns several values has one for each part."""
+    metrics = {"sum": filled(SumMetric(), 2.0), "both": filled(MetricCollection([SumMetric(), MeanMetric()]), 1.0, 4.0)}
+
+    values = {name: value.item() for name, value in compute_metrics(metrics).items()}
+
+    assert values == {"sum": 2.0, "both/SumMetric": 5.0, "both/MeanMetric": 2.5}
+
+
+def test_loaded_metrics_continue():
+    """Saved states are copies, and a metric that loads them computes the same value after the same updates."""
+    original = {"mean": filled(MeanMetric(), 1.0, 2.0), "list": filled(Lists(), 3.0)}
+    saved = save_metrics(original)
+    other = {"mean": filled(MeanMetric(), 7.0), "list": filled(Lists(), 7.0, 8.0)}
+    compute_metrics(other)  # torchmetrics caches the value
+
+    load_metrics(other, saved, torch.device("cpu"))
+    for metrics in (original, other):
+        for metric in metrics.values():
+            metric.update(6.0)
+
+    assert compute_metrics(other) == compute_metrics(original) == {"mean": torch.tensor(3.0), "list": torch.tensor(9.0)}
+
+
+def test_states_that_do_not_fit_are_named():
+    """A state of another shape or kind is a problem."""
+    saved = save_metrics({"error": MeanSquaredError(num_outputs=2), "list": Lists()})
+    saved["list"][""]["state"]["numbers"] = torch.zeros(2)
+
+    problems = check_metrics({"error": MeanSquaredError(num_outputs=3), "list": Lists()}, saved)
+
+    assert problems == [
+        "error.sum_squared_error: must be a tensor of shape (3,), got a tensor of shape (2,).",
+        "list.numbers: must be a list, got a tensor of shape (2,).",
+    ]
+
+
+def test_metrics_without_names_raise():
+    """get_metrics must return a dictionary."""
+
+    class Model:
+        def get_metrics(self, is_train):
+            return [SumMetric()]
+
+    with pytest.raises(TypeError, match=r"Model.get_metrics must return a dictionary of metrics by name"):
+        metrics_of(Model(), is_train=True)
