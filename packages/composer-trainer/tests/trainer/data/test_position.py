@@ -53,6 +53,26 @@ class TestEnd:
         assert (before, after, position.epoch_is_over, position.length) == (False, True, False, None)
 
 
+def test_restored_end_of_an_epoch():
+    """A place after the last batch of a loader that is shorter than its length is the end, with no second warning."""
+
+    class Loader:
+        def __len__(self):
+            return 3
+
+        def __iter__(self):
+            return iter([1, 2])
+
+    loader = Loader()
+    position = EpochPosition(DataSpec(loader), make_order(loader, seed=17), -1)
+    position.move_to(2)
+    before = position.is_in_epoch
+
+    position.restore({"place": 2, "global_batch_size": None, "sizes": {}, "is_over": True})
+
+    assert (before, position.is_in_epoch, position.data_is_over) == (True, False, True)
+
+
 def test_place_of_other_data():
     """A saved place in other data is comparable only by its number of batches, which must exist."""
     position = make_position()

@@ -97,7 +97,7 @@ class EpochPosition:
         """Move to a saved place."""
         self.move_to(self.place_of(state))
         if self.place and self.data_end is None and state["is_over"]:
-            self.exhaust()
+            self._end_here()
 
     def advance(self, *, is_own: bool = True) -> None:
         """Move on by a batch; ``is_own`` is False for a copy that only keeps this process in step with others."""
@@ -116,6 +116,9 @@ class EpochPosition:
             if self._spec.length not in (None, end):
                 self._warn_of_length(f"{end}")
 
+    def _end_here(self) -> None:
+        self.data_end = self._epoch_end = self.place
+
     def extend(self) -> None:
         """Extend the epoch by a batch that the loader has beyond its length."""
         self.length = self.num_batches + 1
@@ -123,7 +126,7 @@ class EpochPosition:
 
     def exhaust(self) -> None:
         """End the data here, as the loader has no further batch."""
-        self.data_end = self._epoch_end = self.place
+        self._end_here()
         if self.length is not None and self.num_batches < self.length:
             self._warn_of_length(f"only {self.num_batches}")
 
