@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from composer import Trainer
 from composer.algorithms import SAM, SeqLengthWarmup
@@ -284,25 +284,44 @@ class TestInterruptedEvaluation:
         assert (evaluated(), result.steps) == ([{"4ba": 8, "1ep": 10}[interval]], 0)
         assert resumed.state.schedulers[0].get_last_lr() == stopped.state.schedulers[0].get_last_lr()
 
+    class Counts(Dataset):
+        """Counts the samples that it has returned."""
+
+        calls = 0
+
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, index):
+            self.calls += 1
+            return torch.full((4,), float(self.calls)), 0
+
+        def state_dict(self):
+            return {"calls": self.calls}
+
+        def load_state_dict(self, state):
+            self.calls = state["calls"]
+
+    class Stream(IterableDataset):
+        """As Hugging Face's, it begins where a loaded state is, and its state after an evaluation is the end."""
+
+        begin = place = 0
+
+        def __iter__(self):
+            for place in range(self.begin, 6):
+                self.place = place + 1
+                yield torch.full((4,), float(place + 1)), 0
+
+        def state_dict(self):
+            return {"place": self.place}
+
+        def load_state_dict(self, state):
+            self.begin = self.place = state["place"]
+
     @pytest.mark.parametrize("is_resumed", [False, True])
-    def test_data_set_that_saves_itself(self, tmp_path, is_resumed):
-        """The repeated evaluation begins with the first sample again."""
-
-        class Stream(IterableDataset):
-            done = 0
-
-            def __iter__(self):
-                while self.done < 6:
-                    self.done += 1
-                    yield torch.full((4,), float(self.done)), 0
-                self.done = 0
-
-            def state_dict(self):
-                return {"done": self.done}
-
-            def load_state_dict(self, state):
-                self.done = state["done"]
-
+    @pytest.mark.parametrize(("kind", "first"), [(Counts, 7), (Stream, 1)])
+    def test_data_set_that_saves_itself(self, tmp_path, kind, first, is_resumed):
+        """The repeated evaluation has the samples of one that is not stopped."""
         samples = []
 
         class Note(Callback):
@@ -312,7 +331,7 @@ class TestInterruptedEvaluation:
         saving = {"save_folder": str(tmp_path), "run_name": "run", "autoresume": True, "max_duration": "4ba"}
 
         def make(at):
-            loader = DataLoader(Stream(), batch_size=2)
+            loader = DataLoader(kind(), batch_size=2)
             return self.run(None, eval_dataloader=loader, callbacks=[self.Interrupt(at), Note()], **saving)[0]
 
         trainer = make(4)
@@ -322,8 +341,7 @@ class TestInterruptedEvaluation:
             trainer = make(None)
         trainer.fit()
 
-        complete = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
-        assert samples == [*complete, 1.0, 2.0, *complete]
+        assert samples == [1, 2, 3, 4, 5, 6, first, first + 1, *range(first, first + 6)]
 
     @pytest.mark.parametrize("saves_at_end", [True, False])
     @pytest.mark.parametrize("is_killed", [True, False])

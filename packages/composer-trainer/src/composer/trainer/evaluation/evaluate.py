@@ -45,7 +45,7 @@ from composer.functional.dtensors import is_sharded
 from composer.trainer.data.loaders import batch_is_none, warn_of_repeats
 from composer.trainer.data.order import make_order
 from composer.trainer.evaluation.metrics import SupportsMetrics, compute_metrics, metrics_of, reduce_over_data
-from composer.trainer.resume.contract import load_objects, parts_of, save_objects
+from composer.trainer.resume.contract import load_objects, parts_to_evaluate, save_objects
 from composer.trainer.stopping import Stopped
 
 if TYPE_CHECKING:
@@ -322,12 +322,12 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int, signals: St
 @contextlib.contextmanager
 def _restoring_parts(loader: Iterable[Any]) -> Iterator[None]:
     """Restore a loader's parts if a signal stops the evaluation, which is repeated from its start after a resume."""
-    parts = parts_of(loader)
-    before = save_objects(parts)
+    parts, streams = parts_to_evaluate(loader)
+    before = save_objects(parts, streams)
     try:
         yield
     except Stopped:
-        load_objects(before, parts)
+        load_objects(before, parts, streams)
         raise
 
 

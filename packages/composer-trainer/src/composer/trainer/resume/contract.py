@@ -36,6 +36,7 @@ __all__ = [
     "has_state",
     "load_objects",
     "parts_of",
+    "parts_to_evaluate",
     "save_objects",
     "warn_of_changes",
 ]
@@ -86,6 +87,22 @@ def parts_of(loader: Any) -> dict[str, Any]:
     if not isinstance(loader.dataset, IterableDataset):
         names += ["batch_sampler", "sampler"]
     return {name: getattr(loader, name) for name in names if getattr(loader, name) is not None}
+
+
+def parts_to_evaluate(loader: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the parts of a loader to evaluate on, by name, and apart from them a stream.
+
+    The state of a stream, its position, is not saved, because each evaluation begins with the first sample. After an
+    evaluation it is the end: Hugging Face's IterableDataset yields nothing once that is loaded.
+
+    Example:
+        >>> parts, streams = parts_to_evaluate(DataLoader([1, 2, 3]))
+        >>> list(parts), list(streams)
+        (['dataset', 'collate_fn', 'batch_sampler', 'sampler'], [])
+    """
+    parts = parts_of(loader)
+    streams = {name: parts.pop(name) for name, one in list(parts.items()) if isinstance(one, IterableDataset)}
+    return parts, streams
 
 
 def save_objects(objects: Mapping[str, Any], components: Mapping[str, Any] | None = None) -> dict[str, Any]:

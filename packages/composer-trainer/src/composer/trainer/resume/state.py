@@ -36,7 +36,7 @@ from composer.trainer.resume.contract import (
     SavedObjects,
     generators_of,
     load_objects,
-    parts_of,
+    parts_to_evaluate,
     save_objects,
     warn_of_changes,
 )
@@ -337,11 +337,13 @@ class ResumeState:
             warn_of_changes(changes.names(), list(generators_of(copied)))
 
     def _components(self) -> dict[str, Any]:
-        """Return the objects that are saved with the state, by name."""
+        """Return the objects of which only the generators are saved here, by name."""
         state = self._state
         found: dict[str, Any] = {"model": state.model}
         for kind, held in (("algorithms", state.algorithms), ("callbacks", state.callbacks)):
             found |= {f"{kind}.{state.component_key(one)}": one for one in held}
+        for evaluator in state.evaluators:
+            found |= _named(f"evaluators.{evaluator.label}", parts_to_evaluate(evaluator.dataloader.dataloader)[1])
         return found | _named("loggers", by_key(self._logger.destinations))
 
     def _objects(self) -> dict[str, Any]:
@@ -352,7 +354,7 @@ class ResumeState:
         if batches is not None:
             found |= _named("train_dataloader", batches.parts)
         for evaluator in state.evaluators:
-            found |= _named(f"evaluators.{evaluator.label}", parts_of(evaluator.dataloader.dataloader))
+            found |= _named(f"evaluators.{evaluator.label}", parts_to_evaluate(evaluator.dataloader.dataloader)[0])
         return found
 
 
