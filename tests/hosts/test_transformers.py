@@ -550,6 +550,15 @@ class TestRefusals:
                 model=wrap(case.make_model()), args=TrainingArguments(**settings(tmp_path)), algorithms=EMA()
             )
 
+    def test_gradient_checkpointing(self, tmp_path):
+        """Transformers' own gradient checkpointing beside ours, at the start of the training."""
+        trainer = make_trainer(CASES["ActivationCheckpointing-bert"], tmp_path, gradient_checkpointing=True)
+
+        with pytest.raises(
+            ValueError, match=r"must not use other gradient checkpointing.*gradient_checkpointing=False"
+        ):
+            trainer.train()
+
     def test_model_init(self, tmp_path):
         """A function that creates models, whose layers would not be replaced."""
         with pytest.raises(ValueError, match=r"do not work with model_init="):

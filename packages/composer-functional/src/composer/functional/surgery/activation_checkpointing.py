@@ -107,7 +107,7 @@ def apply_activation_checkpointing(
     """Let blocks compute their activations again in the backward pass instead of storing them, in place.
 
     A checkpointed block stores its inputs in the forward pass (Chen et al. 2016, arXiv:1604.06174), by
-    :func:`torch.utils.checkpoint.checkpoint`. Of ``L`` equal blocks with activations of size ``a`` and inputs of size
+    ``torch.utils.checkpoint.checkpoint``. Of ``L`` equal blocks with activations of size ``a`` and inputs of size
     ``i``, ``L a`` becomes ``L i + a``, for one more forward pass of the blocks. Outputs and gradients do not change by
     a bit, also with dropout. Running statistics of norms are updated once per step. Parameters keep their names, so
     checkpoints of the plain model can be loaded, and vice versa.
