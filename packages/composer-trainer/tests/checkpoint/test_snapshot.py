@@ -9,7 +9,8 @@ from composer.checkpoint import CheckpointSaveError, saving, verify_checkpoint
 from composer.checkpoint.base import Manifest
 from composer.checkpoint.layout import describe_parts, plan_parts
 from composer.checkpoint.local import LocalFolder
-from composer.checkpoint.saving import Snapshot, Writers
+from composer.checkpoint.saving import Snapshot
+from composer.checkpoint.writers import Writers
 from composer.core import Timestamp
 from composer.core.background import Task
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from composer import functional as cf
 from composer.core import Algorithm, BatchKey, Event, ExclusiveResource, Logger, Precision, Stage, State, saved
 from composer.core.checks import number_between, one_of, whole_number_from
-from composer.core.model_state import unwrapped
+from composer.core.optimizers import unwrapped
 from composer.core.serializable import reset_fields, transient
 from composer.core.step import total_of
 from composer.functional.dtensors import local_parts

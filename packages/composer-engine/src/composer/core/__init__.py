@@ -22,8 +22,9 @@ from composer.core.planning import explain
 from composer.core.precision import MemoryFormat, Precision, TrainerMode, get_precision_context
 from composer.core.saved_state import LoadReport, StateMismatchError
 from composer.core.serializable import Serializable, saved
-from composer.core.serialization import NotSerializableError, from_data, join_tensors, split_tensors, to_data
+from composer.core.serialization import NotSerializableError, from_data, to_data
 from composer.core.split_step import SplitStep
+from composer.core.splitting import join_tensors, split_tensors
 from composer.core.state import State, SupportsTraining
 from composer.core.time import Time, Timestamp, TimeUnit, ensure_time
 from composer.functional.signatures import unquote_annotations

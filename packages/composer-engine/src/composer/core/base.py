@@ -18,7 +18,7 @@ import attrs
 from composer.core.checks import nearest
 from composer.core.event import Event, Stage
 from composer.core.interval import checked_interval
-from composer.core.model_state import Ownership
+from composer.core.optimizers import Ownership
 from composer.core.passes import apply_passes
 from composer.core.randomness import seeded_draws
 from composer.core.serializable import Serializable, is_unsaved

@@ -17,7 +17,7 @@ from composer.core.event import MODEL_EVENTS, Event
 from composer.core.interval import Call, checked_interval, only_when_due
 from composer.core.logger import Logger, LoggerDestination, Trace
 from composer.core.loop_check import LoopCheck
-from composer.core.model_state import Ownership
+from composer.core.optimizers import Ownership
 from composer.core.passes import AlgorithmPass, Passes, all_passes, check_pass
 from composer.core.plan import Entry, Plan, Subscription, check_function
 from composer.core.planning import build_plan

@@ -16,7 +16,7 @@ from composer.core.checks import is_string, is_subset, nearest, to_strings, whol
 from composer.core.data_spec import DataSpec, ensure_data_spec
 from composer.core.event import Event
 from composer.core.interval import Interval
-from composer.core.model_state import held_parameters, unwrapped
+from composer.core.optimizers import held_parameters, unwrapped
 from composer.functional.dtensors import local_parts
 from composer.functional.modes import kept_modes
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from composer.core.event import MODEL_EVENTS, STEP_EVENTS, Event
-from composer.core.model_state import held_parameters
+from composer.core.optimizers import held_parameters
 from composer.core.time import TimeUnit
 
 if TYPE_CHECKING:

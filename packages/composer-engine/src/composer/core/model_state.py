@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import torch
@@ -15,6 +14,7 @@ from torch.optim import Optimizer
 
 from composer.core.checks import nearest, shortened
 from composer.core.components import by_key
+from composer.core.optimizers import held_parameters, unwrapped
 from composer.core.serialization import NotSerializableError, from_data, is_number, plain
 from composer.functional.dtensors import is_dtensor, shard_like
 from composer.functional.training.ema import is_dense
@@ -23,7 +23,6 @@ __all__: list[str] = []
 
 # torch.compile, activation checkpointing and FSDP 1 put these into the names of weights.
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
-_REMEDY = "Pass optimizers=state.optimizers to the surgery, so that it moves them over."
 _HINTS = 10
 """The number of names for which a similar one is searched: for thousands among thousands it would take minutes."""
 
@@ -180,29 +179,6 @@ def _sharded_like(value: Any, own: Any) -> Any:
     return value
 
 
-def wants_closure(optimizer: Optimizer) -> bool:
-    """Return whether ``optimizer.step`` requires a closure that computes the loss again.
-
-    Example:
-        >>> wants_closure(torch.optim.LBFGS([torch.zeros(1)])), wants_closure(torch.optim.SGD([torch.zeros(1)], lr=1))
-        (True, False)
-    """
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
-
-
-def unwrapped(optimizer: Optimizer) -> Optimizer:
-    """Return the innermost optimizer, without wrappers that have a ``base_optimizer``, such as SAM's.
-
-    Example:
-        >>> from composer.functional import SAMOptimizer
-        >>> unwrapped(SAMOptimizer(torch.optim.SGD([torch.zeros(1)]))).__class__.__name__
-        'SGD'
-    """
-    inner = getattr(optimizer, "base_optimizer", None)
-    return unwrapped(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
-
-
 def _parameter_names(model: Any, optimizer: Optimizer) -> list[list[str]]:
     """Return the parameters' names by group; a parameter that the model does not have is named by its index."""
     known = (
@@ -212,11 +188,6 @@ def _parameter_names(model: Any, optimizer: Optimizer) -> list[list[str]]:
         [known.get(id(one), f"group {group} parameter {place}") for place, one in enumerate(held["params"])]
         for group, held in enumerate(optimizer.param_groups)
     ]
-
-
-def held_parameters(groups: Iterable[Mapping[str, Any]]) -> list[Any]:
-    """Return the parameters of an optimizer's groups; of saved groups their numbers or names."""
-    return [one for group in groups for one in group["params"]]
 
 
 def optimizer_states(model: Any, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
@@ -415,94 +386,3 @@ def _load_named_state(parameters: Mapping[str, Tensor], optimizer: Optimizer, sa
             own = held.get(field)
             if isinstance(own, Tensor) and isinstance(value, Tensor) and own.dtype != value.dtype:
                 held[field] = value.to(own.device)
-
-
-class HasOptimizers(Protocol):
-    """A state with a model and its optimizers."""
-
-    model: Any
-
-    @property
-    def optimizers(self) -> Sequence[Optimizer]:
-        """The optimizers."""
-
-
-class Ownership:
-    """Checks that the optimizers hold the parameters of the model after each change to the model.
-
-    Call :meth:`begin` first, and :meth:`check` after each component that may change the model.
-
-    Example:
-        >>> import torch
-        >>> from composer.core import State
-        >>> model = nn.Linear(2, 2)
-        >>> state = State(model=model, optimizers=torch.optim.SGD(model.parameters(), lr=0.1))
-        >>> ownership = Ownership(state)
-        >>> ownership.begin()
-        >>> model.bias = nn.Parameter(torch.zeros(2))
-        >>> ownership.check("MyAlgorithm")
-        Traceback (most recent call last):
-        RuntimeError: MyAlgorithm replaced parameters of the model, but an optimizer still holds the former 'bias', ...
-    """
-
-    def __init__(self, state: HasOptimizers) -> None:
-        self._state = state
-        self._before: Mapping[str, nn.Parameter] = {}
-        self._owned_before: set[str] = set()
-
-    def begin(self) -> None:
-        """Store which parameters the model has and which of them the optimizers hold."""
-        self._before = self._parameters()
-        self._owned_before = {name for name, parameter in self._before.items() if id(parameter) in self._owned()}
-
-    def check(self, component: str) -> None:
-        """Compare with the stored parameters, and store the present ones.
-
-        Parameters that no optimizer held before are the user's choice: new parameters must be in an optimizer only if
-        those that they replace were, or if all trainable parameters were.
-
-        Raises:
-            RuntimeError: An optimizer holds a parameter that has left the model, or no optimizer holds a new one.
-        """
-        now, owned = self._parameters(), self._owned()
-        if owned:
-            present, former = _ids(now), _ids(self._before)
-            stale = [n for n, old in self._before.items() if id(old) in owned and id(old) not in present]
-            if stale:
-                raise RuntimeError(
-                    f"{component} replaced parameters of the model, but an optimizer still holds the former "
-                    f"{_names(stale)}, so the new ones would never learn. {_REMEDY}"
-                )
-            owned_all = all(name in self._owned_before for name, old in self._before.items() if old.requires_grad)
-            expected = now if owned_all else self._owned_before
-            missing = [
-                name
-                for name, parameter in now.items()
-                if parameter.requires_grad and id(parameter) not in owned | former and name in expected
-            ]
-            if missing:
-                raise RuntimeError(
-                    f"{component} added parameters to the model that no optimizer holds, {_names(missing)}, "
-                    f"so they would never learn. {_REMEDY}"
-                )
-        self.begin()
-
-    def end(self) -> None:
-        """Release the stored parameters."""
-        self._before, self._owned_before = {}, set()
-
-    def _parameters(self) -> Mapping[str, nn.Parameter]:
-        model = self._state.model
-        return dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
-
-    def _owned(self) -> set[int]:
-        return {id(one) for optimizer in self._state.optimizers for one in held_parameters(optimizer.param_groups)}
-
-
-def _ids(parameters: Mapping[str, nn.Parameter]) -> set[int]:
-    return {id(parameter) for parameter in parameters.values()}
-
-
-def _names(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:3]))
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -31,7 +31,7 @@ VERSION = 1
 """The schema of what :meth:`State.state_dict` returns; a higher one is of a later release."""
 
 
-class Run(Protocol):
+class SavableState(Protocol):
     """What saving and loading need of a :class:`State`, whose module imports this one."""
 
     model: Any
@@ -51,7 +51,9 @@ class Run(Protocol):
     def rebuild_algorithm(self, name: str, settings: Mapping[str, Any]) -> Any:
         """Return a new algorithm from its saved name and settings, or raise a ValueError."""
 
-    def after_surgery(self, algorithms: Sequence[Any], passes: Sequence[AlgorithmPass], logger: Any = None) -> Run:
+    def after_surgery(
+        self, algorithms: Sequence[Any], passes: Sequence[AlgorithmPass], logger: Any = None
+    ) -> SavableState:
         """Return this state with these algorithms only, after they have changed its model."""
 
 
@@ -133,7 +135,7 @@ _Findings = defaultdict[str, list[str]]
 """The lines of a :class:`LoadReport` by its fields, and ``problems``: the reasons why loading is impossible."""
 
 
-def state_to_data(state: Run) -> dict[str, Any]:
+def state_to_data(state: SavableState) -> dict[str, Any]:
     """Return what a run saves, without the weights of its model and the state of its optimizers."""
     kinds, data = field_types(type(state)), dict[str, Any](version=VERSION)
     for name, field in saved_fields(type(state)).items():
@@ -161,7 +163,7 @@ def _component_to_data(kind: str, key: str, component: Any) -> dict[str, Any]:
     return data | ({"required_on_load": component.required_on_load()} if kind == "algorithms" else {})
 
 
-def _components(state: Run, kind: str) -> dict[str, Any]:
+def _components(state: SavableState, kind: str) -> dict[str, Any]:
     """Return the ``"algorithms"``, ``"callbacks"`` or ``"schedulers"`` of a state by their keys."""
     if kind == "schedulers":
         return by_key(state.schedulers)
@@ -178,11 +180,11 @@ class RebuiltAlgorithms:
         passes: Passes that order them.
     """
 
-    state: Run
+    state: SavableState
     made: Mapping[int, Any]
     passes: Sequence[AlgorithmPass]
 
-    def rehearse(self) -> Run:
+    def rehearse(self) -> SavableState:
         """Return the state as it would be with the new algorithms, on copies without memory, if that is possible.
 
         Their settings, which a checkpoint has chosen, could request any amount of memory.
@@ -206,7 +208,7 @@ class RebuiltAlgorithms:
             return self.try_out()
         return rehearsed
 
-    def try_out(self, copies: dict[int, Any] | None = None) -> Run:
+    def try_out(self, copies: dict[int, Any] | None = None) -> SavableState:
         """Return the state as it would be with the new algorithms, on copies of what they change.
 
         Args:
@@ -237,8 +239,8 @@ def _check_buffers(buffers: Iterable[Any], own: Iterable[Any]) -> None:
         raise ValueError(f"they would add buffers of {size} bytes to a model of {before} bytes.")
 
 
-def _evolve(state: Any, **changes: Any) -> Run:
-    changed: Run = attrs.evolve(state, **changes)
+def _evolve(state: Any, **changes: Any) -> SavableState:
+    changed: SavableState = attrs.evolve(state, **changes)
     return changed
 
 
@@ -261,11 +263,11 @@ class CheckedState:
         load_into: Loads the saved state into the run, without further checks.
     """
 
-    state: Run
+    state: SavableState
     saved: Mapping[str, Any]
     report: LoadReport
     rebuilt: RebuiltAlgorithms
-    load_into: Callable[[Run, Mapping[str, Any]], object]
+    load_into: Callable[[SavableState, Mapping[str, Any]], object]
 
     def load(self, logger: Any = None, *, stacklevel: int = 4) -> LoadReport:
         """Load the saved state, and warn of differences; the run must not have changed since the check.
@@ -283,7 +285,7 @@ class CheckedState:
 
 
 def check_state(
-    state: Run,
+    state: SavableState,
     saved: Any,
     *,
     strict: bool,
@@ -315,7 +317,7 @@ def check_state(
 
 
 def check_part(
-    state: Run,
+    state: SavableState,
     part: str,
     saved: Mapping[str, Any],
     *,
@@ -340,7 +342,7 @@ def _to_report(findings: _Findings, *, strict: bool) -> LoadReport:
     return report
 
 
-def _read_parts(state: Run, saved: Any) -> dict[str, dict[str, Any]]:
+def _read_parts(state: SavableState, saved: Any) -> dict[str, dict[str, Any]]:
     """Return the records of components by kind and key, if this is a saved state at all."""
     version = saved.get("version") if isinstance(saved, dict) else None
     if type(version) is not int or version < 1:
@@ -376,7 +378,7 @@ def _read_records(kind: str, data: Any) -> dict[str, Any]:
 
 
 def _rebuild_missing(
-    state: Run, records: Mapping[str, AlgorithmRecord], excluded: Collection[str], passes: Passes
+    state: SavableState, records: Mapping[str, AlgorithmRecord], excluded: Collection[str], passes: Passes
 ) -> RebuiltAlgorithms:
     """Construct the algorithms that the saved weights need and the run lacks."""
     own = _components(state, "algorithms")
@@ -395,7 +397,7 @@ def _rebuild_missing(
     return RebuiltAlgorithms(state, made, all_passes(passes))
 
 
-def _check_fields(state: Run, saved: Mapping[str, Any], findings: _Findings) -> None:
+def _check_fields(state: SavableState, saved: Mapping[str, Any], findings: _Findings) -> None:
     kinds = field_types(type(state))
     for name, field in saved_fields(type(state)).items():
         try:
@@ -477,7 +479,7 @@ def _from_first_difference(one: str, other: str) -> tuple[str, str]:
     return f"...{one[start : start + _SHOWN]}...", f"...{other[start : start + _SHOWN]}..."
 
 
-def _check_scaler(state: Run, saved: Any, findings: _Findings) -> None:
+def _check_scaler(state: SavableState, saved: Any, findings: _Findings) -> None:
     own = None if state.scaler is None else state.scaler.state_dict()
     if saved is not None and not isinstance(saved, dict):
         findings["problems"].append(f"scaler: must be a dictionary or None, got {type(saved).__name__}.")
@@ -492,7 +494,7 @@ def _check_scaler(state: Run, saved: Any, findings: _Findings) -> None:
         findings["restored"].append("scaler")
 
 
-def _check_part(state: Run, part: str, saved: Any, findings: _Findings) -> None:
+def _check_part(state: SavableState, part: str, saved: Any, findings: _Findings) -> None:
     """Compare the saved ``"model"`` or ``"optimizers"`` with those of a state."""
     if not isinstance(saved, Mapping):
         findings["problems"].append(f"{part}: must be a dictionary, got {type(saved).__name__}.")
@@ -509,7 +511,7 @@ def _check_part(state: Run, part: str, saved: Any, findings: _Findings) -> None:
     findings["restored"].append(part)
 
 
-def _load_state(state: Run, saved: Mapping[str, Any]) -> None:
+def _load_state(state: SavableState, saved: Mapping[str, Any]) -> None:
     """Load what has been checked: first what may still reject it, optimizers and components."""
     loaded: list[str] = []
     with contextlib.ExitStack() as on_error:
@@ -533,11 +535,11 @@ def _load_state(state: Run, saved: Mapping[str, Any]) -> None:
     state.restart_draws()
 
 
-def _load_weights(state: Run, saved: Mapping[str, Any]) -> None:
+def _load_weights(state: SavableState, saved: Mapping[str, Any]) -> None:
     model_state.load_weights(state.model, saved["model"])
 
 
-def _load_optimizers(state: Run, saved: Mapping[str, Any]) -> Callable[[], None]:
+def _load_optimizers(state: SavableState, saved: Mapping[str, Any]) -> Callable[[], None]:
     try:
         return model_state.load_optimizers(state.model, state.optimizers, saved["optimizers"])
     except ValueError as error:

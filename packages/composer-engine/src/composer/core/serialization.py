@@ -1,7 +1,7 @@
 """What a checkpoint holds: plain data and tensors, encoded from typed values and decoded with all checks.
 
 :func:`to_data` encodes a value by its declared type and :func:`from_data` decodes it, through one cattrs converter.
-:func:`split_tensors` encodes plain data as JSON and tensors, and :func:`join_tensors` decodes both.
+:mod:`~composer.core.splitting` splits plain data into JSON and tensors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import dataclasses
 import datetime as dt
 import enum
 import functools
-import itertools
 import math
 import numbers
 import operator
@@ -22,7 +21,7 @@ import types
 import typing
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import attrs
 import cattrs
@@ -37,14 +36,13 @@ __all__ = [
     "MAX_DEPTH",
     "NotSerializableError",
     "at",
+    "encode_plain",
     "equal",
     "field_types",
     "from_data",
     "is_number",
-    "join_tensors",
     "plain",
     "plain_number",
-    "split_tensors",
     "to_data",
 ]
 
@@ -99,51 +97,10 @@ def plain(value: Any, path: str = "", *, mappings: bool = False) -> Any:
         Traceback (most recent call last):
         composer.core.serialization.NotSerializableError: EMA.when: function builtins.print cannot be saved. ...
     """
-    return _encode_plain(value, path, 0, mappings=mappings)
+    return encode_plain(value, path, 0, mappings=mappings)
 
 
-@torch.no_grad()  # a DTensor returns its local tensor much faster without a graph
-def split_tensors(state: Any) -> tuple[Any, dict[str, Tensor]]:
-    """Return ``(data, tensors)``: data for JSON, and the tensors by the names that replace them in the data.
-
-    ``join_tensors(json.loads(json.dumps(data)), tensors)`` returns an equal ``state``. Values that JSON cannot
-    represent become a dictionary of one key that begins with ``$``: ``{"$tensor": name}``, ``{"$tuple": [...]}``,
-    ``{"$float": "nan"}``, and ``{"$dict": [[key, value], ...]}`` if a key is no string or begins with ``$``.
-
-    Args:
-        state: Numbers, strings, None, tensors, and lists, tuples and dictionaries of them.
-
-    Returns:
-        The data and the tensors. Tensors are detached and not copied; tensors of the same memory are returned once.
-
-    Raises:
-        NotSerializableError: ``state`` contains something else.
-
-    Example:
-        >>> data, tensors = split_tensors({"average": torch.ones(2), "betas": (0.9, math.inf)})
-        >>> data
-        {'average': {'$tensor': 'average'}, 'betas': {'$tuple': [0.9, {'$float': 'inf'}]}}
-        >>> tensors
-        {'average': tensor([1., 1.])}
-    """
-    tensors: dict[str, Tensor] = {}
-    names: dict[tuple[Any, ...], str] = {}
-
-    def name_of(tensor: Tensor, path: str) -> str:
-        held: Any = tensor
-        if hasattr(held, "device_mesh"):  # a DTensor has no memory of its own
-            held = held.to_local()
-        memory = (tensor.device, tensor.dtype, held.data_ptr(), tuple(tensor.shape), tensor.stride())
-        if not held.numel() or memory not in names:
-            candidates = itertools.chain([path], (f"{path}#{number}" for number in itertools.count(1)))
-            names[memory] = next(name for name in candidates if name not in tensors)
-            tensors[names[memory]] = tensor
-        return names[memory]
-
-    return _encode_plain(state, "", 0, name_of=name_of), tensors
-
-
-def _encode_plain(
+def encode_plain(
     value: Any, path: str, depth: int, *, mappings: bool = False, name_of: Callable[[Tensor, str], str] | None = None
 ) -> Any:
     """Return a copy of plain data; in the form of JSON if ``name_of`` is given, which names and stores tensors."""
@@ -165,7 +122,7 @@ def _encode_plain(
         expected = "A checkpoint holds numbers, strings, lists, tuples, dictionaries, None and tensors"
         raise NotSerializableError(path, f"{describe(value)} cannot be saved. {expected}{_remedy(value)}.")
     _check_depth(path, depth)
-    encode = functools.partial(_encode_plain, depth=depth + 1, mappings=mappings, name_of=name_of)
+    encode = functools.partial(encode_plain, depth=depth + 1, mappings=mappings, name_of=name_of)
     if kind is not dict:
         items = [encode(item, at(path, index)) for index, item in enumerate(value)]
         return {"$tuple": items} if to_json and kind is tuple else kind(items)
@@ -182,7 +139,7 @@ def _encode(value: Any, kind: Any, path: str, depth: int) -> Any:  # noqa: PLR09
     """Return a value of a declared type as plain data."""
     kind = types.NoneType if kind is None else getattr(kind, "__supertype__", kind)  # of a NewType
     if (kind is Tensor and isinstance(value, Tensor)) or _is_free(kind):  # averages have a tensor for each weight
-        return _encode_plain(value, path, depth)
+        return encode_plain(value, path, depth)
     _check_depth(path, depth)
     if _is_union(kind):
         return _encode_choice(value, kind, path, depth)
@@ -195,7 +152,7 @@ def _encode(value: Any, kind: Any, path: str, depth: int) -> Any:  # noqa: PLR09
         return _encode_fields(typing.get_type_hints(expected), value, path, depth)
     if isinstance(expected, type) and _is_instance(value, expected):
         if _is_bare(kind) or expected in _PLAIN or isinstance(value, Tensor):
-            return _encode_plain(value, path, depth)
+            return encode_plain(value, path, depth)
         for base, (write, _) in _CODECS.items():
             if issubclass(expected, base):
                 return write(value)
@@ -507,78 +464,3 @@ def _make_converter() -> cattrs.Converter:
 
 
 _CONVERTER = _make_converter()
-_MAX_JSON_DEPTH = 2 * MAX_DEPTH
-
-_Path: TypeAlias = "tuple[_Path, object] | None"
-"""A place in the data: that of the container, and the key in it. Only an error formats it as a string."""
-
-
-def join_tensors(data: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the state from which :func:`split_tensors` made ``data`` and ``tensors``.
-
-    Args:
-        data: The data, as it was or after a round trip through JSON.
-        tensors: The tensors by name.
-
-    Raises:
-        ValueError: The data refers to a tensor that is missing, or is not as :func:`split_tensors` writes it, or does
-            not refer to one of the tensors.
-
-    Example:
-        >>> join_tensors({"betas": {"$tuple": [0.9, {"$float": "inf"}]}}, {})
-        {'betas': (0.9, inf)}
-    """
-    used: set[str] = set()
-    state = _join(data, None, 0, tensors, used)
-    unused = sorted(set(tensors) - used)
-    if unused:
-        raise ValueError(f"These tensors have no place in the data: {', '.join(map(repr, unused))}.")
-    return state
-
-
-def _join(  # noqa: PLR0911, PLR0912  (one for each tag)
-    data: Any, path: _Path, depth: int, tensors: Mapping[str, Tensor], used: set[str]
-) -> Any:
-    if depth > _MAX_JSON_DEPTH:
-        raise ValueError(f"{_as_text(path)[:80]}...: is nested more than {_MAX_JSON_DEPTH} deep.")
-    if data is None or isinstance(data, (bool, int, float, str)):
-        return data
-    join = functools.partial(_join, depth=depth + 1, tensors=tensors, used=used)
-    if isinstance(data, list):
-        return [join(item, (path, index)) for index, item in enumerate(data)]
-    if not isinstance(data, dict):
-        raise ValueError(f"{_as_text(path)}: must be what JSON can represent, got {type(data).__name__}.")  # noqa: TRY004
-    tags = [key for key in data if not isinstance(key, str) or key.startswith("$")]
-    if not tags:
-        return {key: join(item, (path, key)) for key, item in data.items()}
-    tag, content = tags[0], data[tags[0]]
-    if tag == "$tensor" and len(data) == 1:
-        if not isinstance(content, str) or content not in tensors:
-            raise ValueError(f"{_as_text(path)}: there is no tensor {content!r}{nearest(content, tensors)}")
-        used.add(content)
-        return tensors[content]
-    if tag == "$float" and len(data) == 1:
-        if not isinstance(content, str) or content not in {"nan", "inf", "-inf"}:
-            raise ValueError(f"{_as_text(path)}: '$float' must be 'nan', 'inf' or '-inf', got {content!r}.")
-        return float(content)
-    if tag == "$tuple" and len(data) == 1:
-        if not isinstance(content, list):
-            raise ValueError(f"{_as_text(path)}: '$tuple' must be a list, got {content!r}.")
-        return tuple(join(content, path))
-    if tag != "$dict" or len(data) > 1:
-        raise ValueError(f"{_as_text(path)}: {tag!r} is no key of a dictionary in saved data.")
-    if not isinstance(content, list) or any(not isinstance(pair, list) or len(pair) != 2 for pair in content):
-        raise ValueError(f"{_as_text(path)}: '$dict' must be a list of pairs.")
-    keys = [join(key, path) for key, _ in content]
-    try:
-        return {key: join(item, (path, key)) for key, (_, item) in zip(keys, content, strict=True)}
-    except TypeError:
-        raise ValueError(f"{_as_text(path)}: a key of '$dict' must be a number, a string or a tuple of them.") from None
-
-
-def _as_text(path: _Path) -> str:
-    keys = []
-    while path is not None:
-        path, key = path
-        keys.append(shortened(key)[1:-1] if isinstance(key, str) and len(key) > 80 else key)
-    return functools.reduce(at, reversed(keys), "")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from composer.core.data_spec import note_batch
-from composer.core.model_state import wants_closure
+from composer.core.optimizers import wants_closure
 from composer.core.randomness import global_rng_states
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from composer.core import Event
 from composer.core.adapter import Adapter, served_fields
 from composer.core.data_spec import describe_batch, length_of
-from composer.core.model_state import wants_closure
+from composer.core.optimizers import wants_closure
 from composer.functional.signatures import unquote_annotations
 from composer.functional.transformers_loss import LossCorrection, logits_of, predicts_next_token, task_loss
 from composer.integrations._host import HostAlgorithms, call_model, not_writable_at

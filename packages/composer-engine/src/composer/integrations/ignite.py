@@ -16,7 +16,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from composer.core import Event, Timestamp
 from composer.core.adapter import Adapter, served_fields
 from composer.core.data_spec import batch_get
-from composer.core.model_state import wants_closure
+from composer.core.optimizers import wants_closure
 from composer.functional.signatures import unquote_annotations
 from composer.integrations._host import HostAlgorithms, call_model, not_writable_at
 

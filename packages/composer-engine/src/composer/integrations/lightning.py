@@ -18,7 +18,7 @@ from composer.algorithms import GradientClipping
 from composer.core import Adapter, Batch, Event, Precision, SplitStep, batch_get, served_fields
 from composer.core.evaluator import evaluation_weights
 from composer.core.event import STEP_EVENTS
-from composer.core.model_state import wants_closure
+from composer.core.optimizers import wants_closure
 from composer.core.planning import check_served
 from composer.core.split_step import StopStep, replaced_method
 from composer.functional.signatures import unquote_annotations

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback
 from composer.core import Algorithm, Event, Plan, TimeUnit, join_tensors, split_tensors
 from composer.core.adapter import Adapter, served_fields
 from composer.core.data_spec import length_of
-from composer.core.model_state import wants_closure
+from composer.core.optimizers import wants_closure
 from composer.core.split_step import SplitStep
 from composer.core.time import Timestamp
 from composer.functional.signatures import unquote_annotations

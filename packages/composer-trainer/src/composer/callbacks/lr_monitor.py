@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from composer.core import Callback, Logger, State
 from composer.core.components import by_key
-from composer.core.model_state import unwrapped
+from composer.core.optimizers import unwrapped
 
 __all__ = ["LRMonitor"]
 

@@ -24,11 +24,11 @@ from composer.checkpoint.retention import KeepBest, delete_old, own_checkpoints
 from composer.checkpoint.saving import (
     Snapshot,
     checkpoint_name,
-    failing_in_all,
     metric_values,
     reject_fsdp1,
     take_snapshot,
 )
+from composer.checkpoint.writers import failing_in_all
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 from composer.core.background import Background, ThreadError
 from composer.core.files import fill_in_run

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import math
 import os
 import platform
@@ -37,31 +36,26 @@ from composer.checkpoint.base import (
 )
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
 from composer.checkpoint.ignoring import IgnoreKeys, ignored_keys
-from composer.checkpoint.layout import Layout, PartFile, describe_parts, pack_parts, plan_parts
+from composer.checkpoint.layout import PartFile, describe_parts, pack_parts
 from composer.checkpoint.local import open_folder
+from composer.checkpoint.writers import failing_in_all, writers_of
 from composer.core import State, TimeUnit, evaluation_weights, split_tensors
 from composer.core.checks import shortened
 from composer.core.evaluator import reshard
 from composer.core.files import fill_in_run
 from composer.core.serialization import plain
-from composer.distributed import all_gather_object, any_rank, from_rank_zero, get_global_rank
-from composer.distributed.collectives import failing_in_all_processes
-from composer.distributed.exchange import Exchange
-from composer.distributed.failures import lost_processes
+from composer.distributed import from_rank_zero, get_global_rank
 from composer.functional.dtensors import is_sharded
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from composer.checkpoint.base import Folder
-    from composer.checkpoint.layout import Described, KeptMemory
+    from composer.checkpoint.layout import KeptMemory, Layout
+    from composer.checkpoint.writers import Writers
 
 __all__ = [
     "Snapshot",
-    "Writers",
     "checkpoint_name",
     "environment",
-    "failing_in_all",
     "module_classes",
     "reject_fsdp1",
     "save_checkpoint",
@@ -73,8 +67,6 @@ PARTS_TIMEOUT = 1800.0
 """Seconds after which a part that is missing makes a save fail."""
 _LONGER = 30.0
 """Seconds that the other processes wait for the first one's decision after that."""
-_SECONDS_BETWEEN_CHECKS = 1.0
-"""How often a waiting process checks whether others have ended."""
 
 
 def save_checkpoint(
@@ -323,91 +315,6 @@ def module_classes(model: Any) -> dict[str, str]:
     if not isinstance(model, torch.nn.Module):
         return {}
     return {name: type(module).__name__ for name, module in model.named_modules()}
-
-
-class Writers:
-    """The processes that write a checkpoint together: all, of a sharded model, or this one alone.
-
-    All processes have to construct it at the same time, unless it is for one.
-
-    Args:
-        is_alone: Whether this process writes alone.
-    """
-
-    def __init__(self, *, is_alone: bool) -> None:
-        self.is_alone = is_alone
-        self._exchange = None if is_alone else Exchange()
-        self.rank = 0 if self._exchange is None else self._exchange.rank
-        self.world_size = 1 if self._exchange is None else self._exchange.world_size
-        self.saves = 0
-        self._described: Described | None = None
-        self._planned: tuple[Layout, list[dict[str, list[str]]]] = (Layout({}, {}), [])
-
-    def failing_in_all_processes(self, path: str) -> AbstractContextManager[None]:
-        """Fail in all processes if one fails; see :func:`failing_in_all`."""
-        return contextlib.nullcontext() if self.is_alone else failing_in_all(path)
-
-    def plan(self, described: Described) -> tuple[Layout, dict[str, list[str]]]:
-        """Return the layout, and which tensors this process writes to which file; all processes have to call it.
-
-        The parts of all processes are exchanged only if those of one have changed since the last save.
-        """
-        has_changed = described != self._described
-        if has_changed if self.is_alone else any_rank(has_changed):
-            gathered = [described] if self.is_alone else all_gather_object(described)
-            self._described, self._planned = described, plan_parts(gathered)
-        layout, writes = self._planned
-        self.saves += 1
-        return layout, writes[self.rank]
-
-    def send(self, key: str, answer: dict[str, Any]) -> None:
-        """Send an answer to the process that waits for the key."""
-        assert self._exchange is not None
-        self._exchange.put(key, json.dumps(answer))
-
-    def receive(self, key: str, until: Callable[[], float]) -> dict[str, Any] | None:
-        """Return the answer of a key; None if it does not come until a time, which may be changed meanwhile.
-
-        An answer with ``unreachable`` states which processes have ended.
-        """
-        assert self._exchange is not None
-        text, lost = None, ""
-        try:
-            while text is None and not lost and time.monotonic() < until():
-                lost = lost_processes()  # what they have answered before is still there
-                latest = 0.0 if lost else min(until(), time.monotonic() + _SECONDS_BETWEEN_CHECKS)
-                text = self._exchange.take(key, latest)
-        except RuntimeError as error:  # as torch's errors of stores are
-            return {"unreachable": f"process 0 cannot be reached: {error}"}
-        if text is None:
-            return {"unreachable": f"{lost}."} if lost else None
-        answer: dict[str, Any] = json.loads(text)
-        return answer
-
-
-_all_writers: list[tuple[object, Writers]] = []
-"""The process group, and the writers of sharded models in it."""
-
-
-def writers_of(model: Any) -> Writers:
-    """Return the processes that write checkpoints of a model; if it is sharded, all processes have to call it."""
-    if not is_sharded(model):
-        return Writers(is_alone=True)
-    world = torch.distributed.group.WORLD if torch.distributed.is_initialized() else None
-    if not _all_writers or _all_writers[0][0] is not world:
-        _all_writers[:] = [(world, Writers(is_alone=False))]
-    return _all_writers[0][1]
-
-
-def failing_in_all(path: str) -> AbstractContextManager[None]:
-    """Fail in all processes if one fails: with its own error there, and with one that names it in the others.
-
-    Args:
-        path: The checkpoint, for the error.
-    """
-    return failing_in_all_processes(
-        "Saving a checkpoint", lambda reason: CheckpointSaveError(path, f"{reason.rstrip('.')}.")
-    )
 
 
 @attrs.define(eq=False)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from composer.core import Precision, State, get_precision_context
 from composer.core.evaluator import has_modes
-from composer.core.model_state import unwrapped, wants_closure
+from composer.core.optimizers import unwrapped, wants_closure
 from composer.optim import DecoupledSGDW
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from composer.core.evaluator import enter_training_mode
-from composer.core.model_state import unwrapped
+from composer.core.optimizers import unwrapped
 from composer.core.randomness import generator_state, preserve_rng_state, set_generator_state
 from composer.functional.modes import kept_modes
 from composer.trainer.optimization import make_scaler

@@ -1,0 +1,173 @@
+"""Whether optimizers hold the parameters of the model after surgery."""
+
+import pytest
+import torch
+from torch import nn
+
+from composer.core import Engine, Event, Stage, State
+
+
+def surgery(make, act, event=Event.INIT):
+    """Return an algorithm that changes the model by ``act(state)``."""
+    return make.algorithm("Surgery", {event: Stage.ARCHITECTURE}, apply=lambda self, event, state, logger: act(state))
+
+
+def replace_layer(state):
+    state.model[0] = nn.Linear(4, 3)
+
+
+def update_optimizer(state):
+    replace_layer(state)
+    state.optimizers[0].param_groups[0]["params"] = list(state.model.parameters())
+
+
+def run(state, make, *acts, event=Event.INIT):
+    engine = Engine(state, algorithms=[surgery(make, act, event) for act in acts])
+    engine.run_event(event)
+
+
+@pytest.mark.parametrize("event", [Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START])
+def test_stale_parameters_raise(state, make, event):
+    """The error states the parameter names, the cause and the remedy."""
+    with pytest.raises(
+        RuntimeError, match=r"^Surgery replaced .* the former '0\.weight', '0\.bias', .*optimizers=state\.optimizers"
+    ):
+        run(state, make, replace_layer, event=event)
+
+
+def test_error_names_the_replacing_algorithm(state, make):
+    """Of several algorithms, the error names the one that replaced the parameters."""
+    with pytest.raises(RuntimeError, match=r"^Surgery\.1 replaced"):
+        run(state, make, update_optimizer, replace_layer, update_optimizer)
+
+
+def test_all_optimizers_and_groups_are_checked(state, make, model):
+    """All optimizers and all their groups are checked."""
+    one, two = model.parameters().__next__(), list(model.parameters())[1:]
+    state.optimizers = [torch.optim.SGD([one], 0.1), torch.optim.SGD([{"params": two[:1]}, {"params": two[1:]}], 0.1)]
+
+    def replace_last(state):
+        state.model[1].bias = nn.Parameter(torch.zeros(2))
+
+    with pytest.raises(RuntimeError, match=r"former '1\.bias',"):
+        run(state, make, replace_last)
+
+
+def test_updated_optimizer_passes(state, make):
+    """Surgery that updates the optimizer passes."""
+    run(state, make, update_optimizer)
+
+    in_optimizer = {id(one) for one in state.optimizers[0].param_groups[0]["params"]}
+    assert in_optimizer == {id(one) for one in state.model.parameters()}
+
+
+def test_missing_parameters_raise(state, make):
+    """A layer that is added without updating a complete optimizer raises."""
+
+    def add(state):
+        state.model.append(nn.Linear(2, 1))
+
+    with pytest.raises(
+        RuntimeError, match=r"Surgery added parameters to the model that no optimizer holds, '2\.weight'"
+    ):
+        run(state, make, add)
+
+
+def test_removed_but_not_replaced_parameter_raises(state, make, model):
+    """A parameter name the optimizer had must remain in it, also if it has only part of the model."""
+    state.optimizers = torch.optim.SGD(model[0].parameters(), lr=0.1)
+
+    def drop_from_optimizer(state):
+        replace_layer(state)
+        state.optimizers[0].param_groups[0]["params"] = []
+        state.optimizers[0].add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+    with pytest.raises(RuntimeError, match=r"no optimizer holds, '0\.weight', '0\.bias'"):
+        run(state, make, drop_from_optimizer)
+
+
+def test_parameters_outside_the_optimizer_may_be_replaced(state, make, model):
+    """With an optimizer of the last layer only, the first may be replaced."""
+    state.optimizers = torch.optim.SGD(model[1].parameters(), lr=0.1)
+
+    former = model[0]
+
+    run(state, make, replace_layer)
+
+    assert state.model[0] is not former
+
+
+def test_new_parameters_may_be_frozen(state, make):
+    """Frozen parameters need not be in an optimizer."""
+
+    def add_frozen(state):
+        state.model.append(nn.Linear(2, 1).requires_grad_(False))
+
+    run(state, make, add_frozen)
+
+    assert not state.model[-1].weight.requires_grad
+
+
+def test_parameters_of_other_modules_are_allowed(state, make, model):
+    """An optimizer may contain parameters that were never in the model, such as a loss's."""
+    stranger = nn.Parameter(torch.zeros(1))
+    state.optimizers[0].add_param_group({"params": [stranger]})
+
+    run(state, make, update_optimizer)
+
+    assert state.optimizers[0].param_groups[1]["params"] == [stranger]
+
+
+def test_nothing_is_checked_without_optimizers(make, model):
+    """The optimizer may be created later."""
+    former = model[0]
+
+    run(State(model=model), make, replace_layer)
+
+    assert model[0] is not former
+
+
+@pytest.mark.parametrize("thing", [None, "model", lambda batch: batch])
+def test_model_may_be_any_object(make, thing):
+    """A model that is not a module has no parameters."""
+    recorded = []
+
+    run(State(model=thing), make, lambda state: recorded.append(state.model))
+
+    assert recorded == [thing]
+
+
+def test_long_lists_of_names_are_truncated(make):
+    """Three names are shown."""
+    model = nn.Sequential(*[nn.Linear(1, 1) for _ in range(4)])
+    state = State(model=model, optimizers=torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def replace_all(state):
+        state.model = nn.Linear(1, 1)
+
+    with pytest.raises(RuntimeError, match=r"'0\.weight', '0\.bias', '1\.weight' and 5 more"):
+        run(state, make, replace_all)
+
+
+def test_callbacks_are_checked_too(state, make):
+    """A callback that replaces layers is named too."""
+    callback = make.callback("Watch", "init")
+    type(callback).init = lambda self, state, logger: replace_layer(state)
+    state.callbacks.append(callback)
+
+    with pytest.raises(RuntimeError, match=r"^Watch replaced"):
+        Engine(state).run_event("init")
+
+
+@pytest.mark.parametrize(
+    "event", [event for event in Event if event not in {"init", "before_load", "after_load", "fit_start"}]
+)
+def test_other_events_are_not_checked(state, make, event, monkeypatch):
+    """During training the parameters are not traversed."""
+    monkeypatch.setattr(nn.Module, "named_parameters", None)
+
+    recorded = []
+
+    run(state, make, recorded.append, event=event)
+
+    assert recorded == [state]

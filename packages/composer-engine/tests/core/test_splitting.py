@@ -1,0 +1,187 @@
+"""Plain data as JSON and tensors, and back."""
+
+import contextlib
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from composer.core import NotSerializableError, join_tensors, split_tensors
+
+KEYS = (
+    st.text(max_size=4) | st.integers() | st.booleans() | st.none() | st.sampled_from(["$", "$tensor", "$dict", "a.b"])
+)
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+    | st.sampled_from([torch.ones(2, 3), torch.tensor(3), torch.empty(0), torch.zeros(2, dtype=torch.bfloat16)])
+)
+STATES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(KEYS | st.tuples(KEYS, KEYS), inner, max_size=4)
+    ),
+    max_leaves=15,
+)
+
+
+def same(one, other):
+    """Return whether two states are equal, including the type of each item."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return same(list(one), list(other)) and same(list(one.values()), list(other.values()))
+    return one == other
+
+
+def through_json(state):
+    data, tensors = split_tensors(state)
+    return join_tensors(json.loads(json.dumps(data, allow_nan=False)), tensors)
+
+
+class TestJson:
+    @given(STATES)
+    @settings(max_examples=200, deadline=None)
+    def test_round_trip(self, state):
+        """Tuples, non-string keys, empty containers and tensors of every size are restored."""
+        assert same(through_json(state), state)
+
+    @pytest.mark.parametrize("number", [math.inf, -math.inf, 0.1, -0.0, 5e-324, 1.7976931348623157e308])
+    def test_floats(self, number):
+        """Floats that JSON cannot represent are restored too."""
+        assert repr(through_json([number])) == repr([number])
+
+    def test_nan(self):
+        """NaN is restored as NaN."""
+        assert math.isnan(through_json(math.nan))
+
+    def test_reserved_keys_as_data(self):
+        """A dictionary that looks like the format's own is only data."""
+        state = {"$tensor": "x", "$float": "nan", "deep": [{"$tuple": [1]}, {"$dict": [[1, 2]]}]}
+
+        assert through_json(state) == state
+
+    def test_shared_tensor(self):
+        """A shared tensor is written once and restored as one tensor."""
+        tensor = torch.ones(3)
+
+        data, tensors = split_tensors({"a": tensor, "b": tensor, "view": tensor[:]})
+        joined = join_tensors(data, tensors)
+
+        assert list(tensors) == ["a"]
+        assert joined["a"] is joined["b"] is joined["view"]
+
+    def test_different_views_of_one_storage(self):
+        """Rows, a transposed matrix or another dtype of the same memory are separate tensors."""
+        matrix = torch.arange(4.0).reshape(2, 2)
+        state = {"all": matrix, "row": matrix[0], "turned": matrix.t(), "bits": matrix.view(torch.int32)}
+
+        assert same(through_json(state), state)
+        assert len(split_tensors(state)[1]) == 4
+
+    def test_empty_tensors_are_separate(self):
+        """Two tensors without elements are two."""
+        assert len(split_tensors([torch.empty(0), torch.empty(0)])[1]) == 2
+
+
+class TestTensorNames:
+    def test_names_are_paths(self):
+        """Tensor names are paths."""
+        _, tensors = split_tensors({"EMA": {"averages": {"0.weight": torch.ones(1)}}, "list": [torch.ones(1)]})
+
+        assert list(tensors) == ["EMA.averages.0.weight", "list[0]"]
+
+    def test_colliding_names_are_numbered(self):
+        """Keys with dots do not merge two tensors."""
+        state = {"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}}
+
+        data, tensors = split_tensors(state)
+
+        assert list(tensors) == ["a.b", "a.b#1"]
+        assert same(join_tensors(data, tensors), state)
+
+    def test_single_tensor(self):
+        """A tensor without a path has a name."""
+        assert list(split_tensors(torch.ones(1))[1]) == ["tensor"]
+
+    def test_tensors_are_not_copied(self):
+        """Nothing is copied, and no graph is kept alive."""
+        weight = torch.nn.Parameter(torch.ones(2))
+
+        (tensor,) = split_tensors([weight])[1].values()
+
+        assert tensor.data_ptr() == weight.data_ptr()
+        assert not tensor.requires_grad
+
+
+class TestJsonErrors:
+    @pytest.mark.parametrize("state", [{"a": print}, {"a": {1}}, {"a": [b"x"]}])
+    def test_unserializable_value_raises(self, state):
+        """The error states the path."""
+        with pytest.raises(NotSerializableError, match=r"^a.*cannot be saved"):
+            split_tensors(state)
+
+    def test_tensor_key_raises(self):
+        """Keys must be plain data."""
+        with pytest.raises(NotSerializableError, match=r"^a: a tensor cannot be a dictionary's key"):
+            split_tensors({"a": {torch.ones(1): 3}})
+
+    @pytest.mark.parametrize(
+        ("data", "tensors", "text"),
+        [
+            ({"a": {"$tensor": "w"}}, {"w1": torch.ones(1)}, "a: there is no tensor 'w'; did you mean 'w1'?"),
+            ({"a": {"$tensor": [1]}}, {}, r"a: there is no tensor \[1\]"),
+            ({"a": 1}, {"w": torch.ones(1)}, "no place in the data: 'w'"),
+            ({"a": {"$float": 3}}, {}, "a: '\\$float' must be"),
+            ({"a": {"$float": []}}, {}, "a: '\\$float' must be"),
+            ({"a": {"$tuple": "xy"}}, {}, "a: '\\$tuple' must be a list"),
+            ({"a": {"$dict": {"b": 1}}}, {}, "a: '\\$dict' must be a list of pairs"),
+            ({"a": {"$dict": [[1]]}}, {}, "a: '\\$dict' must be a list of pairs"),
+            ({"a": {"$dict": [[[1], 2]]}}, {}, "a: a key of '\\$dict'"),
+            ({"a": {"$code": "x"}}, {}, "a: '\\$code' is no key"),
+            ({"a": {"$tuple": [], "b": 1}}, {}, "a: '\\$tuple' is no key"),
+            ({3: 1}, {}, "3 is no key"),
+            ({"a": object()}, {}, "a: must be what JSON can represent, got object"),
+        ],
+    )
+    def test_malformed_data_raises(self, data, tensors, text):
+        """Data that the encoder never writes raise."""
+        with pytest.raises(ValueError, match=text):
+            join_tensors(data, tensors)
+
+    def test_deep_nesting_raises(self):
+        """A file cannot cause a stack overflow."""
+        data = []
+        for _ in range(5000):
+            data = [data]
+
+        with pytest.raises(ValueError, match="nested more than 128 deep"):
+            join_tensors(data, {})
+
+    @given(
+        st.recursive(
+            st.none() | st.integers() | st.text(max_size=3),
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(st.sampled_from(["$tensor", "$tuple", "$dict", "$float", "a"]), inner, max_size=2)
+            ),
+            max_leaves=8,
+        )
+    )
+    @settings(deadline=None)
+    def test_arbitrary_data(self, data):
+        """Arbitrary data are loaded or raise a ValueError."""
+        with contextlib.suppress(ValueError):
+            assert same(through_json(join_tensors(data, {})), join_tensors(data, {}))
