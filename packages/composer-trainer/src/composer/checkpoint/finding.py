@@ -378,29 +378,38 @@ def agreed_path(
             opened, name = locate(own, folder)  # a link may change before another process follows it
             own = opened.at(name)
     chosen = from_rank_zero(own)
-    digest, problem = (None, own) if chosen is None else _manifest_digest(chosen)
-    seen = all_gather_object((digest, problem, socket.gethostname()))
-    for rank, (other, problem, host) in enumerate(seen):
-        if (other, problem is None) == (seen[0][0], seen[0][1] is None):
-            continue
-        advice = f"Let {argument} be on storage that all processes share."
-        if chosen is None:
-            raise CheckpointError(
-                problem, f"is seen by process {rank} (host {host!r}), and process 0 has no checkpoint. {advice}"
-            )
-        reason = "it has another manifest there." if problem is None else problem
-        raise CheckpointError(
-            chosen, f"is what process 0 loads, and process {rank} (host {host!r}) does not see it: {reason} {advice}"
-        )
+    seen = all_gather_object(_Seen(own) if chosen is None else _Seen.at(chosen))
+    advice = f"Let {argument} be on storage that all processes share."
+    for rank, one in enumerate(seen):
+        process = f"process {rank} (host {one.host!r})"
+        if chosen is None and one.path is not None:
+            raise CheckpointError(one.path, f"is seen by {process}, and process 0 has no checkpoint. {advice}")
+        if chosen is not None and one.is_other_than(seen[0]):
+            reason = one.problem or "it has another manifest there."
+            raise CheckpointError(chosen, f"is what process 0 loads, and {process} does not see it: {reason} {advice}")
     return chosen
 
 
-def _manifest_digest(path: str) -> tuple[str | None, str | None]:
-    """Return a digest of a checkpoint's manifest, or why there is none; of a file of weights neither."""
-    if is_weights_file(path):
-        return None, None
-    try:
-        folder, name = locate(path)
-        return hashlib.sha256(folder.manifest(name).to_bytes()).hexdigest(), None
-    except CheckpointError as error:
-        return None, str(error)
+@attrs.frozen
+class _Seen:
+    """What a process finds at a path: a manifest, by its digest; or a problem; of a file of weights neither."""
+
+    path: str | None
+    digest: str | None = None
+    problem: str | None = None
+    host: str = attrs.field(factory=socket.gethostname)
+
+    @classmethod
+    def at(cls, path: str) -> _Seen:
+        """Look at a path."""
+        if is_weights_file(path):
+            return cls(path)
+        try:
+            folder, name = locate(path)
+            return cls(path, digest=hashlib.sha256(folder.manifest(name).to_bytes()).hexdigest())
+        except CheckpointError as error:
+            return cls(path, problem=str(error))
+
+    def is_other_than(self, first: _Seen) -> bool:
+        """Return whether it is not what the first process has found."""
+        return (self.digest, self.problem is None) != (first.digest, first.problem is None)

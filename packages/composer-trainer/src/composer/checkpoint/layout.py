@@ -325,31 +325,44 @@ def plan_parts(described: Sequence[Described]) -> tuple[Layout, list[dict[str, l
         splits[key] = known[way] if way in known else known.setdefault(way, _split(key[1], *way))
     sizes = {key: DTYPES[info[0]].itemsize for key, info in infos.items()}
     writers = _writers(splits, sizes, len(described))
+    planned: dict[str, dict[str, _Planned]] = {kind: {} for own in described for kind in own}
+    for key, split in splits.items():
+        planned[key[0]][key[1]] = _Planned(infos[key], split, writers[key])
     layout = Layout({}, {})
     writes: list[dict[str, list[str]]] = [{} for _ in described]
-    for kind in dict.fromkeys(kind for own in described for kind in own):
-        # The largest items first keep each tensor at a multiple of its item's size.
-        keys = sorted((key for key in splits if key[0] == kind), key=lambda key: (-sizes[key], key))
-        ranks = sorted({rank for key in keys for rank in writers[key]}) or [0]
-        numbers = {rank: len(layout.files) + place for place, rank in enumerate(ranks)}
-        names = dict(zip(ranks, _file_names(kind, len(ranks)), strict=True))
-        layout.files.update({name: PartFile() for name in names.values()})
-        ends = dict.fromkeys(ranks, 0)
-        for rank in ranks:
-            writes[rank][names[rank]] = []
-        tensors = {}
-        for key in keys:
-            positions = []
-            for rank, (count, _) in zip(writers[key], splits[key].cells, strict=True):
-                writes[rank][names[rank]].append(key[1])
-                positions.append(ends[rank])
-                ends[rank] += count * sizes[key]
-            dtype, shape, strides, placements = infos[key]
-            files = [numbers[rank] for rank in writers[key]]
-            orders = [None if one is None else [*one] for one in (strides, placements)]
-            tensors[key[1]] = TensorLayout(dtype, [*shape], splits[key].cuts, files, positions, *orders)
-        layout.tensors[kind] = dict(sorted(tensors.items()))
+    for kind, tensors in planned.items():
+        _add_kind(kind, tensors, layout, writes)
     return layout, writes
+
+
+def _add_kind(
+    kind: str, planned: Mapping[str, _Planned], layout: Layout, writes: Sequence[dict[str, list[str]]]
+) -> None:
+    """Add the files and the tensors of a kind to the layout, and to what each rank writes."""
+    ranks = sorted({rank for one in planned.values() for rank in one.writers}) or [0]
+    files = dict(zip(ranks, _file_names(kind, len(ranks)), strict=True))
+    numbers = dict(zip(ranks, itertools.count(len(layout.files))))
+    ends = dict.fromkeys(ranks, 0)
+    for rank, file in files.items():
+        layout.files[file], writes[rank][file] = PartFile(), []
+    tensors = {}
+    # The largest items first keep each tensor at a multiple of its item's size.
+    for name, one in sorted(planned.items(), key=lambda item: (-item[1].item_size, item[0])):
+        positions = []
+        for rank, (count, _) in zip(one.writers, one.split.cells, strict=True):
+            writes[rank][files[rank]].append(name)
+            positions.append(ends[rank])
+            ends[rank] += count * one.item_size
+        dtype, shape, *orders = one.info
+        tensors[name] = TensorLayout(
+            dtype,
+            [*shape],
+            one.split.cuts,
+            [numbers[rank] for rank in one.writers],
+            positions,
+            *(None if order is None else [*order] for order in orders),
+        )
+    layout.tensors[kind] = dict(sorted(tensors.items()))
 
 
 def _file_names(kind: str, count: int) -> list[str]:
@@ -364,6 +377,19 @@ class _Split:
 
     cuts: list[list[int]]
     cells: list[tuple[int, list[int]]]
+
+
+@attrs.frozen
+class _Planned:
+    """A tensor, how it is split, and the rank that writes each cell."""
+
+    info: TensorInfo
+    split: _Split
+    writers: list[int]
+
+    @property
+    def item_size(self) -> int:
+        return DTYPES[self.info[0]].itemsize
 
 
 def _split(name: str, shape: tuple[int, ...], held: Sequence[tuple[int, Part]]) -> _Split:

@@ -2,7 +2,7 @@
 
 :meth:`LoadRequest.check` does this in four steps: it opens the checkpoint (:mod:`~composer.checkpoint.finding`); reads
 all but the weights (``_read_state``); compares that, and the names and shapes of the weights, with the run
-(``_check_all``, or ``_check_weights`` of weights alone); and reads the weights (``_read_weights``).
+(``_check_all``, or ``_check_weights`` of weights alone); and reads the weights (``read_weights``).
 :meth:`CheckedCheckpoint.load` changes the run.
 """
 
@@ -227,7 +227,7 @@ class LoadRequest:
     check_extra: CheckExtra | None = None
 
     def load_in_all_processes(
-        self, path: str | os.PathLike[str], load_extra: Callable[[LoadedCheckpoint], object] = bool
+        self, path: str | os.PathLike[str], load_extra: Callable[[LoadedCheckpoint], object] = lambda _: None
     ) -> LoadedCheckpoint:
         """Check and load a checkpoint in all processes; see :func:`load_checkpoint`.
 
@@ -265,14 +265,13 @@ class LoadRequest:
                 "holds only weights, from which training cannot resume; set weights_only (load_weights_only of a "
                 "Trainer).",
             )
-        saved, likes = _read_state(opened, self.state, weights_only=self.weights_only)
-        unread = dict(saved.get("model", {}))
+        read = _read_state(opened, self.state, weights_only=self.weights_only)
         if callable(self.ignore_keys):  # it may use the values
-            _read_weights(opened, saved, unread, likes)
+            read.read_weights()
         check = self._check_weights if self.weights_only else self._check_all
-        checked = check(opened.path, saved, opened.manifest)
-        _read_weights(opened, saved, unread, likes)
-        if ties := model_state.conflicting_ties(self.state.model, saved.get("model", {})):
+        checked = check(opened.path, read.saved, opened.manifest)
+        read.read_weights()
+        if ties := model_state.conflicting_ties(self.state.model, read.saved.get("model", {})):
             raise CheckpointMismatchError(opened.path, ties)
         return checked
 
@@ -414,14 +413,37 @@ class LoadRequest:
         return ignored
 
 
-def _read_state(
-    opened: OpenCheckpoint, state: State, *, weights_only: bool
-) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-    """Return the saved state of a checkpoint, or only what the model's weights need; and :func:`sharded_likes`.
+@attrs.frozen
+class _ReadState:
+    """A saved state that has been read, except its weights, which have no data yet.
 
-    The weights are without data: :func:`_read_weights` reads them when their names and shapes have been checked. What
-    is read is compared with its checksums, so that nothing depends on the files afterwards. Of tensors in parts, which
-    this process has in part, only that is read.
+    Args:
+        opened: The checkpoint.
+        saved: The state. The checks remove and replace entries.
+        likes: See :func:`sharded_likes`.
+    """
+
+    opened: OpenCheckpoint
+    saved: dict[str, Any]
+    likes: Mapping[str, dict[str, Tensor]]
+    _unread: Mapping[str, Any] = attrs.field(init=False)
+
+    @_unread.default
+    def _get_unread(self) -> dict[str, Any]:
+        return dict(self.saved.get("model", {}))
+
+    def read_weights(self) -> None:
+        """Read those weights that have no data yet and are still part of the state."""
+        model = self.saved.get("model", {})
+        names = {name for name, one in model.items() if isinstance(one, Tensor) and one is self._unread.get(name)}
+        model.update(self.opened.tensors(MODEL, self.likes.get(MODEL), names))
+
+
+def _read_state(opened: OpenCheckpoint, state: State, *, weights_only: bool) -> _ReadState:
+    """Read the saved state of a checkpoint, or only what the model's weights need.
+
+    What is read is compared with its checksums, so that nothing depends on the files afterwards. Of tensors in parts,
+    which this process has in part, only that is read.
 
     Raises:
         CheckpointError: A file is missing, or its content is not the one that was written.
@@ -454,21 +476,12 @@ def _read_state(
         saved["model"] = opened.shapes(MODEL) | saved.get("model", {})
     else:
         saved.pop("model", None)
-    return saved, likes
+    return _ReadState(opened, saved, likes)
 
 
 def _referenced(data: Any) -> set[str]:
     """Return the names of the tensors that saved data refers to."""
     return {one["$tensor"] for one in tree_leaves(data, is_leaf=is_reference) if is_reference(one)}
-
-
-def _read_weights(
-    opened: OpenCheckpoint, saved: dict[str, Any], unread: Mapping[str, Any], likes: Mapping[str, dict[str, Tensor]]
-) -> None:
-    """Read those weights of a saved state that have no data yet, as in ``unread``."""
-    model = saved.get("model", {})
-    names = {name for name, one in model.items() if isinstance(one, Tensor) and one is unread.get(name)}
-    model.update(opened.tensors(MODEL, likes.get(MODEL), names))
 
 
 def _take_averages(model: Any, saved: dict[str, Any], ignored: Collection[str]) -> str:
