@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from composer.checkpoint import CheckpointSaveError, saving, verify_checkpoint
+from composer.checkpoint import CheckpointSaveError, verify_checkpoint, writers
 from composer.checkpoint.base import Manifest
 from composer.checkpoint.layout import describe_parts, plan_parts
 from composer.checkpoint.local import LocalFolder
@@ -146,7 +146,7 @@ class TestWrite:
 
         first, _ = group.snapshots(batch=2)
         tasks = [group.start(first, "two")]
-        monkeypatch.setattr(saving, "lost_processes", lambda: "process 1 is gone")
+        monkeypatch.setattr(writers, "lost_processes", lambda: "process 1 is gone")
 
         assert group.errors(*tasks) == ["process 1 is gone."]
         assert (names_in(tmp_path), time.monotonic() - began < group.timeout / 2) == (["one"], True)

@@ -135,7 +135,7 @@ def encode_plain(
     return dict(pairs) if is_json or not to_json else {"$dict": pairs}
 
 
-def _encode(value: Any, kind: Any, path: str, depth: int) -> Any:  # noqa: PLR0911, PLR0912  (one for each type)
+def _encode(value: Any, kind: Any, path: str, depth: int) -> Any:
     """Return a value of a declared type as plain data."""
     kind = types.NoneType if kind is None else getattr(kind, "__supertype__", kind)  # of a NewType
     if (kind is Tensor and isinstance(value, Tensor)) or _is_free(kind):  # averages have a tensor for each weight
@@ -150,32 +150,50 @@ def _encode(value: Any, kind: Any, path: str, depth: int) -> Any:  # noqa: PLR09
         return _encode(value, type(value), path, depth)
     if typing.is_typeddict(expected) and type(value) is dict and value.keys() <= typing.get_type_hints(expected).keys():
         return _encode_fields(typing.get_type_hints(expected), value, path, depth)
-    if isinstance(expected, type) and _is_instance(value, expected):
-        if _is_bare(kind) or expected in _PLAIN or isinstance(value, Tensor):
-            return encode_plain(value, path, depth)
-        for base, (write, _) in _CODECS.items():
-            if issubclass(expected, base):
-                return write(value)
-        if attrs.has(expected) or dataclasses.is_dataclass(expected):
-            variables = dict(zip(getattr(expected, "__parameters__", ()), arguments, strict=False))
-            kinds = {name: variables.get(field, field) for name, field in field_types(expected, init=True).items()}
-            return _encode_fields(kinds, {name: getattr(value, name) for name in kinds}, path, depth)
-        if isinstance(value, dict) and arguments:
-            keys = [_encode(key, arguments[0], path, depth + 1) for key in value]
-            kinds = dict.fromkeys(value, arguments[1] if len(arguments) == 2 else int)  # of a Counter
-            return dict(zip(keys, _encode_fields(kinds, value, path, depth).values(), strict=True))
-        if hasattr(expected, "_fields"):  # a NamedTuple
-            arguments = tuple(typing.get_type_hints(expected).values())
-            return tuple(_encode(tuple(value), types.GenericAlias(tuple, arguments), path, depth + 1))
-        if arguments or expected is tuple:
-            if expected is not tuple or arguments[1:] == (...,):
-                arguments = arguments[:1] * len(value)
-            if len(arguments) == len(value):
-                pairs = enumerate(zip(value, arguments, strict=True))
-                items = [_encode(item, item_kind, at(path, index), depth + 1) for index, (item, item_kind) in pairs]
-                if isinstance(value, collections.abc.Set):
-                    return _in_order(items)
-                return tuple(items) if isinstance(value, tuple) and expected is not tuple else items
+    if not isinstance(expected, type) or not _is_instance(value, expected):
+        _reject(value, kind, path)
+    return _encode_instance(value, kind, path, depth)
+
+
+def _encode_instance(value: Any, kind: Any, path: str, depth: int) -> Any:
+    """Return an instance of a class as plain data."""
+    expected = typing.get_origin(kind) or kind
+    if _is_bare(kind) or expected in _PLAIN or isinstance(value, Tensor):
+        return encode_plain(value, path, depth)
+    for base, (write, _) in _CODECS.items():
+        if issubclass(expected, base):
+            return write(value)
+    return _encode_container(value, kind, path, depth)
+
+
+def _encode_container(value: Any, kind: Any, path: str, depth: int) -> Any:
+    """Return an object with fields, a dictionary, a tuple, a sequence or a set as plain data."""
+    expected, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if attrs.has(expected) or dataclasses.is_dataclass(expected):
+        variables = dict(zip(getattr(expected, "__parameters__", ()), arguments, strict=False))
+        kinds = {name: variables.get(field, field) for name, field in field_types(expected, init=True).items()}
+        return _encode_fields(kinds, {name: getattr(value, name) for name in kinds}, path, depth)
+    if isinstance(value, dict) and arguments:
+        keys = [_encode(key, arguments[0], path, depth + 1) for key in value]
+        kinds = dict.fromkeys(value, arguments[1] if len(arguments) == 2 else int)  # of a Counter
+        return dict(zip(keys, _encode_fields(kinds, value, path, depth).values(), strict=True))
+    if hasattr(expected, "_fields"):  # a NamedTuple
+        arguments = tuple(typing.get_type_hints(expected).values())
+        return tuple(_encode(tuple(value), types.GenericAlias(tuple, arguments), path, depth + 1))
+    if not arguments and expected is not tuple:
+        _reject(value, kind, path)
+    if expected is not tuple or arguments[1:] == (...,):
+        arguments = arguments[:1] * len(value)
+    if len(arguments) != len(value):
+        _reject(value, kind, path)
+    pairs = enumerate(zip(value, arguments, strict=True))
+    items = [_encode(item, item_kind, at(path, index), depth + 1) for index, (item, item_kind) in pairs]
+    if isinstance(value, collections.abc.Set):
+        return _in_order(items)
+    return tuple(items) if isinstance(value, tuple) and expected is not tuple else items
+
+
+def _reject(value: Any, kind: Any, path: str) -> typing.NoReturn:
     plain(value, path)  # raises the more precise error for what is no data
     raise NotSerializableError(path, f"{describe(value)} cannot be saved as {_type_name(kind)}.")
 
@@ -200,8 +218,7 @@ def _encode_choice(value: Any, kind: Any, path: str, depth: int) -> Any:
                         f"{describe(value)} cannot be saved: it would not be the same when read as {_type_name(kind)}.",
                     )
         return data
-    plain(value, path)
-    raise NotSerializableError(path, f"{describe(value)} cannot be saved as {_type_name(kind)}.")
+    _reject(value, kind, path)
 
 
 def _is_instance(value: Any, expected: type) -> bool:
