@@ -111,7 +111,7 @@ class Run:
         # StopSignals compares the numbers of batches to see whether one has ended. It sets no limit between batches, in
         # an evaluation or while a checkpoint is written.
         self.signals = StopSignals(lambda: int(self.state.timestamp.batch) if self._is_in_batch else None)
-        self._evaluations, self.progress, self.interrupted = evaluations, progress, progress.interrupted
+        self._evaluations, self.progress = evaluations, progress
         self._is_loss_local = self._is_regular = False
         if self.state.auto_microbatching:
             search = MicrobatchSearch(self.state, parallel, self.step)
@@ -121,6 +121,11 @@ class Run:
         # The search reduces the size itself, and one that is larger than a batch is not a mistake of the user.
         self._is_first_split = not self.state.auto_microbatching
         self._may_warn_of_nan = True
+
+    @property
+    def interrupted(self) -> dict[str, list[str]]:
+        """The labels of the evaluators that a signal has left undone, by event."""
+        return self.progress.interrupted
 
     def is_over(self) -> bool:
         """Return whether the training has reached its length.
