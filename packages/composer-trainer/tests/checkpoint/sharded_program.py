@@ -289,10 +289,10 @@ def read_complete(path, state):
     """Return which sharded tensors a process holds completely after reading a checkpoint that was not sharded."""
     own = state.get_model_state_dict()
     opened = open_checkpoint(path)
-    saved, likes = loading._read_state(opened, state, weights_only=False)
-    loading._read_weights(opened, saved, dict(saved["model"]), likes)
-    read = [*saved["model"].items()]
-    for name, held in saved["optimizers"]["AdamW"]["state"].items():
+    found = loading._read_state(opened, state, weights_only=False)
+    found.read_weights()
+    read = [*found.saved["model"].items()]
+    for name, held in found.saved["optimizers"]["AdamW"]["state"].items():
         read += [(name, one) for one in held.values() if one.ndim]
     return [name for name, one in read if isinstance(own[name], DTensor) and not isinstance(one, DTensor)]
 

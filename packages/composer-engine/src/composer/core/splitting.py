@@ -39,7 +39,7 @@ def split_tensors(state: Any) -> tuple[Any, dict[str, Tensor]]:
         NotSerializableError: ``state`` contains something else.
 
     Example:
-        >>> data, tensors = split_tensors({"average": torch.ones(2), "betas": (0.9, math.inf)})
+        >>> data, tensors = split_tensors({"average": torch.ones(2), "betas": (0.9, float("inf"))})
         >>> data
         {'average': {'$tensor': 'average'}, 'betas': {'$tuple': [0.9, {'$float': 'inf'}]}}
         >>> tensors

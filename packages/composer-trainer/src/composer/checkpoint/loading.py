@@ -88,24 +88,16 @@ class CheckedCheckpoint:
     """A checkpoint that was read and fits the run.
 
     Args:
-        path: The checkpoint or file.
+        result: What loading it returns.
         fits: Its state.
-        manifest: Its manifest; None for a file of weights.
         logger: The logger of the reconstructed algorithms.
-        ignored: The paths of what ``ignore_keys`` left out.
-        extra: What was saved beside the state.
         warning: What the user has to know when it is loaded.
-        averages_of: The algorithm whose averages are the weights; empty if there are none.
     """
 
-    path: str
+    result: LoadedCheckpoint
     fits: saved_state.CheckedState
-    manifest: Manifest | None
     logger: Logger | None
-    ignored: tuple[str, ...]
-    extra: dict[str, Any] = attrs.field(factory=dict)
     warning: str = ""
-    averages_of: str = ""
 
     def load(self) -> LoadedCheckpoint:
         """Load it; the run must not have changed since the check.
@@ -115,15 +107,16 @@ class CheckedCheckpoint:
         """
         if self.warning:
             warnings.warn(self.warning, UserWarning, stacklevel=3)
-        with _naming(self.path):
+        path, averages_of = self.result.path, self.result.averages_of
+        with _naming(path):
             self.fits.load(self.logger)
-        if self.averages_of and get_global_rank() == 0:
+        if averages_of and get_global_rank() == 0:
             _log.warning(
                 "The weights from %s are the averages of %s, with which the run was evaluated. To load its training "
                 "weights, set ignore_keys (load_ignore_keys of a Trainer) to 'algorithms/%s'.",
-                *(self.path, self.averages_of, self.averages_of),
+                *(path, averages_of, averages_of),
             )
-        return LoadedCheckpoint(self.path, self.fits.report, self.ignored, self.extra, self.manifest, self.averages_of)
+        return self.result
 
 
 def load_checkpoint(
@@ -246,7 +239,7 @@ class LoadRequest:
 
         with failing_in_all_processes("it", failed):
             checked = self.check(path)
-        if not all_agree(checked.manifest):
+        if not all_agree(checked.result.manifest):
             raise failed("it was replaced by another while the processes read it. Load it again")
         with failing_in_all_processes("Loading a checkpoint"):
             loaded = checked.load()
@@ -324,7 +317,8 @@ class LoadRequest:
         if problems or fits is None:
             raise CheckpointMismatchError(path, problems)
         warning = f"Training that resumes from {path} may not be bit-identical: {changes}." if changes else ""
-        return CheckedCheckpoint(path, fits, manifest, self.logger, ignored, extra, warning)
+        result = LoadedCheckpoint(path, fits.report, ignored, extra, manifest)
+        return CheckedCheckpoint(result, fits, self.logger, warning)
 
     def _check_weights(self, path: str, saved: dict[str, Any], manifest: Manifest | None) -> CheckedCheckpoint:
         modules = _dictionary(saved.pop("modules", {}))
@@ -349,7 +343,8 @@ class LoadRequest:
         except StateMismatchError as error:
             problems = [*error.problems, *_changed_modules(self.state.model, modules)]
             raise CheckpointMismatchError(path, problems) from None
-        return CheckedCheckpoint(path, fits, manifest, self.logger, ignored, warning=warning, averages_of=averages_of)
+        result = LoadedCheckpoint(path, fits.report, ignored, manifest=manifest, averages_of=averages_of)
+        return CheckedCheckpoint(result, fits, self.logger, warning)
 
     def _check_composer(
         self, path: str, file: ComposerFile, names: Mapping[str, str], own_weights: Mapping[str, Any]
@@ -382,7 +377,7 @@ class LoadRequest:
             f"have there: not restored are {', '.join(lacking)}."
         )
         fits = attrs.evolve(checked, report=report, load_into=load_into)
-        return CheckedCheckpoint(path, fits, None, self.logger, ignored, warning=warning)
+        return CheckedCheckpoint(LoadedCheckpoint(path, report, ignored), fits, self.logger, warning)
 
     def _weights_that_differ(self, report: LoadReport) -> list[str]:
         differences = (*report.missing, *report.unexpected) if self.strict_model_weights else ()
