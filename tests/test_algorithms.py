@@ -30,6 +30,7 @@ SETTINGS = {
     "GhostBatchNorm": {"ghost_batch_size": 2},
     "GradientClipping": {"clipping_type": "norm", "clipping_threshold": 1.0},
     "GyroDropout": {"sigma": 4, "tau": 2},
+    "NEFTune": None,  # for embeddings
     "NoOpModel": None,  # trains nothing
     "PatchDropout": None,  # for vision transformers
     "RandAugment": {"batch": True},

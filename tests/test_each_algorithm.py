@@ -30,6 +30,7 @@ OTHER_LAW = {
     "LowPrecisionLayerNorm": "computes in 16 bits",
     "MixUp": "mixes the samples of each process",
     "PatchDropout": "draws in the forward pass of each process",
+    "NEFTune": "draws for the samples of each process",
     "RandAugment": "draws for the samples of each process",
     "StochasticDepth": "draws in the forward pass of each process",
 }

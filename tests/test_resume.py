@@ -57,7 +57,7 @@ SETTINGS = {
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck"},
 }
 NAMES = sorted(name for name in al.__all__ if issubclass(getattr(al, name), Algorithm))
-FOR_TEXT = {"Alibi", "GatedLinearUnits", "SeqLengthWarmup", "FusedLayerNorm"}
+FOR_TEXT = {"Alibi", "NEFTune", "GatedLinearUnits", "SeqLengthWarmup", "FusedLayerNorm"}
 STEPS = 9  # of three epochs
 
 

@@ -385,6 +385,7 @@ def _cases() -> Iterable[tuple[str, Case]]:
     yield "LowPrecisionLayerNorm-vit", Case(al.LowPrecisionLayerNorm, "vit", precision="amp_bf16")
     yield "PatchDropout-vit", Case(al.PatchDropout, "vit", draws=True)
     for architecture in ("bert", "gpt2"):
+        yield f"NEFTune-{architecture}", Case(al.NEFTune, architecture)
         yield f"Alibi-{architecture}", Case(lambda: al.Alibi(16), architecture)
         yield f"GatedLinearUnits-{architecture}", Case(al.GatedLinearUnits, architecture)
     yield "ChunkedCrossEntropy-gpt2", Case(lambda: al.ChunkedCrossEntropy(chunk_size=4, z_loss=0.01), "gpt2")

@@ -27,6 +27,7 @@ from composer.algorithms import (
     LabelSmoothing,
     LayerFreezing,
     MixUp,
+    NEFTune,
     PatchDropout,
     ProgressiveResizing,
     RandAugment,
@@ -269,6 +270,7 @@ CASES = {
     ),
     "MixUp of masks": Case(new("MixUp", alpha=5.0, mask_key=1), on_masks),
     "MixUp of losses": Case(new("MixUp", alpha=5.0, interpolate_loss=True), on_images),
+    "NEFTune": Case(new("NEFTune"), on_text, refused=(("alpha", -1), ("alpha", "x"))),
     "NoOpModel": Case(new("NoOpModel"), on_images),
     "PatchDropout": Case(new("PatchDropout"), on_patches, make_unfit_state=on_nothing, refused=(("p", 1), ("p", -1))),
     "ProgressiveResizing": Case(
@@ -468,6 +470,7 @@ class TestSettings:
             (lambda: LayerFreezing(freeze_level=0), "freeze_level=0"),
             (lambda: LayerFreezing(freeze_start=1.0), "freeze_start=1.0"),
             (lambda: MixUp(0.0), "alpha=0.0"),
+            (lambda: NEFTune(0), "alpha=0"),
             (lambda: PatchDropout(p=0), "p=0"),
             (lambda: ProgressiveResizing(initial_scale=1), "initial_scale=1"),
             (lambda: RandAugment(depth=0), "depth=0"),

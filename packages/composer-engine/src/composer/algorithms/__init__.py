@@ -25,6 +25,7 @@ from composer.algorithms.layer_freezing import LayerFreezing
 from composer.algorithms.low_precision_groupnorm import LowPrecisionGroupNorm
 from composer.algorithms.low_precision_layernorm import LowPrecisionLayerNorm
 from composer.algorithms.mixup import MixUp
+from composer.algorithms.neftune import NEFTune
 from composer.algorithms.noop_model import NoOpModel
 from composer.algorithms.patch_dropout import PatchDropout
 from composer.algorithms.progressive_resizing import ProgressiveResizing
@@ -74,6 +75,7 @@ __all__ = [
     "LowPrecisionGroupNorm",
     "LowPrecisionLayerNorm",
     "MixUp",
+    "NEFTune",
     "NoOpModel",
     "PatchDropout",
     "ProgressiveResizing",

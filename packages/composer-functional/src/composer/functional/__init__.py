@@ -42,6 +42,7 @@ from composer.functional.layers.gated_linear_units import GatedLinearUnit
 from composer.functional.layers.ghost_batchnorm import GhostBatchNorm1d, GhostBatchNorm2d, GhostBatchNorm3d
 from composer.functional.layers.gyro_dropout import GyroDropout
 from composer.functional.layers.low_precision_norms import LowPrecisionGroupNorm, LowPrecisionLayerNorm
+from composer.functional.layers.noisy_embedding import NoisyEmbedding, draw_embedding_noise
 from composer.functional.layers.patch_dropout import PatchDropout
 from composer.functional.layers.squeeze_excite import SqueezeExcite2d, SqueezeExciteConv2d
 from composer.functional.layers.stochastic_depth import ResidualRule, StochasticDepthBlock
@@ -66,6 +67,7 @@ from composer.functional.surgery.gated_linear_units import apply_gated_linear_un
 from composer.functional.surgery.ghost_batchnorm import apply_ghost_batchnorm
 from composer.functional.surgery.gyro_dropout import apply_gyro_dropout
 from composer.functional.surgery.low_precision_norms import apply_low_precision_groupnorm, apply_low_precision_layernorm
+from composer.functional.surgery.neftune import apply_neftune
 from composer.functional.surgery.optimizers import update_params_in_optimizer
 from composer.functional.surgery.patch_dropout import apply_patch_dropout
 from composer.functional.surgery.replace import (
@@ -120,6 +122,7 @@ __all__ = [
     "LowPrecisionGroupNorm",
     "LowPrecisionLayerNorm",
     "MixUpBatch",
+    "NoisyEmbedding",
     "PatchDropout",
     "RandAugmentDraws",
     "RandAugmentTransform",
@@ -148,6 +151,7 @@ __all__ = [
     "apply_gyro_dropout",
     "apply_low_precision_groupnorm",
     "apply_low_precision_layernorm",
+    "apply_neftune",
     "apply_patch_dropout",
     "apply_squeeze_excite",
     "apply_stochastic_depth",
@@ -177,6 +181,7 @@ __all__ = [
     "draw_box",
     "draw_corner",
     "draw_cutmix_box",
+    "draw_embedding_noise",
     "draw_holes",
     "draw_kept",
     "draw_mixing",

@@ -1,0 +1,59 @@
+"""NEFTune in an engine."""
+
+import pytest
+import torch
+from torch import nn
+
+from composer import functional as cf
+from composer.algorithms import NEFTune
+from composer.core import Engine, Event, State
+
+IDS = torch.arange(12).view(2, 6)
+MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0]])
+
+
+@pytest.fixture
+def loop():
+    """A model with an embedding, and an engine that has changed it."""
+    model = nn.Sequential(nn.Embedding(12, 16))
+    engine = Engine(State(model, rank_zero_seed=3), algorithms=NEFTune(alpha=2.0))
+    engine.run_event(Event.INIT)
+    return model, engine
+
+
+class TestNEFTune:
+    def test_each_forward_pass_has_new_noise(self, loop):
+        """The noise of a batch is that of the kernel with the mask, another one for the next batch."""
+        model, engine = loop
+        outputs = []
+        for _ in range(2):
+            engine.state.batch = {"input_ids": IDS, "attention_mask": MASK}
+            engine.run_event(Event.BEFORE_FORWARD)
+            outputs.append(model(IDS) - model[0].weight[IDS])
+            engine.state.timestamp = engine.state.timestamp.to_next_batch()
+
+        sizes = 2.0 / (MASK.sum(1, keepdim=True) * 16).sqrt() * MASK
+        assert all((one.abs() <= sizes[..., None] + 1e-6).all() for one in outputs)
+        assert all((one.abs().amax(-1) > 0.5 * sizes).logical_or(MASK == 0).all() for one in outputs)
+        assert not torch.equal(*outputs)
+
+    def test_batch_without_mask(self, loop):
+        """Without a mask, all tokens are real."""
+        model, engine = loop
+        engine.state.batch = {"input_ids": IDS}
+        engine.run_event(Event.BEFORE_FORWARD)
+
+        noise = model[0].noise
+        assert torch.equal(model(IDS), model[0].weight[IDS] + noise)
+        assert (noise.abs().amax(-1) > 0).all()
+
+    def test_embedding_that_is_not_found_raises(self):
+        """A model without an embedding raises at INIT."""
+        engine = Engine(State(nn.Sequential(nn.Linear(4, 2))), algorithms=NEFTune())
+
+        with pytest.raises(ValueError, match="embedding must be the name of a"):
+            engine.run_event(Event.INIT)
+
+    def test_layer_is_noisy(self, loop):
+        """The embedding is replaced at INIT."""
+        assert isinstance(loop[0][0], cf.NoisyEmbedding)
