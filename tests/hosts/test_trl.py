@@ -10,7 +10,7 @@ from datasets import Dataset  # noqa: E402
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast  # noqa: E402
 
-from composer.algorithms import EMA, Alibi, LabelSmoothing, SeqLengthWarmup  # noqa: E402
+from composer.algorithms import EMA, Alibi, ChunkedCrossEntropy, LabelSmoothing, SeqLengthWarmup  # noqa: E402
 from composer.core.evaluator import evaluation_weights  # noqa: E402
 from composer.integrations.transformers import composer_trainer  # noqa: E402
 
@@ -89,6 +89,13 @@ def test_weights_of_trl(tmp_path):
     assert trainer.algorithm_adapter.state.timestamp.batch == "4ba"
     with evaluation_weights(trainer.algorithm_adapter.state), pytest.raises(AssertionError, match="weights differ"):
         assert_same(trainer.model.state_dict(), expected)
+
+
+@pytest.mark.filterwarnings("error:All logits")
+def test_loss_in_chunks(tmp_path):
+    """The weights are those of TRL, without all logits in its loss."""
+    weights = train(tmp_path, [ChunkedCrossEntropy(chunk_size=3)]).model.state_dict()
+    torch.testing.assert_close(weights, train(tmp_path).model.state_dict(), rtol=1e-4, atol=1e-6)
 
 
 def test_shorter_sequences(tmp_path):

@@ -176,15 +176,15 @@ def task_loss(
         losses = binary_cross_entropy_with_logits(_match_shape(logits, labels), labels.float(), reduction="none")
         counts = losses.new_ones(losses.shape)
     else:
-        losses, counts = _cross_entropies(logits, labels, label_smoothing)
+        losses, counts = _cross_entropies(logits, labels, label_smoothing, "none" if reduction == "none" else "sum")
     if reduction == "none":
         return losses.flatten(1).sum(1) / counts.flatten(1).sum(1).clamp(min=1) if losses.ndim > 1 else losses
     # At least 1: where no label counts, the loss and its gradients are 0, and those of other processes are not lost.
     return losses.sum() if reduction == "sum" else losses.sum() / counts.sum().clamp(min=1)
 
 
-def _cross_entropies(logits: Tensor, labels: Tensor, label_smoothing: float) -> tuple[Tensor, Tensor]:
-    """Return a loss for each label, and which of them count."""
+def _cross_entropies(logits: Tensor, labels: Tensor, label_smoothing: float, reduction: str) -> tuple[Tensor, Tensor]:
+    """Return a loss for each label or the sum of the losses, and which labels count."""
     shape = logits.shape[:-1]
     if labels.shape == logits.shape:
         labels = labels.to(logits.dtype)
@@ -194,8 +194,8 @@ def _cross_entropies(logits: Tensor, labels: Tensor, label_smoothing: float) -> 
     else:
         raise ValueError(_misfit(logits, labels))
     rows, targets = logits.reshape(-1, logits.shape[-1]), labels.flatten(0, len(shape) - 1)
-    losses = soft_cross_entropy(rows, targets, reduction="none", label_smoothing=label_smoothing)
-    return losses.reshape(shape), counts
+    losses = soft_cross_entropy(rows, targets, reduction=reduction, label_smoothing=label_smoothing)
+    return losses.reshape(shape) if reduction == "none" else losses, counts
 
 
 def _match_shape(logits: Tensor, labels: Tensor) -> Tensor:
