@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 import composer.algorithms
+import composer.optim
 from composer.ablation import Study
 from composer.compat.table import ARGUMENTS, NAMES, parse_home
 from composer.core import Algorithm, Event, Stage, Time, explain
@@ -314,14 +315,21 @@ def measured(kind: str) -> str:
 
 
 def defaults(kind: str) -> str:
-    """Return the call of an algorithm with the defaults of its settings, and names of those without one."""
+    """Return the call of an algorithm or optimizer with its defaults, and the names of settings without one."""
     settings = [
-        field.name if field.default is attrs.NOTHING else f"{field.name}={_as_argument(field.default)}"
-        for field in attrs.fields(getattr(composer.algorithms, kind))
-        if field.init
+        name if default in (attrs.NOTHING, inspect.Parameter.empty) else f"{name}={_as_argument(default)}"
+        for name, default in settings_of(kind).items()
     ]
     call = f"{kind}({', '.join(settings)})"
     return "```text\n" + "\n".join(textwrap.wrap(call, 100, subsequent_indent="    ")) + "\n```\n"
+
+
+def settings_of(kind: str) -> dict[str, object]:
+    """Return the defaults of the settings of an algorithm or optimizer."""
+    if hasattr(composer.algorithms, kind):
+        return {field.name: field.default for field in attrs.fields(getattr(composer.algorithms, kind)) if field.init}
+    parameters = inspect.signature(getattr(composer.optim, kind).__init__).parameters
+    return {name: one.default for name, one in parameters.items() if name != "self"}
 
 
 def _as_argument(value: object) -> str:

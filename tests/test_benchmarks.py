@@ -111,3 +111,15 @@ class TestKernels:
 
         with pytest.raises(SystemExit, match=r"No case starts with randaugment_image. Cases: mixup_batch"):
             kernels.main()
+
+
+class TestMuon:
+    """Muon compared with torch's."""
+
+    @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim.Muon exists from torch 2.9 on")
+    def test_measures_on_the_cpu(self, benchmark):
+        """Both have a time, and the weights of both are compared before."""
+        figures = benchmark("muon").compare(1, 16, "cpu", 3)
+
+        assert figures["low"] <= figures["ratio"] <= figures["high"]
+        assert min(figures["composer"], figures["torch"]) > 0

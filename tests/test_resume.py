@@ -23,7 +23,7 @@ from composer import Trainer
 from composer.core import Algorithm, AlgorithmConflictError, explain
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
-from composer.optim import CosineAnnealingWithWarmupScheduler, LinearScheduler
+from composer.optim import CosineAnnealingWithWarmupScheduler, LinearScheduler, muon_with_adamw
 from fixtures.models import PatchEncoder, Teacher
 
 PIPELINES = {
@@ -363,6 +363,15 @@ class TestEachWayToTrain:
             return {"optimizers": [torch.optim.Adam(weights[:5], lr=0.01), second]}
 
         assert_same(*twice(tmp_path, settings, stop="ep0-ba2"))
+
+    def test_muon(self, tmp_path):
+        """Muon with AdamW resumes under a schedule."""
+
+        def settings(model):
+            optimizer = muon_with_adamw(model, lr=0.02, ns_coefficients="polar_express")
+            return {"optimizers": optimizer, "schedulers": LinearScheduler(alpha_f=0.1)}
+
+        assert_same(*twice(tmp_path, settings, stop="ep1-ba5"))
 
     def test_schedule_free(self, tmp_path):
         """An optimizer with separate evaluation weights resumes with the training weights."""

@@ -1,5 +1,7 @@
 """GradientClipping: the complete gradients of a batch are clipped."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -53,6 +55,27 @@ def test_two_clipping_types(watch, make_engine, step, batch):
 
     assert gradients(model).norm() <= 0.0101
     assert explain([GradientClipping("value", 0.02), GradientClipping("norm", 0.01)]).warnings == ()
+
+
+def test_warns_beside_muon(watch, make_engine, step, batch):
+    """Clipping by norm warns once beside an optimizer whose updates have one size; by value it does not."""
+
+    class Muon(torch.optim.SGD):
+        """Any library's class of this name."""
+
+    model = watch()
+    for kind, expected in (("value", 0), ("norm", 1)):
+        engine = make_engine(model, GradientClipping(kind, 1.0))
+        engine.state.optimizers = Muon(model.parameters(), lr=0.1)
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            step(engine, batch)
+            step(engine, batch)
+
+        assert [one.message.args[0].partition(", ")[0] for one in caught] == [
+            "GradientClipping by norm has little effect on Muon"
+        ] * expected
 
 
 @pytest.mark.parametrize(

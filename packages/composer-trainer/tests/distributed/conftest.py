@@ -52,6 +52,12 @@ def four_processes(tmp_path_factory, environment):
 
 
 @pytest.fixture(scope="session")
+def four_muons(tmp_path_factory, environment):
+    """Results of four processes that step Muon on sharded weights, by rank."""
+    return launch("muon_program.py", 4, tmp_path_factory.mktemp("muon"), environment)
+
+
+@pytest.fixture(scope="session")
 def two_generations(tmp_path_factory, environment):
     """What two processes have generated, by rank."""
     return launch("generation_program.py", 2, tmp_path_factory.mktemp("generations"), environment)

@@ -141,6 +141,22 @@ class TestFormulas:
 
         assert_close(result, expected)
 
+    def test_low_precision_on_a_cpu(self):
+        """In bfloat16, decays and averages are not rounded: bit-identical with torch's steps of single tensors."""
+        shapes = [(3, 4), (5,)]
+        gradients = make_gradients(shapes, 4)
+        for ours, theirs in (
+            (lambda w: DecoupledAdamW(w, 0.02, (0.9, 0.999), weight_decay=0.002), torch.optim.AdamW),
+            (lambda w: DecoupledSGDW(w, 0.02, 0.9, weight_decay=0.0), torch.optim.SGD),
+        ):
+            actual, reference = make_weights(shapes, torch.bfloat16), make_weights(shapes, torch.bfloat16)
+            options = {"betas": (0.9, 0.999), "weight_decay": 0.1} if theirs is torch.optim.AdamW else {"momentum": 0.9}
+
+            result = train(ours(actual), actual, gradients)
+
+            expected = train(theirs(reference, 0.02, foreach=False, **options), reference, gradients)
+            assert all(torch.equal(one, other) for one, other in zip(result, expected, strict=True))
+
     def test_defaults(self):
         """The defaults are Composer's."""
         adamw, sgdw = DecoupledAdamW(make_weights([(1,)])), DecoupledSGDW(make_weights([(1,)]), lr=0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import ClassVar
 
 import attrs
@@ -9,6 +10,8 @@ import attrs
 from composer import functional as cf
 from composer.core import Algorithm, Event, Logger, Stage, State
 from composer.core.checks import number_between, one_of
+from composer.core.optimizers import unwrapped
+from composer.core.serializable import transient
 
 __all__ = ["GradientClipping"]
 
@@ -17,7 +20,8 @@ __all__ = ["GradientClipping"]
 class GradientClipping(Algorithm):
     """Limit the gradients of the complete batch (arXiv:1211.5063; adaptive: arXiv:2102.06171).
 
-    See :func:`composer.functional.apply_gradient_clipping`.
+    See :func:`composer.functional.apply_gradient_clipping`. Clipping by norm beside Muon gives a warning: the size of
+    Muon's updates does not depend on the size of the gradients.
 
     Args:
         clipping_type: The quantity to limit: the ``"norm"`` of all gradients together, each ``"value"``, or, with
@@ -38,10 +42,27 @@ class GradientClipping(Algorithm):
         validator=number_between(0, above=True, meaning="It is the limit of the gradients.")
     )
 
+    _is_first: bool = transient(default=True)
+
     runs_at: ClassVar = {Event.AFTER_TRAIN_BATCH: Stage.GRADIENT}
-    reads: ClassVar = {"model"}
+    reads: ClassVar = {"model", "optimizers"}
     writes: ClassVar = {"gradients"}
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Clip the gradients."""
+        if self._is_first:
+            self._is_first = False
+            self._warn_beside_muon(state)
         cf.apply_gradient_clipping(state.model, self.clipping_type, self.clipping_threshold)
+
+    def _warn_beside_muon(self, state: State) -> None:
+        names = [type(unwrapped(optimizer)).__name__ for optimizer in state.optimizers]
+        muon = next((name for name in names if "muon" in name.lower()), None)
+        if muon is not None and self.clipping_type == "norm":
+            warnings.warn(
+                f"GradientClipping by norm has little effect on {muon}, whose updates of matrices have the same size "
+                "for all gradients: it changes only how much a batch counts in the momentum, and scales the "
+                "gradients of all other parameters by the norm of the matrices' gradients. Remove it.",
+                UserWarning,
+                stacklevel=3,
+            )

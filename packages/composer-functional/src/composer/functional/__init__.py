@@ -85,6 +85,7 @@ from composer.functional.training.ema import compute_ema, update_averages
 from composer.functional.training.gradient_clipping import apply_gradient_clipping
 from composer.functional.training.label_smoothing import smooth_labels
 from composer.functional.training.layer_freezing import count_layers_to_freeze, freeze_layers, unfreeze_layers
+from composer.functional.training.orthogonalization import orthogonalize
 from composer.functional.training.packing import (
     add_document_mask,
     check_packing,
@@ -195,6 +196,7 @@ __all__ = [
     "linear_cross_entropy",
     "mixup",
     "mixup_batch",
+    "orthogonalize",
     "pack_documents",
     "pack_lengths",
     "parameter_groups",

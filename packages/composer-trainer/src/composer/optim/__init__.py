@@ -1,7 +1,8 @@
-"""Optimizers with decoupled weight decay, and learning rate schedules in any unit of time."""
+"""Optimizers (Muon, and others with decoupled weight decay), and learning rate schedules in any unit of time."""
 
 from composer.functional.signatures import unquote_annotations
 from composer.optim.decoupled_weight_decay import DecoupledAdamW, DecoupledSGDW
+from composer.optim.muon import Muon, muon_with_adamw
 from composer.optim.plot import plot_schedule
 from composer.optim.scheduler import (
     ComposerScheduler,
@@ -38,11 +39,13 @@ __all__ = [
     "LinearWithWarmupScheduler",
     "MultiStepScheduler",
     "MultiStepWithWarmupScheduler",
+    "Muon",
     "PolynomialScheduler",
     "PolynomialWithWarmupScheduler",
     "StepScheduler",
     "WarmupStableDecayScheduler",
     "compile_composer_scheduler",
+    "muon_with_adamw",
     "plot_schedule",
 ]
 

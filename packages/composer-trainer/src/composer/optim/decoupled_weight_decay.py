@@ -6,105 +6,22 @@ does not change when another learning rate is tried. torch's AdamW multiplies by
 
 from __future__ import annotations
 
-import abc
 import math
-import numbers
 import warnings
-from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
-from torch.optim import Optimizer
-from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from composer.core.arguments import NamesArguments
 from composer.functional.checks import check_flags, check_interval, check_numbers
+from composer.optim.stepping import Group, Params, SteppingOptimizer, adamw_step, check_adamw, decay, takes_lists
 
 __all__ = ["DecoupledAdamW", "DecoupledSGDW"]
-
-Params: TypeAlias = "Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]"
-Group: TypeAlias = dict[str, Any]
 
 # Values for torch's AdamW, such as 0.01, are above it; multiplied by a usual learning rate they are below.
 _LARGE_DECAY = 1e-3
 
 
-class _DecoupledOptimizer(NamesArguments, Optimizer, abc.ABC):
-    """Decay the weights, and compute the rest of a step with a torch function on lists of tensors."""
-
-    def __init__(self, params: Params, defaults: Group) -> None:
-        super().__init__(params, defaults)
-        large = max(group["weight_decay"] for group in self.param_groups)
-        if large >= _LARGE_DECAY:
-            warnings.warn(
-                f"weight_decay={large} removes that fraction of the weights at each step: {type(self).__name__} does "
-                "not multiply it by the learning rate. Values about 1e-5 are usual. The equivalent of weight_decay in "
-                "torch.optim.AdamW is lr * weight_decay here.",
-                UserWarning,
-                stacklevel=3,
-            )
-
-    @abc.abstractmethod
-    def _check(self, group: Group) -> None:
-        """Raise an error if a setting of the group is invalid."""
-
-    @abc.abstractmethod
-    def _update(self, weights: list[Tensor], gradients: list[Tensor], group: Group) -> None:
-        """Update the weights from the gradients."""
-
-    def add_param_group(self, param_group: Group) -> None:
-        """Add a parameter group; its ``initial_lr`` defaults to its learning rate."""
-        group = {**self.defaults, **param_group}
-        check_interval("lr", group["lr"], 0, math.inf, "It is the learning rate.", open_high=True)
-        meaning = "It is the fraction of the weights that a step removes."
-        check_interval("weight_decay", group["weight_decay"], 0, math.inf, meaning, open_high=True)
-        self._check(group)
-        super().add_param_group(param_group)
-        _record_rates(self.param_groups[-1])
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        for group in self.param_groups:
-            _record_rates(group)
-        for values in self.state.values():
-            # Fused torch optimizers keep the count on the device, where reading it would synchronize.
-            if "step" in values:
-                values["step"] = torch.as_tensor(values["step"], dtype=torch.float32, device="cpu")
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters that have a gradient. This does not synchronize with the device.
-
-        Args:
-            closure: Function that computes the loss and the gradients, if they are not computed yet.
-
-        Returns:
-            The result of ``closure``, or None without one.
-
-        Raises:
-            ValueError: A gradient is sparse.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            weights = [parameter for parameter in group["params"] if parameter.grad is not None]
-            gradients = [weight.grad for weight in weights]
-            if any(gradient.is_sparse for gradient in gradients):
-                raise ValueError(
-                    f"{type(self).__name__} cannot use sparse gradients. Create the embedding with sparse=False, "
-                    "or optimize its weights with torch.optim.SparseAdam."
-                )
-            if weights:
-                _decay(weights, group)
-                self._update(weights, gradients, group)
-        return loss
-
-
-class DecoupledSGDW(_DecoupledOptimizer):
+class DecoupledSGDW(SteppingOptimizer):
     """SGD with momentum and decoupled weight decay.
 
     With the first momentum ``v_1 = gradient_1``, a step is
@@ -130,6 +47,7 @@ class DecoupledSGDW(_DecoupledOptimizer):
         ValueError: A value is out of range.
 
     Example:
+        >>> import torch
         >>> weight = torch.nn.Parameter(torch.tensor([1.0]))
         >>> optimizer = DecoupledSGDW([weight], lr=0.1, weight_decay=1e-4)
         >>> weight.grad = torch.tensor([2.0])
@@ -156,6 +74,7 @@ class DecoupledSGDW(_DecoupledOptimizer):
             "nesterov": nesterov,
         }
         super().__init__(params, defaults)
+        _warn_of_large_decay(self)
 
     def _check(self, group: Group) -> None:
         check_flags(nesterov=group["nesterov"])
@@ -168,13 +87,14 @@ class DecoupledSGDW(_DecoupledOptimizer):
             )
 
     def _update(self, weights: list[Tensor], gradients: list[Tensor], group: Group) -> None:
+        decay(weights, _fraction(group))
         has_momentum = group["momentum"] != 0
         buffers = [self.state[weight].get("momentum_buffer") if has_momentum else None for weight in weights]
         sgd(
             weights,
             gradients,
             buffers,
-            foreach=True,
+            foreach=takes_lists(weights),
             weight_decay=0.0,
             momentum=group["momentum"],
             lr=group["lr"],
@@ -187,7 +107,7 @@ class DecoupledSGDW(_DecoupledOptimizer):
                 self.state[weight]["momentum_buffer"] = buffer
 
 
-class DecoupledAdamW(_DecoupledOptimizer):
+class DecoupledAdamW(SteppingOptimizer):
     """Adam with decoupled weight decay (arXiv:1412.6980, arXiv:1711.05101).
 
     With averages that start at 0, a step is
@@ -214,6 +134,7 @@ class DecoupledAdamW(_DecoupledOptimizer):
         ValueError: A value is out of range.
 
     Example:
+        >>> import torch
         >>> weight = torch.nn.Parameter(torch.tensor([1.0]))
         >>> optimizer = DecoupledAdamW([weight], lr=0.1, weight_decay=1e-4)
         >>> weight.grad = torch.tensor([2.0])
@@ -234,62 +155,31 @@ class DecoupledAdamW(_DecoupledOptimizer):
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
         super().__init__(params, defaults)
+        _warn_of_large_decay(self)
 
     def _check(self, group: Group) -> None:
         check_flags(amsgrad=group["amsgrad"])
-        check_interval("eps", group["eps"], 0, math.inf, "It is added to a root.", open_high=True)
-        betas = group["betas"]
-        is_pair = isinstance(betas, (tuple, list)) and all(isinstance(beta, numbers.Real) for beta in betas)
-        if not is_pair or len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise (ValueError if is_pair else TypeError)(
-                f"betas must be two numbers in [0, 1), got {betas}. They are the decay rates of the two averages."
-            )
+        check_adamw(group["betas"], "eps", group["eps"])
 
     def _update(self, weights: list[Tensor], gradients: list[Tensor], group: Group) -> None:
-        states = [self._state_of(weight, group["amsgrad"]) for weight in weights]
-        beta_1, beta_2 = group["betas"]
-        adamw(
-            weights,
-            gradients,
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [state["max_exp_avg_sq"] for state in states] if group["amsgrad"] else [],
-            [state["step"] for state in states],
-            foreach=True,
-            has_complex=any(weight.is_complex() for weight in weights),
-            amsgrad=group["amsgrad"],
-            beta1=beta_1,
-            beta2=beta_2,
-            lr=group["lr"],
-            weight_decay=0.0,
-            eps=group["eps"],
-            maximize=False,
+        decay(weights, _fraction(group))
+        adamw_step(self.state, weights, gradients, group, eps=group["eps"], amsgrad=group["amsgrad"])
+
+
+def _fraction(group: Group) -> float:
+    """Return the fraction of the weights that a step removes: ``(lr / initial_lr) * weight_decay``."""
+    rate, first = group["lr"], group["initial_lr"]
+    return float(group["weight_decay"] * (rate / first if first else rate != 0))
+
+
+def _warn_of_large_decay(optimizer: SteppingOptimizer) -> None:
+    """Warn, from the constructor of an optimizer, of a decay that is probably one of torch's AdamW."""
+    large = max(group["weight_decay"] for group in optimizer.param_groups)
+    if large >= _LARGE_DECAY:
+        warnings.warn(
+            f"weight_decay={large} removes that fraction of the weights at each step: {type(optimizer).__name__} does "
+            "not multiply it by the learning rate. Values about 1e-5 are usual. The equivalent of weight_decay in "
+            "torch.optim.AdamW is lr * weight_decay here.",
+            UserWarning,
+            stacklevel=3,
         )
-
-    def _state_of(self, weight: Tensor, amsgrad: bool) -> dict[str, Any]:
-        state: dict[str, Any] = self.state[weight]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
-            state["exp_avg"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
-            state["exp_avg_sq"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
-        if amsgrad and "max_exp_avg_sq" not in state:
-            state["max_exp_avg_sq"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
-        return state
-
-
-def _record_rates(group: Group) -> None:
-    group.setdefault("initial_lr", group["lr"])
-    group.setdefault("scheduled_lr", group["lr"])  # so that a schedule uses a rate that is assigned before it begins
-
-
-def _decay(weights: list[Tensor], group: Group) -> None:
-    """Multiply the weights by ``1 - (lr / initial_lr) * weight_decay``."""
-    rate, first, decay = group["lr"], group["initial_lr"], group["weight_decay"]
-    if decay == 0 or rate == 0:
-        return
-    # On a GPU, a list with several dtypes would launch one kernel per tensor.
-    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for weight in weights:
-        by_kind.setdefault((weight.device, weight.dtype), []).append(weight)
-    for tensors in by_kind.values():
-        torch._foreach_mul_(tensors, 1 - (rate / first if first else 1) * decay)

@@ -27,12 +27,16 @@ def _kind_of(base: type) -> Callable[[str, Any], bool]:
     return lambda _, one: inspect.isclass(one) and issubclass(one, base) and one is not base
 
 
+def _is_optimizer(name: str, one: Any) -> bool:
+    return name == "muon_with_adamw" or _kind_of(Optimizer)(name, one)
+
+
 _REGISTRIES: Mapping[str, tuple[tuple[str, ...], Callable[[str, Any], bool]]] = {
     "model": (("composer.models",), lambda name, one: inspect.isfunction(one) and name.startswith("composer_")),
     "algorithms": (("composer.algorithms",), _kind_of(Algorithm)),
     "callbacks": (("composer.callbacks",), _kind_of(Callback)),
     "loggers": (("composer.loggers",), _kind_of(LoggerDestination)),
-    "optimizers": (("composer.optim", "torch.optim"), _kind_of(Optimizer)),
+    "optimizers": (("composer.optim", "torch.optim"), _is_optimizer),
     "schedulers": (("composer.optim",), lambda name, one: inspect.isclass(one) and name.endswith("Scheduler")),
 }
 """The modules whose public names a configuration may contain, by the argument of the trainer, and which of them."""
@@ -83,11 +87,9 @@ def trainer_arguments(config: Mapping[str, Any] | str | os.PathLike[str], given:
     for argument in ("algorithms", "callbacks", "loggers", "schedulers", "optimizers"):
         if settings.get(argument) is not None:
             model = arguments.get("model")
-            own = (
-                {"params": model.parameters()}
-                if argument == "optimizers" and isinstance(model, torch.nn.Module)
-                else {}
-            )
+            own: dict[str, Any] = {}
+            if argument == "optimizers" and isinstance(model, torch.nn.Module):
+                own = {"params": model.parameters(), "model": model}
             arguments[argument] = list(_components(argument, settings[argument], **own))
     return arguments
 
@@ -157,9 +159,9 @@ def _component(argument: str, name: Any, settings: Any, own: Mapping[str, Any]) 
         raise TypeError(f"{place} must be a dictionary of arguments, got {settings!r}.")
     for name_of_own in own.keys() & (settings or {}).keys():
         raise ValueError(f"{place}: {name_of_own} is set by the Trainer, leave it out.")
-    values = {**(settings or {}), **own}
     # Only arguments with names: what **kwargs passes on to another library may be the path of a file to load.
     named = {key: one for key, one in inspect.signature(known[name]).parameters.items() if one.kind in _BY_NAME}
+    values = {**(settings or {}), **{key: one for key, one in own.items() if key in named}}
     if not values.keys() <= named.keys():
         raise ValueError(f"{place} {unknown_arguments(values, named)}")
     missing = [key for key, one in named.items() if one.default is one.empty and key not in values]

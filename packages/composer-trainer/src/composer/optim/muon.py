@@ -1,0 +1,370 @@
+"""Muon: momentum whose matrices are orthogonalized (arXiv:2502.16982), with AdamW for all other parameters."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from composer.core.checks import nearest
+from composer.functional import orthogonalize
+from composer.functional.checks import check_choice, check_flags, check_interval, check_modules
+from composer.functional.dtensors import is_dtensor, local_parts, own_part
+from composer.functional.training.orthogonalization import Coefficients, check_orthogonalization
+from composer.optim.stepping import Group, Params, SteppingOptimizer, adamw_step, check_adamw, decay
+
+__all__ = ["Muon", "muon_with_adamw"]
+
+_log = logging.getLogger(__name__)
+
+_MOST_ELEMENTS = {"cpu": 2**20}
+"""The most elements that are orthogonalized at once, by device: larger batches do not fit into a processor's caches."""
+_MOST_ELSEWHERE = 2**24
+"""On accelerators larger batches need more memory and are not faster."""
+_HEAD = re.compile(r"(\w+_)?head|head_dist|classifier|aux_classifier|score")
+
+
+class Muon(SteppingOptimizer):
+    """Momentum whose matrices are orthogonalized, and AdamW for parameters that are no hidden matrices.
+
+    With a momentum that starts at 0, a step of a matrix of shape ``(m, n)`` is
+
+    - ``M_t = momentum * M_(t-1) + (1 - momentum) * gradient_t``,
+    - ``O_t = orthogonalize((1 - momentum) * gradient_t + momentum * M_t)`` with ``nesterov``, else of ``M_t``; see
+      :func:`composer.functional.orthogonalize`,
+    - ``weights <- weights - lr * weight_decay * weights - lr * factor * O_t``,
+
+    where ``factor`` is ``0.2 * sqrt(max(m, n))`` for ``"match_rms_adamw"``: updates are as large as AdamW's, so that
+    its learning rate and weight decay can be used (arXiv:2502.16982). ``"original"`` is ``sqrt(max(1, m / n))``, and
+    ``"spectral_unclamped"`` is ``sqrt(m / n)``.
+
+    It takes the arguments of ``torch.optim.Muon``, and equals it for matrices with
+    ``adjust_lr_fn="original"``; states are interchangeable. In addition,
+
+    - all matrices of one shape are orthogonalized in one batch;
+    - tensors with more dimensions, such as the weights of convolutions, are matrices of shape ``(m, -1)``. In groups
+      with ``flatten=False`` they are batches of matrices, such as the experts of a mixture;
+    - groups with ``use_muon=False`` are optimized by AdamW with the group's ``lr``, ``weight_decay``, ``betas`` and
+      ``adamw_eps``; :func:`muon_with_adamw` creates the groups;
+    - sharded weights (FSDP2, tensor parallelism) have sharded momentum, of which each step gathers the matrices in 16
+      bits, in every process.
+
+    Weight decay is multiplied by ``lr``, as in :class:`torch.optim.AdamW`, and unlike that of :class:`DecoupledAdamW`.
+
+    Args:
+        params: Parameters, ``(name, parameter)`` pairs, or parameter groups with their own settings.
+        lr: The learning rate, at least 0.
+        weight_decay: The decay of the weights relative to ``lr``, at least 0.
+        momentum: The decay of the average of gradients, in ``[0, 1)``.
+        nesterov: Whether to use Nesterov momentum.
+        ns_coefficients: ``"quintic"``, ``"polar_express"`` or custom coefficients.
+        eps: The least norm of a matrix to divide by, more than 0.
+        ns_steps: The number of Newton-Schulz steps, at least 1.
+        adjust_lr_fn: The factor of the learning rate by shape; None is ``"original"``, as in torch.
+        betas: Decay rates of the two averages of AdamW, in ``[0, 1)``.
+        adamw_eps: Added to the denominator of AdamW, at least 0.
+
+    Raises:
+        TypeError: A setting has the wrong type.
+        ValueError: A setting is out of range, or a parameter for Muon is not a matrix of real numbers.
+
+    Example:
+        >>> layer = torch.nn.Linear(4, 3)
+        >>> groups = [{"params": [layer.weight]}, {"params": [layer.bias], "use_muon": False, "weight_decay": 0.0}]
+        >>> optimizer = Muon(groups, lr=0.01)
+        >>> layer(torch.ones(2, 4)).square().sum().backward()
+        >>> optimizer.step()
+        >>> [sorted(optimizer.state[parameter]) for parameter in layer.parameters()]
+        [['momentum_buffer'], ['exp_avg', 'exp_avg_sq', 'step']]
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 1e-3,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_coefficients: Coefficients = "quintic",
+        eps: float = 1e-7,
+        ns_steps: int = 5,
+        adjust_lr_fn: str | None = "match_rms_adamw",
+        *,
+        betas: tuple[float, float] = (0.9, 0.95),
+        adamw_eps: float = 1e-8,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "ns_coefficients": ns_coefficients,
+            "eps": eps,
+            "ns_steps": ns_steps,
+            "adjust_lr_fn": adjust_lr_fn,
+            "betas": betas,
+            "adamw_eps": adamw_eps,
+            "use_muon": True,
+            "flatten": True,
+        }
+        super().__init__(params, defaults)
+
+    def _check(self, group: Group) -> None:
+        check_flags(**{name: group[name] for name in ("nesterov", "use_muon", "flatten")})
+        check_interval("momentum", group["momentum"], 0, 1, "It is the decay of gradients.", open_high=True)
+        check_orthogonalization(group["ns_coefficients"], group["ns_steps"], group["eps"], "ns_")
+        check_choice("adjust_lr_fn", group["adjust_lr_fn"], "match_rms_adamw", "original", "spectral_unclamped", None)
+        check_adamw(group["betas"], "adamw_eps", group["adamw_eps"])
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a parameter group; those for Muon must be matrices."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        for parameter in group["params"] if group["use_muon"] else ():
+            if parameter.ndim < 2 or not parameter.is_floating_point():
+                del self.param_groups[-1]
+                raise ValueError(
+                    f"params of Muon must be matrices of real numbers, got one of shape {tuple(parameter.shape)} and "
+                    f"{parameter.dtype}. Use muon_with_adamw(model, lr=...), or a group with use_muon=False for others."
+                )
+
+    def routing(self) -> str:
+        """Return a table of the parameters by their optimizer, with names if it was created from named parameters.
+
+        Example:
+            >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+            >>> print(muon_with_adamw(model, lr=0.01).routing())
+            Muon: 1 tensor, 32 elements
+              0.weight  8 x 4
+            AdamW: 1 tensor, 16 elements
+              1.weight  2 x 8
+            AdamW, weight_decay=0.0: 2 tensors, 10 elements
+              0.bias  8
+              1.bias  2
+        """
+        lines = []
+        for group in self.param_groups:
+            weights = group["params"]
+            title = "Muon" if group["use_muon"] else "AdamW"
+            if group["weight_decay"] != self.defaults["weight_decay"]:
+                title += f", weight_decay={group['weight_decay']}"
+            count = f"{len(weights)} tensor{'s' if len(weights) > 1 else ''}"
+            lines.append(f"{title}: {count}, {sum(weight.numel() for weight in weights):,} elements")
+            names = group.get("param_names", range(len(weights)))
+            shapes = (" x ".join(map(str, weight.shape)) for weight in weights)
+            lines += [f"  {name}  {shape}" for name, shape in zip(names, shapes, strict=True)]
+        return "\n".join(lines)
+
+    def _update(self, weights: list[Tensor], gradients: list[Tensor], group: Group) -> None:
+        decay(weights, group["lr"] * group["weight_decay"])
+        if not group["use_muon"]:
+            adamw_step(self.state, weights, gradients, group, eps=group["adamw_eps"])
+            return
+        for batch in _batches(weights):
+            of_batch = [weights[place] for place in batch]
+            directions = self._directions(of_batch, [gradients[place] for place in batch], group)
+            rate = group["lr"] * _factor(*_matrix_shape(of_batch[0], group["flatten"]), group["adjust_lr_fn"])
+            torch._foreach_add_(local_parts(of_batch), directions, alpha=-rate)
+
+    def _directions(self, weights: list[Tensor], gradients: list[Tensor], group: Group) -> list[Tensor]:
+        """Update the momentum, and return its orthogonalized matrices: this process's parts of them."""
+        momenta = []
+        for weight in weights:
+            state = self.state[weight]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
+            momenta.append(state["momentum_buffer"])
+        held, new = local_parts(momenta), local_parts(list(map(_placed_like, gradients, weights)))
+        torch._foreach_lerp_(held, new, 1 - group["momentum"])
+        updates = torch._foreach_lerp(new, held, group["momentum"]) if group["nesterov"] else held  # noqa: SLF001
+        shape = _matrix_shape(weights[0], group["flatten"])
+        stacked = torch.empty((len(weights), *weights[0].shape), dtype=torch.bfloat16, device=updates[0].device)
+        torch._foreach_copy_(list(stacked), list(map(_complete, updates, weights)))
+        result = orthogonalize(stacked.view(-1, *shape), group["ns_coefficients"], group["ns_steps"], group["eps"]).to(
+            weights[0].dtype
+        )
+        return [_part(one, weight) for one, weight in zip(result.reshape(stacked.shape), weights, strict=True)]
+
+
+def muon_with_adamw(
+    model: nn.Module,
+    lr: float,
+    weight_decay: float = 0.1,
+    momentum: float = 0.95,
+    *,
+    adamw: str | Sequence[str] = (),
+    adamw_lr: float | None = None,
+    ns_coefficients: Coefficients = "quintic",
+    ns_steps: int = 5,
+    betas: tuple[float, float] = (0.9, 0.95),
+    adamw_eps: float = 1e-8,
+) -> Muon:
+    """Return one :class:`Muon` for all parameters of a model: hidden matrices by Muon, all others by AdamW.
+
+    AdamW optimizes
+
+    - parameters with fewer than two dimensions, and tensors that are one row or column: biases, norms, class tokens.
+      They have no weight decay;
+    - embeddings: the weights of ``nn.Embedding`` and everything in a module whose name contains ``embed``;
+    - heads: the last matrix of the model, and of each module named ``head``, ``..._head``, ``classifier`` or ``score``;
+    - the weights of norms, and parameters whose own name contains neither ``weight`` nor ``proj``, such as tables;
+    - what ``adamw`` names.
+
+    Weights of convolutions are flattened. Other parameters with three or more dimensions, such as those of experts, are
+    batches of matrices. The assignment is logged at the level INFO; :meth:`Muon.routing` returns it.
+
+    Args:
+        model: The model. Its frozen parameters are included, and are not changed without gradients.
+        lr: The learning rate of both, at least 0. Values for AdamW are suitable, because the sizes of updates match.
+        weight_decay: The decay of the weights relative to the learning rate, at least 0.
+        momentum: The decay of Muon's average of gradients.
+        adamw: Names of further parameters or modules for AdamW; ``*`` matches anything.
+        adamw_lr: Another learning rate for AdamW.
+        ns_coefficients: Coefficients of Muon, such as ``"polar_express"``.
+        ns_steps: The number of Newton-Schulz steps.
+        betas: Decay rates of AdamW's averages.
+        adamw_eps: Added to AdamW's denominator.
+
+    Returns:
+        One optimizer, for any trainer and any schedule.
+
+    Raises:
+        TypeError: ``model`` is not a module, or a setting has the wrong type.
+        ValueError: The model has no matrix for Muon, a name in ``adamw`` matches nothing, or a setting is out of range.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+        >>> optimizer = muon_with_adamw(model, lr=0.01, ns_coefficients="polar_express")
+        >>> [(group["use_muon"], group["param_names"]) for group in optimizer.param_groups]
+        [(True, ['0.weight']), (False, ['1.weight']), (False, ['0.bias', '1.bias'])]
+    """
+    check_modules(model=model)
+    patterns = [adamw] if isinstance(adamw, str) else list(adamw)
+    rate = lr if adamw_lr is None else adamw_lr
+    groups: dict[str, Group] = {
+        "matrices": {"params": []},
+        "batches": {"params": [], "flatten": False},
+        "others": {"params": [], "use_muon": False, "lr": rate},
+        "vectors": {"params": [], "use_muon": False, "lr": rate, "weight_decay": 0.0},
+    }
+    for name, parameter, kind in _assigned(model, patterns):
+        groups[kind]["params"].append((name, parameter))
+    if not groups["matrices"]["params"] and not groups["batches"]["params"]:
+        raise ValueError(
+            f"model must have a hidden matrix for Muon, got a {type(model).__name__} whose parameters are embeddings, "
+            "the head, norms and biases. Use torch.optim.AdamW."
+        )
+    optimizer = Muon(
+        [group for group in groups.values() if group["params"]],
+        lr,
+        weight_decay,
+        momentum,
+        ns_coefficients=ns_coefficients,
+        ns_steps=ns_steps,
+        betas=betas,
+        adamw_eps=adamw_eps,
+    )
+    _log.info("Parameters by optimizer:\n%s", optimizer.routing())
+    return optimizer
+
+
+def _assigned(model: nn.Module, patterns: Sequence[str]) -> Iterator[tuple[str, nn.Parameter, str]]:
+    """Yield the name, parameter and kind of group of each parameter."""
+    modules = dict(model.named_modules())
+    excluded = _heads(model, modules) | _named(model, patterns)
+    for module in modules.values():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or "Norm" in type(module).__name__:
+            excluded.update(map(id, module.parameters(recurse=False)))
+    for name, parameter in model.named_parameters():
+        # A parametrized weight is in module.parametrizations.weight.original.
+        path = name.replace(".original", "").replace("parametrizations.", "").split(".")
+        is_convolution = isinstance(modules.get(".".join(path[:-1])), nn.modules.conv._ConvNd)  # noqa: SLF001
+        rows, columns = _matrix_shape(parameter, is_convolution) if parameter.ndim > 1 else (1, 1)
+        if min(rows, columns) == 1 or not parameter.is_floating_point():
+            yield name, parameter, "vectors"
+        elif (
+            id(parameter) in excluded or any("embed" in part for part in path) or not re.search("weight|proj", path[-1])
+        ):
+            yield name, parameter, "others"
+        else:
+            yield name, parameter, "matrices" if parameter.ndim == 2 or is_convolution else "batches"
+
+
+def _heads(model: nn.Module, modules: Mapping[str, nn.Module]) -> set[int]:
+    """Return the identities of the last matrices of the model and of its modules with the name of a head."""
+    named = [module for name, module in modules.items() if _HEAD.fullmatch(name.rpartition(".")[2])]
+    # With duplicates, because a head may share the weight of an embedding.
+    lists = [[one for _, one in each.named_parameters(remove_duplicate=False)] for each in (model, *named)]
+    matrices = [[one for one in parameters if one.ndim > 1] for parameters in lists]
+    return {id(found[-1]) for found in matrices if found}
+
+
+def _named(model: nn.Module, patterns: Sequence[str]) -> set[int]:
+    """Return the identities of the parameters that patterns match, by their names or those of their modules."""
+    names = [name for name, _ in model.named_modules() if name]
+    found: set[int] = set()
+    for pattern in patterns:
+        matched = {
+            id(one)
+            for name, one in model.named_parameters()
+            if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+        }
+        if not matched:
+            raise ValueError(f"adamw must name parameters or modules, got {pattern!r}{nearest(pattern, names)}")
+        found |= matched
+    return found
+
+
+def _matrix_shape(weight: Tensor, flatten: bool) -> tuple[int, int]:
+    """Return the shape of a tensor as a matrix, or of the matrices in a batch of them."""
+    if flatten:
+        return weight.shape[0], math.prod(weight.shape[1:])
+    return weight.shape[-2], weight.shape[-1]
+
+
+def _batches(weights: list[Tensor]) -> Iterator[list[int]]:
+    """Yield the indices of weights that are orthogonalized together: of one shape, and not too many elements."""
+    places: dict[object, list[int]] = {}
+    for place, weight in enumerate(weights):
+        places.setdefault((weight.shape, weight.dtype, weight.device), []).append(place)
+    for of_shape in places.values():
+        first = weights[of_shape[0]]
+        size = max(1, _MOST_ELEMENTS.get(first.device.type, _MOST_ELSEWHERE) // max(1, first.numel()))
+        for start in range(0, len(of_shape), size):
+            yield of_shape[start : start + size]
+
+
+def _factor(rows: int, columns: int, rule: str | None) -> float:
+    if rule == "match_rms_adamw":
+        return 0.2 * math.sqrt(max(rows, columns))
+    return math.sqrt(rows / columns if rule == "spectral_unclamped" else max(1, rows / columns))
+
+
+def _placed_like(gradient: Tensor, weight: Tensor) -> Tensor:
+    """Return a gradient with the placements of its weight: of partial sums this process's part of the sum."""
+    if is_dtensor(gradient) and is_dtensor(weight) and gradient.placements != weight.placements:
+        return gradient.redistribute(placements=weight.placements)
+    return gradient
+
+
+def _complete(part: Tensor, weight: Tensor) -> Tensor:
+    """Return the complete tensor, in 16 bits, from the parts of all processes; not sharded, it is the tensor itself."""
+    if not is_dtensor(weight):
+        return part
+    sharded: Any = torch.empty_like(weight, dtype=torch.bfloat16, requires_grad=False)
+    sharded.to_local().copy_(part)
+    complete: Tensor = sharded.full_tensor()
+    return complete
+
+
+def _part(complete: Tensor, weight: Tensor) -> Tensor:
+    """Return this process's part of a complete tensor."""
+    if not is_dtensor(weight):
+        return complete
+    return complete[tuple(slice(start, start + size) for start, size in zip(*own_part(weight), strict=True))]

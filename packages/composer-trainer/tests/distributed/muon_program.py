@@ -1,0 +1,106 @@
+"""One of four processes that step Muon on sharded weights; each writes its results to ``<folder>/<rank>.json``."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from composer.functional.dtensors import local_parts, shard_like
+from composer.optim import muon_with_adamw
+
+STEPS = 3
+
+
+def network():
+    """Return layers whose sizes four processes cannot share equally, and a convolution."""
+    torch.manual_seed(5)
+    layers = {
+        "up": nn.Linear(6, 14),
+        "down": nn.Linear(14, 6),
+        "odd": nn.Linear(6, 7),
+        "convolution": nn.Conv2d(7, 6, 3),
+        "head": nn.Linear(6, 3),
+    }
+    return nn.Sequential(nn.ModuleDict(layers))
+
+
+def gradients(step):
+    """Return the complete gradient of each parameter."""
+    generator = torch.Generator().manual_seed(step)
+    return {name: torch.randn(parameter.shape, generator=generator) for name, parameter in network().named_parameters()}
+
+
+def train(model):
+    """Step from complete gradients; return the complete weights, and the elements of momentum here and in all."""
+    optimizer = muon_with_adamw(model, lr=0.05)
+    for step in range(STEPS):
+        for name, parameter in model.named_parameters():
+            parameter.grad = shard_like(gradients(step)[name], parameter)
+        optimizer.step()
+    momenta = [state["momentum_buffer"] for state in optimizer.state.values() if "momentum_buffer" in state]
+    elements = [sum(one.numel() for one in tensors) for tensors in (local_parts(momenta), momenta)]
+    return {name: weight.full_tensor() for name, weight in model.named_parameters()}, elements
+
+
+def sharded(kind):
+    """Return a network that is sharded in one of the ways."""
+    model = network()
+    layers = model[0]
+    if kind == "fsdp":
+        fully_shard(model, mesh=init_device_mesh("cpu", (4,)))
+    elif kind == "replicate x shard":
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        for name, weight in list(model.named_parameters()):
+            owner = model.get_submodule(name.rpartition(".")[0])
+            parts = distribute_tensor(weight.detach(), mesh, [Replicate(), Shard(0)])
+            setattr(owner, name.rpartition(".")[2], nn.Parameter(parts))
+    else:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tp"))
+        parallelize_module(layers, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        fully_shard(model, mesh=mesh["shard"])
+    return model
+
+
+def check_partial_sums():
+    """Gradients that are partial sums give the step of their sum."""
+    mesh = init_device_mesh("cpu", (4,))
+    steps = []
+    for is_partial in (False, True):
+        torch.manual_seed(2)
+        model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 2, bias=False))
+        model[0].weight = nn.Parameter(distribute_tensor(model[0].weight.detach(), mesh, [Shard(0)]))
+        gradient = torch.randn(8, 8, generator=torch.Generator().manual_seed(3))
+        partial = DTensor.from_local(gradient / 4, mesh, [Partial()])
+        model[0].weight.grad = partial if is_partial else distribute_tensor(gradient, mesh, [Shard(0)])
+        muon_with_adamw(model, lr=0.05).step()
+        steps.append(model[0].weight.full_tensor())
+    return torch.equal(*steps)
+
+
+def main():
+    torch.distributed.init_process_group("gloo")
+    plain = network()
+    optimizer = muon_with_adamw(plain, lr=0.05)
+    for step in range(STEPS):
+        for name, parameter in plain.named_parameters():
+            parameter.grad = gradients(step)[name]
+        optimizer.step()
+    results = {"partial sums": check_partial_sums()}
+    for kind in ("fsdp", "replicate x shard", "shard x tp"):
+        weights, elements = train(sharded(kind))
+        expected = dict(plain.named_parameters())
+        differing = [name for name, value in weights.items() if not torch.equal(value, expected[name])]
+        results[kind] = {"differing": differing, "compared": len(weights), "elements": elements}
+    rank = torch.distributed.get_rank()
+    (Path(sys.argv[1]) / f"{rank}.json").write_text(json.dumps(results))
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

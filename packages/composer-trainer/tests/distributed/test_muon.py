@@ -1,0 +1,24 @@
+"""Muon on weights that several processes share."""
+
+import pytest
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "replicate x shard", "shard x tp"])
+def test_steps_are_those_of_one_process(four_muons, kind):
+    """With FSDP2, replicas and tensor parallelism, also of uneven parts, weights are bit-identical with one process."""
+    for result in four_muons:
+        assert result[kind]["differing"] == []
+        assert result[kind]["compared"] == 10
+
+
+@pytest.mark.parametrize(("kind", "share"), [("fsdp", 4), ("replicate x shard", 2), ("shard x tp", 2)])
+def test_momentum_is_sharded(four_muons, kind, share):
+    """Each process has its part of the momentum."""
+    held, complete = zip(*(result[kind]["elements"] for result in four_muons), strict=True)
+
+    assert max(held) < 1.3 * complete[0] / share
+
+
+def test_partial_sums(four_muons):
+    """Gradients that are partial sums over processes are reduced first."""
+    assert all(result["partial sums"] for result in four_muons)

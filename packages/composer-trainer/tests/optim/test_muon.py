@@ -1,0 +1,410 @@
+"""Muon compared with torch's, with its formula and a singular value decomposition, and the assignment of parameters."""
+
+import copy
+import logging
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from composer import Trainer
+from composer import functional as cf
+from composer.algorithms import GradientClipping
+from composer.callbacks import LRMonitor
+from composer.loggers import InMemoryLogger
+from composer.optim import CosineAnnealingWithWarmupScheduler, Muon, muon_with_adamw
+from fixtures import make_classifier, trained
+
+NEEDS_TORCH_MUON = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim.Muon exists from 2.9 on")
+SHAPES = [(6, 4), (4, 6), (5, 5), (6, 4), (1, 3)]
+
+
+def make_weights(shapes=SHAPES, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
+
+
+def train(optimizer, weights, steps=4, seed=1):
+    """Step with random gradients, and return the weights."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        for weight in weights:
+            weight.grad = torch.randn(weight.shape, generator=generator).to(weight.dtype)
+        optimizer.step()
+    return [weight.detach().clone() for weight in weights]
+
+
+def all_equal(first, second):
+    return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def assert_close(first, second, rate):
+    """Compare weights up to the rounding of updates to 16 bits: a batch may be multiplied by another kernel."""
+    for one, other in zip(first, second, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=rate * 2**-7)
+
+
+def kinds(model, **options):
+    """Return the names of parameters by the settings of their groups."""
+    groups = muon_with_adamw(model, lr=0.01, **options).param_groups
+    named = {True: "Muon", False: "AdamW"}
+    return {
+        (named[group["use_muon"]], group["weight_decay"] > 0, group["flatten"]): group["param_names"]
+        for group in groups
+    }
+
+
+@NEEDS_TORCH_MUON
+class TestTorch:
+    @pytest.mark.parametrize("rule", ["original", "match_rms_adamw", None])
+    @pytest.mark.parametrize("nesterov", [True, False])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_equals_torch(self, rule, nesterov, dtype):
+        """Steps in any precision, with weight decay, equal those of torch."""
+        ours, theirs = make_weights(dtype=dtype), make_weights(dtype=dtype)
+        options = {"lr": 0.02, "weight_decay": 0.3, "momentum": 0.9, "nesterov": nesterov, "adjust_lr_fn": rule}
+
+        result = train(Muon(ours, **options), ours)
+
+        assert_close(result, train(torch.optim.Muon(theirs, **options), theirs), rate=0.02 * 2.5)
+
+    def test_bits_of_square_matrices(self):
+        """Results are bit-identical where the kernels of one matrix and of a batch are."""
+        ours, theirs = make_weights([(64, 64)] * 3), make_weights([(64, 64)] * 3)
+
+        result = train(Muon(ours, lr=0.02, adjust_lr_fn="original"), ours)
+
+        assert all_equal(result, train(torch.optim.Muon(theirs, lr=0.02), theirs))
+
+    def test_states_are_interchangeable(self):
+        """A state of torch's is loaded with its settings and continues, and the other way round."""
+        ours, theirs = make_weights(), make_weights()
+        first = torch.optim.Muon(theirs, lr=0.02)
+        train(first, theirs)
+        with torch.no_grad():
+            for own, other in zip(ours, theirs, strict=True):
+                own.copy_(other)
+        second = Muon(ours, lr=0.5)
+
+        second.load_state_dict(copy.deepcopy(first.state_dict()))
+
+        assert_close(train(second, ours, seed=2), train(first, theirs, seed=2), rate=0.02)
+        first.load_state_dict(copy.deepcopy(second.state_dict()))
+        assert_close(train(second, ours, seed=3), train(first, theirs, seed=3), rate=0.02)
+
+    def test_batches_may_be_split(self, monkeypatch):
+        """Batches of one shape have a limited size, which does not change results."""
+        split, together = make_weights([(6, 4)] * 5), make_weights([(6, 4)] * 5)
+        expected = train(Muon(together, lr=0.02), together)
+        monkeypatch.setattr("composer.optim.muon._MOST_ELEMENTS", {"cpu": 50})
+
+        assert_close(train(Muon(split, lr=0.02), split), expected, rate=0.02)
+
+
+class TestFormula:
+    def test_step_is_the_polar_factor(self):
+        """Converged coefficients make a step the product of the singular vectors, times lr * 0.2 * sqrt(max(m, n))."""
+        (weight,) = make_weights([(8, 5)])
+        before = weight.detach().clone()
+        weight.grad = torch.randn(8, 5, generator=torch.Generator().manual_seed(3))
+        left, _, right = torch.linalg.svd(weight.grad, full_matrices=False)
+
+        Muon([weight], lr=0.1, weight_decay=0.5, ns_coefficients=(1.875, -1.25, 0.375), ns_steps=30).step()
+
+        expected = before * (1 - 0.1 * 0.5) - 0.1 * 0.2 * math.sqrt(8) * left @ right
+        torch.testing.assert_close(weight.detach(), expected, rtol=0, atol=3e-3)  # computed in 16 bits
+
+    @pytest.mark.parametrize(("rule", "factor"), [("original", math.sqrt(2)), ("spectral_unclamped", math.sqrt(2))])
+    def test_factors_of_tall_matrices(self, rule, factor):
+        """The other rules are relative to the factor of "match_rms_adamw", 0.2 * sqrt(8)."""
+        (first,), (second,) = make_weights([(8, 4)]), make_weights([(8, 4)])
+        before = first.detach().clone()
+
+        (one,) = train(Muon([first], lr=0.1, weight_decay=0.0, adjust_lr_fn=rule), [first], steps=1)
+        (other,) = train(Muon([second], lr=0.1, weight_decay=0.0), [second], steps=1)
+
+        torch.testing.assert_close((one - before) / factor, (other - before) / (0.2 * math.sqrt(8)))
+
+    def test_updates_are_as_large_as_those_of_adamw(self):
+        """With "match_rms_adamw" the root mean square of an update is about 0.2 * lr, for any shape (2502.16982)."""
+        weights = make_weights([(32, 64), (128, 16), (64, 64)])
+        before = [weight.detach().clone() for weight in weights]
+
+        after = train(
+            Muon(weights, lr=1.0, weight_decay=0.0, ns_coefficients="polar_express", ns_steps=8), weights, steps=1
+        )
+
+        sizes = [(one - other).square().mean().sqrt().item() for one, other in zip(after, before, strict=True)]
+        assert sizes == pytest.approx([0.2] * 3, rel=0.02)
+
+    def test_convolutions_are_flattened(self):
+        """A convolution's step is that of its weights as a matrix (outputs, -1)."""
+        (convolution,), (flat,) = make_weights([(6, 3, 2, 2)]), make_weights([(6, 12)])
+
+        (result,) = train(Muon([convolution], lr=0.1), [convolution])
+
+        assert torch.equal(result.flatten(1), *train(Muon([flat], lr=0.1), [flat]))
+
+    def test_channels_last(self):
+        """The memory format of convolutions changes neither results nor itself."""
+        (plain,), (last,) = make_weights([(6, 4, 3, 3)]), make_weights([(6, 4, 3, 3)])
+        last.data = last.data.contiguous(memory_format=torch.channels_last)
+
+        (result,) = train(Muon([last], lr=0.1), [last])
+
+        assert torch.equal(result, *train(Muon([plain], lr=0.1), [plain]))
+        assert last.is_contiguous(memory_format=torch.channels_last)
+
+    def test_batches_of_matrices(self):
+        """With flatten=False, a tensor of experts is stepped as separate matrices."""
+        (experts,) = make_weights([(3, 6, 4)])
+        separate = [nn.Parameter(one.detach().clone()) for one in experts]
+        experts.grad = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(1))
+        for one, gradient in zip(separate, experts.grad, strict=True):
+            one.grad = gradient
+
+        Muon([{"params": [experts], "flatten": False}], lr=0.1).step()
+        Muon(separate, lr=0.1).step()
+
+        assert_close(experts.detach(), [one.detach() for one in separate], rate=0.1)
+
+    def test_other_groups_are_adamw(self):
+        """Groups with use_muon=False equal torch.optim.AdamW with their own rate and decay."""
+        shapes = [(4,), (3, 2)]
+        ours, theirs = make_weights(shapes), make_weights(shapes)
+        group = {"params": ours, "use_muon": False, "lr": 0.3, "weight_decay": 0.2}
+
+        result = train(Muon([group], betas=(0.8, 0.9), adamw_eps=1e-6), ours)
+
+        reference = torch.optim.AdamW(theirs, 0.3, (0.8, 0.9), 1e-6, 0.2)
+        assert [type(one) for one in result] == [torch.Tensor] * 2
+        for one, other in zip(result, train(reference, theirs), strict=True):
+            torch.testing.assert_close(one, other)
+
+    def test_does_not_synchronize(self):
+        """A step reads no value of a weight or gradient."""
+        with torch.device("meta"):
+            weight = nn.Parameter(torch.ones(3, 2))
+            weight.grad = torch.ones(3, 2)
+            optimizer = Muon([weight])
+            optimizer.step()
+
+        assert optimizer.state[weight]["momentum_buffer"].device.type == "meta"
+
+
+class Transformer(nn.Module):
+    """The kinds of parameters of a transformer for images and tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.patch_embed = nn.Conv2d(3, 8, 4)
+        self.tokens = nn.Embedding(16, 8)
+        self.pos_embed = nn.Parameter(torch.zeros(1, 5, 8))
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, 8))
+        self.relative_table = nn.Parameter(torch.zeros(9, 2))
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.norm = nn.LayerNorm([5, 8])
+        self.up_proj = nn.Parameter(torch.zeros(3, 8, 16))  # of three experts
+        self.convolution = nn.Conv1d(8, 8, 3)
+        self.aux_head = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+        self.down = nn.Linear(16, 8)
+        self.output = nn.Linear(8, 4)
+
+
+class TestAssignment:
+    def test_kinds_of_parameters(self):
+        """Hidden matrices go to Muon; embeddings, heads, norms, tables and vectors to AdamW."""
+        assert kinds(Transformer()) == {
+            ("Muon", True, True): [
+                "attention.in_proj_weight",
+                "attention.out_proj.weight",
+                "convolution.weight",
+                "aux_head.0.weight",
+                "down.weight",
+            ],
+            ("Muon", True, False): ["up_proj"],
+            ("AdamW", True, True): [
+                "pos_embed",
+                "relative_table",
+                "patch_embed.weight",
+                "tokens.weight",
+                "norm.weight",
+                "norm.bias",
+                "aux_head.1.weight",
+                "output.weight",
+            ],
+            ("AdamW", False, True): [
+                "cls_token",
+                "patch_embed.bias",
+                "attention.in_proj_bias",
+                "attention.out_proj.bias",
+                "convolution.bias",
+                "aux_head.0.bias",
+                "aux_head.1.bias",
+                "down.bias",
+                "output.bias",
+            ],
+        }
+
+    def test_tied_head(self):
+        """A head that shares the weight of the embedding is no matrix for Muon, and neither is another the last one."""
+        model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 4), nn.Linear(4, 8, bias=False))
+        model[2].weight = model[0].weight
+
+        assert kinds(model)["Muon", True, True] == ["1.weight"]
+
+    def test_parametrized_weights(self):
+        """Weights under a parametrization keep their kind."""
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(4, 4))
+        cf.apply_weight_standardization(model)
+
+        assert kinds(model)["Muon", True, True] == ["0.parametrizations.weight.original"]
+
+    @pytest.mark.parametrize("pattern", ["0", "0.weight", "0.*", ["?.weight"]])
+    def test_named_parameters(self, pattern):
+        """Names of parameters or modules, and patterns, are left to AdamW."""
+        model = nn.Sequential(nn.Linear(4, 4), nn.ModuleDict({"x": nn.Linear(4, 4)}), nn.Linear(4, 4))
+
+        assert kinds(model, adamw=pattern)["Muon", True, True] == ["1.x.weight"]
+
+    def test_models_of_transformers(self):
+        """In GPT-2 with a tied head, all matrices of the blocks go to Muon, and both embeddings to AdamW."""
+        transformers = pytest.importorskip("transformers", reason="it is an optional dependency")
+        sizes = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 16, "n_positions": 4}
+        config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
+
+        names = kinds(transformers.GPT2LMHeadModel(config))
+
+        assert [name.removeprefix("transformer.h.0.") for name in names["Muon", True, True]] == [
+            "attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"
+        ]  # fmt: skip
+        assert names["AdamW", True, True] == ["transformer.wte.weight", "transformer.wpe.weight"]
+
+    def test_assignment_is_logged(self, caplog):
+        """The table is logged, and is a method of the optimizer."""
+        with caplog.at_level(logging.INFO, logger="composer"):
+            optimizer = muon_with_adamw(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), lr=0.01)
+
+        assert optimizer.routing() in caplog.text
+        assert "Muon: 1 tensor, 32 elements\n  0.weight  8 x 4\n" in optimizer.routing()
+
+    def test_settings(self):
+        """Rates and decays of the groups are as passed."""
+        model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+
+        groups = muon_with_adamw(model, 0.02, 0.3, adamw_lr=0.01, ns_coefficients="polar_express").param_groups
+
+        assert [(group["lr"], group["weight_decay"]) for group in groups] == [(0.02, 0.3), (0.01, 0.3), (0.01, 0.0)]
+        assert groups[0]["ns_coefficients"] == "polar_express"
+
+
+class TestErrors:
+    def test_model_without_a_matrix(self):
+        """A model without hidden matrices raises at construction, with the remedy."""
+        for model in (nn.Linear(3, 2), nn.Sequential(nn.Embedding(4, 3), nn.LayerNorm(3), nn.Linear(3, 4))):
+            with pytest.raises(ValueError, match=r"model must have a hidden matrix for Muon, .* torch\.optim\.AdamW"):
+                muon_with_adamw(model, lr=0.01)
+
+    def test_no_model(self):
+        """Something else than a module raises."""
+        with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got list"):
+            muon_with_adamw([nn.Linear(3, 2)], lr=0.01)
+
+    def test_unknown_name(self):
+        """A name that matches nothing raises with a suggestion."""
+        model = nn.Sequential()
+        model.add_module("output", nn.Linear(3, 2))
+
+        with pytest.raises(ValueError, match="adamw must name parameters or modules, got 'outptu'; did you mean 'out"):
+            muon_with_adamw(model, lr=0.01, adamw=["outptu"])
+
+    @pytest.mark.parametrize("parameter", [torch.ones(3), torch.ones(2, 2, dtype=torch.complex64)])
+    def test_vectors_are_no_matrices(self, parameter):
+        """A parameter that Muon cannot update raises, and its group is not added."""
+        optimizer = Muon(make_weights())
+
+        with pytest.raises(ValueError, match=r"params of Muon must be matrices of real numbers, got one of shape \(.*"):
+            optimizer.add_param_group({"params": [nn.Parameter(parameter)]})
+
+        assert len(optimizer.param_groups) == 1
+
+    @pytest.mark.parametrize(
+        ("options", "error", "message"),
+        [
+            ({"lr": -1.0}, ValueError, "lr must be at least 0, got -1.0"),
+            ({"momentum": 1.0}, ValueError, r"momentum must lie in \[0, 1\), got 1.0"),
+            ({"nesterov": 1}, TypeError, "nesterov must be True or False, got 1"),
+            ({"ns_coefficients": "cubic"}, ValueError, "ns_coefficients must be one of 'quintic', 'polar_express'"),
+            ({"ns_coefficients": (1.0, 2.0)}, TypeError, "ns_coefficients must be 'quintic', .*three numbers"),
+            ({"ns_steps": 0}, ValueError, "ns_steps must be at least 1, got 0"),
+            ({"eps": 0.0}, ValueError, "eps must be more than 0, got 0.0"),
+            ({"adjust_lr_fn": "rms"}, ValueError, "adjust_lr_fn must be one of 'match_rms_adamw'"),
+            ({"betas": (0.9, 1.0)}, ValueError, r"betas must be two numbers in \[0, 1\)"),
+            ({"adamw_eps": -1.0}, ValueError, "adamw_eps must be at least 0"),
+        ],
+    )
+    def test_invalid_settings(self, options, error, message):
+        """The error has the name of the setting."""
+        with pytest.raises(error, match=message):
+            Muon(make_weights(), **options)
+
+
+class TestInTraining:
+    def test_learns_with_a_schedule(self):
+        """A schedule multiplies the rates of all groups, and the training lowers the loss."""
+        history, model = InMemoryLogger(), make_classifier()
+        trained(
+            model=model,
+            optimizers=muon_with_adamw(model, lr=0.05, adamw_lr=0.01),
+            schedulers=CosineAnnealingWithWarmupScheduler("5ba"),
+            callbacks=LRMonitor(),
+            loggers=history,
+            max_duration="20ep",
+        )
+
+        losses = history.get_timeseries("loss/train/total")["loss/train/total"]
+        rates = [history.get_timeseries(name)[name] for name in (f"lr-Muon/group{group}" for group in range(3))]
+        assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+        assert len(set(rates[0])) > 90  # of 100 batches
+        assert rates[1] == pytest.approx([rate / 5 for rate in rates[0]])
+
+    def test_clipping_by_norm_warns(self):
+        """Beside GradientClipping by norm there is one warning in a training, and by value none."""
+        for kind, count in (("norm", 1), ("value", 0)):
+            model = make_classifier()
+
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                trained(model=model, optimizers=muon_with_adamw(model, lr=0.05), algorithms=GradientClipping(kind, 1.0))
+
+            assert [str(one.message)[:41] for one in caught] == ["GradientClipping by norm has little effec"] * count
+
+    def test_loss_scaler(self):
+        """Scaled gradients give bit-identical results, and non-finite ones skip the step."""
+        plain, scaled = make_weights(), make_weights()
+        first, second = Muon(plain, lr=0.1), Muon(scaled, lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+
+        for factor in (1.0, float("inf"), 2.0):
+            for weights, optimizer in ((plain, first), (scaled, second)):
+                optimizer.zero_grad()
+                loss = sum((weight.square() * factor).sum() for weight in weights)
+                (scaler.scale(loss) if optimizer is second else loss).backward()
+            scaler.step(second)
+            scaler.update()
+            if factor != float("inf"):
+                first.step()
+
+        assert all_equal(plain, scaled)
+
+    def test_configuration(self):
+        """A configuration may name muon_with_adamw, which gets the model."""
+        settings = {"optimizers": {"muon_with_adamw": {"lr": 0.02, "ns_coefficients": "polar_express"}}}
+
+        with Trainer.from_config(settings, model=make_classifier(), device="cpu", progress_bar=False) as trainer:
+            [optimizer] = trainer.state.optimizers
+
+        assert isinstance(optimizer, Muon)
+        assert [len(group["params"]) for group in optimizer.param_groups] == [1, 1, 2]
