@@ -36,16 +36,17 @@ def gradients(step):
     return {name: torch.randn(parameter.shape, generator=generator) for name, parameter in network().named_parameters()}
 
 
-def train(model):
+def train(model, **options):
     """Step from complete gradients; return the complete weights, and the elements of momentum here and in all."""
-    optimizer = muon_with_adamw(model, lr=0.05)
+    optimizer = muon_with_adamw(model, lr=0.05, **options)
     for step in range(STEPS):
         for name, parameter in model.named_parameters():
-            parameter.grad = shard_like(gradients(step)[name], parameter)
+            parameter.grad = shard_like(gradients(step)[name].to(parameter.dtype), parameter)
         optimizer.step()
     momenta = [state["momentum_buffer"] for state in optimizer.state.values() if "momentum_buffer" in state]
     elements = [sum(one.numel() for one in tensors) for tensors in (local_parts(momenta), momenta)]
-    return {name: weight.full_tensor() for name, weight in model.named_parameters()}, elements
+    weights = {name: one.detach() for name, one in model.named_parameters()}
+    return {name: getattr(one, "full_tensor", lambda one=one: one)() for name, one in weights.items()}, elements
 
 
 def sharded(kind):
@@ -85,18 +86,21 @@ def check_partial_sums():
 
 def main():
     torch.distributed.init_process_group("gloo")
-    plain = network()
-    optimizer = muon_with_adamw(plain, lr=0.05)
-    for step in range(STEPS):
-        for name, parameter in plain.named_parameters():
-            parameter.grad = gradients(step)[name]
-        optimizer.step()
     results = {"partial sums": check_partial_sums()}
+    expected, _ = train(network())
     for kind in ("fsdp", "replicate x shard", "shard x tp"):
         weights, elements = train(sharded(kind))
-        expected = dict(plain.named_parameters())
         differing = [name for name, value in weights.items() if not torch.equal(value, expected[name])]
         results[kind] = {"differing": differing, "compared": len(weights), "elements": elements}
+    cautious = {"cautious_update": True, "cautious_weight_decay": True}
+    expected, _ = train(network(), **cautious)
+    for kind in ("fsdp", "shard x tp"):
+        weights, _ = train(sharded(kind), **cautious)
+        distances = [float((value - expected[name]).abs().max()) for name, value in weights.items()]
+        results[kind]["cautious"] = max(distances)
+    weights, _ = train(sharded("fsdp").bfloat16(), rounding="kahan")
+    expected, _ = train(network().bfloat16(), rounding="kahan")
+    results["kahan"] = all(torch.equal(value, expected[name]) for name, value in weights.items())
     rank = torch.distributed.get_rank()
     (Path(sys.argv[1]) / f"{rank}.json").write_text(json.dumps(results))
     torch.distributed.destroy_process_group()

@@ -22,3 +22,14 @@ def test_momentum_is_sharded(four_muons, kind, share):
 def test_partial_sums(four_muons):
     """Gradients that are partial sums over processes are reduced first."""
     assert all(result["partial sums"] for result in four_muons)
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "shard x tp"])
+def test_cautious_steps(four_muons, kind):
+    """The remaining elements are counted over all processes; results are those of one process up to rounding."""
+    assert all(result[kind]["cautious"] < 1e-6 for result in four_muons)
+
+
+def test_compensation_is_sharded(four_muons):
+    """Kahan summation of sharded weights is bit-identical with one process."""
+    assert all(result["kahan"] for result in four_muons)

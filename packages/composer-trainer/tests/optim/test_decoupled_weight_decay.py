@@ -162,7 +162,8 @@ class TestFormulas:
         adamw, sgdw = DecoupledAdamW(make_weights([(1,)])), DecoupledSGDW(make_weights([(1,)]), lr=0.1)
 
         assert adamw.defaults == {
-            "lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 1e-5, "amsgrad": False
+            "lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 1e-5, "amsgrad": False,
+            "cautious_weight_decay": False, "cautious_update": False, "rounding": "nearest",
         }  # fmt: skip
         assert sgdw.defaults == {"lr": 0.1, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False}
 

@@ -52,6 +52,9 @@ class _Measurement:
         for name, total in totals.items():
             if name.startswith("l2_norm/"):
                 values = total.sqrt()
+            elif f"{name} of" in totals:
+                values = total / totals[f"{name} of"].clamp_min(1)
+                metrics[f"{name}/global"] = total.sum() / totals[f"{name} of"].sum().clamp_min(1)
             elif f"{name} first" in totals:
                 # From sums over complete parameters: cosines of the parts of a sharded parameter cannot be combined.
                 norms = totals[f"{name} first"].sqrt() * totals[f"{name} second"].sqrt()
@@ -77,7 +80,11 @@ class OptimizerMonitor(Callback):
       optimizer;
     - ``l2_norm/moment/…`` and ``l2_norm/second_moment_sqrt/…``: ``exp_avg`` or ``momentum_buffer``, and the square root
       of ``exp_avg_sq``, where an optimizer has them;
-    - ``cosine/update_grad/…`` and ``cosine/moment_grad/…``: cosines of the angles between them, 1 for plain SGD.
+    - ``cosine/update_grad/…`` and ``cosine/moment_grad/…``: cosines of the angles between them, 1 for plain SGD;
+    - ``lost_updates/global`` and ``lost_updates/…``, for weights of 16 bits: the fraction of their elements with a
+      gradient that the step did not change, because the update was less than half of the distance to the next number.
+      Weights of groups with ``rounding="stochastic"`` or ``"kahan"`` (:class:`~composer.optim.DecoupledAdamW`) lose
+      nothing and are left out.
 
     They are logged at ``BATCH_END``: of the 10th batch at step 10. Measuring a batch costs a copy of the weights. Of
     sharded parameters each process measures its part, and a single reduction sums them. Sparse gradients are skipped.
@@ -156,6 +163,12 @@ class OptimizerMonitor(Callback):
         sums.add("l2_norm/second_moment_sqrt", with_square, _sums(squares, 1))
         sums.add_cosine("cosine/update_grad", stepped, updates, gradients)
         sums.add_cosine("cosine/moment_grad", with_moment, moments, _gradients(with_moment))
+        exact = _rounded_exactly(state)
+        places = [place for place, one in enumerate(stepped) if one.dtype.itemsize == 2 and one not in exact]
+        moving = [gradients[place] != 0 for place in places]
+        lost = [(updates[place] == 0) & moves for place, moves in zip(places, moving, strict=True)]
+        for name, masks in (("lost_updates", lost), ("lost_updates of", moving)):
+            sums.add(name, [stepped[place] for place in places], _counts(masks))
 
 
 def _gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
@@ -174,6 +187,17 @@ def _from_optimizers(
                 if isinstance(state_of_parameter.get(field), torch.Tensor):
                     values[parameter] = state_of_parameter[field]
     return list(values), local_parts(list(values.values()))
+
+
+def _rounded_exactly(state: State) -> set[Tensor]:
+    """Return the parameters whose optimizers keep what rounding removes."""
+    groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
+    return {one for group in groups if group.get("rounding", "nearest") != "nearest" for one in group["params"]}
+
+
+def _counts(masks: Sequence[Tensor]) -> Tensor:
+    """Return the number of true elements of each mask."""
+    return torch.stack([mask.sum(dtype=torch.float32) for mask in masks]) if masks else torch.zeros(0)
 
 
 def _sums(tensors: Sequence[Tensor], power: int) -> Tensor:

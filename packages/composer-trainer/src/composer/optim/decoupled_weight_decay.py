@@ -128,6 +128,13 @@ class DecoupledAdamW(SteppingOptimizer):
         eps: Added to the denominator, at least 0.
         weight_decay: Fraction of the weights removed at each step at the initial learning rate, at least 0.
         amsgrad: Whether to divide by the largest ``v_t`` so far (Reddi et al. 2018, arXiv:1904.09237).
+        cautious_weight_decay: Whether to decay only the elements that the step moves towards zero or not at all:
+            with the direction ``u`` of the step, those with ``u * weights >= 0`` (arXiv:2510.12402).
+        cautious_update: Whether to apply only the elements of the direction whose sign is that of the gradient,
+            multiplied by ``elements / (applied elements + 1)`` (arXiv:2411.16085).
+        rounding: What happens to updates of 16-bit weights of less than half the distance to the next number.
+            ``"nearest"`` loses them. ``"stochastic"`` rounds up or down at random, so that the mean is exact (bfloat16
+            only). ``"kahan"`` adds them later, and needs 16 bits of memory for each weight (arXiv:2010.06192).
 
     Raises:
         TypeError: ``lr`` or ``weight_decay`` is not a number.
@@ -152,8 +159,21 @@ class DecoupledAdamW(SteppingOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 1e-5,
         amsgrad: bool = False,
+        *,
+        cautious_weight_decay: bool = False,
+        cautious_update: bool = False,
+        rounding: str = "nearest",
     ) -> None:
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "amsgrad": amsgrad,
+            "cautious_weight_decay": cautious_weight_decay,
+            "cautious_update": cautious_update,
+            "rounding": rounding,
+        }
         super().__init__(params, defaults)
         _warn_of_large_decay(self)
 
@@ -162,8 +182,8 @@ class DecoupledAdamW(SteppingOptimizer):
         check_adamw(group["betas"], "eps", group["eps"])
 
     def _update(self, weights: list[Tensor], gradients: list[Tensor], group: Group) -> None:
-        decay(weights, _fraction(group))
-        adamw_step(self.state, weights, gradients, group, eps=group["eps"], amsgrad=group["amsgrad"])
+        options = {"fraction": _fraction(group), "eps": group["eps"], "amsgrad": group["amsgrad"]}
+        adamw_step(self.state, weights, gradients, group, **options)
 
 
 def _fraction(group: Group) -> float:

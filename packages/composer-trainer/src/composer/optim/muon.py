@@ -17,6 +17,7 @@ from composer.functional import orthogonalize
 from composer.functional.checks import check_choice, check_flags, check_interval, check_modules
 from composer.functional.dtensors import is_dtensor, local_parts, own_part
 from composer.functional.training.orthogonalization import Coefficients, check_orthogonalization
+from composer.optim.applying import apply_directions, batches_of, is_applied_simply, placed_like
 from composer.optim.stepping import Group, Params, SteppingOptimizer, adamw_step, check_adamw, decay
 
 __all__ = ["Muon", "muon_with_adamw"]
@@ -69,6 +70,13 @@ class Muon(SteppingOptimizer):
         adjust_lr_fn: The factor of the learning rate by shape; None is ``"original"``, as in torch.
         betas: Decay rates of the two averages of AdamW, in ``[0, 1)``.
         adamw_eps: Added to the denominator of AdamW, at least 0.
+        cautious_weight_decay: Whether to decay only the elements that the step moves towards zero or not at all:
+            with the direction ``u`` of the step, those with ``u * weights >= 0`` (arXiv:2510.12402).
+        cautious_update: Whether to apply only the elements of the direction whose sign is that of the gradient,
+            multiplied by ``elements / (applied elements + 1)`` (arXiv:2411.16085).
+        rounding: What happens to updates of 16-bit weights of less than half the distance to the next number.
+            ``"nearest"`` loses them. ``"stochastic"`` rounds up or down at random, so that the mean is exact (bfloat16
+            only). ``"kahan"`` adds them later, and needs 16 bits of memory for each weight (arXiv:2010.06192).
 
     Raises:
         TypeError: A setting has the wrong type.
@@ -98,6 +106,9 @@ class Muon(SteppingOptimizer):
         *,
         betas: tuple[float, float] = (0.9, 0.95),
         adamw_eps: float = 1e-8,
+        cautious_weight_decay: bool = False,
+        cautious_update: bool = False,
+        rounding: str = "nearest",
     ) -> None:
         defaults = {
             "lr": lr,
@@ -112,6 +123,9 @@ class Muon(SteppingOptimizer):
             "adamw_eps": adamw_eps,
             "use_muon": True,
             "flatten": True,
+            "cautious_weight_decay": cautious_weight_decay,
+            "cautious_update": cautious_update,
+            "rounding": rounding,
         }
         super().__init__(params, defaults)
 
@@ -122,13 +136,10 @@ class Muon(SteppingOptimizer):
         check_choice("adjust_lr_fn", group["adjust_lr_fn"], "match_rms_adamw", "original", "spectral_unclamped", None)
         check_adamw(group["betas"], "adamw_eps", group["adamw_eps"])
 
-    def add_param_group(self, param_group: Group) -> None:
-        """Add a parameter group; those for Muon must be matrices."""
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
+    def _check_parameters(self, group: Group) -> None:
+        super()._check_parameters(group)
         for parameter in group["params"] if group["use_muon"] else ():
             if parameter.ndim < 2 or not parameter.is_floating_point():
-                del self.param_groups[-1]
                 raise ValueError(
                     f"params of Muon must be matrices of real numbers, got one of shape {tuple(parameter.shape)} and "
                     f"{parameter.dtype}. Use muon_with_adamw(model, lr=...), or a group with use_muon=False for others."
@@ -162,25 +173,32 @@ class Muon(SteppingOptimizer):
         return "\n".join(lines)
 
     def _update(self, weights: list[Tensor], gradients: list[Tensor], group: Group) -> None:
-        decay(weights, group["lr"] * group["weight_decay"])
+        fraction = group["lr"] * group["weight_decay"]
         if not group["use_muon"]:
-            adamw_step(self.state, weights, gradients, group, eps=group["adamw_eps"])
+            adamw_step(self.state, weights, gradients, group, fraction=fraction, eps=group["adamw_eps"])
             return
-        for batch in _batches(weights):
-            of_batch = [weights[place] for place in batch]
-            directions = self._directions(of_batch, [gradients[place] for place in batch], group)
-            rate = group["lr"] * _factor(*_matrix_shape(of_batch[0], group["flatten"]), group["adjust_lr_fn"])
-            torch._foreach_add_(local_parts(of_batch), directions, alpha=-rate)
+        most = _MOST_ELEMENTS.get(weights[0].device.type, _MOST_ELSEWHERE)
+        for number, places in enumerate(batches_of(weights, most, by_shape=True)):
+            some = [weights[place] for place in places]
+            new = local_parts([placed_like(gradients[place], weights[place]) for place in places])
+            directions = self._directions(some, new, group)
+            rate = group["lr"] * _factor(*_matrix_shape(some[0], group["flatten"]), group["adjust_lr_fn"])
+            if is_applied_simply(group):
+                decay(some, fraction)
+                torch._foreach_add_(local_parts(some), directions, alpha=-rate)
+            else:
+                seed = group.get("rounded_steps"), number
+                apply_directions(self.state, some, new, directions, group, rate=rate, fraction=fraction, seed=seed)
 
-    def _directions(self, weights: list[Tensor], gradients: list[Tensor], group: Group) -> list[Tensor]:
-        """Update the momentum, and return its orthogonalized matrices: this process's parts of them."""
+    def _directions(self, weights: list[Tensor], new: list[Tensor], group: Group) -> list[Tensor]:
+        """Update the momentum with gradients, and return its orthogonalized matrices: this process's parts."""
         momenta = []
         for weight in weights:
             state = self.state[weight]
             if "momentum_buffer" not in state:
                 state["momentum_buffer"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
             momenta.append(state["momentum_buffer"])
-        held, new = local_parts(momenta), local_parts(list(map(_placed_like, gradients, weights)))
+        held = local_parts(momenta)
         torch._foreach_lerp_(held, new, 1 - group["momentum"])
         updates = torch._foreach_lerp(new, held, group["momentum"]) if group["nesterov"] else held  # noqa: SLF001
         shape = _matrix_shape(weights[0], group["flatten"])
@@ -204,6 +222,9 @@ def muon_with_adamw(
     ns_steps: int = 5,
     betas: tuple[float, float] = (0.9, 0.95),
     adamw_eps: float = 1e-8,
+    cautious_weight_decay: bool = False,
+    cautious_update: bool = False,
+    rounding: str = "nearest",
 ) -> Muon:
     """Return one :class:`Muon` for all parameters of a model: hidden matrices by Muon, all others by AdamW.
 
@@ -230,6 +251,9 @@ def muon_with_adamw(
         ns_steps: The number of Newton-Schulz steps.
         betas: Decay rates of AdamW's averages.
         adamw_eps: Added to AdamW's denominator.
+        cautious_weight_decay: Whether to decay only what a step moves towards zero; see :class:`Muon`.
+        cautious_update: Whether to apply only what agrees with the gradient.
+        rounding: How 16-bit weights are rounded.
 
     Returns:
         One optimizer, for any trainer and any schedule.
@@ -269,6 +293,9 @@ def muon_with_adamw(
         ns_steps=ns_steps,
         betas=betas,
         adamw_eps=adamw_eps,
+        cautious_weight_decay=cautious_weight_decay,
+        cautious_update=cautious_update,
+        rounding=rounding,
     )
     _log.info("Parameters by optimizer:\n%s", optimizer.routing())
     return optimizer
@@ -328,29 +355,10 @@ def _matrix_shape(weight: Tensor, flatten: bool) -> tuple[int, int]:
     return weight.shape[-2], weight.shape[-1]
 
 
-def _batches(weights: list[Tensor]) -> Iterator[list[int]]:
-    """Yield the indices of weights that are orthogonalized together: of one shape, and not too many elements."""
-    places: dict[object, list[int]] = {}
-    for place, weight in enumerate(weights):
-        places.setdefault((weight.shape, weight.dtype, weight.device), []).append(place)
-    for of_shape in places.values():
-        first = weights[of_shape[0]]
-        size = max(1, _MOST_ELEMENTS.get(first.device.type, _MOST_ELSEWHERE) // max(1, first.numel()))
-        for start in range(0, len(of_shape), size):
-            yield of_shape[start : start + size]
-
-
 def _factor(rows: int, columns: int, rule: str | None) -> float:
     if rule == "match_rms_adamw":
         return 0.2 * math.sqrt(max(rows, columns))
     return math.sqrt(rows / columns if rule == "spectral_unclamped" else max(1, rows / columns))
-
-
-def _placed_like(gradient: Tensor, weight: Tensor) -> Tensor:
-    """Return a gradient with the placements of its weight: of partial sums this process's part of the sum."""
-    if is_dtensor(gradient) and is_dtensor(weight) and gradient.placements != weight.placements:
-        return gradient.redistribute(placements=weight.placements)
-    return gradient
 
 
 def _complete(part: Tensor, weight: Tensor) -> Tensor:

@@ -15,6 +15,16 @@ from torch.optim.adamw import adamw
 
 from composer.core.arguments import NamesArguments
 from composer.functional.checks import check_interval
+from composer.functional.dtensors import local_parts
+from composer.optim.applying import (
+    apply_directions,
+    batches_of,
+    check_applying,
+    check_dtypes,
+    is_applied_simply,
+    placed_like,
+    real_parts,
+)
 
 Params: TypeAlias = "Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]"
 Group: TypeAlias = dict[str, Any]
@@ -37,9 +47,21 @@ class SteppingOptimizer(NamesArguments, Optimizer, abc.ABC):
         check_interval("lr", group["lr"], 0, math.inf, "It is the learning rate.", open_high=True)
         meaning = "It is the fraction of the weights that a step removes."
         check_interval("weight_decay", group["weight_decay"], 0, math.inf, meaning, open_high=True)
+        if "rounding" in group:
+            check_applying(group)
         self._check(group)
         super().add_param_group(param_group)
         _record_rates(self.param_groups[-1])
+        try:
+            self._check_parameters(self.param_groups[-1])
+        except ValueError:
+            del self.param_groups[-1]
+            raise
+
+    def _check_parameters(self, group: Group) -> None:
+        """Raise a ValueError if the optimizer cannot update a parameter of a group with its settings."""
+        if "rounding" in group:
+            check_dtypes(group["params"], group)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -78,6 +100,8 @@ class SteppingOptimizer(NamesArguments, Optimizer, abc.ABC):
                     f"{type(self).__name__} cannot use sparse gradients. Create the embedding with sparse=False, "
                     "or optimize its weights with torch.optim.SparseAdam."
                 )
+            if group.get("rounding") == "stochastic":
+                group["rounded_steps"] = group.get("rounded_steps", 0) + 1
             if weights:
                 self._update(weights, gradients, group)
         return loss
@@ -88,10 +112,8 @@ def decay(weights: list[Tensor], fraction: float) -> None:
     if fraction == 0:
         return
     # On a GPU, a list with several dtypes would launch one kernel per tensor.
-    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for weight in weights:
-        by_kind.setdefault((weight.device, weight.dtype), []).append(weight)
-    for tensors in by_kind.values():
+    for places in batches_of(weights):
+        tensors = [weights[place] for place in places]
         if takes_lists(tensors):
             torch._foreach_mul_(tensors, 1 - fraction)
         else:
@@ -123,14 +145,49 @@ def adamw_step(
     gradients: list[Tensor],
     group: Group,
     *,
+    fraction: float,
     eps: float,
     amsgrad: bool = False,
 ) -> None:
-    """Update the weights as Adam does; the states have the names and the contents of torch's."""
+    """Decay the weights, and update them as AdamW does; the states have the names and the contents of torch's."""
+    if is_applied_simply(group):
+        decay(weights, fraction)
+        _adam(states, weights, gradients, weights, group, group["lr"], eps, amsgrad)
+        return
+    for number, places in enumerate(batches_of(weights)):
+        some = [weights[place] for place in places]
+        of_some = [placed_like(gradients[place], weights[place]) for place in places]
+        # A step of Adam from zero, with a rate of 1, is its direction.
+        steps = [torch.zeros_like(weight, memory_format=torch.preserve_format) for weight in some]
+        _adam(states, some, of_some, steps, group, 1.0, eps, amsgrad)
+        directions = torch._foreach_neg(real_parts(steps))  # noqa: SLF001
+        apply_directions(
+            states,
+            some,
+            local_parts(of_some),
+            list(directions),
+            group,
+            rate=group["lr"],
+            fraction=fraction,
+            seed=(group.get("rounded_steps"), number),
+        )
+
+
+def _adam(
+    states: MutableMapping[Tensor, Any],
+    weights: list[Tensor],
+    gradients: list[Tensor],
+    targets: list[Tensor],
+    group: Group,
+    rate: float,
+    eps: float,
+    amsgrad: bool,
+) -> None:
+    """Add the steps of Adam to targets."""
     own = [_adamw_state(states[weight], weight, amsgrad) for weight in weights]
     beta_1, beta_2 = group["betas"]
     adamw(
-        weights,
+        targets,
         gradients,
         [state["exp_avg"] for state in own],
         [state["exp_avg_sq"] for state in own],
@@ -141,7 +198,7 @@ def adamw_step(
         amsgrad=amsgrad,
         beta1=beta_1,
         beta2=beta_2,
-        lr=group["lr"],
+        lr=rate,
         weight_decay=0.0,
         eps=eps,
         maximize=False,
@@ -149,7 +206,7 @@ def adamw_step(
 
 
 def _adamw_state(state: dict[str, Any], weight: Tensor, amsgrad: bool) -> dict[str, Any]:
-    if not state:
+    if "step" not in state:
         state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
         state["exp_avg"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
         state["exp_avg_sq"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
