@@ -82,6 +82,7 @@ MEETINGS = {
         Stage.LOSS,
     ): "Two that interpolate the loss give a warning: set `interpolate_loss=False` for one.",
     (Event.AFTER_LOSS, Stage.LABEL): "No: one restores labels, the other adds the loss of the teacher.",
+    (Event.BATCH_END, Stage.WEIGHTS): "Only in the batch at which SWA ends: those after it see its averages.",
     (Event.EPOCH_END, Stage.WEIGHTS): "No: freezing does not change weights.",
     (Event.FIT_END, Stage.WEIGHTS): "No: LayerFreezing only checks whether it has frozen layers.",
 }
@@ -97,6 +98,7 @@ TWICE = {
     "GradientClipping": "For example by norm and by value; the last of the list clips first.",
     "LabelSmoothing": "Labels are smoothed by both.",
     "MixUp": "Samples are blended with two partners.",
+    "PostHocEMA": "Each saves its snapshots: give each its own folder.",
     "RandAugment": "A batch is augmented twice; a dataset's second is left out with a `NoEffectWarning`.",
 }
 """The effect of two algorithms of one class, if this is allowed."""

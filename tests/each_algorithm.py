@@ -43,6 +43,7 @@ SAVED = 4  # batches, in the middle of the second of three epochs
 IN_16_BITS = ("LowPrecisionGroupNorm", "LowPrecisionLayerNorm")
 SETTINGS["SelectiveBackprop"] = {"start": 0.0, "scope": "global"}
 SETTINGS["SWA"] = {"swa_start": "1ep", "swa_end": "1dur", "update_interval": "1ba"}
+SETTINGS["ChunkedCrossEntropy"]["head"] = "module.11"  # of a model without PatchEncoder
 
 
 class Samples(Dataset):

@@ -1,5 +1,6 @@
 """Every algorithm trains in the Trainer: with microbatches, in mixed precision, with evaluations."""
 
+import tempfile
 import warnings
 
 import kornia.augmentation as ka
@@ -14,6 +15,7 @@ from composer.models import ComposerClassifier
 from fixtures import trained, weights
 from fixtures.models import Teacher, WithLoss
 
+FOLDER = tempfile.TemporaryDirectory()
 SETTINGS = {
     "ActivationCheckpointing": {"modules": "Bottleneck", "policy": "matmuls"},
     "Alibi": None,  # for transformers
@@ -33,6 +35,7 @@ SETTINGS = {
     "NEFTune": None,  # for embeddings
     "NoOpModel": None,  # trains nothing
     "PatchDropout": None,  # for vision transformers
+    "PostHocEMA": {"folder": FOLDER.name, "snapshot_interval": "2ba", "overwrite": True},
     "RandAugment": {"batch": True},
     "SAM": {"interval": 2},
     "SWA": {"swa_start": "1ep", "swa_end": "2ep"},
@@ -41,7 +44,11 @@ SETTINGS = {
     "SqueezeExcite": {"latent_channels": 4, "min_channels": 16},
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck", "stochastic_method": "sample"},
 }
-NAMES = [name for name in al.__all__ if issubclass(getattr(al, name), Algorithm) and SETTINGS.get(name, {}) is not None]
+NAMES = [
+    name
+    for name, kind in vars(al).items()
+    if isinstance(kind, type) and issubclass(kind, Algorithm) and SETTINGS.get(name, {}) is not None
+]
 
 
 class Images(Dataset):

@@ -16,7 +16,7 @@ import composer.algorithms as al
 from composer.core import Algorithm
 
 PROGRAM = Path(__file__).with_name("each_algorithm.py")
-NAMES = sorted(name for name in al.__all__ if issubclass(getattr(al, name), Algorithm))
+NAMES = sorted(name for name, kind in vars(al).items() if isinstance(kind, type) and issubclass(kind, Algorithm))
 WAYS = ["DDP", "FSDP2", "HSDP"]
 OTHER_LAW = {
     "AugMix": "draws for the samples of each process",
@@ -36,6 +36,7 @@ OTHER_LAW = {
 }
 SAMPLE = ["EMA,DDP,2", "GhostBatchNorm,HSDP,0", "GradientClipping,FSDP2,0", "MixUp,FSDP2,2", "NoOpModel,FSDP2,0"]
 SAMPLE += ["SAM,HSDP,0", "SelectiveBackprop,DDP,0", "ActivationCheckpointing,FSDP2,0", "SkipSpikes,FSDP2,0"]
+SAMPLE += ["PostHocEMA,FSDP2,0"]
 ALL = [f"{name},{way},{workers}" for name in NAMES for way in WAYS for workers in (0, 2)]
 CASES = ALL if os.environ.get("RESUME_MATRIX") == "all" else SAMPLE
 

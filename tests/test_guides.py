@@ -21,6 +21,7 @@ SETTINGS = {
     "Augment": {"augmentation": torch.nn.Identity()},
     "Distillation": {"teacher": torch.nn.Identity()},
     "GradientClipping": {"clipping_type": "norm", "clipping_threshold": 1.0},
+    "PostHocEMA": {"folder": "averages"},
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck"},
 }
 

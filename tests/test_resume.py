@@ -8,6 +8,7 @@ import itertools
 import os
 import random
 import shutil
+import tempfile
 import warnings
 
 import kornia.augmentation as ka
@@ -26,6 +27,7 @@ from composer.models import ComposerClassifier
 from composer.optim import CosineAnnealingWithWarmupScheduler, LinearScheduler, muon_with_adamw
 from fixtures.models import PatchEncoder, Teacher
 
+FOLDER = tempfile.TemporaryDirectory()
 PIPELINES = {
     "colours": lambda: ka.ColorJitter(0.3, 0.3, 0.3, 0.1),
     "geometry": lambda: ka.AugmentationSequential(ka.RandomAffine(30.0), ka.RandomPerspective(0.3)),
@@ -41,12 +43,13 @@ SETTINGS = {
     "Alibi": {"max_sequence_length": 16},
     "AugMix": {"batch": True},
     "Distillation": {"teacher": Teacher()},
-    "ChunkedCrossEntropy": {"head": "module.11", "chunk_size": 2, "z_loss": 0.01},
+    "ChunkedCrossEntropy": {"head": "module.12", "chunk_size": 2, "z_loss": 0.01},
     "EMA": {"half_life": "3ba"},
     "Factorize": {"min_channels": 16, "min_features": 16, "latent_features": 0.25},
     "GhostBatchNorm": {"ghost_batch_size": 2},
     "GradientClipping": {"clipping_type": "adaptive", "clipping_threshold": 0.1},
     "GyroDropout": {"sigma": 4, "tau": 2},
+    "PostHocEMA": {"folder": FOLDER.name, "snapshot_interval": "2ba", "overwrite": True},
     "RandAugment": {"batch": True},
     "SAM": {"interval": 2},
     "SWA": {"swa_start": "3ba", "swa_end": "8ba", "update_interval": "1ba"},
@@ -56,7 +59,7 @@ SETTINGS = {
     "SqueezeExcite": {"latent_channels": 4, "min_channels": 16},
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck"},
 }
-NAMES = sorted(name for name in al.__all__ if issubclass(getattr(al, name), Algorithm))
+NAMES = sorted(name for name, kind in vars(al).items() if isinstance(kind, type) and issubclass(kind, Algorithm))
 FOR_TEXT = {"Alibi", "NEFTune", "GatedLinearUnits", "SeqLengthWarmup", "FusedLayerNorm"}
 STEPS = 9  # of three epochs
 

@@ -31,6 +31,7 @@ The weights include those for evaluation, with the prefix ``averaged.``, if the 
 from __future__ import annotations
 
 import functools
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -362,6 +363,7 @@ def _cases() -> Iterable[tuple[str, Case]]:
         "GradientClipping adaptively": lambda: al.GradientClipping("adaptive", 0.01),
         "SkipSpikes": lambda: al.SkipSpikes("0.5std", 4),
         "SkipSpikes by clipping": lambda: al.SkipSpikes("0.5std", 4, "clip"),
+        "PostHocEMA": lambda: al.PostHocEMA(tempfile.mkdtemp(), "2ba"),
         "ProgressiveResizing": al.ProgressiveResizing,
         "SAM at every second step": lambda: al.SAM(interval=2),
         "SWA with learning rates": lambda: al.SWA("0.2dur", schedule_swa_lr=True, swa_lr=0.01, anneal_steps=2),

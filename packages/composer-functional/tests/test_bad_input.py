@@ -132,6 +132,8 @@ BAD = {
     "compute_swa": [(MODEL, nn.Linear(2, 2), 1), (MODEL, MODEL, -1), (NO_MODEL, MODEL, 1)],
     "count_layers_to_freeze": [(-1, 0.5), (4, 1.5), (4, NAN), (4, 0.5, -0.1), (4, 0.5, 0.5, 2.0)],
     "count_module_instances": [(NO_MODEL, nn.Linear), (MODEL, "Linear")],
+    "post_hoc_weights": [([], [], 0.1), ([1], [0.1, 0.1], 0.1), ([9, 9], [0.05, 0.1], 1), ([9], [0.1], 0.1, 8)],
+    "power_ema_smoothing": [(0, 0.1), (1.5, 0.1), (1, 0), (1, NAN), (1, 0.3)],
     "detect_spikes": [(IDS, LOGITS), (LOGITS[:, 0], IMAGES), (LOGITS[:, 0], LOGITS, 0), (LOGITS[:, 0], LOGITS, 6.0, 1)],
     "cutmix": [(LOGITS, IDS), (IMAGES, IDS), (EMPTY, NO_IDS, 1.0, 3), (IMAGES, IDS[:2], 1.0, 3), (IMAGES, IDS, -1, 3)],
     "cutmix_batch": [
@@ -433,6 +435,8 @@ VALID = {
     "draw_augmentation": lambda: {"augmentation": FLIP, "shape": IMAGES.shape},
     "cutmix_batch": lambda: {"input": IMAGES, "target": IDS},
     "cutout_batch": lambda: {"input": IMAGES},
+    "post_hoc_weights": lambda: {"num_updates": [9, 9], "sigma_rels": [0.05, 0.1], "sigma_rel": 0.1},
+    "power_ema_smoothing": lambda: {"num_updates": 9},
     "detect_spikes": lambda: {"values": LOGITS[:, 0], "history": LOGITS},
     "draw_augmix": lambda: {"count": 4},
     "draw_beta": lambda: {"alpha": 0.2},

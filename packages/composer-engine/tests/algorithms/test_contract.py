@@ -5,6 +5,7 @@ import doctest
 import gc
 import inspect
 import pickle
+import tempfile
 import weakref
 from collections.abc import Mapping
 
@@ -46,6 +47,7 @@ NAMES = [
 ]
 
 
+FOLDER = tempfile.TemporaryDirectory()
 SURGERY = {Stage.ARCHITECTURE, Stage.NORMALIZATION, Stage.PRECISION}
 
 
@@ -273,6 +275,11 @@ CASES = {
     "NEFTune": Case(new("NEFTune"), on_text, refused=(("alpha", -1), ("alpha", "x"))),
     "NoOpModel": Case(new("NoOpModel"), on_images),
     "PatchDropout": Case(new("PatchDropout"), on_patches, make_unfit_state=on_nothing, refused=(("p", 1), ("p", -1))),
+    "PostHocEMA": Case(
+        new("PostHocEMA", FOLDER.name, "2ba", overwrite=True),
+        on_images,
+        refused=(("folder", "a/{batch}"), ("snapshot_interval", "0ba"), ("sigma_rels", (0.1, 0.1)), ("overwrite", 1)),
+    ),
     "ProgressiveResizing": Case(
         new("ProgressiveResizing", initial_scale=0.5), on_images, refused=(("mode", "x"), ("initial_scale", 2))
     ),

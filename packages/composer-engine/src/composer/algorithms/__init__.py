@@ -28,6 +28,7 @@ from composer.algorithms.mixup import MixUp
 from composer.algorithms.neftune import NEFTune
 from composer.algorithms.noop_model import NoOpModel
 from composer.algorithms.patch_dropout import PatchDropout
+from composer.algorithms.post_hoc import PostHocEMA, post_hoc_ema
 from composer.algorithms.progressive_resizing import ProgressiveResizing
 from composer.algorithms.randaugment import RandAugment
 from composer.algorithms.sam import SAM
@@ -78,6 +79,7 @@ __all__ = [
     "NEFTune",
     "NoOpModel",
     "PatchDropout",
+    "PostHocEMA",
     "ProgressiveResizing",
     "RandAugment",
     "RandAugmentTransform",
@@ -89,6 +91,7 @@ __all__ = [
     "SqueezeExciteConv2d",
     "StochasticDepth",
     "WeightStandardization",
+    "post_hoc_ema",
 ]
 
 unquote_annotations(globals())

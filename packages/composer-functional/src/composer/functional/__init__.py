@@ -94,6 +94,7 @@ from composer.functional.training.packing import (
     pack_lengths,
 )
 from composer.functional.training.parameter_groups import parameter_groups
+from composer.functional.training.post_hoc_ema import post_hoc_weights, power_ema_smoothing
 from composer.functional.training.sam import SAMOptimizer
 from composer.functional.training.selective_backprop import select_using_loss, should_selective_backprop, take_samples
 from composer.functional.training.sequence_length import set_batch_sequence_length
@@ -200,6 +201,8 @@ __all__ = [
     "pack_documents",
     "pack_lengths",
     "parameter_groups",
+    "post_hoc_weights",
+    "power_ema_smoothing",
     "randaugment",
     "randaugment_batch",
     "randaugment_image",
