@@ -117,10 +117,10 @@ def _flags():
 @pytest.mark.parametrize(("algorithm", "field"), _flags(), ids=lambda one: getattr(one, "name", None) or one.__name__)
 def test_flags_reject_strings(algorithm, field):
     """A string for a flag raises, as every non-empty string is truthy."""
-    required = {"max_sequence_length": 8} if algorithm is composer.algorithms.Alibi else {}
+    required = {"Alibi": {"max_sequence_length": 8}, "PostHocEMA": {"folder": "averages"}}
 
     with pytest.raises(TypeError, match=f"{field.name} must be True or False, got 'no'"):
-        algorithm(**required, **{field.name: "no"})
+        algorithm(**required.get(algorithm.__name__, {}), **{field.name: "no"})
 
 
 class TestErrorText:

@@ -20,8 +20,6 @@ KINDS = [
     kind
     for kind in (getattr(composer.algorithms, name) for name in composer.algorithms.__all__)
     if inspect.isclass(kind) and issubclass(kind, Algorithm)
-    if kind
-    is not composer.algorithms.Augment  # its augmentation is a module, which no setting in a checkpoint describes
 ]
 WORDS = ["norm", "value", "adaptive", "block", "sample", "linear", "uniform", "resize", "crop", "auto", "all", "Linear"]
 TIMES = st.builds(Time, st.integers(1, 99), st.sampled_from(["ep", "ba", "sp"])) | st.builds(
@@ -38,9 +36,10 @@ SCALARS = {
 }
 pytestmark = pytest.mark.filterwarnings("ignore::composer.core.NoEffectWarning")  # a drawn setting may be 0 or 1
 each = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-# The module of Augment is described in a checkpoint; it cannot be constructed from that.
+# Their modules, an augmentation and a teacher, are described in a checkpoint; they cannot be constructed from that.
+WITH_MODULE = {composer.algorithms.Augment, composer.algorithms.Distillation}
 each_of_data = pytest.mark.parametrize(
-    "kind", [kind for kind in KINDS if kind is not composer.algorithms.Augment], ids=lambda kind: kind.__name__
+    "kind", [kind for kind in KINDS if kind not in WITH_MODULE], ids=lambda kind: kind.__name__
 )
 
 

@@ -82,7 +82,7 @@ class Distillation(Algorithm):
         0.9
     """
 
-    teacher: Any = attrs.field(validator=_check_teacher, repr=lambda teacher: f"<{type(teacher).__name__}>")
+    teacher: nn.Module = attrs.field(validator=_check_teacher, repr=lambda teacher: f"<{type(teacher).__name__}>")
     temperature: float = attrs.field(
         default=4.0, validator=number_between(0, above=True, meaning="It is the number that logits are divided by.")
     )
