@@ -24,7 +24,7 @@ __all__ = ["Muon", "muon_with_adamw"]
 
 _log = logging.getLogger(__name__)
 
-_MOST_ELEMENTS = {"cpu": 2**20}
+_MOST_ELEMENTS = {"cpu": 2**18}
 """The most elements that are orthogonalized at once, by device: larger batches do not fit into a processor's caches."""
 _MOST_ELSEWHERE = 2**24
 """On accelerators larger batches need more memory and are not faster."""
