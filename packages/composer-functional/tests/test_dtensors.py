@@ -8,7 +8,15 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
-from composer.functional.dtensors import are_plain, block_of, is_dtensor, local_parts, own_part, shard_like
+from composer.functional.dtensors import (
+    are_plain,
+    block_of,
+    is_dtensor,
+    local_parts,
+    own_part,
+    shard_like,
+    without_repeats,
+)
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +92,12 @@ class TestBlocks:
         """Partial sums are not a block; the error has the remedy."""
         with pytest.raises(RuntimeError, match=r"Redistribute it to placements of a weight"):
             block_of((7, 5), Mesh((2,), (0,)), [Partial()])
+
+
+def test_without_repeats():
+    """Writing into the view changes all elements of an expanded tensor; other tensors are returned as they are."""
+    expanded, plain = torch.zeros(3, 1, 2).expand(3, 4, 2), torch.zeros(2, 3).t()
+    without_repeats(expanded).copy_(torch.arange(6.0).view(3, 1, 2))
+
+    assert torch.equal(expanded, torch.arange(6.0).view(3, 1, 2).expand(3, 4, 2))
+    assert without_repeats(plain) is plain

@@ -91,6 +91,17 @@ class TestJson:
         assert same(through_json(state), state)
         assert len(split_tensors(state)[1]) == 4
 
+    def test_conjugate_views(self):
+        """A conjugate and a negative view are saved with their own values."""
+        number = torch.tensor([1 + 2j])
+        state = {"a": number, "b": number.conj(), "c": number.conj().imag, "d": number.imag}
+
+        joined = through_json(state)
+
+        assert {name: one.tolist() for name, one in joined.items()} == {
+            name: one.tolist() for name, one in state.items()
+        }
+
     def test_empty_tensors_are_separate(self):
         """Two tensors without elements are two."""
         assert len(split_tensors([torch.empty(0), torch.empty(0)])[1]) == 2

@@ -241,6 +241,7 @@ class TestBadInput:
             ValueError, match=r"cooldown must be '4ba', the length of the cool-down in which the .* '6ba'"
         ):
             trainer.fit(cooldown="6ba")
+        assert trainer.fit(cooldown="4ba").steps == 2  # the error has not forgotten where it began
 
     @pytest.mark.parametrize(
         ("arguments", "error", "message"),

@@ -174,7 +174,8 @@ def more_is_better(metrics: Mapping[str, Any], name: str) -> bool | None:
         >>> more_is_better(metrics, "HammingDistance"), more_is_better(metrics, "Other")
         (False, None)
     """
-    return getattr(metrics.get(name, metrics.get(name.partition("/")[0])), "higher_is_better", None)
+    found = dict(metrics.items())  # a MetricCollection has no method `get`
+    return getattr(found.get(name, found.get(name.partition("/")[0])), "higher_is_better", None)
 
 
 def ensure_evaluator(

@@ -52,7 +52,8 @@ def split_tensors(state: Any) -> tuple[Any, dict[str, Tensor]]:
         held: Any = tensor
         if hasattr(held, "device_mesh"):  # a DTensor has no memory of its own
             held = held.to_local()
-        memory = (tensor.device, tensor.dtype, held.data_ptr(), tuple(tensor.shape), tensor.stride())
+        view = tensor.is_conj(), tensor.is_neg(), tuple(tensor.shape), tensor.stride()
+        memory = (tensor.device, tensor.dtype, held.data_ptr(), *view)
         if not held.numel() or memory not in names:
             candidates = itertools.chain([path], (f"{path}#{number}" for number in itertools.count(1)))
             names[memory] = next(name for name in candidates if name not in tensors)

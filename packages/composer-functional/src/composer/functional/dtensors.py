@@ -127,3 +127,16 @@ def _no_block(shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Place
         f"A tensor of shape {tuple(shape)} with placements {tuple(placements)} on the mesh {mesh} has parts that are "
         "not blocks of it. Redistribute it to placements of a weight, or to Replicate()."
     )
+
+
+def without_repeats(tensor: Tensor) -> Tensor:
+    """Return a view of an expanded tensor in which each element of its memory is once, as torch copies only into such.
+
+    Example:
+        >>> without_repeats(torch.zeros(3, 1).expand(3, 4)).shape
+        torch.Size([3, 1])
+    """
+    if tensor.layout is not torch.strided or tensor.is_nested or is_dtensor(tensor) or 0 not in tensor.stride():
+        return tensor
+    sizes = [size if step else min(size, 1) for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
+    return tensor.as_strided(sizes, tensor.stride())

@@ -394,11 +394,11 @@ class LoadRequest:
                 stacklevel=5,
             )
         own = self.state.state_dict() if ignored else {}
+        if any(key.startswith("model/") for key in ignored):
+            own["model"] = self.state.get_model_state_dict()
+        if any(key.startswith("optimizers/") for key in ignored):
+            own["optimizers"] = self.state.get_optim_state_dict()
         for name, _, inner in (key.partition("/") for key in ignored):
-            if name == "model" and inner:
-                own["model"] = self.state.get_model_state_dict()
-            elif name == "optimizers" and inner:
-                own["optimizers"] = self.state.get_optim_state_dict()
             if not inner:
                 saved |= {name: own[name]} if name in own else {}
             elif isinstance(saved.get(name), list):

@@ -136,11 +136,14 @@ class CheckpointSaver(Callback):
         self._lock: FolderLock | None = None
         self._saving = Background()
         self._memory: KeptMemory = {}
-        # The name, the batch and what was interrupted of the last save: the end of an epoch and FIT_END may be at the
-        # same batch.
-        self._last: tuple[str, int, object] | None = None
-        # The batch at which the metrics of each label were measured last.
+        # The name and the batch of the last save, what was interrupted, and whether it was among the best: the end of
+        # an epoch and FIT_END may be at the same batch, and an evaluation between two saves.
+        self._last: tuple[str, int, object, bool] | None = None
+        # The batch at which the metrics of each label were measured last, at which a metric was compared with the best
+        # ones, and at which it was among them.
         self._measured: dict[str, int] = {}
+        self._compared: int | None = None
+        self._best_batch: int | None = None
         # The values of the best checkpoints, the best first; only in the process of rank 0.
         self._best_values: list[float] = []
         # Of several processes that write together: what is being written, and the checkpoint's path.
@@ -165,6 +168,7 @@ class CheckpointSaver(Callback):
         """Forget an earlier run."""
         del state, logger
         self._saved, self._best, self._last, self._best_values = [], None, None, []
+        self._compared = self._best_batch = None
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Create the folder, and check that no other process saves to it.
@@ -181,7 +185,7 @@ class CheckpointSaver(Callback):
                 "which nothing computes. Give eval_dataloader, or an Evaluator with this label."
             )
         # A clock that was set back reaches the same times again.
-        self._last = None
+        self._last = self._compared = self._best_batch = None
         self._measured.clear()
         with failing_in_all(self._names(state)[0]):
             if self._opened is None and state.rank == 0:
@@ -244,7 +248,8 @@ class CheckpointSaver(Callback):
         path, name, *links = self._names(state)
         # In all processes, also those that write nothing, because it exchanges data between them.
         extra = None if self.extra is None else self.extra()
-        moment = (name, int(state.timestamp.batch), (extra or {}).get("interrupted"))
+        batch = int(state.timestamp.batch)
+        moment = (name, batch, (extra or {}).get("interrupted"), self._best_batch == batch)
         if moment == self._last:
             return
         # Before the copy, so that there is only one in memory.
@@ -265,7 +270,7 @@ class CheckpointSaver(Callback):
             weights_only=self.weights_only,
             ignore_keys=self.ignore_keys,
             memory=self._memory,
-            outdated=[label for label in self._labels(state) if self._measured.get(label) != moment[1]],
+            outdated=[label for label in self._labels(state) if self._measured.get(label) != batch],
         )
         self._shared = (snapshot, folder.at(name)) if is_shared else None
         self._last = moment
@@ -316,11 +321,14 @@ class CheckpointSaver(Callback):
     def _is_new_best(self, state: State) -> bool:
         """Return whether the weights have just been measured to be among the best; the same in all processes."""
         best, batch = self.keep_best, int(state.timestamp.batch)
-        if best is None or self._measured.get(self._best_label) != batch or (self._last and self._last[1] == batch):
+        if best is None or self._measured.get(self._best_label) != batch or self._compared == batch:
             return False
+        self._compared = batch
         value = metric_values(state).get(best.metric)
         is_new = value is not None and best.improves(value, self._best_values)
-        return from_rank_zero(is_new)  # it has read the folder
+        if from_rank_zero(is_new):  # it has read the folder
+            self._best_batch = batch
+        return self._best_batch == batch
 
     @property
     def _best_label(self) -> str:

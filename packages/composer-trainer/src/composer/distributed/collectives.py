@@ -15,6 +15,7 @@ from composer.distributed.environment import (
     get_world_size,
     is_initialized,
 )
+from composer.functional.dtensors import without_repeats
 
 __all__ = [
     "all_agree",
@@ -265,7 +266,7 @@ def broadcast_buffers(model: nn.Module) -> None:
 
 def _broadcast(tensors: list[Tensor]) -> None:
     with torch.no_grad():
-        exchange_in_buckets(tensors, lambda flat: torch.distributed.broadcast(flat, 0))
+        exchange_in_buckets(map(without_repeats, tensors), lambda flat: torch.distributed.broadcast(flat, 0))
 
 
 @contextlib.contextmanager

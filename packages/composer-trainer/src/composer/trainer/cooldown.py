@@ -67,8 +67,9 @@ def cooled_down(
     Raises:
         ValueError: A schedule has no stable phase, the run is not in it, or in a cool-down of another length.
     """
-    before, progress.cooldown = progress.cooldown, None
+    before = progress.cooldown
     if length is None:
+        progress.cooldown = None
         return schedule
     if before is None:
         _check_has_stable(schedule, state, length)

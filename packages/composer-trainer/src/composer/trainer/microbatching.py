@@ -13,6 +13,7 @@ import torch
 from composer.core.randomness import global_rng_states
 from composer.core.step import is_out_of_memory
 from composer.distributed import all_reduce_min
+from composer.functional.dtensors import without_repeats
 from composer.trainer.evaluation.metrics import load_metrics, save_metrics, update_train_metrics
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["MicrobatchSearch", "announced", "measured", "split_microbatches", "warn_if_larger"]
 
 _log = logging.getLogger(__name__)
+
+_NO_LIMIT = 2**31
 
 
 def split_microbatches(
@@ -114,8 +117,9 @@ class MicrobatchSearch:
             if fits:
                 self._is_found = True
                 return step.compute_gradients()
-            # A process in which a single sample does not fit sends 0, so that all raise the error.
-            size = all_reduce_min((tried + 1) // 2 if tried > 1 else 0)
+            # A process in which a single sample does not fit sends 0, so that all raise the error. One in which the
+            # batch fits, perhaps a smaller one, does not limit the others.
+            size = all_reduce_min(_NO_LIMIT if failure is None else (tried + 1) // 2 if tried > 1 else 0)
             if not size:
                 raise RuntimeError(
                     "device_train_microbatch_size='auto' found none that fits: a single sample needs more memory than "
@@ -137,7 +141,7 @@ class _Snapshot:
 
     def __init__(self, state: State) -> None:
         self._batch = state.batch
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in state.model.buffers()]
+        self._buffers = [(one := without_repeats(buffer), one.detach().clone()) for buffer in state.model.buffers()]
         self._draws = global_rng_states(state.device)
         self._metrics = save_metrics(state.train_metrics)
 

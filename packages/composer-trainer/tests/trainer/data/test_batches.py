@@ -466,3 +466,71 @@ def test_alternating_flips(tmp_path, workers):
     assert sorted(seen) == list(range(12))
     assert all(turns in ([True, False, True], [False, True, False]) for turns in seen.values())
     assert len({turns[0] for turns in seen.values()}) == 2
+
+
+class Counting(torch.nn.Module):
+    """A collate function that counts its batches in a buffer, and adds their number."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, samples):
+        self.count += 1
+        return torch.stack(samples) + self.count
+
+
+class Zeros(IterableDataset):
+    """A stream of eight zeros."""
+
+    def __iter__(self):
+        return iter(torch.zeros(8, 1))
+
+
+class Live:
+    """A loader whose state is the dictionary that it changes, and which has more batches than it says."""
+
+    def __init__(self):
+        self.state = {"place": 0}
+
+    def __len__(self):
+        return 2
+
+    def __iter__(self):
+        while self.state["place"] < 4:
+            self.state["place"] += 1
+            yield torch.tensor([self.state["place"]])
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = dict(state)
+
+
+@pytest.mark.filterwarnings("ignore:train_dataloader cannot begin in the middle:UserWarning")
+def test_state_of_parts_is_that_at_the_begin():
+    """A collate function that changes its buffers in place resumes with their values at the start of the epoch."""
+    expected = make_next(make_stream(Counting()), 3)
+    first, second = make_stream(Counting()), make_stream(Counting())
+    make_next(first, 2)
+    second.load_state_dict(first.state_dict())
+
+    assert make_next(second, 1) == expected[2:]
+
+
+def make_stream(collate):
+    return Batches(DataSpec(DataLoader(Zeros(), batch_size=2, collate_fn=collate)), -1, torch.device("cpu"), seed=1)
+
+
+def make_next(batches, count):
+    return [batches.next()[0].item() for _ in range(count)]
+
+
+@pytest.mark.filterwarnings("ignore:.*train_dataloader:UserWarning")
+def test_live_state_of_a_loader_is_copied():
+    """A batch that is loaded ahead does not change the state that is saved."""
+    batches = Batches(DataSpec(Live()), -1, torch.device("cpu"))
+    make_next(batches, 2)
+
+    assert batches.state_dict()["loader"] == {"place": 2}

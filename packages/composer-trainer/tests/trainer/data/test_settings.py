@@ -96,3 +96,16 @@ def test_models_without_a_loss_raise(model):
     """The error names the wrappers, also that for a model or a name of Transformers."""
     with pytest.raises(TypeError, match=r"ComposerClassifier and a model of Transformers in HuggingFaceModel"):
         Trainer(model=model)
+
+
+def test_data_that_are_rejected_change_nothing():
+    """After new data are rejected, fit trains on the data before."""
+    trainer = small_run(max_duration="2ba")
+    before = trainer.state.train_dataloader
+
+    with pytest.raises(ValueError, match="train_dataloader has no batches"):
+        trainer.fit(train_dataloader=[])
+
+    assert trainer.state.train_dataloader is before
+    assert trainer.fit().steps == 2
+    assert trainer.state.train_dataloader is before

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
-from torchmetrics import Metric
+import torch
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
 
 from composer.algorithms import EMA
 from composer.checkpoint import KeepBest, find_checkpoints
@@ -168,3 +170,24 @@ def test_mode_follows_the_metric():
     assert best_by(KeepBest("a/b", 3), None, []) == KeepBest("a/b", 3)
     with pytest.raises(ValueError, match="Undirected does not declare whether more is better: give save_best=KeepBest"):
         best_by("eval/Metric", WithMetrics(Undirected()), ["eval"])
+
+
+def test_best_at_the_batch_of_another_save(tmp_path):
+    """A new best value is saved also if a checkpoint of the same batch has been saved before the evaluation."""
+    best = KeepBest("metrics/eval/MulticlassAccuracy", mode="min")
+    log = InMemoryLogger()
+    trainer, accuracies = evaluated(tmp_path, save_interval="5ba", save_best=best, loggers=log)
+    values = [float(value) for _, value in log.data["metrics/eval/MulticlassAccuracy"]]
+
+    assert accuracies[Path(trainer.best_checkpoint).name] == pytest.approx(min(values))
+
+
+def test_metrics_in_a_collection():
+    """A model may return its metrics as a MetricCollection."""
+    collection = MetricCollection({"Accuracy": MulticlassAccuracy(3)})
+
+    class Model(torch.nn.Module):
+        def get_metrics(self, is_train):
+            return collection
+
+    assert best_by("eval/Accuracy", Model(), ["eval"]) == KeepBest("metrics/eval/Accuracy", mode="max")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -164,7 +165,7 @@ class Batches:
         position = self.position
         if not position.is_at_announced_end:
             return
-        self._before_ahead = self._loader.state_dict() if has_state(self._loader) else None
+        self._before_ahead = copy.deepcopy(self._loader.state_dict()) if has_state(self._loader) else None
         self._ahead = next(self._iterator, None)
         if self._ahead is None:
             position.exhaust()

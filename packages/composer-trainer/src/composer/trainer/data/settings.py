@@ -62,7 +62,7 @@ class TrainingData:
         if self.spec is None:
             return
         check_sampler(self.spec.dataloader)  # may change it, for a mesh
-        self.batches = Batches(
+        batches = Batches(
             self.spec,
             self.subset_num_batches,
             state.device,
@@ -70,8 +70,8 @@ class TrainingData:
             epoch=int(state.timestamp.epoch),
             spin=self.spin,
         )
-        self.batches.agree_on_length()
-        state.train_dataloader = self.spec
+        batches.agree_on_length()
+        self.batches, state.train_dataloader = batches, self.spec
         self.select(state)
         for metric in state.train_metrics.values():
             metric.reset()
@@ -108,11 +108,16 @@ class TrainingData:
         spec = self.spec if loader is None else ensure_data_spec(loader)
         is_other = spec is not None and (self.spec is None or spec.dataloader is not self.spec.dataloader)
         is_new = is_other or (subset is not None and subset != self.subset_num_batches)
+        before = self.spec, self.subset_num_batches
         self.spec = spec
         if subset is not None:
             self.subset_num_batches = subset
         if is_new:
-            self.install(state)
+            try:
+                self.install(state)
+            except BaseException:  # the data of the training stay those before
+                self.spec, self.subset_num_batches = before
+                raise
         elif spec is not None and self.batches is not None:
             self.batches.spec = state.train_dataloader = spec
         self.select(state)

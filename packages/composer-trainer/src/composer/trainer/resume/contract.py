@@ -21,7 +21,8 @@ from typing import Any
 
 import attrs
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, IterableDataset
 
 from composer.core import Serializable
@@ -122,6 +123,7 @@ def save_objects(objects: Mapping[str, Any], components: Mapping[str, Any] | Non
         ([], ['sampler.generator'])
     """
     states = {path: plain(one.state_dict(), path, mappings=True) for path, one in objects.items() if has_state(one)}
+    states = tree_map_only(Tensor, lambda one: one.detach().clone(), states)  # the objects go on
     found = generators_of({**objects, **(components or {})})
     return {"states": states, "generators": {path: generator_state(one) for path, one in found.items()}}
 

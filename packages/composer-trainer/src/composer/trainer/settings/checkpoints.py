@@ -233,7 +233,7 @@ def best_by(save_best: str | KeepBest | None, model: Any, labels: Collection[str
             f"save_best must be a metric such as 'eval/MulticlassAccuracy' or a KeepBest, got {save_best!r}."
         )
     label, _, name = save_best.removeprefix("metrics/").partition("/")
-    metrics = metrics_of(model, is_train=False) if hasattr(model, "get_metrics") else {}
+    metrics = dict(metrics_of(model, is_train=False).items()) if hasattr(model, "get_metrics") else {}
     known = [f"{one}/{metric}" for one in labels or [label] for metric in metrics]
     metric = metrics.get(name) or metrics.get(name.partition("/")[0])
     if metric is None or (labels and label not in labels):
