@@ -35,6 +35,7 @@ from composer.core.evaluator import evaluation_mode
 from composer.core.randomness import preserve_rng_state
 from composer.distributed import (
     all_reduce_min,
+    any_rank,
     broadcast_buffers,
     check_sampler,
     get_data_rank,
@@ -303,8 +304,9 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int, signals: St
         for batch, counts in signals.until_stopped(_first_batches(state, loader, subset)):
             _evaluate_batch(engine, evaluator, batch, counts)
     found, announced = int(state.eval_timestamp.batch), state.dataloader_len
-    if not found:
-        raise ValueError(f"There is nothing to evaluate on: the loader of {evaluator.label!r} returned no batch.")
+    if any_rank(not found):  # in all processes, or the others would wait for this one
+        lacking = f"the loader of {evaluator.label!r} returned no batch{' in another process' if found else ''}"
+        raise ValueError(f"There is nothing to evaluate on: {lacking}.")
     if announced is not None and found < announced and not is_split_by_rank(loader):
         warnings.warn(
             f"The loader of {evaluator.label!r} has a length of {length} batches and returned only {found}, which are "
