@@ -106,9 +106,10 @@ class TestTwoProcesses:
     @pytest.mark.parametrize("kind", ["samples", "loss terms", "search"])
     def test_seconds_of_batches_that_are_computed_twice(self, together, kind):
         """The clock counts the time of a batch once, also if the processes exchange nothing in between."""
-        for result in together:
-            counted, passed = result["computed twice"][kind]
-            assert 0.9 * passed < counted < 1.5 * passed
+        counted, passed, durations = zip(*(result["computed twice"][kind] for result in together), strict=True)
+
+        assert 0.9 * min(passed) < min(counted)
+        assert max(counted) < max(durations)
 
     def test_resume_is_exact(self, together):
         """A run resumed within an epoch restores the draws, metrics and data position of each process."""

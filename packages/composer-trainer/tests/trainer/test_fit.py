@@ -89,7 +89,8 @@ class TestDuration:
         trainer.fit()
 
         spent = trainer.state.timestamp.total_wct
-        assert datetime.timedelta(seconds=0.2) <= spent < datetime.timedelta(seconds=5)
+        assert datetime.timedelta(seconds=0.2) <= spent
+        assert spent - trainer.state.timestamp.batch_wct < datetime.timedelta(seconds=0.2)
 
     def test_time_before_training_is_excluded(self):
         """Callbacks before the first epoch do not use up a duration in seconds."""
@@ -100,9 +101,11 @@ class TestDuration:
 
         trainer = small_run(callbacks=Slow(), max_duration="1ba")
 
+        began = time.monotonic()
         trainer.fit()
+        passed = time.monotonic() - began
 
-        assert trainer.state.timestamp.total_wct.total_seconds() < 0.3
+        assert trainer.state.timestamp.total_wct.total_seconds() <= passed - 0.3
 
     def test_clock_counts_the_time_of_batches(self):
         """A batch's time is its wall time, including callbacks."""
