@@ -26,7 +26,7 @@ from composer.checkpoint import (
     newest_checkpoint,
     verify_checkpoint,
 )
-from composer.core import Callback, Event
+from composer.core import Callback, Evaluator, Event
 from composer.models import ComposerClassifier
 from fixtures import make_classifier, make_loader, small_run
 
@@ -258,6 +258,19 @@ class TestKeeping:
 
         with pytest.raises(ValueError, match=rf"must be a metric of train, got '{metric}'.*Give eval_dataloader"):
             trainer.fit()
+
+    def test_keep_best_of_former_data(self, make_trainer, tmp_path):
+        """Data that only an earlier call has evaluated choose no checkpoint, and their metrics are not listed."""
+        alone, former, later = (Evaluator(label=one, dataloader=make_loader()) for one in ("alone", "former", "later"))
+        saver = CheckpointSaver(tmp_path, keep_best=KeepBest("metrics/former/MulticlassAccuracy"))
+        trainer = make_trainer(saver, eval_dataloader=former)
+        trainer.eval(alone)
+        trainer.fit(duration="1ep")
+
+        labels = {name.split("/")[1] for name in find_checkpoints(tmp_path)[-1].manifest.metrics}
+        assert labels == {"former"}
+        with pytest.raises(ValueError, match=r"must be a metric of train or later, got 'metrics/former/"):
+            trainer.fit(duration="1ep", eval_dataloader=later)
 
     def test_keep_best(self, make_trainer, tmp_path):
         """The best checkpoint by a metric is kept next to the last."""

@@ -324,6 +324,19 @@ class TestArguments:
         with pytest.raises(ValueError, match=f"must not have the label of the training data, got '{label}'"):
             small_run(**options).eval(evaluator)
 
+    def test_training_label_given_to_fit(self):
+        """The label is compared where the training data or their label are given, before anything changes."""
+        evaluator = Evaluator(label="train", dataloader=make_loader())
+        message = "must not have the label of the training data, got 'train'"
+        trainer = small_run(train_dataloader=None, eval_dataloader=evaluator, max_duration="1ba")
+
+        with pytest.raises(ValueError, match=message):
+            trainer.fit(train_dataloader=make_loader())
+        with pytest.raises(ValueError, match=message):
+            small_run(eval_dataloader=evaluator, train_dataloader_label="mine").fit(train_dataloader_label="train")
+        assert trainer.state.train_dataloader is None
+        assert trainer.fit(train_dataloader=make_loader(), train_dataloader_label="mine").steps == 1
+
     def test_train_label_without_training_data(self):
         """Without training data the label "train" is allowed."""
         evaluator = Evaluator(label="train", dataloader=make_loader())

@@ -178,7 +178,7 @@ class CheckpointSaver(Callback):
         """
         del logger
         reject_fsdp1(state.model)
-        labels = self._labels(state)
+        labels = [state.dataloader_label or "train", *state.eval_metrics]
         if self.keep_best is not None and self._best_label not in labels:
             raise ValueError(
                 f"save_best (keep_best) must be a metric of {' or '.join(labels)}, got {self.keep_best.metric!r}, "
@@ -270,7 +270,7 @@ class CheckpointSaver(Callback):
             weights_only=self.weights_only,
             ignore_keys=self.ignore_keys,
             memory=self._memory,
-            outdated=[label for label in self._labels(state) if self._measured.get(label) != batch],
+            measured=[label for label, at in self._measured.items() if at == batch],
         )
         self._shared = (snapshot, folder.at(name)) if is_shared else None
         self._last = moment
@@ -334,10 +334,6 @@ class CheckpointSaver(Callback):
     def _best_label(self) -> str:
         """The label of the data whose metric chooses the best checkpoint."""
         return (self.monitored_metric or "").removeprefix("metrics/").partition("/")[0]
-
-    @staticmethod
-    def _labels(state: State) -> list[str]:
-        return [state.dataloader_label or "train", *state.eval_metrics]
 
     def _write(
         self, folder: Folder, name: str, links: list[str | None], snapshot: Snapshot, *, overwrite: bool

@@ -170,7 +170,7 @@ def take_snapshot(
     ignore_keys: IgnoreKeys = None,
     copy: bool = True,
     memory: KeptMemory | None = None,
-    outdated: Collection[str] = (),
+    measured: Collection[str] | None = None,
 ) -> Snapshot:
     """Return what this process writes of a checkpoint; if the model is sharded, all processes have to call it.
 
@@ -182,7 +182,7 @@ def take_snapshot(
         ignore_keys: What not to save.
         copy: Whether the run may change before the snapshot is written.
         memory: The copies of an earlier snapshot that has been written, to be filled again.
-        outdated: Labels of data sets whose metrics were measured on other weights, and are not listed.
+        measured: Labels of the data sets whose metrics were measured on these weights, and are listed; all if None.
 
     Raises:
         NotImplementedError: The model is wrapped by FSDP 1.
@@ -215,7 +215,7 @@ def take_snapshot(
         created=datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds"),
         weights_only=weights_only,
         versions={name: data["environment"][name] for name in ("python", "torch", "composer-trainer")},
-        metrics=metric_values(state, outdated),
+        metrics=metric_values(state, measured),
     )
     return Snapshot(data, contents, manifest, layout, writers)
 
@@ -272,21 +272,19 @@ def _split_files(saved: dict[str, Any]) -> tuple[Any, dict[str, dict[str, Tensor
     return data, files
 
 
-def metric_values(state: State, outdated: Collection[str] = ()) -> dict[str, float | None]:
-    """Return the values of metrics that are single numbers, without some labels; None for one that is not finite."""
-    train = state.dataloader_label or "train"
-    values = {f"metrics/{train}/{name}": value for name, value in state.train_metric_values.items()}
+def metric_values(state: State, measured: Collection[str] | None = None) -> dict[str, float | None]:
+    """Return the values of metrics that are single numbers, of some labels or all; None for one that is not finite."""
+    values = [(state.dataloader_label or "train", name, value) for name, value in state.train_metric_values.items()]
     only_label = next(iter(state.eval_metrics), "eval") if len(state.eval_metrics) < 2 else None
     for label, of_label in state.eval_metric_values.items():
         if isinstance(of_label, Mapping):
-            values |= {f"metrics/{label}/{name}": value for name, value in of_label.items()}
+            values += [(label, name, value) for name, value in of_label.items()]
         elif only_label is not None:  # a metric without the label of an evaluator
-            values[f"metrics/{only_label}/{label}"] = of_label
-    left_out = tuple(f"metrics/{label}/" for label in outdated)
+            values.append((only_label, label, of_label))
     numbers = {
-        name: float(value)
-        for name, value in values.items()
-        if not name.startswith(left_out)
+        f"metrics/{label}/{name}": float(value)
+        for label, name, value in values
+        if measured is None or label in measured
         if (isinstance(value, (int, float)) and not isinstance(value, bool))
         or (isinstance(value, Tensor) and value.numel() == 1)
     }
@@ -443,11 +441,13 @@ class Snapshot:
         try:
             existing = folder.manifest(name)
             folder.check(name, existing)
+            saved = read_json(folder.content(name, STATE, existing), name)
         except CheckpointError:
             return None
         if _moment(existing) == _moment(self.manifest):
             # Since then an interrupted evaluation may have been completed, and the iteration that it belongs to.
-            is_complete = existing.timestamp.counts[:2] == self.manifest.timestamp.counts[:2]
+            was_interrupted = bool(dictionary(saved.get("extra")).get("interrupted"))
+            is_complete = existing.timestamp.counts[:2] == self.manifest.timestamp.counts[:2] and not was_interrupted
             is_measured = self.manifest.metrics.items() <= existing.metrics.items()
             return existing if is_complete and is_measured else None
         raise CheckpointSaveError(

@@ -29,6 +29,7 @@ from composer.trainer.evaluation.evaluate import (
     Loader,
     batch_to_export,
     check_can_be_evaluated,
+    check_labels,
     evaluate,
     predict,
     prepare_metrics,
@@ -400,10 +401,17 @@ class Trainer(Assembly):
         if self._dry_run:
             train_subset_num_batches = self._dry_run
             eval_dataloader = None if eval_dataloader is None else short_evaluators(eval_dataloader, self._dry_run)
-        self._data.change(state, train_dataloader, train_dataloader_label, train_subset_num_batches, spin_dataloaders)
+        evaluations = self._evaluations
         if (eval_dataloader, eval_interval, eval_subset_num_batches) != (None, None, None):
-            self._evaluations = self._evaluations.with_changes(eval_dataloader, eval_interval, eval_subset_num_batches)
-            self._evaluations.install(state)
+            evaluations = evaluations.with_changes(eval_dataloader, eval_interval, eval_subset_num_batches)
+        check_labels(evaluations.evaluators, train_dataloader_label or self._data.label)
+        self._data.change(state, train_dataloader, train_dataloader_label, train_subset_num_batches, spin_dataloaders)
+        if evaluations is not self._evaluations:
+            self._evaluations = evaluations
+            evaluations.install(state)
+        # Not those of former data, which nothing evaluates during this training.
+        labels = evaluations.labels()
+        state.eval_metrics = {label: own for label, own in state.eval_metrics.items() if label in labels}
         if device_train_microbatch_size is not None:
             check_microbatch_size("device_train_microbatch_size", device_train_microbatch_size)
             self._set_microbatch_size(device_train_microbatch_size)

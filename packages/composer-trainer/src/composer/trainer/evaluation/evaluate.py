@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Evaluations",
     "batch_to_export",
+    "check_labels",
     "due_evaluators",
     "evaluate",
     "first_batch",
@@ -183,6 +184,18 @@ def to_evaluators(data: EvalData) -> list[Evaluator]:
     return list(data)
 
 
+def check_labels(evaluators: Sequence[Evaluator], of_training: str | None) -> None:
+    """Raise a ValueError if two evaluators have the same label, or one that of the training data."""
+    labels = [evaluator.label for evaluator in evaluators]
+    if len(set(labels)) != len(labels):
+        raise ValueError(f"Every Evaluator must have a label of its own, got {labels}.")
+    if of_training in labels:
+        raise ValueError(
+            f"An Evaluator must not have the label of the training data, got {of_training!r}: the metrics of both "
+            "would have the same names. Choose another label, or another train_dataloader_label."
+        )
+
+
 def prepare_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
     """Give every evaluator its own copy of those of the model's metrics that it names, on the state's device.
 
@@ -190,14 +203,7 @@ def prepare_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
         ValueError: Two evaluators have the same label, one has that of the training data or no batches, or one names a
             metric that the model does not have.
     """
-    labels = [evaluator.label for evaluator in evaluators]
-    if len(set(labels)) != len(labels):
-        raise ValueError(f"Every Evaluator must have a label of its own, got {labels}.")
-    if state.train_data_spec is not None and state.dataloader_label in labels:
-        raise ValueError(
-            f"An Evaluator must not have the label of the training data, got {state.dataloader_label!r}: the metrics "
-            "of both would have the same names. Choose another label, or another train_dataloader_label."
-        )
+    check_labels(evaluators, None if state.train_data_spec is None else state.dataloader_label)
     metrics = metrics_of(state.model, is_train=False)
     unmeasured = [] if metrics else [one.label for one in evaluators if one.metric_names is None]
     if unmeasured:
