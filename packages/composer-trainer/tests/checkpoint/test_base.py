@@ -35,12 +35,12 @@ def signed(**changes):
 
 def test_file_that_no_memory_can_hold(tmp_path):
     """A file that is larger than memory, as a sparse one may be, raises an error with its size."""
-    manifest = attrs.evolve(MANIFEST, files={"state.json": FileRecord(1 << 61, "0" * 32)})
+    manifest = attrs.evolve(MANIFEST, files={"layout.json": FileRecord(1 << 61, "0" * 32)})
     (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "state.json").write_bytes(b"{}")
+    (tmp_path / "one" / "layout.json").write_bytes(b"{}")
 
     with pytest.raises(CheckpointError, match="has 2305843009213693952 bytes, which memory cannot hold"):
-        LocalFolder(tmp_path).content("one", "state.json", manifest)
+        LocalFolder(tmp_path).content("one", "layout.json", manifest)
 
 
 class TestFileRecord:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import tracemalloc
@@ -19,7 +20,7 @@ from composer.checkpoint import (
     show_checkpoint,
     verify_checkpoint,
 )
-from composer.checkpoint.base import write_json
+from composer.checkpoint.base import FileRecord, Manifest, write_json
 
 FILES = ["manifest.json", "layout.json", "model.safetensors", "optimizers.safetensors", "state.json"]
 LONG = "a" * 5_000_000
@@ -234,6 +235,16 @@ class TestLongNames:
 
         assert "unknown field" in error
         assert len(error) < 5000
+
+    def test_state_that_is_too_large(self, runs, saved):
+        """A larger file than any that is saved is not read, as its JSON would take many times as much memory."""
+        os.truncate(saved / "state.json", (1 << 30) + 1)  # sparse
+        manifest = Manifest.from_bytes((saved / "manifest.json").read_bytes(), saved)
+        manifest.files["state.json"] = FileRecord((1 << 30) + 1, "0" * 32)
+        (saved / "manifest.json").write_bytes(manifest.to_bytes())
+
+        for call in (lambda path: load_checkpoint(path, runs.make(seed=1, batch=0)), show_checkpoint):
+            assert "state.json has 1073741825 bytes, more than any that is saved" in error_of(call, saved)
 
     def test_layout_of_far_more_tensors(self, runs, saved):
         """A layout that is larger than the run's tensors need is not read, as that takes memory and time."""

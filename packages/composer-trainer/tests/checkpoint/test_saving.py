@@ -146,6 +146,14 @@ class TestSaveCheckpoint:
 
         assert not list(tmp_path.iterdir())
 
+    def test_state_that_is_too_large(self, runs, tmp_path, monkeypatch):
+        """What could not be loaded is not saved: lists of numbers that are too long for JSON belong into tensors."""
+        monkeypatch.setattr("composer.checkpoint.saving.MAX_STATE_BYTES", 10_000)
+
+        with pytest.raises(CheckpointSaveError, match=r"state.json would have \d+ bytes, and none of more than 10000"):
+            save_checkpoint(runs.make(), tmp_path / "one", extra={"losses": [0.5] * 10_000})
+        assert not list(tmp_path.iterdir())
+
     @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
     @pytest.mark.parametrize("kind", ["sparse", "nested", "meta"])
     def test_unsupported_weights_raise(self, kind, runs, tmp_path):

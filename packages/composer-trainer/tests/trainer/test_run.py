@@ -371,6 +371,19 @@ class TestInterruptedEvaluation:
         assert evaluated() == [5]
         assert (again.fit().reason == "max_duration='5ba' was reached before") is saves_at_end
 
+    def test_without_metrics_at_the_end(self, tmp_path):
+        """An interrupted evaluation for callbacks alone is in no metric, and yet is complete after the next run."""
+        saving = {"save_folder": str(tmp_path), "run_name": "run", "autoresume": True, "max_duration": "5ba"}
+        reasons = []
+        for at in (5, None, None):
+            data = Evaluator(label="eval", dataloader=make_loader(), metric_names=[])
+            trainer, _ = self.run(at, eval_dataloader=data, **saving)
+            reasons.append(trainer.fit().reason)
+            trainer.close()
+
+        complete = ["max_duration='5ba' is reached", "max_duration='5ba' was reached before"]
+        assert reasons == ["stopped by SIGTERM", *complete]
+
     def test_best_checkpoint_of_the_last_batch(self, tmp_path):
         """An evaluation of the end that a signal interrupts is in the checkpoint that was saved as the best before."""
         data = [

@@ -31,6 +31,7 @@ __all__ = [
     "FORMAT",
     "LAYOUT",
     "MANIFEST",
+    "MAX_STATE_BYTES",
     "MODEL",
     "OPTIMIZERS",
     "PART",
@@ -40,6 +41,7 @@ __all__ = [
     "Folder",
     "Manifest",
     "ReadInto",
+    "dictionary",
     "foreign_files",
     "is_remote",
     "local_path",
@@ -56,6 +58,8 @@ FORMAT = "composer-checkpoint"
 FORMAT_VERSION = 1
 # More than the names of the files of 20,000 processes need; a larger file of that name is not read.
 MAX_MANIFEST_BYTES = 8 << 20
+MAX_STATE_BYTES = 1 << 30
+"""A larger :data:`STATE` is neither written nor read, as its JSON would take many times as much memory."""
 BLOCK_BYTES = 4 << 20
 """Files with tensors have a checksum for each block of that many bytes, so that a part of a file can be checked."""
 PART = re.compile(r"(model|optimizers|extra)(-\d{5}-of-\d{5})?\.safetensors")
@@ -103,6 +107,11 @@ def read_json(content: bytes, path: object) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise CheckpointError(path, f"must hold a dictionary, got {type(data).__name__}.")
     return data
+
+
+def dictionary(value: Any) -> dict[str, Any]:
+    """Return what was read as a dictionary; an empty one if it is none."""
+    return value if isinstance(value, dict) else {}
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -439,10 +448,15 @@ class Folder(ABC):
         return foreign_files(self.sizes(name))
 
     def content(self, name: str, file: str, manifest: Manifest) -> bytes:
-        """Return the content of a file, after comparing it with its checksum."""
+        """Return the content of a JSON file, after comparing it with its checksum."""
         if file not in manifest.files:
             raise CheckpointError(f"{self.at(name)}/{file}", "is missing.")
-        content = self._read_file(name, file, manifest.files[file].size)
+        size = manifest.files[file].size
+        if file == STATE and size > MAX_STATE_BYTES:
+            raise CheckpointError(
+                f"{self.at(name)}/{file}", f"has {size} bytes, more than any that is saved ({MAX_STATE_BYTES} bytes)."
+            )
+        content = self._read_file(name, file, size)
         self._compare(name, file, manifest, xxhash.xxh3_128_hexdigest(content))
         return content
 

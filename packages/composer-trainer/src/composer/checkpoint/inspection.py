@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from composer.checkpoint.base import EXTRA, MODEL, OPTIMIZERS, STATE
+from composer.checkpoint.base import EXTRA, MODEL, OPTIMIZERS, STATE, dictionary
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.finding import open_checkpoint
 from composer.core import TimeUnit
@@ -155,16 +155,12 @@ def _components(data: dict[str, Any]) -> list[str]:
             lines.append(_row(kind, ""))
         for record in records:
             settings = record.get("settings")
-            shown = ", ".join(f"{name}={value!r}" for name, value in _dictionary(settings).items())
+            shown = ", ".join(f"{name}={value!r}" for name, value in dictionary(settings).items())
             lines.append(_row("", _printable(f"{record['key']}({shown})")[:200]))
     optimizers = data.get("optimizers")
     if isinstance(optimizers, dict) and optimizers:
         lines.append(_row("optimizers", _printable(", ".join(optimizers))))
     return lines
-
-
-def _dictionary(value: Any) -> dict[Any, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _files(manifest: Manifest) -> list[str]:

@@ -20,7 +20,7 @@ import attrs
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from composer.checkpoint.base import EXTRA, MODEL, OPTIMIZERS, STATE
+from composer.checkpoint.base import EXTRA, MODEL, OPTIMIZERS, STATE, dictionary
 from composer.checkpoint.composer_files import ComposerFile, own_names
 from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from composer.checkpoint.finding import OpenCheckpoint, agreed_path, is_weights_file, open_checkpoint
@@ -299,9 +299,9 @@ class LoadRequest:
 
     def _check_all(self, path: str, saved: dict[str, Any], manifest: Manifest) -> CheckedCheckpoint:
         ignored = self._ignore(path, saved)
-        extra, modules = _dictionary(saved.pop("extra", {})), _dictionary(saved.pop("modules", {}))
+        extra, modules = dictionary(saved.pop("extra", {})), dictionary(saved.pop("modules", {}))
         saved.pop("integrations", None)
-        changes = _changed_environment(_dictionary(saved.pop("environment", {})), environment(self.state.device))
+        changes = _changed_environment(dictionary(saved.pop("environment", {})), environment(self.state.device))
         _match_neutral_callbacks(self.state, saved)
         problems: list[str] = []
         fits: saved_state.CheckedState | None = None
@@ -321,7 +321,7 @@ class LoadRequest:
         return CheckedCheckpoint(result, fits, self.logger, warning)
 
     def _check_weights(self, path: str, saved: dict[str, Any], manifest: Manifest | None) -> CheckedCheckpoint:
-        modules = _dictionary(saved.pop("modules", {}))
+        modules = dictionary(saved.pop("modules", {}))
         ignored = self._ignore(path, saved)
         if "model" in ignored:
             raise CheckpointError(path, "cannot be loaded for its weights: ignore_keys leaves all of them out.")
@@ -403,7 +403,7 @@ class LoadRequest:
                 saved |= {name: own[name]} if name in own else {}
             elif isinstance(saved.get(name), list):
                 saved[name] += [record for record in own.get(name, []) if record["key"] == inner]
-            elif isinstance(saved.get(name), dict) and inner in _dictionary(own.get(name)):
+            elif isinstance(saved.get(name), dict) and inner in dictionary(own.get(name)):
                 saved[name][inner] = own[name][inner]
         return ignored
 
@@ -452,10 +452,10 @@ def _read_state(opened: OpenCheckpoint, state: State, *, weights_only: bool) -> 
         if is_sharded(state.model):
             likes = sharded_likes(opened.layout, own, data, opened.path)
         if weights_only:
-            groups = tree_leaves(data.get("optimizers"), is_leaf=lambda one: "train_mode" in _dictionary(one))
+            groups = tree_leaves(data.get("optimizers"), is_leaf=lambda one: "train_mode" in dictionary(one))
             data = {name: data[name] for name in ("model", "algorithms", "modules") if name in data}
             # Such an optimizer records whether the model has its weights for training.
-            data["is_schedule_free"] = any(_dictionary(one).get("train_mode") is True for one in groups)
+            data["is_schedule_free"] = any(dictionary(one).get("train_mode") is True for one in groups)
         listed = opened.shapes(EXTRA) | opened.shapes(OPTIMIZERS)
         names = listed.keys() & _referenced(data) if weights_only else listed.keys()
         join_tensors(data, {name: listed[name] for name in names})  # the names are checked before anything is read
@@ -486,8 +486,8 @@ def _take_averages(model: Any, saved: dict[str, Any], ignored: Collection[str]) 
         ValueError: Averages are no dictionary of tensors.
     """
     records = saved.get("algorithms")
-    for record in filter(_dictionary, records if isinstance(records, list) else []):
-        key, averages = record.get("key"), _dictionary(record.get("state")).get(_AVERAGES, {})
+    for record in filter(dictionary, records if isinstance(records, list) else []):
+        key, averages = record.get("key"), dictionary(record.get("state")).get(_AVERAGES, {})
         from_data(averages, dict[str, Tensor], f"algorithms.{key}.{_AVERAGES}")
         if averages and f"algorithms/{key}" not in ignored:
             first = model_state.first_names(model)
@@ -498,10 +498,6 @@ def _take_averages(model: Any, saved: dict[str, Any], ignored: Collection[str]) 
                     saved["model"][name] = average.to(weight.dtype) if isinstance(weight, Tensor) else average
             return str(key)
     return ""
-
-
-def _dictionary(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _match_neutral_callbacks(state: State, saved: dict[str, Any]) -> None:

@@ -25,12 +25,15 @@ from torch import Tensor
 from composer.checkpoint.base import (
     EXTRA,
     LAYOUT,
+    MAX_STATE_BYTES,
     MODEL,
     OPTIMIZERS,
     STATE,
     Content,
     FileRecord,
     Manifest,
+    dictionary,
+    read_json,
     split_path,
     write_json,
 )
@@ -462,7 +465,11 @@ class Snapshot:
             raise self.contents
         files = {file: Content(pieces) for file, pieces in self.contents.items()}
         if self.writers.rank == 0:
-            files[STATE] = Content([memoryview(write_json(self.data, sort=False))])
+            data = write_json(self.data, sort=False)
+            if len(data) > MAX_STATE_BYTES:
+                reason = f"its {STATE} would have {len(data)} bytes, and none of more than {MAX_STATE_BYTES} is read. "
+                raise CheckpointSaveError(folder.at(name), f"{reason}Let large data in state_dict() be tensors.")
+            files[STATE] = Content([memoryview(data)])
         for file, content in files.items():
             folder.put(name, place, file, content)
         return {
