@@ -120,7 +120,7 @@ class TestTeacher:
         assert repr(algorithm).startswith("Distillation(teacher=<Sequential>, temperature=4.0")
 
     def test_language_models(self, make_engine):
-        """Of language models, positions count whose next token is not ignored; a model with ``loss`` gets the batch."""
+        """Of language models, positions count whose next token is not ignored, and the gradients are the loss's."""
         student, teacher = make_transformer("gpt2"), make_transformer("gpt2")
         for parameter in teacher.parameters():
             nn.init.normal_(parameter, std=0.1)
@@ -133,11 +133,11 @@ class TestTeacher:
         engine.run_event("after_forward")
         engine.run_event("after_loss")
 
-        with torch.no_grad():
-            log_q, log_p = (one(ids).logits[:, 4:7].flatten(0, 1).log_softmax(1) for one in (student, teacher))
-        torch.testing.assert_close(
-            engine.state.loss.detach(), F.kl_div(log_q, log_p, log_target=True, reduction="batchmean")
-        )
+        log_q, log_p = (one(ids).logits[:, 4:7].flatten(0, 1).log_softmax(1) for one in (student, teacher))
+        expected = F.kl_div(log_q, log_p.detach(), log_target=True, reduction="batchmean")
+        torch.testing.assert_close(engine.state.loss, expected)
+        weight = student.get_input_embeddings().weight
+        torch.testing.assert_close(*(torch.autograd.grad(loss, weight)[0] for loss in (engine.state.loss, expected)))
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -10,12 +10,13 @@ from torch import Tensor
 __all__ = ["class_scores"]
 
 
-def class_scores(outputs: Any, target: Tensor) -> tuple[Tensor, bool]:
+def class_scores(outputs: Any, target: Tensor, *, detaches: bool = True) -> tuple[Tensor, bool]:
     """Return the scores ``(N, C, ...)`` that a target is for, and whether the outputs have the classes last.
 
     Of a dictionary these are ``"logits"``. The classes of three dimensions are the last one, as in Transformers, and
     those of more the second if the target fits, as in ``(N, C, H, W)``. Without ``"logits"`` they are the tensor of a
-    shape that fits the target, ``(N, C, ...)``. Only their shape, dtype and device are used, so they need no gradients.
+    shape that fits the target, ``(N, C, ...)``. With ``detaches`` the scores of ``"logits"`` have no gradients, for
+    callers that use only their shape, dtype and device.
 
     Raises:
         KeyError: A dictionary has no such tensor, or several of different shapes.
@@ -26,7 +27,8 @@ def class_scores(outputs: Any, target: Tensor) -> tuple[Tensor, bool]:
         logits: Tensor = outputs["logits"]
         is_per_token = logits.ndim == 3 and target.shape in {logits.shape, logits.shape[:-1]}
         is_last = is_per_token or (logits.ndim > 2 and not _fits(logits, target))
-        return logits.detach().movedim(-1, 1) if is_last else logits, is_last
+        scores = logits.detach() if detaches else logits
+        return scores.movedim(-1, 1) if is_last else scores, is_last
     fitting = [scores for scores in outputs.values() if isinstance(scores, Tensor) and _fits(scores, target)]
     if len({scores.shape for scores in fitting}) != 1:
         shapes = {name: tuple(scores.shape) for name, scores in outputs.items() if isinstance(scores, Tensor)}

@@ -206,7 +206,7 @@ class Distillation(Algorithm):
 
 def _scores(outputs: Any, target: Any) -> Tensor:
     if target is not None:
-        return class_scores(outputs, target)[0]
+        return class_scores(outputs, target, detaches=False)[0]
     scores: Tensor = outputs["logits"].movedim(-1, 1) if isinstance(outputs, Mapping) else outputs
     return scores
 
