@@ -46,6 +46,53 @@ class TestResults:
         errors = [seconds[("slow",), s] - seconds[(), s] - slept for s, slept in problem.SLEPT.items()]
         assert min(map(abs, errors)) < 0.1 * 9 * 0.05  # the least disturbed by other processes
 
+    def test_a_known_cost_in_processor_time(self, study, problem):
+        """Batches that wait take no processor time, and the table states which time it is."""
+        result = study({"slow": problem.Slow}, arms=["each"], seeds=2, clock="processor")
+
+        slept = 9 * 0.05
+        assert all(run.seconds < slept for run in result.results)
+        assert "Times are processor time" in str(result)
+
+    def test_arguments_of_make_trainer(self, study, problem):
+        """A dictionary is passed to make_trainer, and combines with algorithms and other dictionaries."""
+        methods = {
+            "adam": {"optimizer": torch.optim.Adam},
+            "short": {"max_duration": "2ep"},
+            "bonus": problem.Bonus,
+        }
+
+        def make_trainer(algorithms, seed, optimizer=torch.optim.SGD, **options):
+            trainer = problem.make_trainer(algorithms, seed, **options)
+            trainer.state.optimizers = [optimizer(trainer.state.model.parameters(), lr=0.1)]
+            return trainer
+
+        result = study(methods, arms=["each", "all"], seeds=1, make_trainer=make_trainer)
+
+        final = {run.arm: run.curve[-1][1] for run in result.results}
+        assert [len(run.curve) for run in result.results] == [3, 3, 2, 3, 2]
+        assert final["bonus",] - final[()] == pytest.approx(0.25)
+        assert final["adam", "short", "bonus"] == pytest.approx(
+            {run.arm: run.curve[1][1] for run in result.results}["adam",] + 0.25
+        )
+        assert result.settings.algorithms["short"] == "max_duration='2ep'"
+
+    @pytest.mark.parametrize(
+        ("methods", "error", "message"),
+        [
+            ({"fast": {"speed": 2}}, TypeError, r"algorithms\['fast'\] must be arguments of make_trainer"),
+            ({"a": {"lr": 1}, "b": {"lr": 2}}, ValueError, "a [+] b sets 'lr' twice"),
+        ],
+    )
+    def test_wrong_arguments_of_make_trainer(self, study, methods, error, message):
+        """Unknown arguments and arms with two values of one are errors before anything runs."""
+
+        def make_trainer(algorithms, seed, lr=0.1):
+            raise AssertionError
+
+        with pytest.raises(error, match=message):
+            study(methods, arms=["all"], make_trainer=make_trainer)
+
     @pytest.mark.filterwarnings("always")
     def test_warnings_are_below_the_table(self, study, problem):
         """A warning of an arm is in its line, one that the baseline gives, too, only in the baseline's."""
@@ -319,7 +366,7 @@ class TestWrongArguments:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"mode": "best"}, "mode must be 'max' or 'min'"),
+            ({"mode": "best"}, "mode must be one of 'max', 'min'"),
             ({"seeds": 0}, "seeds must be at least one"),
             ({"seeds": [1, 1]}, "different from each other"),
             ({"processes": 0}, "processes must be a whole number of at least 1"),

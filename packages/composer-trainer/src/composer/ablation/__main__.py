@@ -17,7 +17,7 @@ from composer.core.checks import printable
 
 __all__ = ["main"]
 
-_SETTINGS = ("metric", "mode", "arms", "seeds", "folder", "processes", "target")
+_SETTINGS = ("metric", "mode", "arms", "seeds", "folder", "processes", "target", "clock")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,17 +34,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run.add_argument("--seeds", type=int, help="the number of seeds")
     run.add_argument("--folder", help="the folder of the results")
     run.add_argument("--processes", type=int, help="the number of runs at a time")
+    run.add_argument("--clock", choices=["wall", "processor"], help="the time to measure")
     run.add_argument("--target", type=float, help="the quality to reach")
     show = commands.add_parser("show", help="print the results, also while a study is running")
     show.add_argument("folder", help="the folder of the results")
     show.add_argument("--format", choices=["text", "markdown", "json"], default="text", help="the format of the table")
     for command in (run, show):
         command.add_argument("--plot", help="the picture to write")
+        command.add_argument("--report", help="the page in Markdown to write, with a picture beside it")
     chosen = parser.parse_args(arguments)
     try:
         study = _run(chosen) if chosen.command == "run" else Study.load(chosen.folder)
         if chosen.plot is not None:
             study.plot(chosen.plot)
+        if chosen.report is not None:
+            study.report(chosen.report)
     except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
         print(printable(str(error)), file=sys.stderr)  # noqa: T201
         return 1

@@ -15,10 +15,11 @@ import torch
 from tqdm.auto import tqdm
 
 from composer.ablation.results import Result, ResultsFile, Settings, label
-from composer.ablation.runs import RUN_VARIABLE, Job, StudyError, run_job
+from composer.ablation.runs import CLOCKS, RUN_VARIABLE, Job, StudyError, run_job
 from composer.ablation.study import Study
 from composer.core import Algorithm
 from composer.core.checks import nearest, shortened
+from composer.functional.checks import check_choice
 from composer.loggers.products import import_product, require_product
 from composer.trainer.tools.hyperparameters import hardware, plain_settings, settings_of, versions
 
@@ -32,7 +33,7 @@ Arm = tuple[str, ...]
 
 def ablate(
     make_trainer: Callable[..., Trainer],
-    algorithms: Mapping[str, Callable[[], Algorithm]],
+    algorithms: Mapping[str, Callable[[], Algorithm] | Mapping[str, Any]],
     *,
     metric: str,
     mode: str = "max",
@@ -43,6 +44,7 @@ def ablate(
     target: float | None = None,
     executor: Executor | None = None,
     progress_bar: bool = True,
+    clock: str = "wall",
 ) -> Study:
     """Measure which algorithms improve a training, and what they cost.
 
@@ -57,7 +59,9 @@ def ablate(
         make_trainer: ``f(algorithms, seed) -> Trainer``. It constructs everything from the start and passes both to the
             trainer. If it has a parameter ``folder``, this is an empty folder of the run, for its checkpoints. It is
             sent by cloudpickle: it may be a function of a script, a notebook or a module that can be imported.
-        algorithms: Functions that construct the algorithms, by their names in the table: a class or a lambda.
+        algorithms: Functions that construct the algorithms, by their names in the table: a class or a lambda. A
+            dictionary stands for a method that is no algorithm: further arguments of ``make_trainer``, such as
+            ``{"optimizer": "muon"}``.
         metric: The metric, as it is logged: ``"eval/MulticlassAccuracy"``, ``"loss/train/total"``, …
         mode: ``"max"`` if larger values are better, else ``"min"``.
         arms: ``"baseline"`` (no algorithm; always measured), ``"each"`` (one at a time), ``"all"``,
@@ -70,6 +74,8 @@ def ablate(
         executor: Where to execute the runs instead of on this machine: any :class:`concurrent.futures.Executor`, such
             as that of a Dask client. Its workers need this library, and the folder at the same path. Times are rough.
         progress_bar: Whether to draw a progress bar.
+        clock: ``"wall"``; or ``"processor"`` for the processor time of all threads of a run, which other programs
+            disturb less. The work of a GPU is not in it.
 
     Returns:
         The study.
@@ -85,15 +91,15 @@ def ablate(
     Example:
         >>> ablate(print, {}, metric="eval/Accuracy", mode="highest")
         Traceback (most recent call last):
-        ValueError: mode must be 'max' or 'min', got 'highest'.
+        ValueError: mode must be one of 'max', 'min', got 'highest'.
     """
     if RUN_VARIABLE in os.environ:  # else each run would start a study, whose runs would start studies
         raise RuntimeError(
             "ablate() must not be called when the module of make_trainer is imported, as each run imports it. Call it "
             "under if __name__ == '__main__':, or define its arguments as variables for python -m composer.ablation."
         )
-    if mode not in {"max", "min"}:
-        raise ValueError(f"mode must be 'max' or 'min', got {mode!r}.")
+    check_choice("mode", mode, "max", "min")
+    check_choice("clock", clock, *CLOCKS)
     if not callable(make_trainer):
         raise TypeError(f"make_trainer must be a function f(algorithms, seed), got {shortened(make_trainer)}.")
     _check_parameters(make_trainer)
@@ -102,6 +108,7 @@ def ablate(
     require_product("scipy", "ablation")
     described = _describe(algorithms)
     chosen = make_arms(arms, list(described))
+    _check_arguments(make_trainer, algorithms, chosen)
     file = ResultsFile(Path(folder) / "results.jsonl")
     stored = file.settings if file.results else None
     is_alone = executor is None and processes in {None, 1}
@@ -114,6 +121,7 @@ def ablate(
         None if target is None else float(target),
         is_rough=not is_alone or (stored is not None and stored.is_rough_for(environment)),
         environment=environment,
+        clock=clock,
     )
     changed = stored.differences(settings) if stored is not None else []
     if changed:
@@ -124,7 +132,7 @@ def ablate(
     payload = import_product("cloudpickle", "ablation").dumps((make_trainer, dict(algorithms)))
     # Processes beside each other share the cores.
     threads = max(1, (os.cpu_count() or 1) // (processes or 1)) if executor is None and not is_alone else None
-    job = Job((), settings.seeds[0], metric, payload, str(Path(folder).absolute()), tuple(sys.path), threads)
+    job = Job((), settings.seeds[0], metric, payload, str(Path(folder).absolute()), tuple(sys.path), threads, clock)
     wanted = [(arm, seed) for seed in settings.seeds for arm in chosen]  # arms take turns
     width = processes or (1 if executor is None else len(wanted))
     with (
@@ -134,7 +142,7 @@ def ablate(
         experiment = _Experiment(file, settings, job, own if executor is None else executor, bar)
         experiment.begin()
         experiment.run(wanted, width)
-    return Study(settings, file.results)
+    return Study(settings, file.results, file.start)
 
 
 def make_arms(arms: Sequence[str | Sequence[str]], names: Sequence[str]) -> list[Arm]:
@@ -279,7 +287,28 @@ def _check_parameters(make_trainer: Callable[..., Trainer]) -> None:
         ) from None
 
 
-def _describe(algorithms: Mapping[str, Callable[[], Algorithm]]) -> dict[str, str]:
+def _check_arguments(make_trainer: Callable[..., Trainer], algorithms: Mapping[str, Any], arms: Sequence[Arm]) -> None:
+    """Check that ``make_trainer`` takes the arguments of each method, and that no arm has two values of one."""
+    signature = inspect.signature(make_trainer)
+    options = {name: one for name, one in algorithms.items() if isinstance(one, Mapping)}
+    for name, one in options.items():
+        try:
+            signature.bind_partial([], 0, **one)
+        except TypeError as error:
+            raise TypeError(
+                f"algorithms[{name!r}] must be arguments of make_trainer, which has the parameters {signature}, got "
+                f"{shortened(dict(one))}: {error}."
+            ) from None
+    for arm in arms:
+        keys = [key for name in arm for key in options.get(name, ())]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise ValueError(
+                f"arms must have one value of each argument of make_trainer, but {label(arm)} sets {twice!r} twice."
+            )
+
+
+def _describe(algorithms: Mapping[str, Callable[[], Algorithm] | Mapping[str, Any]]) -> dict[str, str]:
     """Return the class and settings of each algorithm as strings, which identify it when a study is continued."""
     if not isinstance(algorithms, Mapping):
         raise TypeError(f"algorithms must be a dictionary of functions by name, got {shortened(algorithms)}.")
@@ -287,10 +316,14 @@ def _describe(algorithms: Mapping[str, Callable[[], Algorithm]]) -> dict[str, st
     for name, factory in algorithms.items():
         if not isinstance(name, str) or not name.strip() or name == "baseline" or "\n" in name:
             raise ValueError(f"algorithms must have names that are strings, other than 'baseline', got {name!r}.")
+        if isinstance(factory, Mapping):
+            described[name] = ", ".join(f"{key}={value!r}" for key, value in factory.items())
+            continue
         if isinstance(factory, Algorithm) or not callable(factory):
             raise TypeError(
-                f"algorithms[{name!r}] must be a function that constructs a new algorithm for each run, got "
-                f"{shortened(factory)}. Write lambda: {type(factory).__name__}(…)."
+                f"algorithms[{name!r}] must be a function that constructs a new algorithm for each run, or a "
+                f"dictionary of arguments of make_trainer, got {shortened(factory)}. "
+                f"Write lambda: {type(factory).__name__}(…)."
             )
         algorithm = factory()
         if not isinstance(algorithm, Algorithm):

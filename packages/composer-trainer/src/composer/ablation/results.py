@@ -31,6 +31,7 @@ class Settings:
         target: The quality to reach; None is the baseline's final one.
         is_rough: Whether runs were executed beside each other, which makes their times rough.
         environment: Versions and hardware.
+        clock: ``"wall"`` or ``"processor"``: which time is measured.
     """
 
     metric: str
@@ -40,6 +41,7 @@ class Settings:
     target: float | None = None
     is_rough: bool = False
     environment: dict[str, Any] = attrs.field(factory=dict)
+    clock: str = "wall"
 
     @property
     def sign(self) -> int:
@@ -48,7 +50,7 @@ class Settings:
 
     def differences(self, other: Settings) -> list[str]:
         """Return the names of the settings with which the results of two studies cannot be compared."""
-        changed = [name for name in ("metric", "mode") if getattr(self, name) != getattr(other, name)]
+        changed = [name for name in ("metric", "mode", "clock") if getattr(self, name) != getattr(other, name)]
         common = sorted(self.algorithms.keys() & other.algorithms.keys())
         return changed + [f"algorithms[{name!r}]" for name in common if self.algorithms[name] != other.algorithms[name]]
 
@@ -154,8 +156,8 @@ class ResultsFile:
             place = f"{path.name}, line {number}"
             try:
                 ((name, data),) = json.loads(line).items()
-                if name != "settings" and isinstance(data, dict):
-                    data.setdefault("warnings", [])  # earlier files have none
+                if isinstance(data, dict):  # earlier files lack one of them
+                    data.setdefault(*(("clock", "wall") if name == "settings" else ("warnings", [])))
                 value = from_data(data, kinds[name], place)
                 if name == "result":
                     value.check()

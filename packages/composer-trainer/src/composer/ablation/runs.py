@@ -41,6 +41,7 @@ __all__ = ["Job", "StudyError", "run_job"]
 
 RUN_VARIABLE = "COMPOSER_ABLATION_RUN"
 """The environment variable of a run's process, where no study may be started."""
+CLOCKS: Mapping[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
 _DIGESTED_BATCHES = 2
 _IDENTITY = (
     "device",
@@ -78,6 +79,7 @@ class Job:
         folder: The folder of the study.
         search_path: The entries of ``sys.path`` with the user's modules.
         threads: The number of torch's threads; None for its default.
+        clock: The name of the clock in ``CLOCKS``.
         only_start: Whether to stop after the first batches; they identify the training.
     """
 
@@ -88,6 +90,7 @@ class Job:
     folder: str
     search_path: tuple[str, ...] = attrs.field(default=(), repr=False)
     threads: int | None = None
+    clock: str = "wall"
     only_start: bool = False
 
     @property
@@ -175,7 +178,7 @@ def measure(job: Job) -> Result:
     Raises:
         StudyError: The metric is not logged, or ``make_trainer`` does not do what a study needs.
     """
-    recorder = Recorder(job.metric, only_start=job.only_start)
+    recorder = Recorder(job.metric, CLOCKS[job.clock], only_start=job.only_start)
     failure, settings = None, {}
     warned: dict[str, None] = {}
     try:
@@ -240,11 +243,14 @@ def _identify(state: State) -> dict[str, str]:
 
 
 def _construct(job: Job) -> Trainer:
-    make_trainer, factories = pickle.loads(job.payload)  # noqa: S301  (from the user's own process)
+    make_trainer, methods = pickle.loads(job.payload)  # noqa: S301  (from the user's own process)
     seed_all(job.seed)
-    algorithms = [factories[name]() for name in job.arm]
-    takes_folder = "folder" in inspect.signature(make_trainer).parameters
-    trainer = make_trainer(algorithms, job.seed, **({"folder": str(job.run_folder)} if takes_folder else {}))
+    chosen = [methods[name] for name in job.arm]
+    algorithms = [one() for one in chosen if not isinstance(one, Mapping)]
+    options = {key: value for one in chosen if isinstance(one, Mapping) for key, value in one.items()}
+    if "folder" in inspect.signature(make_trainer).parameters:
+        options["folder"] = str(job.run_folder)
+    trainer = make_trainer(algorithms, job.seed, **options)
     if not isinstance(trainer, Trainer):
         raise StudyError(f"make_trainer must return a Trainer, got {type(trainer).__name__}.")
     # First, because a checkpoint also has the seed of its run.
@@ -284,12 +290,12 @@ def _peak_memory() -> int | None:
 class Recorder(LoggerDestination):
     """Records a metric after each evaluation with the time of training, and digests of the data and the weights."""
 
-    def __init__(self, metric: str, *, only_start: bool = False) -> None:
+    def __init__(self, metric: str, clock: Callable[[], float], *, only_start: bool = False) -> None:
         self.curve: list[tuple[float, float]] = []
         self.seconds = 0.0
         self.batches = xxhash.xxh3_128()
         self.weights: str | None = None
-        self._metric, self._only_start = metric, only_start
+        self._metric, self._clock, self._only_start = metric, clock, only_start
         self._names = (metric, f"metrics/{metric}")
         self._logged: dict[str, None] = {}
         self._newest: Any = None
@@ -366,7 +372,7 @@ class Recorder(LoggerDestination):
     def _now(self) -> float:
         if self._state.device.type == "cuda":
             torch.cuda.synchronize(self._state.device)
-        return time.perf_counter()
+        return self._clock()
 
     def _record(self, state: State, now: float) -> None:
         if self._newest is None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from composer.ablation.plot import plot_rows
+from composer.ablation.report import write_report
 from composer.ablation.results import Result, ResultsFile, Settings
 from composer.ablation.statistics import Difference, adjusted_p_values, paired_difference, paired_ratio, time_to
 from composer.ablation.table import Row, sentences, to_markdown, to_string
@@ -31,6 +32,7 @@ class Study:
     Args:
         settings: What was measured.
         results: The results of the runs.
+        start: The first batches of the baseline, with what identifies the training.
 
     Example:
         >>> runs = [Result((), seed, ((2.0, 0.8 + seed / 100),), 2.0) for seed in range(3)]
@@ -40,8 +42,8 @@ class Study:
         ('ema',)
     """
 
-    def __init__(self, settings: Settings, results: Sequence[Result]) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, results: Sequence[Result], start: Result | None = None) -> None:
+        self.settings, self.start = settings, start
         # A result of a seed that is not wanted any more is kept in the file.
         self.results = [result for result in results if result.seed in settings.seeds]
         self._by_arm: dict[tuple[str, ...], dict[int, Result]] = {(): {}}
@@ -59,7 +61,7 @@ class Study:
         file = ResultsFile(Path(folder) / "results.jsonl")
         if file.settings is None:
             raise FileNotFoundError(f"folder must have been written by ablate(), and {file.path} has no results.")
-        return cls(file.settings, file.results)
+        return cls(file.settings, file.results, file.start)
 
     def final_values(self, arm: tuple[str, ...]) -> dict[int, float]:
         """Return the metric's final value by seed, of the runs that did not fail."""
@@ -121,6 +123,23 @@ class Study:
         if path is not None:
             write_atomically(lambda unfinished: unfinished.write_text(text), Path(path))
         return text
+
+    def report(self, path: str | os.PathLike[str], question: str = "Which methods pay?", data: str = "") -> None:
+        """Write a page in Markdown that shows the study to others, and its picture beside it.
+
+        It has the question, the data, the picture, the table with what a reader must know, the settings of the methods
+        and of the baseline, and the machine and versions.
+
+        Args:
+            path: The page, such as ``"results/page.md"``; the picture is ``results/page.png``.
+            question: The title.
+            data: A paragraph in Markdown about the data, the task and how settings were selected.
+
+        Raises:
+            ValueError: No arm has a result.
+            ModuleNotFoundError: matplotlib is not installed.
+        """
+        write_report(self, Path(path), question, data)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
         """Plot quality against time with intervals, and the front of best trade-offs.

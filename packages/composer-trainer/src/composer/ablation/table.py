@@ -102,6 +102,8 @@ def sentences(rows: Sequence[Row], settings: Settings) -> list[str]:
             f"{len(differences)} arms are compared with the baseline; with p-values adjusted for that, these "
             f"differences may be chance: {', '.join(chance)}."
         )
+    if settings.clock == "processor":
+        found.append("Times are processor time, of all threads.")
     if settings.is_rough:
         found.append("Times are rough (~): runs were executed beside each other or on different machines.")
     found += [f"{row.label}: {row.note}." for row in rows if row.note]
