@@ -34,6 +34,7 @@ LOSSES = {
     "losses": lambda logits: cross_entropy(logits.view(-1, 7), IDS.view(-1), reduction="none").square().sum(),
     "a scale": lambda logits: cross_entropy((2 * logits / 3).mul(0.5).view(-1, 7), IDS.view(-1)),
     "a limit": lambda logits: cross_entropy(((logits / 2).tanh() * 2).view(-1, 7), IDS.view(-1)),
+    "a negative limit": lambda logits: cross_entropy(((logits / 2).tanh() * -2).view(-1, 7), IDS.view(-1)),
     "a cast": lambda logits: cross_entropy(logits.double().to(torch.float64).contiguous()[0], IDS[0]),
     "probabilities": lambda logits: cross_entropy(logits.reshape(12, -1), torch.full((12, 7), 0.1).double()),
     "a copy": lambda logits: cross_entropy(logits.clone().view(12, 7), IDS.view(-1)),
@@ -113,6 +114,11 @@ class TestComputed:
             assert torch.equal(logits[..., 0], right[..., 0])
             assert torch.equal(logits.view(-1), right.view(-1))
             assert torch.equal(logits.detach().cpu(), right)
+            assert torch.equal(logits * 0, right * 0)
+            assert torch.equal(logits[(right > 0).numpy()], right[right > 0])
+            assert torch.equal(logits.reshape(shape=(12, 7)), right.view(12, 7))
+            assert torch.equal(logits.to(torch.float32, True), right.float())
+            assert torch.equal(torch.empty_like(right).copy_(logits), right)
             assert torch.equal(torch.stack([logits, logits]), torch.stack([right, right]))
             torch.testing.assert_close(
                 cross_entropy(logits.movedim(-1, 1), IDS), cross_entropy(right.movedim(-1, 1), IDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from types import EllipsisType, NoneType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -174,7 +175,8 @@ class _Logits(Tensor):
                 return result
         if name == "register_hook" and getattr(args[1], "__module__", "").startswith("torch.distributed"):
             return args[0].hidden.register_hook(args[1])  # FSDP2 waits for the beginning of the backward pass
-        if name in _CHANGES or (name.endswith("_") and not name.startswith("_")):
+        is_change = name in _CHANGES or (name.endswith("_") and not name.startswith("_"))
+        if is_change and isinstance(args[0], _Logits):
             raise RuntimeError(
                 f"The logits of a ChunkedHead are not stored, so {name!r} cannot change them. Use an operation that "
                 "returns new logits, or remove ChunkedCrossEntropy."
@@ -196,10 +198,13 @@ _VALUES = frozenset({"H", "T", "data", "imag", "mH", "mT", "real"})
 _CHANGES = frozenset({"__set__", "__setitem__", "__iadd__", "__imul__", "__isub__", "__itruediv__", "register_hook"})
 
 
+_INDICES = (int, slice, list, Tensor, EllipsisType, NoneType)
+
+
 def _index(logits: _Logits, index: Any) -> Any:
     """Index all but the last dimension."""
     items = index if isinstance(index, tuple) else (index,)
-    if not items or any(isinstance(one, _Logits) for one in items):
+    if not items or not all(isinstance(one, _INDICES) and not isinstance(one, _Logits) for one in items):
         return NotImplemented
     last = items[-1]
     keeps_last = isinstance(last, slice) and last == slice(None)
@@ -211,10 +216,10 @@ def _index(logits: _Logits, index: Any) -> Any:
     return logits.replaced(hidden=logits.hidden[index])
 
 
-def _reshape(logits: _Logits, *shape: Any) -> Any:
+def _reshape(logits: _Logits, *shape: Any, **kwargs: Any) -> Any:
     """Reshape all but the last dimension."""
     sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-    if not sizes or not all(isinstance(one, int) for one in sizes):
+    if kwargs or not sizes or not all(isinstance(one, int) for one in sizes):
         return NotImplemented
     *sizes, last = sizes
     classes = logits.shape[-1]
@@ -230,20 +235,20 @@ def _flatten(logits: _Logits, start_dim: int = 0, end_dim: int = -1) -> Any:
     return logits.replaced(hidden=logits.hidden.flatten(start_dim, end_dim))
 
 
-def _to(logits: _Logits, dtype: Any, **kwargs: Any) -> Any:
+def _to(logits: _Logits, dtype: Any, *args: Any, **kwargs: Any) -> Any:
     """Convert the dtype."""
-    return logits.replaced(dtype=dtype) if isinstance(dtype, torch.dtype) and not kwargs else NotImplemented
+    return logits.replaced(dtype=dtype) if isinstance(dtype, torch.dtype) and not (args or kwargs) else NotImplemented
 
 
 def _scale(logits: _Logits, factor: Any, **kwargs: Any) -> Any:
     """Multiply by a number."""
-    if kwargs or not isinstance(factor, (int, float)):
+    if kwargs or not isinstance(factor, (int, float)) or not factor:
         return NotImplemented
     bias, cap = logits.bias, logits.softcap
     return logits.replaced(
         hidden=logits.hidden * factor,
         bias=None if bias is None else bias * factor,
-        softcap=None if cap is None else cap * factor,
+        softcap=None if cap is None else abs(cap * factor),  # tanh is odd
     )
 
 
