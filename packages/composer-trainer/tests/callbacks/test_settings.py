@@ -12,6 +12,7 @@ from composer.callbacks import (
     EarlyStopper,
     ExportForInferenceCallback,
     Generate,
+    GradientNoiseScale,
     ImageVisualizer,
     LoadCheckpoint,
     MemoryMonitor,
@@ -29,6 +30,7 @@ from composer.checkpoint import KeepBest
 @pytest.mark.parametrize(
     ("callback", "name"),
     [
+        (GradientNoiseScale, "batch_log_interval"),
         (ImageVisualizer, "num_images"),
         (MemoryMonitor, "dist_aggregate_batch_interval"),
         (MemorySnapshot, "skip_batches"),
@@ -50,15 +52,16 @@ def test_invalid_counts_raise(callback, name, value, error):
     ("make", "name"),
     [
         (lambda passed: EarlyStopper("loss", "train", min_delta=passed), "min_delta"),
+        (lambda passed: GradientNoiseScale(smoothing=passed), "smoothing"),
         (lambda passed: SpeedMonitor(gpu_flops_available=passed), "gpu_flops_available"),
         (lambda passed: SystemMetricsMonitor(sample_seconds=passed), "sample_seconds"),
     ],
-    ids=["min_delta", "gpu_flops_available", "sample_seconds"],
+    ids=["min_delta", "smoothing", "gpu_flops_available", "sample_seconds"],
 )
 @pytest.mark.parametrize(("value", "error"), [("10", TypeError), (float("nan"), ValueError), (-1, ValueError)])
 def test_invalid_amounts_raise(make, name, value, error):
     """A string, NaN and a negative number raise with the parameter's name."""
-    with pytest.raises(error, match=rf"^{name} must be .*, got '?{value}'?\."):
+    with pytest.raises(error, match=rf"^{name} must (be|lie) .*, got '?{value}'?\."):
         make(value)
 
 

@@ -26,6 +26,7 @@ from composer.callbacks import (
     FreeOutputs,
     GarbageCollector,
     Generate,
+    GradientNoiseScale,
     ImageVisualizer,
     LoadCheckpoint,
     LRMonitor,
@@ -93,6 +94,7 @@ CALLBACKS = {
     FreeOutputs: Case(lambda folder: FreeOutputs()),
     GarbageCollector: Case(lambda folder: GarbageCollector("2ba")),
     Generate: Case(lambda folder: Generate(["a"], "100ba")),
+    GradientNoiseScale: Case(lambda folder: GradientNoiseScale(batch_log_interval=2)),
     ImageVisualizer: Case(lambda folder: ImageVisualizer("3ba")),
     LRMonitor: Case(lambda folder: LRMonitor()),
     LoadCheckpoint: Case(
@@ -238,6 +240,7 @@ def make_run(monkeypatch):
             eval_dataloader=data,
             optimizers=torch.optim.SGD(model.parameters(), lr=0.0),
             max_duration="3ep",
+            device_train_microbatch_size=2,
             callbacks=[probe] if is_logger else [component, probe],
             loggers=[component, recorder] if is_logger else [recorder],
             run_name="first" if is_first else "second",

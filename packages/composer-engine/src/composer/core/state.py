@@ -172,8 +172,9 @@ class State:
     ``microbatch`` to the index of the microbatch, -1 before the batch is split, -2 between batches; both determine the
     seeds of :meth:`generator`. ``batch_counts`` is False if this process has no sample to train on: its batch only
     takes part in the step of other processes. ``loss_share`` is the weight of a mean over the batch in ``loss``, if the
-    loss is not such a mean but a sum, divided by the number of labels of several batches. ``made_on_load`` lists the
-    algorithms that loading has constructed, which have already changed the model.
+    loss is not such a mean but a sum, divided by the number of labels of several batches. ``microbatch_weight`` is the
+    weight of the microbatch's loss in the gradients. ``made_on_load`` lists the algorithms that loading has
+    constructed, which have already changed the model.
 
     Raises:
         TypeError: An optimizer, algorithm or callback is of another type, or a class instead of an object.
@@ -225,6 +226,7 @@ class State:
     loss: Any = _step(default=None)
     total_loss: Any = _step(default=None)
     microbatch: int = _step(default=-1)
+    microbatch_weight: float | torch.Tensor = _step(default=1.0)
     previous_timestamp: Timestamp = _step(factory=Timestamp)
     eval_timestamp: Timestamp = _step(factory=Timestamp)
     predict_timestamp: Timestamp = _step(factory=Timestamp)

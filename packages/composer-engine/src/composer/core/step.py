@@ -121,7 +121,7 @@ class Step:
             optimizer.zero_grad()
         whole_batch = state.batch
         for index, (part, weight) in enumerate(self._split()):
-            state.microbatch, state.batch = index, part
+            state.microbatch, state.microbatch_weight, state.batch = index, weight, part
             self._backward(self.compute_loss(), weight)
             event("after_backward")
             self._add_losses(state.loss, weight)

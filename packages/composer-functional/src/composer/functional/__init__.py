@@ -83,6 +83,7 @@ from composer.functional.surgery.weight_standardization import apply_weight_stan
 from composer.functional.training.distillation import distillation_loss
 from composer.functional.training.ema import compute_ema, update_averages
 from composer.functional.training.gradient_clipping import apply_gradient_clipping
+from composer.functional.training.gradient_noise import estimate_gradient_noise
 from composer.functional.training.label_smoothing import smooth_labels
 from composer.functional.training.layer_freezing import count_layers_to_freeze, freeze_layers, unfreeze_layers
 from composer.functional.training.orthogonalization import orthogonalize
@@ -190,6 +191,7 @@ __all__ = [
     "draw_permutation",
     "draw_randaugment",
     "ensure_targets_one_hot",
+    "estimate_gradient_noise",
     "factorize_conv2d",
     "factorize_matrix",
     "freeze_layers",

@@ -6,6 +6,7 @@ from composer.callbacks.export_for_inference import ExportForInferenceCallback
 from composer.callbacks.free_outputs import FreeOutputs
 from composer.callbacks.garbage_collector import GarbageCollector
 from composer.callbacks.generate import Generate
+from composer.callbacks.gradient_noise_scale import GradientNoiseScale
 from composer.callbacks.image_visualizer import ImageVisualizer
 from composer.callbacks.load_checkpoint import LoadCheckpoint
 from composer.callbacks.lr_monitor import LRMonitor
@@ -32,6 +33,7 @@ __all__ = [
     "FreeOutputs",
     "GarbageCollector",
     "Generate",
+    "GradientNoiseScale",
     "ImageVisualizer",
     "LRMonitor",
     "LoadCheckpoint",
