@@ -307,12 +307,15 @@ class TestErrors:
             with pytest.raises(ValueError, match="must not use other gradient checkpointing, as"):
                 cf.apply_activation_checkpointing(model)
 
-    @pytest.mark.parametrize("name", ["GyroDropout", "SpectralNorm"])
+    @pytest.mark.parametrize("name", ["GyroDropout", "SpectralNorm", "NoisyEmbedding"])
     def test_layers_with_a_state(self, name):
         """Layers whose forward pass changes the next one raise an error, and nothing has changed."""
         model = make_encoder()
         if name == "GyroDropout":
             cf.apply_gyro_dropout(model, 4, 2, 0.5, 4, 2)
+        elif name == "NoisyEmbedding":
+            model[0].embedding = nn.Embedding(4, 2)
+            cf.apply_neftune(model)
         else:
             nn.utils.parametrizations.spectral_norm(model[1].linear1)
 
@@ -320,6 +323,18 @@ class TestErrors:
             cf.apply_activation_checkpointing(model)
 
         assert {type(layer) for layer in model} == {nn.TransformerEncoderLayer, nn.Linear}
+
+    @pytest.mark.parametrize("policy", POLICIES)
+    def test_changed_buffers(self, policy):
+        """A buffer that a forward pass changes, as of a spectral norm by hooks, raises an error in the first step."""
+        model, input = make_convolutions(), torch.rand(2, 4, 5, 5)
+        nn.utils.spectral_norm(model[1].conv)
+        cf.apply_activation_checkpointing(model, policy=policy)
+
+        with pytest.raises(ValueError, match=r"Block must not change its buffer 'conv\.weight_u' in its forward pass"):
+            model(input)
+
+        assert model.eval()(input).shape == input.shape
 
     def test_gyro_dropout_afterwards(self):
         """GyroDropout does not replace layers of a checkpointed model."""

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from composer.functional.checks import check_choice, check_modules, check_whole, described
 from composer.functional.layers.derived import DerivedModule, plain_class
 from composer.functional.layers.gyro_dropout import GyroDropout
+from composer.functional.layers.noisy_embedding import NoisyEmbedding
 from composer.functional.surgery.blocks import chosen_modules, is_one_of, repeated_blocks
 from composer.functional.surgery.replace import SurgeryReport, replace_layers
 
@@ -54,6 +55,7 @@ class CheckpointedBlock(DerivedModule):
 
     prefix: ClassVar = "Checkpointed"
     policy: str
+    _is_checked: bool = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the block."""
@@ -63,9 +65,20 @@ class CheckpointedBlock(DerivedModule):
             args = tuple(map(self._without_cache, args))
             kwargs = {name: self._without_cache(value) for name, value in kwargs.items()}
         options: dict[str, Any] = {"context_fn": _save_matmuls} if self.policy == "matmuls" else {}
-        if not torch.compiler.is_compiling():  # a compiled graph updates the statistics once, at its end
-            options = {"context_fn": functools.partial(_with_statistics_kept, self, **options)}
-        return checkpoint(super().forward, *args, use_reentrant=False, **options, **kwargs)
+        if torch.compiler.is_compiling():  # a compiled graph updates the statistics once, at its end
+            return checkpoint(super().forward, *args, use_reentrant=False, **options, **kwargs)
+        before = [] if self._is_checked else _versions(self)
+        options = {"context_fn": functools.partial(_with_statistics_kept, self, **options)}
+        outputs = checkpoint(super().forward, *args, use_reentrant=False, **options, **kwargs)
+        for name, version, buffer in before:
+            if buffer._version != version:  # noqa: SLF001
+                raise ValueError(
+                    f"{plain_class(self).__name__} must not change its buffer {name!r} in its forward pass with "
+                    "activation checkpointing: the backward pass would change it again, and compute something else. "
+                    "Choose other modules."
+                )
+        self._is_checked = True
+        return outputs
 
     def _without_cache(self, argument: Any) -> Any:
         """Return None for an empty cache of keys and values, to which a layer would add them twice."""
@@ -79,6 +92,17 @@ class CheckpointedBlock(DerivedModule):
                 "model.config.use_cache = False."
             )
         return None
+
+
+def _versions(block: nn.Module) -> list[tuple[str, int, Tensor]]:
+    """Return the names of buffers, how often each was changed in place, and these, except for running statistics."""
+    buffers = (
+        (f"{prefix}.{name}".lstrip("."), buffer)
+        for prefix, module in block.named_modules()
+        if "running_mean" not in vars(module)["_buffers"]
+        for name, buffer in module.named_buffers(recurse=False)
+    )
+    return [(name, one._version, one) for name, one in buffers if not one.is_inference()]  # noqa: SLF001
 
 
 def _with_statistics_kept(block: nn.Module, context_fn: Callable[[], Contexts] = noop_context_fn) -> Contexts:
@@ -132,7 +156,8 @@ def apply_activation_checkpointing(
         TypeError: ``model`` is not a module, ``modules`` contains neither classes nor names, or ``every`` is no
             integer.
         ValueError: ``every`` is less than 1, ``policy`` is unknown, the model already computes layers again, or a block
-            contains a layer whose forward pass changes its next one: GyroDropout, or a spectral norm.
+            contains a layer whose forward pass changes its next one: GyroDropout, NEFTune's embedding, or a spectral
+            norm. In the first training step: a block changes a buffer other than running statistics of norms.
 
     Example:
         >>> model = nn.Sequential(*(nn.TransformerEncoderLayer(8, 2) for _ in range(4)))
@@ -198,7 +223,7 @@ def find_recomputed(model: nn.Module) -> str | None:
 
 def _check_stateless(block: nn.Module) -> None:
     for name, module in block.named_modules():
-        if isinstance(module, GyroDropout) or type(module).__name__ == "_SpectralNorm":
+        if isinstance(module, (GyroDropout, NoisyEmbedding)) or type(module).__name__ == "_SpectralNorm":
             raise ValueError(
                 f"model must not have {type(module).__name__.strip('_')} in a checkpointed block, as {name!r} is: each "
                 "forward pass changes its next one, and the backward pass runs another. Choose other modules."
