@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -172,6 +173,24 @@ class TestListening:
 
         assert during is not before
         assert signal.getsignal(signal.SIGTERM) is before
+
+    def test_second_context(self, monkeypatch):
+        """The end of a second context of the same object restores only what this one has installed."""
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        signals = StopSignals()
+        with signals:
+            pass
+        reader, writer = socket.socketpair()
+        writer.setblocking(False)
+        handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+        with reader, writer:
+            signal.set_wakeup_fd(writer.fileno())  # as an event loop does
+            with signals:
+                pass
+            found = signal.set_wakeup_fd(-1) == writer.fileno(), signal.signal(signal.SIGTERM, handler)
+
+        assert found == (True, signal.SIG_IGN)
 
     def test_user_handler_is_called_at_the_end(self):
         """A handler of the program is called when the run has ended."""

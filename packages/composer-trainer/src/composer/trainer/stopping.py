@@ -127,12 +127,14 @@ class StopSignals:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Restore the former handlers, and call that of a received signal."""
         self._restore_handlers()
+        before, self._before = self._before, {}
         self._limit.is_over.set()
         if self._wakeup is not None:
             signal.set_wakeup_fd(-1)
             self._wakeup.close()
+            self._wakeup = None
         if self.received is not None and (error is None or isinstance(error, Stopped)):
-            handler = self._before.get(self.received)
+            handler = before.get(self.received)
             if not callable(handler):
                 raise SystemExit(128 + self.received) from None
             handler(self.received, None)
@@ -199,7 +201,7 @@ class StopSignals:
 
     def _stop_listening(self) -> None:
         """Detach a forked process, which would report its own signals to this one."""
-        if self._wakeup is not None and not self._limit.is_over.is_set():
+        if self._wakeup is not None:
             signal.set_wakeup_fd(-1)
 
     def _read(self, reader: socket.socket) -> None:
