@@ -62,13 +62,30 @@ def home(entry):
 
 @pytest.mark.parametrize("entry", MOVED, ids=lambda entry: entry.former)
 def test_moved_names(entry):
-    """A former name is the same object as the new one, with one warning that contains the new import."""
+    """A former name is the same object as the new one, with one warning that contains the new import.
+
+    A name of a renamed module that is elsewhere has a warning beside that of the module.
+    """
     parent, _, name = entry.former.rpartition(".")
+    renamed = [entries()[parent]] if parent in entries() else []
 
     variables, messages = run(f"from {parent} import {name}")
 
     assert variables[name] is home(entry)
-    assert messages == [warning_of(entries().get(parent, entry))]
+    assert messages == [
+        *map(warning_of, renamed),
+        *([] if any(one.module == entry.module for one in renamed) else [warning_of(entry)]),
+    ]
+
+
+@pytest.mark.parametrize("entry", MOVED, ids=lambda entry: entry.former)
+def test_moved_names_as_attributes(entry):
+    """A former name is also an attribute of its module, as Hydra reads it."""
+    parent, _, name = entry.former.rpartition(".")
+
+    variables, _ = run(f"import {parent} as module; value = module.{name}")
+
+    assert variables["value"] is home(entry)
 
 
 @pytest.mark.parametrize("entry", [one for one in MOVED if one.advice is None], ids=lambda entry: entry.former)
@@ -87,7 +104,7 @@ def test_the_advised_import_works(entry):
 def test_renamed_modules(entry, form):
     """A former module gives the names of the new one, with one warning for all of them."""
     parent, _, name = entry.former.rpartition(".")
-    names = [one.name for one in MOVED if one.former.startswith(f"{entry.former}.")]
+    names = [one.name for one in MOVED if one.former.startswith(f"{entry.former}.") and one.module == entry.module]
 
     variables, messages = run("\n".join([form.format(parent=parent, name=name), *(f"{name}.{one}" for one in names)]))
     advised, none = run(entry.change)

@@ -1,5 +1,10 @@
 """Functions that only serve former names."""
 
+import random
+import threading
+import time
+
+import numpy as np
 import pytest
 import torch
 
@@ -8,12 +13,20 @@ from composer.compat.replacements import (
     DeviceCPU,
     DeviceGPU,
     DeviceMPS,
+    MissingConditionalImportError,
+    check_max_duration,
     create_interval_scheduler,
     ensure_tuple,
     get_device,
+    get_node_signal_file_name,
+    get_rng_state,
     is_model_ddp,
+    load_rng_state,
+    local_rank_zero_download_and_wait,
+    write_signal_file,
 )
-from composer.core import Event, State, Timestamp
+from composer.core import Event, State, Time, Timestamp
+from composer.optim.clock import convert_time
 from fixtures import small_run
 
 
@@ -87,3 +100,85 @@ def test_interval_schedulers_with_final_events(final_events, expected):
 def test_models_are_not_wrapped():
     """The model of a state is not in a DistributedDataParallel."""
     assert not is_model_ddp(small_run().state.model)
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "ssr", "expected"),
+    [
+        ("0.29dur", {"max_duration": "100ba"}, 2.0, "29ba"),
+        ("0.5dur", {"max_duration": "3ep"}, 1.0, "1ep"),
+        ("0.5dur", {"max_duration": "3ep", "dataloader_len": 10}, 1.0, "15ba"),
+        (Time(2, "ep"), {"dataloader_len": 10}, 0.5, "10ba"),
+        ("2ep", {}, 0.5, "1ep"),
+        ("100tok", {}, 0.25, "25tok"),
+    ],
+)
+def test_times_of_schedules(given, options, ssr, expected):
+    """Times are scaled, durations are a part of the training, and epochs are counted in batches where possible."""
+    assert convert_time(given, State(model=None, **options), ssr) == Time.from_timestring(expected)
+
+
+def test_a_schedule_must_not_end_before_the_training():
+    """A training that is longer than the schedule is an error, if the two can be compared."""
+    state = State(model=None, max_duration="3ep", dataloader_len=10)
+
+    with pytest.raises(ValueError, match="t_max must be at least max_duration, 3ep, got 29ba"):
+        check_max_duration("29ba", state)
+    for t_max in ("30ba", "3ep", "1dur", "5tok"):
+        check_max_duration(t_max, state)
+    check_max_duration("1ba", State(model=None))
+
+
+@pytest.mark.filterwarnings("ignore:.*_convert_time is a former name:DeprecationWarning")
+def test_a_schedule_with_a_former_helper_trains():
+    """A schedule of a program that uses ``_convert_time`` sets the rates of its formula."""
+    from composer.optim import scheduler as module
+
+    def warmup(state, ssr=1.0):
+        length = module._convert_time("0.5dur", state, ssr=ssr)
+        return min((state.timestamp.get(length.unit) + 1).value / length.value, 1.0)
+
+    rates = []
+    with small_run(max_duration="2ep", schedulers=warmup) as trainer:
+        trainer.engine.on("batch_start", lambda state, _: rates.append(state.schedulers[0].get_last_lr()[0]))
+        trainer.fit()
+
+    assert [rate / rates[-1] for rate in rates] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, 1, 1, 1, 1, 1])
+
+
+def test_generators_are_restored():
+    """After the states are loaded, Python, NumPy and torch draw the same numbers again."""
+    states = get_rng_state()
+
+    def draw():
+        return random.random(), np.random.rand(), torch.rand(1).item()  # noqa: NPY002
+
+    first = draw()
+    load_rng_state(states)
+
+    assert draw() == first
+    load_rng_state([])
+    assert draw() != first
+
+
+def test_an_error_for_a_missing_package():
+    """The error is an ImportError with the command to install."""
+    with pytest.raises(ImportError, match="pip install transformers"):
+        raise MissingConditionalImportError(extra_deps_group="nlp", conda_package="transformers")
+
+
+def test_waiting_for_a_file(monkeypatch, tmp_path):
+    """The first process runs at once; another one waits until the file exists, and writes none."""
+    name = get_node_signal_file_name()
+    with local_rank_zero_download_and_wait(str(tmp_path / name)):
+        path = write_signal_file(name, str(tmp_path))
+    (tmp_path / name).unlink()
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    threading.Timer(0.3, (tmp_path / name).touch).start()
+    begin = time.monotonic()
+
+    with local_rank_zero_download_and_wait(write_signal_file(name, str(tmp_path))):
+        waited = time.monotonic() - begin
+
+    assert path == str(tmp_path / name)
+    assert waited >= 0.25

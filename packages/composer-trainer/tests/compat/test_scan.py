@@ -52,12 +52,12 @@ def test_a_module_is_reported_once():
         "from composer.utils import dist\n"
         "rank = dist.get_global_rank()\n"
         "dist.barrier()\n"
-        "dist.local_rank_zero_download_and_wait('a')\n"
+        "dist.busy_wait_for_local_rank_zero('a')\n"
     )
 
     assert found(source) == [
         (1, "composer.utils.dist", True),
-        (4, "composer.utils.dist.local_rank_zero_download_and_wait", False),
+        (4, "composer.utils.dist.busy_wait_for_local_rank_zero", False),
     ]
 
 

@@ -46,6 +46,7 @@ from composer.functional import (
     SqueezeExcite2d,
     SqueezeExciteConv2d,
 )
+from composer.functional.former_names import serve_former_names
 from composer.functional.signatures import unquote_annotations
 
 __all__ = [
@@ -96,8 +97,7 @@ __all__ = [
 
 unquote_annotations(globals())
 
+serve_former_names(__name__)
 for _module in list(globals().values()):
     if isinstance(_module, ModuleType) and _module.__name__.startswith(f"{__name__}."):
-        # With a path, Python also calls its finders for names below a module: another distribution may serve former
-        # ones, such as `composer.algorithms.mixup.mixup`.
-        _module.__path__ = []
+        serve_former_names(_module.__name__)

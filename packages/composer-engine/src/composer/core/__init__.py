@@ -27,6 +27,7 @@ from composer.core.split_step import SplitStep
 from composer.core.splitting import join_tensors, split_tensors
 from composer.core.state import State, SupportsTraining
 from composer.core.time import Time, Timestamp, TimeUnit, ensure_time
+from composer.functional.former_names import serve_former_names
 from composer.functional.signatures import unquote_annotations
 
 __all__ = [
@@ -88,3 +89,5 @@ __all__ = [
 ]
 
 unquote_annotations(globals())
+serve_former_names(__name__)
+serve_former_names(f"{__name__}.data_spec")

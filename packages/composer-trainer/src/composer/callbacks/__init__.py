@@ -20,6 +20,7 @@ from composer.callbacks.stoppers import EarlyStopper, ThresholdStopper
 from composer.callbacks.system_metrics_monitor import SystemMetricsMonitor
 from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Callback
+from composer.functional.former_names import serve_former_names
 from composer.functional.signatures import unquote_annotations
 
 __all__ = [
@@ -49,3 +50,4 @@ __all__ = [
 ]
 
 unquote_annotations(globals())
+serve_former_names(__name__)

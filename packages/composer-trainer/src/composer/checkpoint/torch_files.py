@@ -25,7 +25,7 @@ from torch import Tensor
 from composer.checkpoint.base import is_remote, local_path
 from composer.checkpoint.errors import CheckpointError
 
-__all__ = ["load_torch_weights", "read_weights_file"]
+__all__ = ["load_torch_weights", "read_torch_file", "read_weights_file"]
 
 _NESTS = (("state", "model"), ("state_dict",), ("model",))
 """Where weights are in files that contain more, such as those of Composer and Lightning."""
@@ -56,7 +56,7 @@ def load_torch_weights(path: Path) -> dict[str, Tensor]:
         >>> list(load_torch_weights(path))
         ['weight', 'bias']
     """
-    return _weights_in(_read_torch_file(path), path)
+    return _weights_in(read_torch_file(path), path)
 
 
 def read_weights_file(path: str) -> tuple[dict[str, Tensor], Any]:
@@ -73,7 +73,7 @@ def read_weights_file(path: str) -> tuple[dict[str, Tensor], Any]:
         if not file.is_file():
             raise CheckpointError(path, "does not exist.")
         if not path.endswith(".safetensors"):
-            content = _read_torch_file(file)
+            content = read_torch_file(file)
             return _weights_in(content, file), content
         try:  # not mapped into memory: a file that is cut off later would end the process
             return safetensors.torch.load(file.read_bytes()), None
@@ -93,7 +93,12 @@ def _download(url: str, folder: Path) -> Path:
     return file
 
 
-def _read_torch_file(path: Path) -> Any:
+def read_torch_file(path: Path) -> Any:
+    """Return the content of a file of ``torch.save``, on the CPU.
+
+    Raises:
+        CheckpointError: It cannot be read, or holds anything that is not data.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             _check_sizes(archive, path)

@@ -13,11 +13,14 @@ from typing import Any
 
 import composer
 from composer.compat.table import Entry, entries, former_modules
+from composer.functional import former_names
 
 __all__ = ["find_spec"]
 
 _GUIDE = "See docs/guides/moving_from_composer.md."
-_SKIPPED = (str(Path(__file__).parent), composer.__file__, str(importlib.__file__), "<frozen importlib")
+_SKIPPED = (
+    str(Path(__file__).parent), composer.__file__, former_names.__file__, str(importlib.__file__), "<frozen importlib"
+)  # fmt: skip
 """Beginnings of the names of files that only import for another one."""
 
 
@@ -51,9 +54,9 @@ class _FormerModule(ModuleType):
     """A former module, whose names are looked up in the table when they are first used."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         former = f"{self.__name__}.{name}"
+        if name.startswith("__") and former not in entries():
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         if former in former_modules():
             return importlib.import_module(former)
         entry = entries().get(former)

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
-from composer.core import Event, Interval, State, Time, TimeUnit
-from composer.distributed import device_of_process
+from composer.core import Event, Interval, State, Time, TimeUnit, randomness
+from composer.distributed import (
+    all_gather_object,
+    device_of_process,
+    from_rank_zero,
+    get_global_rank,
+    get_local_rank,
+    get_node_rank,
+)
+from composer.optim.clock import convert_time
 from composer.trainer.settings.compute import choose_device
 
 __all__ = [
@@ -17,10 +29,17 @@ __all__ = [
     "DeviceCPU",
     "DeviceGPU",
     "DeviceMPS",
+    "MissingConditionalImportError",
+    "check_max_duration",
     "create_interval_scheduler",
     "ensure_tuple",
     "get_device",
+    "get_node_signal_file_name",
+    "get_rng_state",
     "is_model_ddp",
+    "load_rng_state",
+    "local_rank_zero_download_and_wait",
+    "write_signal_file",
 ]
 
 JSON: TypeAlias = str | float | int | list[Any] | dict[str, Any] | None
@@ -145,3 +164,107 @@ def is_model_ddp(model: nn.Module) -> bool:
         False
     """
     return isinstance(model, nn.parallel.DistributedDataParallel)
+
+
+class MissingConditionalImportError(ImportError):
+    """An optional package is not installed.
+
+    Args:
+        extra_deps_group: The extra that contains it.
+        conda_package: Its name; for conda, and here also for pip.
+        conda_channel: Its channel for conda.
+
+    Example:
+        >>> print(MissingConditionalImportError("nlp", "transformers"))
+        transformers, of the extra 'nlp', is not installed: pip install transformers
+    """
+
+    def __init__(self, extra_deps_group: str, conda_package: str, conda_channel: str | None = "conda-forge") -> None:
+        self.conda_channel = conda_channel
+        super().__init__(
+            f"{conda_package}, of the extra {extra_deps_group!r}, is not installed: pip install {conda_package}"
+        )
+
+
+def check_max_duration(t_max: Time | str, state: State) -> None:
+    """Raise an error if the training is longer than a schedule.
+
+    Raises:
+        ValueError: It is.
+
+    Example:
+        >>> check_max_duration("4ba", State(model=None, max_duration="2ep", dataloader_len=2))
+    """
+    if state.max_duration is None:
+        return
+    whole, end = convert_time(state.max_duration, state), convert_time(t_max, state)
+    if whole.unit is end.unit and whole > end:
+        raise ValueError(f"t_max must be at least max_duration, {state.max_duration}, got {t_max}. Raise it.")
+
+
+def get_rng_state() -> list[dict[str, Any]]:
+    """Return the states of the global generators of all processes, for :func:`load_rng_state`.
+
+    Example:
+        >>> sorted(get_rng_state()[0])
+        ['numpy', 'python', 'torch']
+    """
+    return all_gather_object(randomness.rng_state(get_device()))
+
+
+def load_rng_state(rng_state_dicts: Sequence[dict[str, Any]]) -> None:
+    """Restore the generators of this process; nothing changes if there were fewer processes.
+
+    Example:
+        >>> states = get_rng_state()
+        >>> first = torch.rand(2)
+        >>> load_rng_state(states)
+        >>> torch.equal(first, torch.rand(2))
+        True
+    """
+    for states in rng_state_dicts[get_global_rank() :][:1]:
+        randomness.load_rng_state(states, get_device())
+
+
+def get_node_signal_file_name(rng: object = None) -> str:
+    """Return a new file name, the same in all processes of a machine.
+
+    Args:
+        rng: Ignored: the name does not depend on a seed.
+
+    Example:
+        >>> get_node_signal_file_name().startswith("._signal_file_node0_")
+        True
+    """
+    del rng
+    return f"._signal_file_node{get_node_rank()}_{from_rank_zero(secrets.token_hex(4))}"
+
+
+def write_signal_file(signal_file_name: str, dir_path: str | None = None) -> str:
+    """Write an empty file in the first process of each machine, and return its path.
+
+    Example:
+        >>> import tempfile
+        >>> Path(write_signal_file("done", tempfile.mkdtemp())).exists()
+        True
+    """
+    path = Path(dir_path or Path.cwd(), signal_file_name)
+    if get_local_rank() == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return str(path)
+
+
+@contextlib.contextmanager
+def local_rank_zero_download_and_wait(expected_file_path: str) -> Iterator[None]:
+    """Run a block as soon as the first process of the machine has written a file; that process runs it at once.
+
+    It waits without a time limit and without a collective.
+
+    Example:
+        >>> with local_rank_zero_download_and_wait("weights.bin"):
+        ...     pass
+    """
+    while get_local_rank() != 0 and not Path(expected_file_path).exists():
+        time.sleep(0.1)
+    yield

@@ -1,6 +1,7 @@
 """Loggers: progress bar, console, memory, files and experiment trackers."""
 
 from composer.core import Logger, LoggerDestination
+from composer.functional.former_names import serve_former_names
 from composer.functional.signatures import unquote_annotations
 from composer.loggers.comet_ml_logger import CometMLLogger
 from composer.loggers.console_logger import ConsoleLogger
@@ -29,3 +30,4 @@ __all__ = [
 ]
 
 unquote_annotations(globals())
+serve_former_names(__name__)

@@ -1,5 +1,6 @@
 """Optimizers (Muon, and others with decoupled weight decay), and learning rate schedules in any unit of time."""
 
+from composer.functional.former_names import serve_former_names
 from composer.functional.signatures import unquote_annotations
 from composer.optim.decoupled_weight_decay import DecoupledAdamW, DecoupledSGDW
 from composer.optim.muon import Muon, muon_with_adamw
@@ -50,3 +51,4 @@ __all__ = [
 ]
 
 unquote_annotations(globals())
+serve_former_names(f"{__name__}.scheduler")

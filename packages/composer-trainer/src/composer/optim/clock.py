@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from composer.core import State, Time, TimeUnit
 from composer.core.learning_rates import base_rate, set_rate
 
-__all__ = ["ClockLR", "position"]
+__all__ = ["ClockLR", "convert_time", "position"]
 
 _NO_COMMON_UNIT = (
     "{spans} cannot be converted to one unit: pass all of a schedule's times in one unit, or in epochs, batches and "
@@ -64,6 +64,27 @@ def position(state: State, *spans: tuple[Time, float]) -> tuple[float, list[floa
         done = state.timestamp.count(TimeUnit.EPOCH) * (batches or 0)
         return done + state.timestamp.count(TimeUnit.BATCH, in_epoch=True), lengths
     return state.timestamp.count(unit), lengths
+
+
+def convert_time(time: Time | str, state: State, ssr: float = 1.0) -> Time:
+    """Return a schedule's time in the unit in which the run counts it: epochs in batches, if their number is known.
+
+    Args:
+        time: The time; a duration becomes a part of ``state.max_duration``.
+        state: The run.
+        ssr: The scale schedule ratio, which multiplies the time unless it is a duration.
+
+    Raises:
+        ValueError: The time is a duration, and the training has no length.
+
+    Example:
+        >>> convert_time("0.5dur", State(model=None, max_duration="10ep", dataloader_len=50))
+        Time(250, TimeUnit.BATCH)
+    """
+    length, unit = _absolute(Time.from_input(time, name="time"), ssr, state)
+    if unit is TimeUnit.EPOCH and state.dataloader_len is not None:
+        length, unit = length * state.dataloader_len, TimeUnit.BATCH
+    return Time(1, unit) * length
 
 
 def _absolute(span: Time, ratio: float, state: State) -> tuple[float, TimeUnit]:

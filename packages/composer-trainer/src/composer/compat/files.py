@@ -1,0 +1,154 @@
+"""Functions of MosaicML Composer for names of files and for checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+from composer.checkpoint.finding import open_checkpoint
+from composer.checkpoint.inspection import verify_checkpoint
+from composer.checkpoint.torch_files import read_torch_file
+from composer.core import State, Timestamp
+from composer.core.data_spec import move_batch
+from composer.distributed import (
+    get_global_rank,
+    get_local_rank,
+    get_local_world_size,
+    get_node_rank,
+    get_world_size,
+)
+
+__all__ = [
+    "PartialFilePath",
+    "ensure_valid_checkpoint",
+    "format_name_with_dist",
+    "format_name_with_dist_and_time",
+    "get_save_filename",
+    "safe_torch_load",
+]
+
+
+def format_name_with_dist(format_str: str, run_name: str, **extra_args: object) -> str:
+    """Return a name with the name of the run and the numbers of the process filled in.
+
+    Args:
+        format_str: May contain ``{run_name}``, ``{rank}``, ``{local_rank}``, ``{world_size}``, ``{local_world_size}``,
+            ``{node_rank}`` and the names of ``extra_args``.
+        run_name: The name of the run.
+        extra_args: Further values.
+
+    Raises:
+        KeyError: The name contains another field.
+
+    Example:
+        >>> format_name_with_dist("{run_name}/rank{rank}-{kind}", "mine", kind="log")
+        'mine/rank0-log'
+    """
+    return format_str.format(
+        run_name=run_name,
+        rank=get_global_rank(),
+        local_rank=get_local_rank(),
+        world_size=get_world_size(),
+        local_world_size=get_local_world_size(),
+        node_rank=get_node_rank(),
+        **extra_args,
+    )
+
+
+def format_name_with_dist_and_time(format_str: str, run_name: str, timestamp: Timestamp, **extra_args: object) -> str:
+    """Return a name as :func:`format_name_with_dist`, also with the counts and the seconds of the clock.
+
+    Example:
+        >>> format_name_with_dist_and_time("ep{epoch}-ba{batch}-rank{rank}", "mine", Timestamp(epoch=1, batch=5))
+        'ep1-ba5-rank0'
+    """
+    return format_name_with_dist(format_str, run_name, **(timestamp.state_dict() | extra_args))
+
+
+@attrs.frozen
+class PartialFilePath:
+    """The name of a checkpoint in which the fields of a run are not filled in yet.
+
+    Args:
+        filename: The name; see :func:`format_name_with_dist_and_time`.
+        folder: Its folder, whose fields are those of :func:`format_name_with_dist`.
+
+    Example:
+        >>> PartialFilePath("ep{epoch}.pt", "{run_name}").format(State(model=None, run_name="mine"))
+        'mine/ep0.pt'
+    """
+
+    filename: str
+    folder: str | None = None
+
+    def format(self, state: State, is_deepspeed: bool = False, keep_placeholders: bool = False) -> str:
+        """Return the path for a run; with ``keep_placeholders`` nothing is filled in. ``is_deepspeed`` is ignored."""
+        del is_deepspeed
+        folder, name = self.folder or "", self.filename
+        if not keep_placeholders:
+            folder = format_name_with_dist(folder, state.run_name)
+            name = format_name_with_dist_and_time(name, state.run_name, state.timestamp)
+        return str(Path(folder, name))
+
+
+def get_save_filename(state: State, filename: str = "ep{epoch}-ba{batch}-rank{rank}") -> str:
+    """Return the name of a checkpoint of a run.
+
+    Example:
+        >>> get_save_filename(State(model=None, run_name="mine"))
+        'ep0-ba0-rank0'
+    """
+    return PartialFilePath(filename).format(state)
+
+
+def safe_torch_load(
+    composer_states_filepath: Path | str,
+    map_location: str | torch.device | None = "cpu",
+    load_monolith_rank0_only: bool = False,
+) -> dict[str, Any]:
+    """Return the content of a checkpoint file, whose code is never run; of a checkpoint folder its data and weights.
+
+    Args:
+        composer_states_filepath: A file of ``torch.save``, or the folder of a checkpoint of this library.
+        map_location: The device of the tensors; the CPU if None.
+        load_monolith_rank0_only: Ignored.
+
+    Raises:
+        CheckpointError: It does not exist, is damaged, or holds objects that are not data.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp(), "checkpoint.pt")
+        >>> torch.save({"state": {"model": {"weight": torch.ones(2)}}}, path)
+        >>> safe_torch_load(path)["state"]["model"]["weight"]
+        tensor([1., 1.])
+    """
+    del load_monolith_rank0_only
+    if Path(composer_states_filepath).is_file():
+        content = read_torch_file(Path(composer_states_filepath))
+    else:
+        opened = open_checkpoint(composer_states_filepath)
+        content = {"state": {**opened.data(), "model": opened.tensors("model.safetensors")}}
+    loaded: dict[str, Any] = move_batch(content, torch.device(map_location or "cpu"))
+    return loaded
+
+
+def ensure_valid_checkpoint(checkpoint_filepath: Path | str) -> Path | str:
+    """Return the path of a checkpoint, after reading it.
+
+    Raises:
+        CheckpointError: It does not exist, is damaged, or holds objects that are not data.
+
+    Example:
+        >>> ensure_valid_checkpoint("no/such/checkpoint")
+        Traceback (most recent call last):
+        composer.checkpoint.errors.CheckpointError: no/such/checkpoint does not exist.
+    """
+    if Path(checkpoint_filepath).is_file():
+        read_torch_file(Path(checkpoint_filepath))
+    else:
+        verify_checkpoint(checkpoint_filepath)
+    return checkpoint_filepath
