@@ -289,6 +289,7 @@ class TestChangedLayers:
                 lambda model: cf.apply_stochastic_depth(model, {BertOutput: RULE}, "block", 0.3),
                 "StochasticBertOutput",
             ),
+            ("llama", lambda model: cf.apply_chunked_cross_entropy(model, softcap=30.0), "ChunkedHead"),
         ],
     )
     def test_other_outputs_raise(self, kind, change, layers, make_model, save):
@@ -305,6 +306,9 @@ class TestChangedLayers:
         [
             lambda model: cf.apply_stochastic_depth(model, {BertOutput: RULE}, "sample", 0.3),
             lambda model: cf.apply_stochastic_depth(model, {BertOutput: RULE}, "block", 0.0),
+            lambda model: cf.apply_chunked_cross_entropy(model, head="classifier", z_loss=1e-4),
+            cf.apply_neftune,
+            lambda model: cf.apply_activation_checkpointing(model, BertOutput),
         ],
     )
     def test_layers_that_change_only_training(self, change, make_model, make_batch, save):

@@ -13,21 +13,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from composer import functional as cf
+from composer.functional.surgery.activation_checkpointing import CheckpointedBlock
 from composer.models._huggingface_peft import base_of, is_peft_model, with_adapters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from peft import PeftModel
-    from torch import Tensor
+    from torch import Tensor, nn
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = ["describe", "rebuild_model", "rebuild_tokenizer"]
 
-# In evaluation they compute what the replaced layers compute; blocks of stochastic depth are asked one by one.
+# In evaluation they compute what the replaced layers compute.
 _PLAIN = (
     *(cf.GhostBatchNorm1d, cf.GhostBatchNorm2d, cf.GhostBatchNorm3d),
-    *(cf.LowPrecisionGroupNorm, cf.LowPrecisionLayerNorm, cf.PatchDropout, cf.StochasticDepthBlock),
+    *(cf.LowPrecisionGroupNorm, cf.LowPrecisionLayerNorm, cf.PatchDropout),
+    *(CheckpointedBlock, cf.NoisyEmbedding),
 )
 
 
@@ -139,14 +141,15 @@ def rebuild_model(
 
 def _changed_layers(model: PreTrainedModel) -> list[str]:
     """Return the classes of layers of this library with which the model is not its class in evaluation."""
-    return sorted(
-        {
-            type(layer).__name__
-            for layer in model.modules()
-            if (type(layer).__module__.startswith("composer.functional.") and not isinstance(layer, _PLAIN))
-            or (isinstance(layer, cf.StochasticDepthBlock) and layer.stochastic_method == "block" and layer.drop_rate)
-        }
-    )
+    return sorted({type(layer).__name__ for layer in model.modules() if _is_changed(layer)})
+
+
+def _is_changed(layer: nn.Module) -> bool:
+    if isinstance(layer, cf.StochasticDepthBlock):
+        return layer.stochastic_method == "block" and layer.drop_rate > 0
+    if isinstance(layer, cf.ChunkedHead):
+        return layer.softcap is not None
+    return type(layer).__module__.startswith("composer.functional.") and not isinstance(layer, _PLAIN)
 
 
 def _files_of(*objects: Any) -> dict[str, Any]:
