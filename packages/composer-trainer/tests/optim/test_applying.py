@@ -99,6 +99,17 @@ class TestCautious:
             assert 0 < (step * gradients[2] > 0).sum() < 24
             assert 0 < (step * weight >= 0).sum() < 24
 
+    def test_small_gradients_in_float16(self):
+        """Elements whose product with the gradient is 0 in float16 are compared by their signs."""
+        gradient, steps = 1e-6 * torch.randn(32, 32, generator=torch.Generator().manual_seed(1)), []
+        for cautious in (False, True):
+            weight = nn.Parameter(torch.zeros(32, 32).half())
+            weight.grad = gradient.half()
+            muon([weight], decay=0.0, rounding="kahan", cautious_update=cautious).step()
+            steps.append(-weight.detach())
+
+        assert torch.equal(steps[1] != 0, steps[0].sign() * gradient.half().sign() > 0)
+
     def test_amsgrad_and_complex_weights(self):
         """Complex weights are pairs of real ones, in which signs are compared."""
         real, gradients = weights_and_gradients(shape=(6, 2))

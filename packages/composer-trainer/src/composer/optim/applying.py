@@ -108,8 +108,9 @@ def apply_directions(
 
 def _mask(directions: list[Tensor], gradients: list[Tensor], weights: list[Tensor]) -> None:
     """Remove what opposes the gradients, and scale the rest by ``elements / (remaining elements + 1)``."""
-    masks = torch._foreach_mul(directions, gradients)
-    torch._foreach_sign_(masks)
+    # Products of signs, because those of small numbers may be 0 in float16.
+    masks = torch._foreach_sign(directions)  # noqa: SLF001
+    torch._foreach_mul_(masks, torch._foreach_sign(gradients))  # noqa: SLF001
     torch._foreach_clamp_min_(masks, 0)
     remaining = torch.stack([mask.sum(dtype=torch.float32) for mask in masks])
     first = weights[0]
