@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from composer import Trainer, distributed
 from composer import functional as cf
@@ -34,19 +34,51 @@ class Stream(IterableDataset):
         return iter(DOCUMENTS if worker is None else DOCUMENTS[worker.id :: worker.num_workers])
 
 
-def make_model(**options):
+def make_model(n_positions=LENGTH, attn_implementation="sdpa", **options):
     torch.manual_seed(0)
-    sizes = {"n_positions": LENGTH, "n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
-    return HuggingFaceModel(GPT2LMHeadModel(GPT2Config(vocab_size=WORDS, **sizes)), **options)
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
+    settings = {"n_positions": n_positions, "attn_implementation": attn_implementation}
+    return HuggingFaceModel(GPT2LMHeadModel(GPT2Config(vocab_size=WORDS, **sizes, **settings)), **options)
 
 
-def train(source=DOCUMENTS, output="position_ids", *, workers=0, shuffle=True, is_exact=True, model=None, **options):
-    """Train for two epochs, and return the trainer; without dropout, in float64, if the data are split differently."""
+def make_bloom():
+    """Return a model that takes no positions, and whose attention implementation derives no documents."""
+    sizes = {"hidden_size": 16, "n_layer": 1, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
+    return HuggingFaceModel(BloomForCausalLM(BloomConfig(vocab_size=WORDS, **sizes)))
+
+
+class Counting(HuggingFaceModel):
+    """A model with a buffer of the number of its forward passes, and a part in evaluation mode."""
+
+    def __init__(self):
+        super().__init__(make_model().model)
+        self.register_buffer("calls", torch.zeros(()))
+        self.modes = []
+        self.model.transformer.drop.eval()
+
+    def forward(self, batch):
+        self.calls += 1
+        self.modes.append((self.training, torch.is_grad_enabled()))
+        return super().forward(batch)
+
+
+def make_trainer(
+    source=DOCUMENTS,
+    output="position_ids",
+    *,
+    workers=0,
+    shuffle=True,
+    is_exact=True,
+    model=None,
+    check_model=True,
+    **options,
+):
+    """Return a trainer for two epochs; without dropout, in float64, if the data are split differently."""
     model = make_model() if model is None else model
     if not is_exact:
         model.double()
         model.model.apply(lambda module: setattr(module, "p", 0.0) if isinstance(module, torch.nn.Dropout) else None)
-    packed = pack_sequences(source, LENGTH, buffer_size=12)
+    packed = pack_sequences(source, LENGTH, buffer_size=12, check_model=check_model)
     sampler = None if source is not DOCUMENTS else distributed.get_sampler(packed, shuffle=shuffle)
     loader = DataLoader(
         packed,
@@ -57,7 +89,7 @@ def train(source=DOCUMENTS, output="position_ids", *, workers=0, shuffle=True, i
     )
     transforms = functools.partial(cf.add_document_mask, output=output)
     settings = {"max_duration": "2ep", "seed": 3, "run_name": "run", "device": "cpu", "progress_bar": False}
-    trainer = Trainer(
+    return Trainer(
         model=model,
         train_dataloader=DataSpec(loader, microbatch_transforms=transforms),
         optimizers=torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -65,8 +97,12 @@ def train(source=DOCUMENTS, output="position_ids", *, workers=0, shuffle=True, i
         else torch.optim.SGD(model.parameters(), 0.1),
         **(settings | options),
     )
-    trainer.fit()
-    trainer.close()
+
+
+def train(*args, **options):
+    """Train for two epochs, and return the trainer."""
+    with make_trainer(*args, **options) as trainer:
+        trainer.fit()
     return trainer
 
 
@@ -118,7 +154,10 @@ def test_microbatches_do_not_change_the_step(output, microbatch_size):
 
 
 def test_processes_do_not_change_the_step(tmp_path):
-    """Two processes with half of each batch take the steps of one. Takes more than 5 seconds, as it starts them."""
+    """Two processes with half of each batch take the steps of one, copied and sharded, and each checks the model.
+
+    Takes more than 5 seconds, as it starts them.
+    """
     settings = {name: value for name, value in os.environ.items() if "RANK" not in name and "WORLD" not in name}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
@@ -136,6 +175,58 @@ def test_processes_do_not_change_the_step(tmp_path):
         result = json.loads((tmp_path / f"{rank}.json").read_text())
         assert result["tokens"] == 2 * sum(SIZES)
         assert result["weights"] == pytest.approx(weights(expected).tolist(), rel=1e-6, abs=1e-7)
+        assert result["sharded"] == pytest.approx(weights(expected).tolist(), rel=1e-6, abs=1e-7)
+        assert result["error"].startswith("HuggingFaceModel of BloomForCausalLM must not attend across documents")
+
+
+class TestCheck:
+    """The Trainer checks the model with the first packed batch."""
+
+    @pytest.mark.parametrize("source", [DOCUMENTS, Stream()], ids=["dataset", "stream"])
+    def test_it_changes_nothing(self, source):
+        """With dropout, weights, generators, modes and buffers are those of a run without the check, bit for bit."""
+        runs = []
+        for check_model in (True, False):
+            model = Counting()
+            trainer = train(source, model=model, check_model=check_model, device_train_microbatch_size=3)
+            modes = [module.training for module in model.modules()]
+            runs.append((weights(trainer).tolist(), torch.get_rng_state().tolist(), modes, model.calls.item()))
+
+        assert runs[0] == runs[1]
+
+    def test_it_runs_once(self):
+        """Three forward passes in evaluation mode and without gradients come before the first of the training."""
+        model = Counting()
+        with make_trainer(model=model) as trainer:
+            trainer.fit(duration="1ba")
+            trainer.fit(duration="1ba")
+
+        assert model.modes == [(False, False)] * 3 + [(True, True)] * 2
+
+    @pytest.mark.parametrize("source", [DOCUMENTS, Stream()], ids=["dataset", "stream"])
+    @pytest.mark.parametrize(
+        ("make", "output", "error"),
+        [
+            (make_bloom, "position_ids", "of BloomForCausalLM must not attend across documents.*attn_implementation"),
+            (lambda: make_model(attn_implementation="eager"), "mask", "of GPT2LMHeadModel must not attend.*'mask'"),
+            (lambda: make_model(n_positions=LENGTH // 4), "position_ids", "of GPT2LMHeadModel must return.*IndexError"),
+        ],
+        ids=["architecture", "attention", "failing"],
+    )
+    def test_a_model_that_ignores_the_mask_is_rejected(self, source, make, output, error):
+        """The error names the model and the remedy, before any weight has changed."""
+        model = make()
+        before = torch.cat([each.detach().flatten() for each in model.parameters()])
+
+        with pytest.raises(ValueError, match=error) as raised:
+            train(source, output, model=model)
+
+        assert "check_model=False" in raised.value.__notes__[0]
+        assert torch.equal(before, torch.cat([each.detach().flatten() for each in model.parameters()]))
+
+    def test_it_can_be_left_out(self):
+        """With ``check_model=False`` such a model is trained."""
+        assert train(model=make_bloom(), check_model=False, max_duration="1ba").state.timestamp.batch == 1
 
 
 @pytest.mark.parametrize("output", ["position_ids", "mask"])
@@ -190,4 +281,11 @@ def test_alibi_passes_the_check():
 if __name__ == "__main__":
     trainer = train(is_exact=False)
     result = {"weights": weights(trainer).tolist(), "tokens": int(trainer.state.timestamp.token)}
+    sharded = train(is_exact=False, parallelism_config={"fsdp": {}})
+    complete = [each.detach().full_tensor().flatten() for each in sharded.state.model.parameters()]
+    result["sharded"] = torch.cat(complete).tolist()
+    try:
+        train(model=make_bloom())
+    except ValueError as error:
+        result["error"] = str(error)
     (Path(sys.argv[1]) / f"{distributed.get_global_rank()}.json").write_text(json.dumps(result))

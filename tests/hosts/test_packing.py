@@ -43,10 +43,10 @@ def _new_state(monkeypatch):
     GradientState._reset_state()
 
 
-def make_model():
+def make_model(kind=LlamaForCausalLM):
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=TOKENS, use_cache=False, **sizes))
+    return kind(LlamaConfig(vocab_size=TOKENS, use_cache=False, **sizes))
 
 
 def load():
@@ -65,13 +65,13 @@ def outputs_of(model, batch):
     return model(**{name: value for name, value in batch.items() if name != "document_lengths"})
 
 
-def in_lightning(folder):
+def in_lightning(folder, kind=LlamaForCausalLM):
     from composer.integrations.lightning import ComposerCallback
 
     class Module(lightning.LightningModule):
         def __init__(self):
             super().__init__()
-            self.network = make_model()
+            self.network = make_model(kind)
 
         def training_step(self, batch, batch_idx):
             return outputs_of(self.network, batch).loss
@@ -89,12 +89,12 @@ def in_lightning(folder):
     return module.network, callback.adapter.state
 
 
-def in_transformers(folder):
+def in_transformers(folder, kind=LlamaForCausalLM):
     class Ordered(Trainer):
         def _get_train_sampler(self, *_):
             return SequentialSampler(self.train_dataset)
 
-    model = make_model()
+    model = make_model(kind)
     settings = {"max_grad_norm": 0, "lr_scheduler_type": "constant", "report_to": [], "save_strategy": "no"}
     trainer = composer_trainer(Ordered)(
         model=model,
@@ -116,9 +116,9 @@ def in_transformers(folder):
     return model, trainer.algorithm_adapter.state
 
 
-def in_accelerate(folder):
+def in_accelerate(folder, kind=LlamaForCausalLM):
     del folder
-    accelerator, model, loader = Accelerator(cpu=True), make_model(), load()
+    accelerator, model, loader = Accelerator(cpu=True), make_model(kind), load()
     optimizer = sgd(model)
 
     def loss(outputs, batch):
@@ -135,9 +135,9 @@ def in_accelerate(folder):
     return accelerator.unwrap_model(model), algorithms.state
 
 
-def in_ignite(folder):
+def in_ignite(folder, kind=LlamaForCausalLM):
     del folder
-    model = make_model()
+    model = make_model(kind)
     optimizer = sgd(model)
 
     def loss_fn(outputs, labels):
@@ -174,3 +174,16 @@ def test_weights_and_tokens_are_those_of_the_trainer(train, tmp_path):
     assert 0 < int(state.timestamp.token) == int(ours.state.timestamp.token) < sum(map(len, DOCUMENTS))
     for name, weight in expected.model.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], weight, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("train", [in_transformers, in_accelerate, in_ignite])
+def test_a_model_that_ignores_the_mask_is_rejected(train, tmp_path):
+    """The first batch checks a model that takes token ids, as in the Trainer: this one starts no position again."""
+
+    class Unaware(LlamaForCausalLM):
+        def forward(self, input_ids=None, labels=None, position_ids=None, **kwargs):
+            del position_ids
+            return super().forward(input_ids=input_ids, labels=labels, **kwargs)
+
+    with pytest.raises(ValueError, match="Unaware must not attend across documents"):
+        train(str(tmp_path), kind=Unaware)

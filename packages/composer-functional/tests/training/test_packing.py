@@ -245,6 +245,35 @@ class TestCheck:
         with pytest.raises(ValueError, match=error):
             cf.check_packing(make().to(dtype), batch, output)
 
+    def test_a_compiled_model_is_not_compiled_for_the_check(self, batch):
+        """The check computes without compilation, which would be for the shapes of the check."""
+        model, compiled = gpt2(), []
+        model.compile(backend=lambda graph, _: compiled.append(graph) or graph.forward)
+
+        cf.check_packing(model, batch)
+        assert not compiled
+
+        model(batch["input_ids"])
+        assert compiled
+
+    def test_buffers_do_not_change(self, batch):
+        """What a forward pass writes into buffers is restored, also if it fails."""
+
+        def count(module, _):
+            module.calls += 1
+
+        model = gpt2()
+        model.register_buffer("calls", torch.zeros(()))
+        model.register_forward_pre_hook(count)
+
+        cf.check_packing(model, batch)
+        assert model.calls == 0
+
+        model.transformer.wpe = nn.Embedding(2, 16)
+        with pytest.raises(ValueError, match=r"GPT2LMHeadModel must return logits .* IndexError: index out of range"):
+            cf.check_packing(model, batch)
+        assert model.calls == 0
+
     def test_a_cache_hides_the_mask(self, batch):
         """With a cache, Transformers does not derive the mask from positions, which the check finds."""
         model = llama()

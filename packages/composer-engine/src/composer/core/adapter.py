@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from composer.core.engine import Engine
 from composer.core.evaluator import evaluation_weights
 from composer.core.event import Event
 from composer.core.logger import Logger, LoggerDestination
+from composer.core.packing import check_packed_model, has_packed_rows
 from composer.core.precision import Precision
 from composer.core.split_step import check_first_loss
 from composer.core.state import State
@@ -193,6 +195,7 @@ class Adapter:
         self.is_prepared = False
         self.serves = serves
         self._described_batch = ""
+        self._checks_packing = False
         self._loss: Any = None
         self._warned = False
         self._begin_step()
@@ -275,6 +278,9 @@ class Adapter:
             self.engine.run_event(event)
         self._begun_with = tuple(self.state.algorithms)
         self._begin_step()
+        # A module of another kind is called by the host in its own way.
+        takes_ids = "input_ids" in inspect.signature(self.state.model.forward).parameters
+        self._checks_packing = takes_ids and has_packed_rows(self.state.train_dataloader)
         if self.needs_outputs:
             check_first_loss(self.state, self.serves.host)
 
@@ -305,6 +311,9 @@ class Adapter:
         # As the trainer counts: samples as they are read, tokens as algorithms leave them.
         self._samples += self._count_samples(batch)
         self._batch = self._step.begin_batch(batch)
+        if self._checks_packing:
+            self._checks_packing = False
+            check_packed_model(self.state, self._batch)
         self._tokens += count_tokens(self._batch)
         return self._batch
 

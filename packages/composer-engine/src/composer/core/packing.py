@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 import torch
@@ -13,16 +13,23 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from composer import functional as cf
-from composer.core.checks import one_of, whole_number_from
-from composer.core.randomness import derive_seed
+from composer.core.checks import is_flag, one_of, whole_number_from
+from composer.core.precision import Precision, get_precision_context
+from composer.core.randomness import derive_seed, preserve_rng_state
 
-__all__ = ["pack_sequences"]
+if TYPE_CHECKING:
+    from composer.core.state import State
+
+__all__ = ["check_packed_model", "has_packed_rows", "pack_sequences"]
 
 Document: TypeAlias = tuple[Tensor, Tensor]
 """Token ids and labels, both of shape (n,)."""
 
 _FULL = 0.99
 """The part of a row from which on a stream does not wait for documents that fill it further."""
+
+_CHECKED = 64
+"""The number of tokens of each of the two documents on which a model is checked."""
 
 
 def pack_sequences(
@@ -35,14 +42,15 @@ def pack_sequences(
     seed: int = 0,
     lengths: Sequence[int] | None = None,
     buffer_size: int = 2000,
+    check_model: bool = True,
 ) -> Dataset[dict[str, Any]]:
     """Pack the documents of a data set into rows of ``length`` tokens (arXiv:2404.10830).
 
     A sample is a document: a dictionary with ``"input_ids"``, and perhaps ``"labels"`` (-100 where there is no loss)
     and ``"attention_mask"``, whose zeros are padding to remove; or token ids alone. Each document is in one row, and
     occurs once in an epoch. Rows are those of :func:`composer.functional.pack_documents`. Load them by
-    ``DataLoader(packed, batch_size, collate_fn=cf.collate_packed)``, and check the model once by
-    :func:`composer.functional.check_packing`.
+    ``DataLoader(packed, batch_size, collate_fn=cf.collate_packed)``. The Trainer checks at the first batch that the
+    model keeps documents apart; in a loop of your own, call :func:`composer.functional.check_packing` once.
 
     - Of a data set with a length, the result is one, too. Which documents share a row depends only on ``seed`` and the
       epoch, which the Trainer sets by ``set_epoch(epoch)``; the number of rows is always the same. So a loader
@@ -65,6 +73,7 @@ def pack_sequences(
         seed: Seed of the rows' order, and of the choice among documents of the same length, for ``"best_fit"``.
         lengths: The number of tokens of each document of a data set with a length; if None, each is loaded once.
         buffer_size: The number of documents that are packed at a time, of a stream.
+        check_model: Whether the Trainer, and other trainers whose model takes ``input_ids``, check the model.
 
     Raises:
         TypeError: ``dataset`` cannot be read again, or a sample is no document.
@@ -75,7 +84,7 @@ def pack_sequences(
         >>> len(packed), packed[0]["input_ids"].shape
         (2, torch.Size([8]))
     """
-    packing = _Packing(length, method, too_long, pad_id, seed, buffer_size)
+    packing = _Packing(length, method, too_long, pad_id, seed, buffer_size, check_model)
     if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         return PackedDataset(dataset, packing, lengths)
     if not isinstance(dataset, Iterable) or isinstance(dataset, Iterator):
@@ -98,6 +107,7 @@ class _Packing:
     pad_id: int = attrs.field(validator=whole_number_from(0, meaning="It is the id of the padding."))
     seed: int = attrs.field(validator=whole_number_from(0, meaning="It is the seed of the rows' order."))
     buffer_size: int = attrs.field(validator=whole_number_from(1, meaning="It is a number of documents."))
+    check_model: bool = attrs.field(validator=is_flag)
 
     def parts(self, size: int, name: str) -> list[tuple[int, int]]:
         """Return the starts and ends of the parts of a document that are packed."""
@@ -130,7 +140,7 @@ class PackedDataset(Dataset[dict[str, Any]]):
     """The rows of a data set with a length."""
 
     def __init__(self, dataset: Any, packing: _Packing, lengths: Sequence[int] | None) -> None:
-        self.dataset, self._packing, self.epoch = dataset, packing, 0
+        self.dataset, self.packing, self.epoch = dataset, packing, 0
         if lengths is None:
             lengths = [len(_document(dataset[index], f"dataset[{index}]")[0]) for index in range(len(dataset))]
         if len(lengths) != len(dataset) or len(lengths) == 0:
@@ -151,14 +161,14 @@ class PackedDataset(Dataset[dict[str, Any]]):
     def _rows(self) -> list[list[int]]:
         if self._planned[0] != self.epoch:
             sizes = [end - start for _, start, end in self._parts]
-            self._planned = (self.epoch, self._packing.rows(sizes, self.epoch))
+            self._planned = (self.epoch, self.packing.rows(sizes, self.epoch))
         return self._planned[1]
 
     def __len__(self) -> int:
         return len(self._rows())
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        return self._packing.row(self._part(*self._parts[part]) for part in self._rows()[row])
+        return self.packing.row(self._part(*self._parts[part]) for part in self._rows()[row])
 
     def _part(self, index: int, start: int, end: int) -> Document:
         ids, labels = _document(self.dataset[index], f"dataset[{index}]")
@@ -174,7 +184,7 @@ class PackedStream(IterableDataset[dict[str, Any]]):
     """The rows of a stream."""
 
     def __init__(self, dataset: Iterable[Any], packing: _Packing) -> None:
-        self.dataset, self._packing, self.epoch = dataset, packing, 0
+        self.dataset, self.packing, self.epoch = dataset, packing, 0
         self._has_state = hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
         self._state, self._is_loaded = _beginning(0), False
         self._iteration: object = None  # the last one that has begun
@@ -232,13 +242,13 @@ class PackedStream(IterableDataset[dict[str, Any]]):
             # The place before the documents of a buffer, and how many of its rows were returned, determine the rest.
             self._state = state
             waiting = _separate(state["waiting"])
-            missing = max(1, self._packing.buffer_size - len(waiting))
+            missing = max(1, self.packing.buffer_size - len(waiting))
             read = list(itertools.islice(documents, missing))
             is_last = len(read) < missing
             rows, waiting = self._pack([*waiting, *self._measured(read, state["read"])], state, is_last=is_last)
             for number in range(state["returned"], len(rows)):
                 self._state = {**state, "returned": number + 1}
-                yield self._packing.row(rows[number])
+                yield self.packing.row(rows[number])
             state = {
                 **self._with_source(state),
                 "start": state["start"],
@@ -251,13 +261,13 @@ class PackedStream(IterableDataset[dict[str, Any]]):
     def _measured(self, samples: Sequence[Any], number: int) -> Iterator[Document]:
         for place, sample in enumerate(samples, start=number):
             ids, labels = _document(sample, name := f"document {place}")
-            yield from ((ids[start:end], labels[start:end]) for start, end in self._packing.parts(len(ids), name))
+            yield from ((ids[start:end], labels[start:end]) for start, end in self.packing.parts(len(ids), name))
 
     def _pack(
         self, documents: Sequence[Document], state: Mapping[str, Any], *, is_last: bool
     ) -> tuple[list[list[Document]], list[Document]]:
         """Return the rows of a buffer, and the documents that wait for the next one."""
-        packing = self._packing
+        packing = self.packing
         rows = packing.rows([len(ids) for ids, _ in documents], state["epoch"], state["buffer"])
         free = [packing.length - sum(len(documents[index][0]) for index in row) for row in rows]
         emptiest = sorted(range(len(rows)), key=lambda place: -free[place])[: len(rows) // 2]
@@ -313,3 +323,35 @@ def _document(sample: Any, name: str) -> Document:
         )
     kept = mask != 0
     return ids[kept].long(), labels[kept].long()
+
+
+def has_packed_rows(loader: Any) -> bool:
+    """Return whether a loader has rows of :func:`pack_sequences` for which the model is to be checked."""
+    for _ in range(4):  # data sets of data sets, such as a Subset
+        if isinstance(loader, PackedDataset | PackedStream):
+            return loader.packing.check_model
+        loader = getattr(loader, "dataset", None)
+    return False
+
+
+def check_packed_model(state: State, batch: Any) -> None:
+    """Raise a ValueError if the model does not keep the documents of a packed batch apart; the run does not change.
+
+    Documents are made of the first tokens of the batch, so that all processes compute as often. Computing in 8 bits, a
+    model scales its activations by those of all documents, so it is not checked.
+    """
+    if not isinstance(batch, Mapping) or "input_ids" not in batch or state.precision is Precision.AMP_FP8:
+        return
+    ids, mask = batch["input_ids"][0, : 2 * _CHECKED], batch.get("attention_mask")
+    size = len(ids) // 2
+    if not size:  # rows of one token
+        return
+    row = cf.pack_documents([ids[:size], ids[-size:]], 2 * size)
+    output = "mask" if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.ndim == 4 else "position_ids"
+    output = "cu_seqlens" if "cu_seq_lens_q" in batch else output
+    try:
+        with preserve_rng_state(state.device), get_precision_context(state.precision, state.device.type):
+            cf.check_packing(state.model, cf.collate_packed([row]), output)
+    except ValueError as error:
+        error.add_note("pack_sequences(..., check_model=False) trains without this check.")
+        raise

@@ -12,6 +12,7 @@ import torch
 from composer.core import Batch, Engine, Event, TimeUnit
 from composer.core.data_spec import count_tokens, has_own_functions
 from composer.core.evaluator import enter_training_mode
+from composer.core.packing import check_packed_model
 from composer.core.step import Step
 from composer.distributed import GlobalBatch
 from composer.trainer.clock import Clock
@@ -202,6 +203,9 @@ class Run:
             warn_if_larger(size, self._num_samples)
         if size is not None or spec.microbatch_transforms is not None:
             parts = split_microbatches(self.state.batch, spec, size, self._counting.weigh)
+        if self.batches.checks_model:
+            self.batches.checks_model = False
+            check_packed_model(self.state, parts[0][0])
         if self.step.times_computed == 1:  # further computations of the batch have the same counts
             self._begin_global_batch(len(parts))
         # The whole batch of a single process has weight 1, whatever its loss is the mean of.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import inspect
 import itertools
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -252,20 +254,22 @@ def _get_documents(batch: Mapping[str, Any]) -> tuple[Tensor, list[list[int]]]:
 def check_packing(model: nn.Module, batch: Mapping[str, Any], output: str = "position_ids") -> None:
     """Raise an error if a model attends across documents, or ignores that positions start again.
 
-    Call it once before the training. In evaluation mode, the logits of the second document of a row are computed three
-    times: packed, packed behind other tokens, which must not change them, and alone, where they must be the same up to
-    rounding. A model in which attention has no effect yet, such as one with zero output projections, passes. With a
+    The Trainer calls it at the first batch from ``pack_sequences``; call it once in a loop of your own. In evaluation
+    mode, the logits of the second document of a row are computed three times: packed, packed behind other tokens, which
+    must not change them, and alone, where they must be the same up to rounding. The modes and buffers of the model stay
+    as they were. A model in which attention has no effect yet, such as one with zero output projections, passes. With a
     cache of keys and values (``config.use_cache=True``), models of Transformers attend across documents.
 
     Args:
         model: A causal language model that returns logits ``(N, L, V)``, or a dictionary with ``"logits"``. If it takes
-            ``input_ids``, it is called with the entries of the batch as keyword arguments, otherwise with the batch.
+            ``input_ids``, it is called with the entries of the batch, except for labels, as keyword arguments,
+            otherwise with the batch.
         batch: A batch of :func:`collate_packed` with a row of two documents or more, on the model's device.
         output: What the model is given, see :func:`add_document_mask`.
 
     Raises:
         TypeError: ``model`` is no module, or ``batch`` no dictionary.
-        ValueError: The model fails the check, or no row has two documents.
+        ValueError: The model fails the check, its forward pass raises an error, or no row has two documents.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -275,6 +279,7 @@ def check_packing(model: nn.Module, batch: Mapping[str, Any], output: str = "pos
         >>> check_packing(model, batch)
     """
     check_modules(model=model)
+    check_choice("output", output, "position_ids", "mask", "cu_seqlens")
     _, lengths = _get_documents(batch)
     row = next((number for number, documents in enumerate(lengths) if len(documents) > 1), None)
     if row is None:
@@ -282,25 +287,55 @@ def check_packing(model: nn.Module, batch: Mapping[str, Any], output: str = "pos
     first, second = lengths[row][:2]
     ids = batch["input_ids"][row, : first + second]
     others = torch.cat([torch.where(ids[:first] == ids.min(), ids.max(), ids.min()), ids[first:]])
-    with kept_modes(model), torch.no_grad():
-        model.eval()
-        packed, behind_others, alone = (
-            _logits(model, tokens.split(sizes), output)[-second:].float()
-            for tokens, sizes in ((ids, [first, second]), (others, [first, second]), (ids[first:], [second]))
-        )
+    name = _name_of(model)
+    try:
+        with _evaluated(model):
+            packed, behind_others, alone = (
+                _logits(model, tokens.split(sizes), output)[-second:].float()
+                for tokens, sizes in ((ids, [first, second]), (others, [first, second]), (ids[first:], [second]))
+            )
+    except Exception as error:
+        raise ValueError(
+            f"{name} must return logits for a row of two documents, to show that it keeps them apart, but with "
+            f"output={output!r} its forward pass raises {type(error).__name__}: {error}"
+        ) from error
     scale = alone.abs().max()
     leak, difference = ((packed - other).abs().max() / scale for other in (behind_others, alone))
     if leak > _LEAK:
         raise ValueError(
-            f"model must not attend across documents, but with output={output!r} the tokens of a document change the "
+            f"{name} must not attend across documents, but with output={output!r} the tokens of a document change the "
             f"logits of the next one by {float(leak):.2g} of the largest. It ignores this form of mask: take another "
-            "output (mask, cu_seqlens), or config.use_cache=False of a model of Transformers."
+            "output of add_document_mask (mask, cu_seqlens), or of a model of Transformers config.use_cache=False and "
+            "attn_implementation='sdpa' or a FlashAttention."
         )
     if difference > _DIFFERENCE:
         raise ValueError(
-            f"model must take position_ids, which start at 0 in each document, but with output={output!r} the logits "
+            f"{name} must take position_ids, which start at 0 in each document, but with output={output!r} the logits "
             f"of a document differ from those of it alone by {float(difference):.2g} of the largest."
         )
+
+
+@contextlib.contextmanager
+def _evaluated(model: nn.Module) -> Iterator[None]:
+    """Set a model to evaluation without gradients and compilation, and restore its modes and buffers at the end."""
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    # A compiled model would be compiled for these shapes, too.
+    is_compiled = "torch._dynamo" in sys.modules
+    eager = torch.compiler.set_stance("force_eager") if is_compiled else contextlib.nullcontext()
+    with kept_modes(model), torch.no_grad(), eager:
+        model.eval()
+        try:
+            yield
+        finally:
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
+def _name_of(model: nn.Module) -> str:
+    """Return the name of a model's class, with that of the network that it wraps."""
+    inner, name = getattr(model, "model", None), type(model).__name__
+    takes_batch = "input_ids" not in inspect.signature(model.forward).parameters
+    return f"{name} of {type(inner).__name__}" if takes_batch and isinstance(inner, nn.Module) else name
 
 
 def _logits(model: nn.Module, documents: Sequence[Tensor], output: str) -> Tensor:
@@ -319,6 +354,6 @@ def _logits(model: nn.Module, documents: Sequence[Tensor], output: str) -> Tenso
         names = part.keys() - {"document_lengths"} if takes_all else part.keys() & parameters.keys()
         outputs = model(**{name: part[name] for name in names})
     else:
-        outputs = model(part)
+        outputs = model(part | {"labels": part["input_ids"]})
     logits: Tensor = outputs if isinstance(outputs, Tensor) else logits_of(outputs)
     return logits[0]

@@ -8,6 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from composer.core.data_spec import move_batch
+from composer.core.packing import has_packed_rows
 from composer.distributed import all_agree, all_gather_object, check_lengths, get_data_world_size, get_world_size
 from composer.distributed.samplers import END, in_step, is_split_by_rank
 from composer.trainer.data.loaders import (
@@ -72,6 +73,8 @@ class Batches:
         self.spec, self.spin = spec, spin
         self._device, self._epoch = device, epoch
         self._loader: Any = spec.dataloader
+        self.checks_model = has_packed_rows(self._loader)
+        """Whether the model has still to be checked, which must keep the documents of packed rows apart."""
         self._order = order = make_order(self._loader, seed)
         self.position = EpochPosition(spec, order, subset_num_batches)
         if 0 in (spec.length, self.position.data_end):
