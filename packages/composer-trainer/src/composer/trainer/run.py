@@ -190,7 +190,7 @@ class Run:
         if self.state.dataloader_len != position.length:  # the epoch has more batches than announced
             self.state.dataloader_len = position.length
         self._num_samples = self._counting.samples(batch)
-        self._is_counted = position.counts
+        self._is_counted = position.last_batch_counts
         self.state.batch, self.state.batch_counts = batch, self._is_counted
         return True
 
@@ -254,7 +254,8 @@ class Run:
             own.counted = counting.weigh(state.batch) if state.batch_counts else 0
             if not parallel.is_apart:  # after the trials the batch begins once more
                 own.seconds = self.clock.elapsed() / 1e6
-        parallel.begin_batch(own, usual=counting.usual, is_regular=self._is_regular and self.batches.position.is_full)
+        is_regular = self._is_regular and self.batches.position.last_batch_is_full
+        parallel.begin_batch(own, usual=counting.usual, is_regular=is_regular)
 
     def _complete_gradients(self) -> None:
         """Sum the gradients of all processes, if that is not done yet, and unscale them."""

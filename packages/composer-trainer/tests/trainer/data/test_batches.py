@@ -37,7 +37,7 @@ class TestRepeats:
 
         for _ in range(2):
             batches.next()
-            counts.append(batches.position.counts)
+            counts.append(batches.position.last_batch_counts)
 
         assert counts == expected
 
@@ -115,8 +115,8 @@ class TestOtherNumbersOfProcesses:
         found = []
         while not rest.position.epoch_is_over:
             found.append(rest.next().tolist())
-            assert rest.position.counts
-            assert rest.position.is_full == (len(found) <= expected // 1)
+            assert rest.position.last_batch_counts
+            assert rest.position.last_batch_is_full == (len(found) <= expected // 1)
             assert rest.state_dict()["place"] == place + 6 * len(found)
 
         assert len(found) == math.ceil(expected)
@@ -509,7 +509,7 @@ class Live:
 
 
 @pytest.mark.filterwarnings("ignore:train_dataloader cannot begin in the middle:UserWarning")
-def test_state_of_parts_is_that_at_the_begin():
+def test_state_of_objects_is_that_at_the_begin():
     """A collate function that changes its buffers in place resumes with their values at the start of the epoch."""
     expected = make_next(make_stream(Counting()), 3)
     first, second = make_stream(Counting()), make_stream(Counting())

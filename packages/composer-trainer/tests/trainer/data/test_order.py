@@ -202,7 +202,7 @@ class TestSamplers:
         """After a skip the same batches follow."""
         order = make_order(self.loader(make), seed=17)
 
-        complete, rest = (list(order.begin(4, skip * order.step)) for skip in (0, 2))
+        complete, rest = (list(order.begin(4, skip * order.place_distance)) for skip in (0, 2))
 
         assert len(rest) == len(complete) - 2
         assert all(torch.equal(one, other) for one, other in zip(complete[2:], rest, strict=True))

@@ -24,11 +24,11 @@ class TestEnd:
         position = make_position(**options)
 
         over = []
-        for place in (last, last + position.step):
+        for place in (last, last + position.place_distance):
             position.move_to(place)
             over.append(position.epoch_is_over)
 
-        assert (position.length, position.step, over) == (length, 4, [False, True])
+        assert (position.length, position.place_distance, over) == (length, 4, [False, True])
 
     @pytest.mark.parametrize(("subset", "length"), [(-1, 3), (2, 2), (5, 3)])
     def test_of_batches(self, subset, length):

@@ -21,7 +21,7 @@ from composer.trainer.data.loaders import (
 )
 from composer.trainer.data.order import make_order
 from composer.trainer.data.position import EpochPosition
-from composer.trainer.resume.contract import has_state, load_objects, parts_of, save_objects
+from composer.trainer.resume.contract import LoaderObjects, has_state, load_objects, save_objects
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -33,6 +33,41 @@ if TYPE_CHECKING:
 __all__ = ["END", "Batches"]
 
 _NONE_LEFT = (END, True)
+
+
+class _LookAhead:
+    """Batches, each with whether it counts, of which the next one can be loaded to find out whether there is one.
+
+    Args:
+        loader: The loader.
+        batches: Its batches.
+    """
+
+    def __init__(self, loader: Any, batches: Iterator[tuple[Batch, bool]]) -> None:
+        self._loader = loader
+        self.start(batches)
+
+    def start(self, batches: Iterator[tuple[Batch, bool]]) -> None:
+        """Continue with other batches of the loader."""
+        self._batches, self._state_before = batches, None
+        self._ahead: tuple[Batch, bool] | None = None
+
+    def next(self) -> tuple[Batch, bool]:
+        """Return the next batch; ``END`` if there is none."""
+        found, self._ahead = self._ahead or next(self._batches, _NONE_LEFT), None
+        return found
+
+    def has_next(self) -> bool:
+        """Load the next batch, and return whether there is one."""
+        self._state_before = copy.deepcopy(self.loader_state())  # a loader may change it in place
+        self._ahead = next(self._batches, None)
+        return self._ahead is not None
+
+    def loader_state(self) -> Any:
+        """Return the state of a loader with a ``state_dict()`` from which it returns the next batch; else None."""
+        if self._ahead is not None:
+            return self._state_before
+        return self._loader.state_dict() if has_state(self._loader) else None
 
 
 class Batches:
@@ -82,14 +117,11 @@ class Batches:
                 "train_dataloader has no batches: its data set is empty, or smaller than one batch of all processes "
                 "with drop_last=True."
             )
-        self._assign_parts()
-        self._at_begin = save_objects(self.replayed)
+        self.objects = LoaderObjects.of(spec, skips=order.skips)
+        self._at_begin = save_objects(self.objects.replayed)
         # Whether the loader was restored between two epochs, and whether the last one took all of its batches.
         self._is_restored, self._took_all = False, True
-        self._iterator = self._begin_here()
-        # A batch that was loaded to find out whether the epoch continues, and the loader's state before that.
-        self._ahead: tuple[Batch, bool] | None = None
-        self._before_ahead: Any = None
+        self._upcoming = _LookAhead(self._loader, self._begin_here())
         self.usual_samples: int | None = None
         """The batch size of the loader, if it has one, and the same in all of several processes."""
         # What only the loader, or its sampler at the start of an epoch, can show may differ between processes.
@@ -99,23 +131,6 @@ class Batches:
             warn_of_repeats(self._loader)
         warn_of_workers(self._loader, order)
 
-    def _assign_parts(self) -> None:
-        """Assign the parts of the loader to those that a resumed run needs from the epoch's start, and the others."""
-        skips, loader = self._order.skips, self._loader
-        parts = parts_of(loader)
-        # A sampler draws its order when an epoch begins, and what loads samples again draws for them again. The others
-        # are restored as they are at the resume point.
-        self.replayed = {name: one for name, one in parts.items() if not skips or name.endswith("sampler")}
-        """The parts of the loader that a resumed run needs as they were at the start of the epoch."""
-        transforms = {name: getattr(self.spec, name) for name in ("batch_transforms", "microbatch_transforms")}
-        others = {name: one for name, one in parts.items() if name not in self.replayed}
-        self.parts = others | {name: one for name, one in transforms.items() if one is not None}
-        """The other parts of the loader, and its transforms."""
-        # Streams with non-persistent workers are excluded: they reload from the epoch's start.
-        has_copies = getattr(loader, "num_workers", 0) and (skips or getattr(loader, "persistent_workers", False))
-        self.copied = {name: one for name, one in parts.items() if has_copies and not name.endswith("sampler")}
-        """The parts of which worker processes have copies that may differ from those here."""
-
     def next(self) -> Batch:
         """Return the epoch's next batch; ``END`` if there is none.
 
@@ -123,8 +138,7 @@ class Batches:
             ValueError: The loader returned no batch in the epoch, or None as a batch.
         """
         position = self.position
-        batch, is_own = self._ahead or next(self._iterator, _NONE_LEFT)
-        self._ahead = None
+        batch, is_own = self._upcoming.next()
         if batch is END:
             self._check_end()
             position.exhaust()
@@ -143,7 +157,7 @@ class Batches:
                 raise batch_is_none("batch_transforms of train_dataloader", position.num_batches - 1)
         if self._may_be_equal:
             self._may_be_equal = False
-            warn_if_equal(batch if position.counts else None)
+            warn_if_equal(batch if position.last_batch_counts else None)
         return batch
 
     def _check_end(self) -> None:
@@ -165,15 +179,12 @@ class Batches:
 
         The length of a stream, or of a loader or sampler of the user, may be an estimate.
         """
-        position = self.position
-        if not position.is_at_announced_end:
+        if not self.position.is_at_announced_end:
             return
-        self._before_ahead = copy.deepcopy(self._loader.state_dict()) if has_state(self._loader) else None
-        self._ahead = next(self._iterator, None)
-        if self._ahead is None:
-            position.exhaust()
+        if self._upcoming.has_next():
+            self.position.extend()
         else:
-            position.extend()
+            self.position.exhaust()
 
     def agree_on_length(self) -> None:
         """Set the length to that of the longest loader of all processes, and the usual number of samples in a batch.
@@ -200,16 +211,16 @@ class Batches:
         While other processes have further batches, this one computes copies of its last one, which do not count.
         """
         end = self._order.end(self.position.place)
-        is_apart = self._may_end_apart and (end is None or not all_agree(end))
-        self.position.set_end(None if is_apart else end)
-        return in_step(batches, last) if is_apart else zip(batches, itertools.repeat(True))
+        may_end_apart = self._may_end_apart and (end is None or not all_agree(end))
+        self.position.set_end(None if may_end_apart else end)
+        return in_step(batches, last) if may_end_apart else zip(batches, itertools.repeat(True))
 
     def _begin_here(self) -> Iterator[tuple[Batch, bool]]:
         """Yield the batches from the place on; nothing begins before the first one is asked for."""
         yield from self._aligned(self._begin(self.position.place))
 
     def _begin(self, place: int = 0) -> Iterator[Batch]:
-        self._at_begin = save_objects(self.replayed)
+        self._at_begin = save_objects(self.objects.replayed)
         # After the states were saved, because the order may draw from these objects.
         batches = self._order.begin(self._epoch, place)
         if self.position.length is None:
@@ -223,13 +234,13 @@ class Batches:
 
     def close(self) -> None:
         """Stop the workers of the training's loader, which cannot be iterated over afterwards."""
-        self._iterator, self._ahead = iter(()), None
+        self._upcoming.start(iter(()))
         self._order.close()
 
     def rewind(self, epoch: int | None = None) -> None:
         """Start the next epoch, or the given one, with the next batch."""
         self._epoch = self._epoch + 1 if epoch is None else epoch
-        self._iterator, self._ahead = self._begin_here(), None
+        self._upcoming.start(self._begin_here())
         if self.position.place:
             self._took_all = self.position.data_is_over
         self._order.rewind()
@@ -237,17 +248,16 @@ class Batches:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place in the data: the epoch and the place in it, and the data to restore and to verify it."""
-        position, loader = self.position, self._loader
-        in_epoch = position.is_in_epoch
+        position, in_epoch = self.position, self.position.is_in_epoch
         return {
             "epoch": self._epoch,
             "place": position.place,
             "global_batch_size": self._order.global_batch_size,
             "sizes": position.sizes,
             "order": self._order.fingerprint(position.place) if in_epoch else None,
-            "loader": self._before_ahead if self._ahead else loader.state_dict() if has_state(loader) else None,
+            "loader": self._upcoming.loader_state(),
             # In an epoch the states from its start, because a resumed run draws its order again.
-            "parts": self._at_begin if in_epoch else save_objects(self.replayed),
+            "objects": self._at_begin if in_epoch else save_objects(self.objects.replayed),
             "has_ended": position.own_is_over,
             "is_over": position.data_is_over if position.place else self._took_all,
         }
@@ -265,12 +275,12 @@ class Batches:
         in_epoch = position.is_in_epoch
         # A loader may have saved the end of the finished epoch as its position.
         self._is_restored, self._took_all = state["loader"] is not None and not in_epoch, state["is_over"]
-        load_objects(state["parts"], self.replayed)
-        self._at_begin = state["parts"]
+        load_objects(state["objects"], self.objects.replayed)
+        self._at_begin = state["objects"]
         if state["loader"] is not None and has_state(self._loader):
             load_objects({"states": {"train_dataloader": state["loader"]}}, {"train_dataloader": self._loader})
             if state["has_ended"]:  # iterated over, a loader at the end of its data may begin again
-                self._iterator = self._aligned(iter(()))
+                self._upcoming.start(self._aligned(iter(())))
         elif in_epoch:
             counted = self._skip(state["order"]) if self._order.skips else self._replay()
         if in_epoch:
@@ -283,7 +293,7 @@ class Batches:
         """Skip the batches before the place, and return their number of samples; None if it is not counted."""
         position, loader = self.position, self._loader
         if position.data_end is None:  # only the sampler can show its order
-            self._iterator = self._aligned(self._begin(position.place))
+            self._upcoming.start(self._aligned(self._begin(position.place)))
             position.warn_of_other_order(fingerprint)
         return self._count_samples(loader[: position.num_batches]) if isinstance(loader, (list, tuple)) else None
 
@@ -313,7 +323,7 @@ class Batches:
                 yield batch
 
         samples = self._count_samples(tqdm(load_again(), desc="loading to the resume point", total=given))
-        self._iterator = self._aligned(batches, last)
+        self._upcoming.start(self._aligned(batches, last))
         return samples
 
     def _count_samples(self, batches: Iterable[Batch]) -> int | None:

@@ -62,7 +62,7 @@ class DataOrder:
         self.loader, self.seed = loader, seed
 
     @property
-    def step(self) -> int:
+    def place_distance(self) -> int:
         """The distance between the places of two batches."""
         return self.global_batch_size or 1
 
@@ -209,7 +209,7 @@ class IndexedOrder(_CopiedOrder):
         keys = self._draw(epoch, place)
         if not self._is_plain:
             # Each batch has its own seed, whichever worker loads it and wherever the epoch continues.
-            keys = zip(itertools.count(first_key(self.seed, get_data_rank(), epoch) + place, self.step), keys)
+            keys = zip(itertools.count(first_key(self.seed, get_data_rank(), epoch) + place, self.place_distance), keys)
         self._keys.next = keys
         return self._iterate(epoch)
 
@@ -260,7 +260,7 @@ class SharedOrder(IndexedOrder):
         if sampler.drop_last:
             end -= end % sampler.num_replicas
         drops = sampler is not self._sampler and self._sampler.drop_last
-        return end - max(0, end - place) % self.step if drops else end
+        return end - max(0, end - place) % self.place_distance if drops else end
 
     def _draw(self, epoch: int, place: int) -> Iterator[Any]:
         """Return the keys of this process: those at the places ``place + rank :: num_replicas`` of the order.

@@ -31,7 +31,7 @@ class SavedPlace:
     sizes: dict[str, int]
     order: str | None
     loader: Any
-    parts: SavedObjects
+    objects: SavedObjects
     has_ended: bool
     is_over: bool
 
@@ -48,7 +48,7 @@ class EpochPosition:
 
     Attributes:
         place: The place of the next batch.
-        step: The distance between the places of two batches.
+        place_distance: The distance between the places of two batches.
         length: The number of batches in the epoch, as far as it is known: the loader's length until more are found.
         announced_length: The number at the start of an epoch; None if it is not known.
         sizes: The known sizes of the data, by which a saved place is compared with it.
@@ -65,7 +65,7 @@ class EpochPosition:
     """
 
     def __init__(self, spec: DataSpec, order: DataOrder, subset_num_batches: int) -> None:
-        self._spec, self._order, self.step = spec, order, order.step
+        self._spec, self._order, self.place_distance = spec, order, order.place_distance
         self._limit = math.inf if subset_num_batches == -1 else subset_num_batches
         self._is_shared = order.global_batch_size is not None
         self._rank = get_data_rank() if self._is_shared else 0
@@ -73,7 +73,7 @@ class EpochPosition:
         self.place, self._has_warned = 0, False
         end = order.end(0)
         # Rounded up, because the last batch may have fewer samples.
-        length = spec.length if end is None else -(-end // self.step)
+        length = spec.length if end is None else -(-end // self.place_distance)
         if subset_num_batches != -1:
             length = subset_num_batches if length is None else min(length, subset_num_batches)
         self.announce(length)
@@ -101,14 +101,14 @@ class EpochPosition:
 
     def advance(self, *, is_own: bool = True) -> None:
         """Move on by a batch; ``is_own`` is False for a copy that only keeps this process in step with others."""
-        self.place += self.step
+        self.place += self.place_distance
         self.own_is_over = not is_own
 
     def set_end(self, end: int | None) -> None:
         """Set the place where the data ends; None if only the loader can show it."""
         self.data_end = end
         # Continued by another number of processes, an epoch may end between the places of two batches.
-        self._epoch_end = min(self._limit * self.step, math.inf if end is None else end)
+        self._epoch_end = min(self._limit * self.place_distance, math.inf if end is None else end)
         self._last_full = end if self._is_shared and end is not None else 0
         self.length = self.announced_length
         if end is not None and not self._is_shared:
@@ -131,12 +131,13 @@ class EpochPosition:
             self._warn_of_length(f"only {self.num_batches}")
 
     @property
-    def counts(self) -> bool:
+    def last_batch_counts(self) -> bool:
         """Whether the last batch has a sample that no other process counts; else its weight is 0."""
-        return not self.own_is_over and (self.data_end is None or self.place - self.step + self._rank < self.data_end)
+        first = self.place - self.place_distance + self._rank  # the first sample of this process in the batch
+        return not self.own_is_over and (self.data_end is None or first < self.data_end)
 
     @property
-    def is_full(self) -> bool:
+    def last_batch_is_full(self) -> bool:
         """Whether it is certain that the last batch has the usual number of samples in each process."""
         return self._has_usual_batches and self.place <= self._last_full
 
@@ -165,7 +166,7 @@ class EpochPosition:
     @property
     def num_batches(self) -> int:
         """The number of batches before the place."""
-        return -(-self.place // self.step)
+        return -(-self.place // self.place_distance)
 
     def _warn_of_length(self, found: str) -> None:
         """Warn, once, that an epoch has another number of batches than the loader's length."""
@@ -191,11 +192,11 @@ class EpochPosition:
         if self.is_of_same_order(state):
             return place
         # The data has another size or another split, and only the number of batches is comparable.
-        return -(-place // (state["global_batch_size"] or 1)) * self.step
+        return -(-place // (state["global_batch_size"] or 1)) * self.place_distance
 
     def check_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Return the problems of a saved place, a valid :class:`SavedPlace`, that does not fit this data."""
-        given = self.place_of(state) // self.step
+        given = self.place_of(state) // self.place_distance
         # The same data may have had more batches than its length.
         most = self._limit if state["sizes"].get("batches") == self.sizes.get("batches") else self.length
         if most is None or given <= most or self.is_of_same_order(state):

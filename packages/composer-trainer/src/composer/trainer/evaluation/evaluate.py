@@ -46,7 +46,7 @@ from composer.functional.dtensors import is_sharded
 from composer.trainer.data.loaders import batch_is_none, warn_of_repeats
 from composer.trainer.data.order import make_order
 from composer.trainer.evaluation.metrics import SupportsMetrics, compute_metrics, metrics_of, reduce_over_data
-from composer.trainer.resume.contract import load_objects, parts_to_evaluate, save_objects
+from composer.trainer.resume.contract import load_objects, objects_to_evaluate, save_objects
 from composer.trainer.stopping import Stopped
 
 if TYPE_CHECKING:
@@ -329,13 +329,13 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int, signals: St
 
 @contextlib.contextmanager
 def _restoring_parts(loader: Iterable[Any]) -> Iterator[None]:
-    """Restore a loader's parts if a signal stops the evaluation, which is repeated from its start after a resume."""
-    parts, streams = parts_to_evaluate(loader)
-    before = save_objects(parts, streams)
+    """Restore a loader's objects if a signal stops the evaluation, which is repeated from its start after a resume."""
+    objects, streams = objects_to_evaluate(loader)
+    before = save_objects(objects, streams)
     try:
         yield
     except Stopped:
-        load_objects(before, parts, streams)
+        load_objects(before, objects, streams)
         raise
 
 
@@ -348,7 +348,7 @@ def _first_batches(state: State, loader: Iterable[Any], subset: int) -> Iterator
     order = make_order(loader, state.rank_zero_seed)
     batches = itertools.islice(order.begin(0), None if subset == -1 else subset)
     if order.global_batch_size is not None:
-        end, places = order.end(0) or 0, itertools.count(get_data_rank(), order.step)
+        end, places = order.end(0) or 0, itertools.count(get_data_rank(), order.place_distance)
         return zip(batches, (place < end for place in places), strict=False)
     if get_world_size() > 1:
         warn_of_repeats(loader, "evaluated")

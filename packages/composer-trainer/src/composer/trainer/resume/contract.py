@@ -17,7 +17,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 import torch
@@ -30,14 +30,18 @@ from composer.core.randomness import generator_state, is_generator, set_generato
 from composer.core.serializable import saved_fields
 from composer.core.serialization import at, is_number, plain
 
+if TYPE_CHECKING:
+    from composer.core import DataSpec
+
 __all__ = [
     "Changes",
+    "LoaderObjects",
     "SavedObjects",
     "generators_of",
     "has_state",
     "load_objects",
-    "parts_of",
-    "parts_to_evaluate",
+    "objects_of",
+    "objects_to_evaluate",
     "save_objects",
     "warn_of_changes",
 ]
@@ -73,11 +77,11 @@ def has_state(one: Any) -> bool:
     return all(one.default is not one.empty or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters)
 
 
-def parts_of(loader: Any) -> dict[str, Any]:
+def objects_of(loader: Any) -> dict[str, Any]:
     """Return the objects that a loader consists of, by name; none if it is a list, or saves itself.
 
     Example:
-        >>> list(parts_of(DataLoader([1, 2, 3])))
+        >>> list(objects_of(DataLoader([1, 2, 3])))
         ['dataset', 'collate_fn', 'batch_sampler', 'sampler']
     """
     if has_state(loader) or isinstance(loader, (list, tuple, torch.Tensor)):
@@ -90,20 +94,48 @@ def parts_of(loader: Any) -> dict[str, Any]:
     return {name: getattr(loader, name) for name in names if getattr(loader, name) is not None}
 
 
-def parts_to_evaluate(loader: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the parts of a loader to evaluate on, by name, and apart from them a stream.
+def objects_to_evaluate(loader: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the objects of a loader to evaluate on, by name, and separately those that are streams.
 
     The state of a stream, its position, is not saved, because each evaluation begins with the first sample. After an
     evaluation it is the end: Hugging Face's IterableDataset yields nothing once that is loaded.
 
     Example:
-        >>> parts, streams = parts_to_evaluate(DataLoader([1, 2, 3]))
-        >>> list(parts), list(streams)
+        >>> objects, streams = objects_to_evaluate(DataLoader([1, 2, 3]))
+        >>> list(objects), list(streams)
         (['dataset', 'collate_fn', 'batch_sampler', 'sampler'], [])
     """
-    parts = parts_of(loader)
-    streams = {name: parts.pop(name) for name, one in list(parts.items()) if isinstance(one, IterableDataset)}
-    return parts, streams
+    objects = objects_of(loader)
+    streams = {name: objects.pop(name) for name, one in list(objects.items()) if isinstance(one, IterableDataset)}
+    return objects, streams
+
+
+class LoaderObjects(NamedTuple):
+    """The objects that a loader consists of, by when a resumed run needs their states.
+
+    Attributes:
+        replayed: Those that it needs as they were at the start of the epoch.
+        others: Those that it needs as they are at the resume point, with the transforms.
+        copied: Those of which worker processes have copies that may differ from these.
+    """
+
+    replayed: dict[str, Any]
+    others: dict[str, Any]
+    copied: dict[str, Any]
+
+    @classmethod
+    def of(cls, spec: DataSpec, *, skips: bool) -> LoaderObjects:
+        """Return the objects of a loader; ``skips`` is whether an epoch can start in its middle without loading."""
+        objects = objects_of(spec.dataloader)
+        loading = {name: one for name, one in objects.items() if not name.endswith("sampler")}
+        samplers = {name: one for name, one in objects.items() if name not in loading}
+        transforms = {"batch_transforms": spec.batch_transforms, "microbatch_transforms": spec.microbatch_transforms}
+        used = {name: one for name, one in transforms.items() if one is not None}
+        # A sampler draws its order when an epoch begins, and what loads samples again draws for them again.
+        replayed, others = (samplers, loading | used) if skips else (objects, used)
+        workers, persist = (getattr(spec.dataloader, name, 0) for name in ("num_workers", "persistent_workers"))
+        # Streams with non-persistent workers are excluded: they reload from the epoch's start.
+        return cls(replayed, others, loading if workers and (skips or persist) else {})
 
 
 def save_objects(objects: Mapping[str, Any], components: Mapping[str, Any] | None = None) -> dict[str, Any]:

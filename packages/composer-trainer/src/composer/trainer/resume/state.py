@@ -36,7 +36,7 @@ from composer.trainer.resume.contract import (
     SavedObjects,
     generators_of,
     load_objects,
-    parts_to_evaluate,
+    objects_to_evaluate,
     save_objects,
     warn_of_changes,
 )
@@ -233,7 +233,7 @@ class ResumeState:
         place: dict[str, Any] | None = processes[get_global_rank() if is_as_before else 0]["data"]
         if place is None or is_as_before:
             return place
-        return {**place, "parts": save_objects({}), "has_ended": False}
+        return {**place, "objects": save_objects({}), "has_ended": False}
 
     def load(self, saved: Mapping[str, Any], *, ignored: Sequence[str] = ()) -> None:
         """Store saved data until training starts.
@@ -318,7 +318,7 @@ class ResumeState:
             load_objects(own["objects"], self._objects(), self._components())
         if not self._has_reported:
             batches = self._data.batches
-            replayed = {} if batches is None else _named("train_dataloader", batches.replayed)
+            replayed = {} if batches is None else _named("train_dataloader", batches.objects.replayed)
             self._changes = Changes({**self._components(), **self._objects(), **replayed})
         # The generators come last, because loading an object may draw from them.
         if seed is not None:
@@ -332,7 +332,7 @@ class ResumeState:
 
     def _report(self, changes: Changes) -> None:
         self._changes, self._has_reported, batches = None, True, self._data.batches
-        copied = {} if batches is None else _named("train_dataloader", batches.copied)
+        copied = {} if batches is None else _named("train_dataloader", batches.objects.copied)
         if get_global_rank() == 0:
             warn_of_changes(changes.names(), list(generators_of(copied)))
 
@@ -343,7 +343,7 @@ class ResumeState:
         for kind, held in (("algorithms", state.algorithms), ("callbacks", state.callbacks)):
             found |= {f"{kind}.{state.component_key(one)}": one for one in held}
         for evaluator in state.evaluators:
-            found |= _named(f"evaluators.{evaluator.label}", parts_to_evaluate(evaluator.dataloader.dataloader)[1])
+            found |= _named(f"evaluators.{evaluator.label}", objects_to_evaluate(evaluator.dataloader.dataloader)[1])
         return found | _named("loggers", by_key(self._logger.destinations))
 
     def _objects(self) -> dict[str, Any]:
@@ -352,9 +352,9 @@ class ResumeState:
         loss = getattr(state.model, "loss_fn", None)
         found: dict[str, Any] = {} if loss is None or isinstance(loss, nn.Module) else {"loss_fn": loss}
         if batches is not None:
-            found |= _named("train_dataloader", batches.parts)
+            found |= _named("train_dataloader", batches.objects.others)
         for evaluator in state.evaluators:
-            found |= _named(f"evaluators.{evaluator.label}", parts_to_evaluate(evaluator.dataloader.dataloader)[0])
+            found |= _named(f"evaluators.{evaluator.label}", objects_to_evaluate(evaluator.dataloader.dataloader)[0])
         return found
 
 

@@ -13,7 +13,7 @@ from composer.core.optimizers import unwrapped
 from composer.core.randomness import generator_state, preserve_rng_state, set_generator_state
 from composer.functional.modes import kept_modes
 from composer.trainer.optimization import make_scaler
-from composer.trainer.resume.contract import generators_of, has_state, parts_of
+from composer.trainer.resume.contract import generators_of, has_state, objects_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,7 @@ def trial(state: State, loader: Any = None, *, steps: bool) -> Iterator[None]:
         steps: Whether the block calls optimizers.
     """
     model = state.model
-    found = generators_of({"model": model, **parts_of(loader)}).values()
+    found = generators_of({"model": model, **objects_of(loader)}).values()
     generators = [(generator, generator_state(generator)) for generator in found]
     tensors = [*(model.parameters() if steps else ()), *model.buffers()]
     copies = [tensor.detach().clone() for tensor in tensors]
