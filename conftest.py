@@ -56,3 +56,28 @@ def clock(monkeypatch):
 def set_command(monkeypatch):
     """Return a function that sets the command line of this process: a program and its arguments."""
     return lambda *command: monkeypatch.setattr(sys, "argv", [*map(str, command)])
+
+
+@pytest.fixture(scope="session")
+def s3():
+    """Return the URL of a bucket on a local S3 server."""
+    server = pytest.importorskip("moto.server", reason="moto is in the test group; without it there is no S3 server")
+    pytest.importorskip("s3fs", reason="s3fs is in the test group")
+    import fsspec  # noqa: PLC0415  (comes with s3fs)
+
+    running = server.ThreadedMotoServer(port=0)
+    running.start()
+    host, port = running.get_host_and_port()
+    settings = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ |= settings
+    fsspec.filesystem("s3").mkdir("bucket")
+    yield "s3://bucket"
+    for name, value in before.items():
+        os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+    running.stop()

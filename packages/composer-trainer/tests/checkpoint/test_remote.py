@@ -2,7 +2,6 @@
 
 import _thread
 import contextlib
-import os
 
 import fsspec
 import pytest
@@ -25,29 +24,6 @@ from composer.checkpoint.retention import delete_old
 from composer.checkpoint.saving import take_snapshot
 
 pytestmark = pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
-
-
-@pytest.fixture(scope="module")
-def s3():
-    """Return the URL of a bucket on a local S3 server."""
-    server = pytest.importorskip("moto.server", reason="moto is in the test group; without it there is no S3 server")
-    pytest.importorskip("s3fs", reason="s3fs is in the test group")
-    running = server.ThreadedMotoServer(port=0)
-    running.start()
-    host, port = running.get_host_and_port()
-    settings = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ |= settings
-    fsspec.filesystem("s3").mkdir("bucket")
-    yield "s3://bucket"
-    for name, value in before.items():
-        os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
-    running.stop()
 
 
 @pytest.fixture(params=["memory", "s3"])

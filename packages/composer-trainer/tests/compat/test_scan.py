@@ -223,12 +223,12 @@ def test_pipes_and_devices_are_not_opened(tmp_path):
 def test_the_command_line(tmp_path):
     """``python -m composer.compat scan`` runs; it starts a process that imports torch."""
     program = tmp_path / "train.py"
-    program.write_text("from composer.utils import S3ObjectStore\n")
+    program.write_text("from composer.utils import OCIObjectStore\n")
 
     done = subprocess.run(
         [sys.executable, "-m", "composer.compat", "scan", program], capture_output=True, text=True, check=False
     )
 
     assert done.returncode == 1
-    assert "composer.utils.S3ObjectStore -> Remote files are URLs" in done.stdout
+    assert "composer.utils.OCIObjectStore -> Remote files are URLs" in done.stdout
     assert done.stderr == ""

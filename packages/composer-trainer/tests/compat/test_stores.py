@@ -1,0 +1,160 @@
+"""Composer's object stores, above fsspec."""
+
+import fsspec
+import pytest
+
+from composer import Callback
+from composer.compat.stores import (
+    ObjectStore,
+    RemoteUploaderDownloader,
+    S3ObjectStore,
+    get_file,
+    maybe_create_object_store_from_uri,
+    maybe_create_remote_uploader_downloader_from_uri,
+    parse_uri,
+)
+from composer.core import State
+from fixtures import small_run
+
+pytestmark = pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
+
+
+@pytest.fixture(params=["memory", "s3"])
+def store(request):
+    """Return an empty store in memory, or in a bucket of a local S3 server."""
+    if request.param == "s3":
+        request.getfixturevalue("s3")
+        return S3ObjectStore("bucket", prefix=request.node.name.replace("[", "-").rstrip("]"))
+    fsspec.filesystem("memory").store.clear()
+    return ObjectStore("memory://bucket")
+
+
+@pytest.fixture
+def text(tmp_path):
+    """Return a file with five bytes."""
+    (tmp_path / "a.txt").write_text("hello")
+    return tmp_path / "a.txt"
+
+
+def test_objects(store, text, tmp_path):
+    """An object is uploaded, listed by its prefix, measured, and downloaded."""
+    sizes = []
+    store.upload_object("runs/a.txt", text, callback=lambda *done: sizes.append(done))
+    store.upload_object("runs/b/c.txt", str(text))
+    store.upload_object("other.txt", text)
+
+    store.download_object("runs/a.txt", tmp_path / "new" / "a.txt")
+    store.close()
+
+    assert sizes == [(5, 5)]
+    assert store.list_objects("runs/") == ["runs/a.txt", "runs/b/c.txt"]
+    assert store.list_objects("o") == ["other.txt"]
+    assert store.list_objects() == ["other.txt", "runs/a.txt", "runs/b/c.txt"]
+    assert store.list_objects("none/") == []
+    assert store.get_object_size("runs/a.txt") == 5
+    assert store.get_uri("runs/a.txt") == f"{store.url}/runs/a.txt"
+    assert (tmp_path / "new" / "a.txt").read_text() == "hello"
+
+
+def test_missing_and_existing_files(store, text):
+    """A missing object, and a local file that exists, raise an error and change nothing."""
+    store.upload_object("a.txt", text)
+    text.write_text("own")
+
+    with pytest.raises(FileNotFoundError):
+        store.get_object_size("none.txt")
+    with pytest.raises(FileNotFoundError):
+        store.download_object("none.txt", text, overwrite=True)
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        store.download_object("a.txt", text)
+    assert text.read_text() == "own"
+    assert [path.name for path in text.parent.iterdir()] == ["a.txt"]
+    store.download_object("a.txt", text, overwrite=True)
+    assert text.read_text() == "hello"
+
+
+def test_credentials_of_s3(s3, text):
+    """Key, secret, region and the settings of the client are passed on."""
+    settings = {"region_name": "eu-west-1", "aws_access_key_id": "k", "aws_secret_access_key": "s"}
+
+    store = S3ObjectStore("bucket", **settings, client_config={"read_timeout": 5})
+
+    files = store._files
+    assert (files.key, files.secret, files.client_kwargs) == ("k", "s", {"region_name": "eu-west-1"})
+    assert files.config_kwargs["read_timeout"] == 5
+    store.upload_object("credentials/a.txt", text)
+    assert store.list_objects("credentials/") == ["credentials/a.txt"]
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        ("s3://bucket/a/b.pt", ("s3", "bucket", "a/b.pt")),
+        ("gs://bucket", ("gs", "bucket", "")),
+        ("oci://bucket@namespace/a?b#c", ("oci", "bucket", "a?b#c")),
+        ("/a/b.pt", ("", "", "/a/b.pt")),
+        ("a/b.pt", ("", "", "a/b.pt")),
+    ],
+)
+def test_parts_of_urls(uri, expected):
+    """A URL has a protocol, a bucket and a path; a local path is the path alone."""
+    assert parse_uri(uri) == expected
+
+
+def test_stores_of_urls(s3):
+    """The class follows from the protocol; a local path has none."""
+    assert isinstance(maybe_create_object_store_from_uri(f"{s3}/a"), S3ObjectStore)
+    assert type(maybe_create_object_store_from_uri("memory://bucket/a")) is ObjectStore
+    assert maybe_create_object_store_from_uri("runs/a") is None
+    assert maybe_create_object_store_from_uri("file:///runs/a") is None
+    assert maybe_create_remote_uploader_downloader_from_uri("runs/a") is None
+
+
+def test_get_file(store, text, tmp_path):
+    """A file comes from a URL, a store, a destination of loggers or the disk, where it is linked."""
+    store.upload_object("a.txt", text)
+    uploader = RemoteUploaderDownloader(store.url)
+
+    get_file(store.get_uri("a.txt"), tmp_path / "url.txt")
+    get_file("a.txt", str(tmp_path / "store.txt"), object_store=store)
+    get_file("a.txt", tmp_path / "logger.txt", object_store=uploader, progress_bar=False)
+    get_file(text, tmp_path / "link.txt")
+    get_file(text, tmp_path / "link.txt", overwrite=True)
+
+    assert {path.read_text() for path in tmp_path.glob("*.txt")} == {"hello"}
+    assert (tmp_path / "link.txt").is_symlink()
+    assert not (tmp_path / "url.txt").is_symlink()
+    with pytest.raises(FileExistsError):
+        get_file(store.get_uri("a.txt"), tmp_path / "url.txt")
+    with pytest.raises(FileNotFoundError):
+        get_file(tmp_path / "none", tmp_path / "none.txt")
+
+
+def test_files_of_a_run_are_uploaded(store, text):
+    """A callback's files are uploaded with the name of the run, and downloaded."""
+
+    class Upload(Callback):
+        def fit_end(self, state, logger):
+            assert logger.has_file_upload_destination()
+            logger.upload_file("a.txt", text)
+
+    uploader = RemoteUploaderDownloader(store.url, file_path_format_string="{run_name}/{remote_file_name}")
+    with small_run(max_duration="1ba", run_name="mine", callbacks=Upload(), loggers=uploader) as trainer:
+        trainer.fit()
+    uploader.download_file("a.txt", str(text), overwrite=True)
+
+    assert store.list_objects() == ["mine/a.txt"]
+    assert uploader.get_uri_for_file("a.txt") == f"{store.url}/mine/a.txt"
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        uploader.upload_file(trainer.state, "a.txt", text)
+    uploader.upload_file(trainer.state, "a.txt", text, overwrite=True)
+
+
+def test_arguments_of_the_backend(s3, text):
+    """Arguments of the backend reach the store of the bucket."""
+    uploader = RemoteUploaderDownloader(s3, backend_kwargs={"prefix": "uploads", "region_name": "us-east-1"})
+
+    uploader.upload_file(State(model=None), "a.txt", text)
+
+    assert uploader.get_uri_for_file("a.txt") == f"{s3}/uploads/a.txt"
+    assert maybe_create_remote_uploader_downloader_from_uri(f"{s3}/x").get_uri_for_file("a") == f"{s3}/a"
