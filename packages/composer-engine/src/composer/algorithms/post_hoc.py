@@ -111,14 +111,15 @@ class PostHocEMA(Algorithm):
             self._save(state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of updates and the averages."""
-        return {**super().state_dict(), "averages": [average.state_dict() for average in self._averages]}
+        """Return the number of updates, and the averages with their widths."""
+        averages = [average.state_dict() for average in self._averages]
+        return {**super().state_dict(), "averages": averages, "sigma_rels": list(self.sigma_rels)}
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Check that ``state`` is a result of :meth:`state_dict`.
 
         Raises:
-            ValueError: A key is missing or unknown, or a value is of another type.
+            ValueError: A key is missing or unknown, a value is of another type, or the averages have other widths.
         """
         self._read(state)
 
@@ -130,10 +131,11 @@ class PostHocEMA(Algorithm):
 
     def _read(self, state: dict[str, Any]) -> tuple[int, list[dict[str, dict[str, Tensor]]]]:
         """Return the number of updates, and the states of the averages."""
-        rest = {name: value for name, value in state.items() if name != "averages"}
+        rest = {name: value for name, value in state.items() if name not in {"averages", "sigma_rels"}}
         averages = from_data(state.get("averages"), list[dict[str, dict[str, Tensor]]], "PostHocEMA.averages")
-        if len(averages) != len(self.sigma_rels):
-            raise ValueError(f"PostHocEMA has {len(self.sigma_rels)} averages, and {len(averages)} were saved.")
+        widths = tuple(from_data(state.get("sigma_rels"), list[float], "PostHocEMA.sigma_rels"))
+        if widths != self.sigma_rels:
+            raise ValueError(f"PostHocEMA must have sigma_rels={widths}, as it was saved with, got {self.sigma_rels}.")
         return read_state(self, rest)["_num_updates"], averages
 
     def _begin(self, state: State) -> None:
