@@ -124,20 +124,20 @@ def available() -> float:
 def measure_layout(tensors: int = 10_000, processes: int = 64) -> dict[str, float]:
     """Return the size of a synthetic layout, and the processor time of the plan of a save, and of that of a load."""
     from composer.checkpoint.base import BLOCK_BYTES
-    from composer.checkpoint.layout import Layout, PartFile, plan_parts
+    from composer.checkpoint.layout import Layout, Region, TensorFile, TensorInfo, plan_files
 
     rows, columns = 64, 4096
-    info = ("float32", (rows * processes, columns), None, (0,))
+    info = TensorInfo("float32", (rows * processes, columns), placements=(0,))
     names = [f"model.layers.{place // 10}.block.linear{place % 10}.weight" for place in range(tensors)]
     described = [
-        {"model.safetensors": dict.fromkeys(names, (info, ((rows * rank, 0), (rows, columns))))}
+        {"model.safetensors": dict.fromkeys(names, (info, Region((rows * rank, 0), (rows, columns))))}
         for rank in range(processes)
     ]
     began = time.process_time()
-    layout, _ = plan_parts(described)
+    layout, _ = plan_files(described)
     saved = time.process_time() - began
     blocks = "0123456789abcdef" * 2 * (tensors * rows * columns * 4 // BLOCK_BYTES)
-    content = Layout(dict.fromkeys(layout.files, PartFile(1000, blocks)), layout.tensors).to_bytes()
+    content = Layout(dict.fromkeys(layout.files, TensorFile(1000, blocks)), layout.tensors).to_bytes()
     began = time.process_time()
     read = Layout.from_bytes(content, "layout.json")
     for one in read.tensors["model.safetensors"].values():

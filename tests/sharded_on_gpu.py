@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from composer import Callback, Trainer
 from composer.callbacks import CheckpointSaver
 from composer.checkpoint import load_checkpoint, save_checkpoint
-from composer.core.evaluator import reshard
+from composer.functional.dtensors import reshard
 from composer.models import ComposerClassifier
 
 WIDTH, BATCHES, OVERFLOWS_AT = 4096, 12, 5

@@ -10,10 +10,10 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 
 from composer.functional.dtensors import (
     are_plain,
-    block_of,
     is_dtensor,
     local_parts,
-    own_part,
+    own_region,
+    region_of,
     shard_like,
     without_repeats,
 )
@@ -60,7 +60,7 @@ def test_parts_of_a_dtensor(mesh):
     assert is_dtensor(split)
     assert is_dtensor(again)
     assert local_parts([split])[0].data_ptr() == split.to_local().data_ptr()
-    assert own_part(split) == ((0,), (6,))
+    assert own_region(split) == ((0,), (6,))
     assert torch.equal(again.full_tensor(), whole + 1)
 
 
@@ -76,14 +76,14 @@ class TestBlocks:
     )
     def test_offset_and_shape(self, placements, place, expected):
         """Each dimension of the mesh splits what is left."""
-        assert block_of((7, 5), Mesh((2, 3), place), placements) == expected
+        assert region_of((7, 5), Mesh((2, 3), place), placements) == expected
 
     def test_blocks_cover_the_tensor_once(self):
         """The blocks of all processes are disjoint, and together they are the tensor."""
         covered = torch.zeros(7, 5)
         for first in range(2):
             for second in range(3):
-                (row, column), (rows, columns) = block_of((7, 5), Mesh((2, 3), (first, second)), [Shard(1), Shard(0)])
+                (row, column), (rows, columns) = region_of((7, 5), Mesh((2, 3), (first, second)), [Shard(1), Shard(0)])
                 covered[row : row + rows, column : column + columns] += 1
 
         assert torch.equal(covered, torch.ones(7, 5))
@@ -91,7 +91,7 @@ class TestBlocks:
     def test_partial_sums_raise(self):
         """Partial sums are not a block; the error has the remedy."""
         with pytest.raises(RuntimeError, match=r"Redistribute it to placements of a weight"):
-            block_of((7, 5), Mesh((2,), (0,)), [Partial()])
+            region_of((7, 5), Mesh((2,), (0,)), [Partial()])
 
 
 def test_without_repeats():

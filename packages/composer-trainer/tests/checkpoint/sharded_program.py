@@ -408,23 +408,23 @@ def background(world_size, folder):
     LocalFolder.put = put
     saver.save(state)
     saver._wait()
-    write = saver._write
+    write = saving.Snapshot.write
 
     def fail_after_writing(*arguments, **options):
-        saver._write = write
+        saving.Snapshot.write = write
         write(*arguments, **options)
         raise MemoryError("too little")
 
     if rank == 1:
-        saver._write = fail_after_writing
+        saving.Snapshot.write = fail_after_writing
     state.timestamp = Timestamp(batch=4)
     saver.save(state)
     try:
         saver._wait()
     except Exception as error:  # noqa: BLE001  (compared by the test)
         found["error after writing"] = f"{type(error).__name__}: {error}"
-    found["can be repeated"] = saver._last is None
-    saver._last = None  # if it is set in one process, that one would leave the others waiting
+    found["can be repeated"] = saver._batches.last is None
+    saver._batches.last = None  # if it is set in one process, that one would leave the others waiting
     saver.fit_end(state, logger)
     saver.close(state, logger)
     found["left"] = sorted(entry.name for entry in Path(folder, "background").iterdir())
@@ -461,7 +461,7 @@ def late(world_size, folder):
     """Save, and let the second process write its part only after the first has given up; return what happened."""
     state, _ = make_state("2", factor=3)
     given_up, found = Path(folder, "given up"), {}
-    saving.PARTS_TIMEOUT, put, abandon = 0.5, LocalFolder.put, LocalFolder.abandon
+    saving.ANSWER_TIMEOUT, put, abandon = 0.5, LocalFolder.put, LocalFolder.abandon
 
     def put_late(*arguments):
         until = time.monotonic() + 60
@@ -482,7 +482,7 @@ def late(world_size, folder):
     except CheckpointSaveError as error:
         found["error"] = str(error)
     found["left"] = [entry.name for entry in Path(folder, "late").iterdir() if entry.name != ".lock"]
-    saving.PARTS_TIMEOUT, LocalFolder.put, LocalFolder.abandon = 60.0, put, abandon
+    saving.ANSWER_TIMEOUT, LocalFolder.put, LocalFolder.abandon = 60.0, put, abandon
     distributed.barrier()
     verify_checkpoint(save_checkpoint(state, f"{folder}/late/two"))
     return found
@@ -749,7 +749,7 @@ def errors_of_other_shapes(path):
     placements = (weight.placements[0], Replicate())
     rows = DTensor.from_local(torch.zeros(6, 8), weight.device_mesh, placements, run_check=False)
     try:
-        layout.describe_parts({"model.safetensors": {"rows": rows}}, is_first=True)
+        layout.describe_tensors({"model.safetensors": {"rows": rows}}, is_first=True)
     except RuntimeError as error:
         found.append(str(error))
     return found

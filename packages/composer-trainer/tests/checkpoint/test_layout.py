@@ -5,27 +5,27 @@ import json
 import pytest
 
 from composer.checkpoint import CheckpointError
-from composer.checkpoint.layout import Layout, PartFile, TensorLayout, plan_parts
+from composer.checkpoint.layout import Layout, Region, TensorFile, TensorInfo, TensorLayout, plan_files
 
 
 def described_as(parts, shape, dtype="int64"):
     """Return what each process with one of these parts describes."""
-    return [{"model.safetensors": {"weight": ((dtype, shape, None, (0,)), part)}} for part in parts]
+    return [{"model.safetensors": {"weight": (TensorInfo(dtype, shape, None, (0,)), Region(*part))}} for part in parts]
 
 
 class TestPlans:
     def test_replicas_are_balanced(self):
         """Of eight equal tensors in four replicas, each process writes two."""
-        info = ("float32", (4,), None, None)
-        one = {"model.safetensors": {f"w{place}": (info, ((0,), (4,))) for place in range(8)}}
-        _, writes = plan_parts([one] * 4)
+        info = TensorInfo("float32", (4,))
+        one = {"model.safetensors": {f"w{place}": (info, Region((0,), (4,))) for place in range(8)}}
+        _, writes = plan_files([one] * 4)
         assert [len(names) for files in writes for names in files.values()] == [2, 2, 2, 2]
 
     def test_other_models(self):
         """A tensor of another shape in one process raises an error with its name."""
         described = [described_as([((0,), (size,))], (size,), "float32")[0] for size in (4, 5)]
         with pytest.raises(ValueError, match=r"'weight' is float32\[5\] in process 1"):
-            plan_parts(described)
+            plan_files(described)
 
     @pytest.mark.parametrize(
         "parts",
@@ -34,7 +34,7 @@ class TestPlans:
     def test_parts_that_do_not_fill_a_tensor(self, parts):
         """Gaps and overlaps raise an error with the name of the tensor."""
         with pytest.raises(ValueError, match="'weight' in the processes do not fill its shape"):
-            plan_parts(described_as(parts, (4,)))
+            plan_files(described_as(parts, (4,)))
 
     def test_large_models(self):
         """The layout of 10,000 tensors in 64 processes has less than 20 MB, and each process finds its parts."""
@@ -42,7 +42,7 @@ class TestPlans:
 
         content = layout.to_bytes()
         read = Layout.from_bytes(content, "layout.json")
-        own = [[*one.cells(((64, 0), (64, 4096)))] for one in read.tensors["model.safetensors"].values()]
+        own = [[*one.cells(Region((64, 0), (64, 4096)))] for one in read.tensors["model.safetensors"].values()]
 
         assert len(content) < 20_000_000
         assert all(len(cells) == 1 and cells[0][0] == 1 for cells in own)
@@ -60,7 +60,7 @@ def large_layout(tensors, processes):
     }
     blocks = "0123456789abcdef" * 2 * (tensors * size // (4 << 20))
     files = {
-        f"model-{place:05}-of-{processes:05}.safetensors": PartFile(1000, blocks) for place in range(1, processes + 1)
+        f"model-{place:05}-of-{processes:05}.safetensors": TensorFile(1000, blocks) for place in range(1, processes + 1)
     }
     return Layout(files, {"model.safetensors": of_kind})
 

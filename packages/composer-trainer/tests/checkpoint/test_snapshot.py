@@ -7,7 +7,7 @@ import torch
 
 from composer.checkpoint import CheckpointSaveError, verify_checkpoint, writers
 from composer.checkpoint.base import Manifest
-from composer.checkpoint.layout import describe_parts, plan_parts
+from composer.checkpoint.layout import Region, TensorInfo, describe_tensors, plan_files
 from composer.checkpoint.local import LocalFolder
 from composer.checkpoint.saving import Snapshot
 from composer.checkpoint.writers import Writers
@@ -27,9 +27,9 @@ class Group:
     def snapshots(self, batch=1):
         """Return what the processes write."""
         self.saves += 1
-        halves = [((4 * rank,), (4,)) for rank in range(2)]
-        described = [{"model.safetensors": {"w": (("float32", (8,), None, (0,)), half)}} for half in halves]
-        layout, writes = plan_parts(described)
+        halves = [Region((4 * rank,), (4,)) for rank in range(2)]
+        described = [{"model.safetensors": {"w": (TensorInfo("float32", (8,), None, (0,)), half)}} for half in halves]
+        layout, writes = plan_files(described)
         manifest = Manifest(files={}, timestamp=Timestamp(batch=batch))
         snapshots = []
         for rank, files in enumerate(writes):
@@ -105,7 +105,7 @@ class TestWrite:
     def test_the_first_process_ends(self, group, error):
         """Without the exchange's store, a process raises its own error, or that the first one cannot be reached."""
         _, second = group.snapshots()
-        second.writers._exchange.put("1: place for 1", '{"place": ".one"}')
+        second.writers._exchange.put("1: draft for 1", '{"draft": ".one"}')
         second.contents = error or second.contents
 
         class Ending:
@@ -204,4 +204,4 @@ class TestWrite:
 def test_tensors_of_one_process():
     """A tensor that is not sharded belongs to the first process."""
     tensors = {"model.safetensors": {"w": WEIGHT}}
-    assert describe_parts(tensors, is_first=False) == {"model.safetensors": {}}
+    assert describe_tensors(tensors, is_first=False) == {"model.safetensors": {}}

@@ -16,8 +16,17 @@ from torch import nn
 import composer.checkpoint.tensors as tensors_module
 from composer.checkpoint import CheckpointError, FileRecord, Manifest, base
 from composer.checkpoint.base import MODEL, Content
-from composer.checkpoint.layout import Layout, PartFile, TensorLayout, describe_parts, pack_parts, plan_parts
-from composer.checkpoint.tensors import read_parts
+from composer.checkpoint.layout import (
+    Layout,
+    Region,
+    TensorFile,
+    TensorInfo,
+    TensorLayout,
+    describe_tensors,
+    pack_files,
+    plan_files,
+)
+from composer.checkpoint.tensors import read_tensors
 from composer.core import NotSerializableError, Timestamp
 
 NAMES = [
@@ -46,9 +55,9 @@ NAMES = [
 
 def pack(tensors, *, copy=True, memory=None):
     """Return the layout, and the pieces of the file of a process that writes alone."""
-    described = describe_parts({MODEL: tensors}, is_first=True)
-    layout, [writes] = plan_parts([described])
-    [pieces] = pack_parts({MODEL: tensors}, described, writes, copy=copy, memory=memory).values()
+    described = describe_tensors({MODEL: tensors}, is_first=True)
+    layout, [writes] = plan_files([described])
+    [pieces] = pack_files({MODEL: tensors}, described, writes, copy=copy, memory=memory).values()
     return layout, pieces
 
 
@@ -62,9 +71,9 @@ def round_trip(tensors, **options):
     layout, pieces = pack(tensors, **options)
     content = Content(pieces)
     contents = {MODEL: b"".join(content)}
-    layout = attrs.evolve(layout, files={MODEL: PartFile(len(pieces[0]), content.blocks)})
+    layout = attrs.evolve(layout, files={MODEL: TensorFile(len(pieces[0]), content.blocks)})
     manifest = Manifest(files={MODEL: content.record}, timestamp=Timestamp())
-    return read_parts(Layout.from_bytes(layout.to_bytes(), "layout.json"), MODEL, manifest, opener(contents), "path")
+    return read_tensors(Layout.from_bytes(layout.to_bytes(), "layout.json"), MODEL, manifest, opener(contents), "path")
 
 
 def as_bytes(tensor):
@@ -85,7 +94,7 @@ def test_tensor_that_no_memory_can_hold():
     manifest = Manifest(files={MODEL: FileRecord(1 << 61, "0" * 32)}, timestamp=Timestamp())
 
     with pytest.raises(CheckpointError, match=r"path needs more memory than there is: .*1152921504606846976"):
-        read_parts(Layout({MODEL: PartFile()}, {MODEL: {"one": one}}), MODEL, manifest, opener({}), "path")
+        read_tensors(Layout({MODEL: TensorFile()}, {MODEL: {"one": one}}), MODEL, manifest, opener({}), "path")
 
 
 class TestPackParts:
@@ -197,11 +206,11 @@ class TestPackParts:
 
 def grid(shape, cuts):
     """Return the parts of a tensor that is cut at places of each dimension."""
-    parts = [((), ())]
+    parts = [Region((), ())]
     for whole, places in zip(shape, cuts, strict=True):
         edges = [0, *sorted({place % whole for place in places} - {0}), whole]
         parts = [
-            ((*offset, start), (*size, end - start))
+            Region((*offset, start), (*size, end - start))
             for offset, size in parts
             for start, end in itertools.pairwise(edges)
         ]
@@ -221,17 +230,13 @@ def written(layout, writes, described, tensors):
     contents = {}
     for parts, files in zip(described, writes, strict=True):
         for file, names in files.items():
-            body = b"".join(tensors[name][place_of(parts[MODEL][name][1])].numpy().tobytes() for name in names)
+            body = b"".join(tensors[name][parts[MODEL][name][1].slices].numpy().tobytes() for name in names)
             contents[file] = b"_header" + body
     parts = {file: Content([memoryview(content)]) for file, content in contents.items()}
     contents = {file: b"".join(part) for file, part in parts.items()}
     records = {file: part.record for file, part in parts.items()}
-    files = {file: PartFile(7, parts[file].blocks) for file in layout.files}
+    files = {file: TensorFile(7, parts[file].blocks) for file in layout.files}
     return attrs.evolve(layout, files=files), Manifest(files=records, timestamp=Timestamp()), contents
-
-
-def place_of(part):
-    return tuple(slice(start, start + length) for start, length in zip(*part, strict=True))
 
 
 def opener(contents):
@@ -257,7 +262,7 @@ def small_blocks(monkeypatch):
 
 def read_part(part, layout, manifest, contents):
     """Return a part of the weight, read from the files that have elements of it."""
-    target = torch.full(part[1], -1)
+    target = torch.full(part.shape, -1)
     for number, position, cell in layout.tensors[MODEL]["weight"].cells(part) if target.numel() else ():
         name = [*layout.files][number]
         with opener(contents)(name) as read:
@@ -269,7 +274,7 @@ def read_part(part, layout, manifest, contents):
 
 def described_as(parts, shape, dtype="int64"):
     """Return what each process with one of these parts describes."""
-    return [{MODEL: {"weight": ((dtype, shape, None, (0,)), part)}} for part in parts]
+    return [{MODEL: {"weight": (TensorInfo(dtype, shape, None, (0,)), part)}} for part in parts]
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -282,10 +287,10 @@ class TestReadParts:
         tensor = torch.arange(math.prod(shape)).view(shape)
         parts = grid(shape, cuts) * replicas
         described = described_as(parts, shape)
-        layout, writes = plan_parts(described)
+        layout, writes = plan_files(described)
         layout, records, contents = written(layout, writes, described, {"weight": tensor})
 
-        found = read_parts(layout, MODEL, records, opener(contents), "path")["weight"]
+        found = read_tensors(layout, MODEL, records, opener(contents), "path")["weight"]
 
         assert len(layout.files) == len(parts) // replicas
         assert layout == Layout.from_bytes(layout.to_bytes(), "layout.json")
@@ -298,32 +303,32 @@ class TestReadParts:
         shape, cuts = case
         tensor = torch.arange(math.prod(shape)).view(shape)
         described = described_as(grid(shape, cuts), shape)
-        layout, records, contents = written(*plan_parts(described), described, {"weight": tensor})
+        layout, records, contents = written(*plan_files(described), described, {"weight": tensor})
         bounds = [sorted(data.draw(st.tuples(*[st.integers(0, length)] * 2))) for length in shape]
-        part = tuple(low for low, _ in bounds), tuple(high - low for low, high in bounds)
+        part = Region(tuple(low for low, _ in bounds), tuple(high - low for low, high in bounds))
 
         target = read_part(part, layout, records, contents)
 
-        assert torch.equal(target, tensor[place_of(part)])
+        assert torch.equal(target, tensor[part.slices])
 
     def test_part_of_the_size_of_a_cell(self):
         """A part that begins within a cell and has its size is read from this cell and the next."""
-        described = described_as([((0,), (4,)), ((4,), (4,))], (8,))
-        layout, records, contents = written(*plan_parts(described), described, {"weight": torch.arange(8)})
+        described = described_as([Region((0,), (4,)), Region((4,), (4,))], (8,))
+        layout, records, contents = written(*plan_files(described), described, {"weight": torch.arange(8)})
 
-        target = read_part(((2,), (4,)), layout, records, contents)
+        target = read_part(Region((2,), (4,)), layout, records, contents)
 
         assert target.tolist() == [2, 3, 4, 5]
 
     def test_only_own_blocks_are_read(self):
         """Damage in a block without an element of this process is not noticed, in one with elements it is named."""
-        described = described_as([((0,), (64,))], (64,))
-        layout, records, contents = written(*plan_parts(described), described, {"weight": torch.arange(64)})
+        described = described_as([Region((0,), (64,))], (64,))
+        layout, records, contents = written(*plan_files(described), described, {"weight": torch.arange(64)})
         [(name, content)] = contents.items()
         damaged = bytearray(content)
         damaged[10 * 32] ^= 1
 
-        for part, is_damaged in (((0,), (30,)), False), (((30,), (20,)), True):
+        for part, is_damaged in (Region((0,), (30,)), False), (Region((30,), (20,)), True):
             expected = pytest.raises(CheckpointError, match="xxh3_128 of its block 10 is not")
             with expected if is_damaged else contextlib.nullcontext():
                 read_part(part, layout, records, {name: damaged})
@@ -332,10 +337,10 @@ class TestReadParts:
         """The planned bytes of each part are those of the file that is written."""
         tensors = {"a": torch.ones(3), "b": torch.ones(2, dtype=torch.float64), "c": torch.ones(5, dtype=torch.int8)}
         of_kind = {MODEL: tensors}
-        described = describe_parts(of_kind, is_first=True)
-        layout, [writes] = plan_parts([described])
+        described = describe_tensors(of_kind, is_first=True)
+        layout, [writes] = plan_files([described])
 
-        [pieces] = pack_parts(of_kind, described, writes, copy=True).values()
+        [pieces] = pack_files(of_kind, described, writes, copy=True).values()
 
         header = json.loads(bytes(pieces[0][8:]))
         places = {name: one.positions[0] for name, one in layout.tensors[MODEL].items()}

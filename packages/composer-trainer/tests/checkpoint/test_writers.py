@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from composer.checkpoint.layout import describe_parts
+from composer.checkpoint.layout import describe_tensors
 from composer.checkpoint.writers import Writers, failing_in_all, writers_of
 
 
 def described(rows):
-    return describe_parts({"model.safetensors": {"weight": torch.ones(rows, 2)}}, is_first=True)
+    return describe_tensors({"model.safetensors": {"weight": torch.ones(rows, 2)}}, is_first=True)
 
 
 def test_model_that_is_not_sharded():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,29 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _PLAIN = {Tensor, nn.Parameter}
+
+
+class Region(NamedTuple):
+    """A block of the elements of a tensor, such as the part of a DTensor that a process has.
+
+    Example:
+        >>> torch.arange(12).view(3, 4)[Region(offset=(1, 2), shape=(2, 2)).slices]
+        tensor([[ 6,  7],
+                [10, 11]])
+    """
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, shape: Sequence[int]) -> Region:
+        """Return all of a tensor with some shape."""
+        return cls((0,) * len(shape), tuple(shape))
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """The index of the elements."""
+        return tuple(slice(start, start + length) for start, length in zip(*self, strict=True))
 
 
 def is_dtensor(tensor: object) -> TypeGuard[DTensor]:
@@ -42,6 +65,24 @@ def is_sharded(model: nn.Module) -> bool:
     from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415  (slow, too)
 
     return any(isinstance(module, FSDPModule) for module in model.modules()) or any(map(is_dtensor, model.parameters()))
+
+
+def reshard(model: object) -> None:
+    """Shard modules again that hold their complete weights after the forward pass of an evaluation.
+
+    Until then, :func:`torch.distributed.fsdp.fully_shard` computes with the complete weights, even if the shards have
+    changed. Other modules are not affected.
+
+    Example:
+        >>> reshard(nn.Linear(1, 1))
+    """
+    if not isinstance(model, nn.Module) or "torch.distributed.tensor" not in sys.modules:
+        return
+    from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415  (see is_sharded)
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def are_plain(tensors: list[Tensor]) -> bool:
@@ -70,30 +111,27 @@ def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
     if not is_dtensor(like) or is_dtensor(tensor):
         return tensor
     sharded: Any = torch.empty_like(like, dtype=tensor.dtype, requires_grad=False)
-    part = tensor[tuple(slice(start, start + size) for start, size in zip(*own_part(sharded), strict=True))]
-    sharded.to_local().copy_(part)
+    sharded.to_local().copy_(tensor[own_region(sharded).slices])
     return sharded  # type: ignore[no-any-return]
 
 
-def own_part(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the offset and shape of this process's part of a DTensor.
+def own_region(tensor: Any) -> Region:
+    """Return the region that this process has of a DTensor.
 
     Raises:
         RuntimeError: The DTensor has partial sums instead of values, or its part is not one block of the tensor.
     """
     if all(getattr(placement, "split_factor", 1) == 1 for placement in tensor.placements):
         [chunk] = tensor.__create_chunk_list__()
-        return tuple(chunk.offsets), tuple(chunk.sizes)
-    offset, shape = block_of(tensor.shape, tensor.device_mesh, tensor.placements)
-    if shape != tuple(tensor.to_local().shape):
-        raise _no_block(tensor.shape, tensor.device_mesh, tensor.placements)
-    return offset, shape
+        return Region(tuple(chunk.offsets), tuple(chunk.sizes))
+    region = region_of(tensor.shape, tensor.device_mesh, tensor.placements)
+    if region.shape != tuple(tensor.to_local().shape):
+        raise _no_region(tensor.shape, tensor.device_mesh, tensor.placements)
+    return region
 
 
-def block_of(
-    shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the offset and shape of the block that this process has of a tensor with some shape and placements.
+def region_of(shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]) -> Region:
+    """Return the region that this process has of a tensor with some shape and placements.
 
     Where FSDP2 splits uneven parts of tensor parallelism (``_StridedShard``), the offset and shape that torch computes
     may not be those of the local tensor. On a mesh of 3 x 2 processes, 7 rows are first split into 4 and 3, and then
@@ -110,7 +148,7 @@ def block_of(
         dimension = getattr(placements[place], "dim", None)
         is_mixed = dimension is not None and factors[place] not in (1, splits[dimension])
         if placements[place].is_partial() or is_mixed:
-            raise _no_block(shape, mesh, placements)
+            raise _no_region(shape, mesh, placements)
         if dimension is None:
             continue
         count = mesh.size(place)
@@ -119,10 +157,10 @@ def block_of(
         offset[dimension] += start
         sizes[dimension] = min(size, sizes[dimension] - start)
         splits[dimension] *= count
-    return tuple(offset), tuple(sizes)
+    return Region(tuple(offset), tuple(sizes))
 
 
-def _no_block(shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]) -> RuntimeError:
+def _no_region(shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]) -> RuntimeError:
     return RuntimeError(
         f"A tensor of shape {tuple(shape)} with placements {tuple(placements)} on the mesh {mesh} has parts that are "
         "not blocks of it. Redistribute it to placements of a weight, or to Replicate()."

@@ -34,8 +34,8 @@ __all__ = [
     "MAX_STATE_BYTES",
     "MODEL",
     "OPTIMIZERS",
-    "PART",
     "STATE",
+    "TENSORS",
     "Content",
     "FileRecord",
     "Folder",
@@ -61,9 +61,9 @@ MAX_MANIFEST_BYTES = 8 << 20
 MAX_STATE_BYTES = 1 << 30
 """A larger :data:`STATE` is neither written nor read, as its JSON would take many times as much memory."""
 BLOCK_BYTES = 4 << 20
-"""Files with tensors have a checksum for each block of that many bytes, so that a part of a file can be checked."""
-PART = re.compile(r"(model|optimizers|extra)(-\d{5}-of-\d{5})?\.safetensors")
-"""The names of files with tensors, or with parts of them."""
+"""Files with tensors have a checksum for each block of that many bytes, so that a range of a file can be checked."""
+TENSORS = re.compile(r"(model|optimizers|extra)(-\d{5}-of-\d{5})?\.safetensors")
+"""The names of files with tensors, or with cells of them."""
 _FILE_NAME = re.compile(r"(?!manifest\.json$)[a-z][a-z0-9_-]{0,99}\.(json|safetensors)")
 _PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _CHUNK = 1 << 20
@@ -301,7 +301,7 @@ def foreign_files(names: Iterable[str]) -> list[str]:
         ['notes.txt']
     """
     others = {*names} - {MANIFEST, LAYOUT, STATE}
-    return sorted(name for name in others if not name.startswith(".") and not PART.fullmatch(name))
+    return sorted(name for name in others if not name.startswith(".") and not TENSORS.fullmatch(name))
 
 
 def is_remote(path: object) -> bool:
@@ -375,15 +375,15 @@ class Folder(ABC):
 
     @abstractmethod
     def begin(self, name: str) -> str:
-        """Return the place for the files of a new checkpoint, which is not one until it is committed."""
+        """Return the name of a draft: files of a new checkpoint, which are none until they are committed."""
 
     @abstractmethod
-    def put(self, name: str, place: str, file: str, content: Iterable[memoryview]) -> None:
-        """Write a file to a place, in any process; after a failed attempt the content may be iterated over again."""
+    def put(self, name: str, draft: str, file: str, content: Iterable[memoryview]) -> None:
+        """Write a file of a draft, in any process; after a failed attempt the content may be iterated over again."""
 
     @abstractmethod
-    def commit(self, name: str, place: str, manifest: Manifest) -> None:
-        """Write the manifest, and replace a checkpoint that has the name."""
+    def commit(self, name: str, draft: str, manifest: Manifest) -> None:
+        """Write the manifest of a draft, which makes it the checkpoint of a name; one that has the name is replaced."""
 
     @abstractmethod
     def delete(self, name: str) -> None:
@@ -397,12 +397,12 @@ class Folder(ABC):
     def get_latest(self, latest: str) -> str | None:
         """Return the name of the checkpoint that ``latest`` points to; None if there is none."""
 
-    def abandon(self, place: str) -> None:
-        """Delete what is at a place: an unfinished or a replaced checkpoint; call it after :meth:`begin`.
+    def abandon(self, draft: str) -> None:
+        """Delete what is left of a draft: unfinished files, or a replaced checkpoint; call it after :meth:`begin`.
 
         In a remote folder the next checkpoint of the name deletes files without a manifest.
         """
-        del place
+        del draft
 
     def set_aside(self, name: str, *, for_link: bool = False) -> str | None:
         """Rename what a checkpoint, or a link, cannot replace, and return its new path; None if there is nothing.
@@ -451,14 +451,16 @@ class Folder(ABC):
         """Return the content of a JSON file, after comparing it with its checksum."""
         if file not in manifest.files:
             raise CheckpointError(f"{self.at(name)}/{file}", "is missing.")
-        size = manifest.files[file].size
-        if file == STATE and size > MAX_STATE_BYTES:
-            raise CheckpointError(
-                f"{self.at(name)}/{file}", f"has {size} bytes, more than any that is saved ({MAX_STATE_BYTES} bytes)."
-            )
-        content = self._read_file(name, file, size)
+        content = self._read_file(name, file, manifest.files[file].size)
         self._compare(name, file, manifest, xxhash.xxh3_128_hexdigest(content))
         return content
+
+    def data(self, name: str, manifest: Manifest) -> dict[str, Any]:
+        """Return the data of :data:`STATE`, after comparing the file with its checksum."""
+        path, size = f"{self.at(name)}/{STATE}", manifest.files[STATE].size if STATE in manifest.files else 0
+        if size > MAX_STATE_BYTES:
+            raise CheckpointError(path, f"has {size} bytes, more than any that is saved ({MAX_STATE_BYTES} bytes).")
+        return read_json(self.content(name, STATE, manifest), path)
 
     def check(self, name: str, manifest: Manifest, files: Iterable[str] | None = None) -> None:
         """Compare the contents of a checkpoint's files, or of some of them, with their checksums."""

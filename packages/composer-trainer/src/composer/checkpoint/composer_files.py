@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import datetime
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import attrs
 
 from composer.core import Timestamp
 
-__all__ = ["ComposerFile", "own_names"]
+__all__ = ["ComposerFile", "names_here"]
 
 _CONSTANTS = ("blur_filter", "filt2d", "alibi")
 """Buffers of layers that compute them here."""
@@ -29,20 +29,31 @@ _RENAMED = (
 """Names in layers of SqueezeExcite, Factorize, GhostBatchNorm and GatedLinearUnits, and those here."""
 
 
-def own_names(names: Collection[str], own: Collection[str]) -> dict[str, str]:
-    """Return the names here of weights that Composer's algorithms have renamed.
+def names_here(names: Iterable[str], own: Collection[str]) -> dict[str, str]:
+    """Return the names in the model of the weights in a file.
+
+    They may begin with ``module.`` on one side only, and Composer's algorithms rename weights.
 
     Args:
-        names: The names in a file.
-        own: The names in the model, which do not change.
+        names: The names in the file.
+        own: The names in the model.
 
     Returns:
         For each name the one here. Constants of Composer's layers are left out.
 
     Example:
-        >>> own_names(["0.blur_filter", "0.conv.weight", "1.module0.weight"], own=["0.conv.weight"])
+        >>> names_here(["0.blur_filter", "0.conv.weight", "1.module0.weight"], own=["0.conv.weight"])
         {'0.conv.weight': '0.conv.weight', '1.module0.weight': '1.first.weight'}
     """
+    bare = {name: name.removeprefix("module.") for name in names}
+    candidates = [{name: name for name in bare}, bare, {name: f"module.{new}" for name, new in bare.items()}]
+    chosen = max(candidates, key=lambda candidate: len({*candidate.values()} & {*own}))
+    renamed = _renamed(chosen.values(), own)
+    return {name: renamed[new] for name, new in chosen.items() if new in renamed}
+
+
+def _renamed(names: Collection[str], own: Collection[str]) -> dict[str, str]:
+    """Return the names here of weights that Composer's algorithms have renamed; those in the model do not change."""
     blurred = [re.escape(name.removesuffix("blur_filter")) for name in names if name.endswith("blur_filter")]
     # Composer blurs around the squeeze-and-excitation of a convolution, and here it is outside.
     inside = rf"^({'|'.join(blurred)})conv\.(?=se\.)"
@@ -96,10 +107,37 @@ class ComposerFile:
                 records.append({"key": name, "name": name, "settings": settings, "state": {}, "required_on_load": True})
         return records
 
-    def masks(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the masks of GyroDropout of a model, which Composer does not save."""
-        has_masks = "GyroDropout" in self._algorithms()
-        return {name: own[name] for name in own if has_masks and name.endswith((".seed", ".position"))}
+    def model(self, names: Mapping[str, str], own: Mapping[str, Any], *, averaged: bool) -> dict[str, Any]:
+        """Return the weights and the algorithms that change the model, as a saved state has them.
+
+        Args:
+            names: The names here of the weights.
+            own: The model's weights.
+            averaged: Whether the weights are those for evaluation, or those to continue the training with.
+        """
+        weights, has_masks = self.weights(averaged=averaged), "GyroDropout" in self._algorithms()
+        # Composer does not save the masks of GyroDropout.
+        masks = {name: own[name] for name in own if has_masks and name.endswith((".seed", ".position"))}
+        return {
+            "model": masks | {new: weights[name] for name, new in names.items()},
+            "algorithms": self.surgery(),
+        }
+
+    def progress(self, names: Mapping[str, str], own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the file has of a run's state, beside its weights.
+
+        Args:
+            names: The names here of the weights.
+            own: The state of the run.
+        """
+        keys = {record["key"] for record in own["algorithms"]}
+        optimizers, clock = self.optimizers(names), self.timestamp()
+        return {
+            "algorithms": own["algorithms"] + [one for one in self.surgery() if one["key"] not in keys],
+            "schedulers": [{**one, "state": self.scheduler(one["key"], one["state"])} for one in own["schedulers"]],
+            **({} if optimizers is None else {"optimizers": optimizers}),
+            **({} if clock is None else {"timestamp": clock.state_dict()}),
+        }
 
     def weights(self, *, averaged: bool) -> dict[str, Any]:
         """Return the weights for evaluation, or those to continue the training with, which EMA exchanges in a file."""
@@ -145,13 +183,15 @@ class ComposerFile:
         saved = _mapping(_mapping(self.state.get("schedulers")).get(key))
         return {name: saved.get(name, value) for name, value in own.items()}
 
-    def unread(self) -> list[str]:
-        """Return what is not read of the file, in words."""
+    def unread(self, progress: Collection[str]) -> list[str]:
+        """Return what is not read of the file, in words; ``progress`` are the parts that are."""
         with_state = [name for name, state in self._algorithms().items() if set(state) - {"repr"}]
         clock = _mapping(_mapping(self.state.get("timestamp")).get("Timestamp"))
         unread = ["the generators of random numbers", "the order of the data"]
         unread += [f"the state of {name}" for name in with_state]
-        return unread + (["the position in the epoch, which starts again"] if clock.get("batch_in_epoch") else [])
+        unread += ["the position in the epoch, which starts again"] if clock.get("batch_in_epoch") else []
+        unread += [] if "optimizers" in progress else ["the optimizers"]
+        return unread + ([] if "timestamp" in progress else ["the clock"])
 
     def _algorithms(self) -> dict[str, Mapping[str, Any]]:
         saved = self.state.get("algorithms")

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from composer.checkpoint.base import LAYOUT, MANIFEST, PART, STATE, Folder, is_remote, local_path, read_json, split_path
+from composer.checkpoint.base import LAYOUT, MANIFEST, STATE, TENSORS, Folder, is_remote, local_path, split_path
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.layout import DTYPES, Layout
 from composer.checkpoint.local import open_folder
-from composer.checkpoint.tensors import read_parts
+from composer.checkpoint.tensors import read_tensors
 from composer.core import TimeUnit
 from composer.distributed import all_gather_object, from_rank_zero, get_global_rank, get_world_size
 from composer.distributed.collectives import failing_in_all_processes
@@ -153,7 +153,7 @@ def newest_checkpoint(
 def agreed_newest(folder: str | os.PathLike[str], run_name: str) -> str | None:
     """Return the newest undamaged checkpoint from which a run resumes; None if there is none.
 
-    All processes have to call it. Rank 0 decides which checkpoints there are. Files with parts of sharded tensors are
+    All processes have to call it. Rank 0 decides which checkpoints there are. Files with tensors are
     distributed over the processes, which compare them with their checksums; each process compares all other files, so
     that none waits longer than ``dist_timeout`` for another. Use the result with :func:`agreed_path`, which reports
     processes that see other checkpoints: one that does not see rank 0's compares nothing here, and if rank 0 has none,
@@ -201,9 +201,9 @@ def _problem(opened: Folder, name: str, rank: int = 0, world_size: int = 1) -> s
         manifest = opened.manifest(name)
     except CheckpointError as error:
         return None if rank else str(error)
-    parts = sorted(filter(PART.fullmatch, manifest.files))
+    of_all = sorted(filter(TENSORS.fullmatch, manifest.files))
     try:
-        opened.check(name, manifest, sorted({*manifest.files} - {*parts} | {*parts[rank::world_size]}))
+        opened.check(name, manifest, sorted({*manifest.files} - {*of_all} | {*of_all[rank::world_size]}))
     except CheckpointError as error:
         return str(error)
     return None
@@ -284,7 +284,7 @@ class OpenCheckpoint:
         Raises:
             CheckpointError: The file is missing, or its content is not the one that was written.
         """
-        return read_json(self.folder.content(self.name, STATE, self.manifest), f"{self.path}/{STATE}")
+        return self.folder.data(self.name, self.manifest)
 
     @cached_property
     def layout(self) -> Layout:
@@ -302,7 +302,7 @@ class OpenCheckpoint:
             CheckpointError: The layout is far larger.
         """
         size = self.manifest.files[LAYOUT].size if LAYOUT in self.manifest.files else 0
-        # Of each tensor the names of two numbers and lists, and for each of its parts a file, a position and a cut.
+        # Of each tensor the names of two numbers and lists, and for each of its cells a file, a position and a cut.
         if size > (_OTHER_TENSORS + tensors) * (200 + 40 * len(self.manifest.files)):
             raise CheckpointError(
                 f"{self.path}/{LAYOUT}",
@@ -322,7 +322,7 @@ class OpenCheckpoint:
 
         Args:
             kind: The kind of file, ``"model.safetensors"``.
-            likes: DTensors by the names of tensors, of which only the own part is read.
+            likes: DTensors by the names of tensors, of which only the own region is read.
             names: The tensors to read; all if None.
 
         Raises:
@@ -331,7 +331,7 @@ class OpenCheckpoint:
         if kind not in self.layout.tensors:
             return {}
         open_file = partial(self.folder.reader, self.name)
-        return read_parts(self.layout, kind, self.manifest, open_file, self.path, likes, names)
+        return read_tensors(self.layout, kind, self.manifest, open_file, self.path, likes, names)
 
 
 def open_checkpoint(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None) -> OpenCheckpoint:

@@ -232,14 +232,14 @@ def _diff_data(one: Any, other: Any, path: str) -> list[str]:
     if isinstance(one, dict) and isinstance(other, dict):
         lines = []
         for name in dict.fromkeys((*one, *other)):
-            place = f"{path}.{name}" if path else str(name)
+            inner = f"{path}.{name}" if path else str(name)
             if name in one and name in other:
-                lines += _diff_data(one[name], other[name], place)
+                lines += _diff_data(one[name], other[name], inner)
             else:
-                lines.append(f"{place}: only in the {'first' if name in one else 'second'}")
+                lines.append(f"{inner}: only in the {'first' if name in one else 'second'}")
         return lines
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        return [line for place in range(len(one)) for line in _diff_data(one[place], other[place], f"{path}[{place}]")]
+        return [line for index in range(len(one)) for line in _diff_data(one[index], other[index], f"{path}[{index}]")]
     # Unlike ==, JSON distinguishes 1 from 1.0 and True.
     return [] if json.dumps(one) == json.dumps(other) else [f"{path}: {one!r:.80} and {other!r:.80}"]
 

@@ -1,7 +1,9 @@
 """Where the tensors of a checkpoint are, and the contents of the files that a process writes of them.
 
-A tensor has one or more parts, and each is in a file of the format of safetensors. A process writes the parts that it
-has. A checkpoint of one process has one part for each tensor.
+A process has a region of each tensor: all of it, or of a DTensor its own. The regions that differ are the cells of a
+grid that fills the tensor, and each cell is in one file, of the format of safetensors. For a save,
+:func:`describe_tensors` states what a process has, :func:`plan_files` decides for all processes which one writes which
+cell, and :func:`pack_files` copies them. A load reads the :class:`Layout`, which trusts nothing in its file.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import attrs
 import torch
@@ -22,19 +24,21 @@ from torch import Tensor
 from composer.checkpoint.base import read_json
 from composer.checkpoint.errors import CheckpointError
 from composer.core import NotSerializableError
-from composer.functional.dtensors import is_dtensor, own_part
+from composer.functional.dtensors import Region, is_dtensor, own_region
 
 __all__ = [
     "DTYPES",
     "KeptMemory",
     "Layout",
-    "PartFile",
+    "Region",
+    "TensorFile",
+    "TensorInfo",
     "TensorLayout",
     "bytes_of",
-    "describe_parts",
-    "pack_parts",
-    "part_here",
-    "plan_parts",
+    "describe_tensors",
+    "pack_files",
+    "plan_files",
+    "region_here",
 ]
 
 DTYPES = {
@@ -62,19 +66,23 @@ _NAMES = {
 }
 """The dtypes that all releases of safetensors have. Others are bytes in the header, and named in the layout."""
 _SHARDING = "DCP_SHARDING_INFO"
-"""The key of a file's metadata from which PyTorch's ``HuggingFaceStorageReader`` takes the offsets of parts."""
+"""The key of a file's metadata from which PyTorch's ``HuggingFaceStorageReader`` takes the offsets of cells."""
 
 KeptMemory = dict[tuple[str, str], Tensor]
 """Copies of an earlier save by file and name, which the next save fills again: new memory takes as long as a copy."""
 
-Part: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
-"""The offset and shape of a process's part of a tensor."""
 
-TensorInfo: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...] | None, tuple[int, ...] | None]
-"""The dtype, shape and strides (None if contiguous) of a tensor, and the placements of a DTensor."""
+class TensorInfo(NamedTuple):
+    """What all processes have to agree on for a tensor: see :class:`TensorLayout`."""
 
-Described: TypeAlias = dict[str, dict[str, tuple[TensorInfo, Part]]]
-"""For each kind of file, by name: each tensor of which a process has a part, and that part."""
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None = None
+    placements: tuple[int, ...] | None = None
+
+
+Described: TypeAlias = dict[str, dict[str, tuple[TensorInfo, Region]]]
+"""For each kind of file, by name: each tensor of which a process has a region, and that region."""
 
 _Key: TypeAlias = tuple[str, str]
 """The kind of file and the name of a tensor."""
@@ -82,15 +90,15 @@ _Key: TypeAlias = tuple[str, str]
 
 @attrs.frozen
 class TensorLayout:
-    """Where the parts of a tensor are: the cells of a grid.
+    """Where the cells of a tensor are.
 
     Args:
         dtype: Its dtype, ``"float32"``.
         shape: Its complete shape.
-        cuts: For each dimension, where parts begin: ``[[0, 2], [0]]`` for two parts of two rows each.
+        cuts: For each dimension, where cells begin: ``[[0, 2], [0]]`` for two cells of two rows each.
         files: For each cell in row-major order, the index of its file in :attr:`Layout.files`.
         positions: For each cell its first byte, counted from the end of the file's header.
-        strides: The strides of a tensor in one part, if it is dense and not contiguous.
+        strides: The strides of a tensor in one cell, if it is dense and not contiguous.
         placements: Of a DTensor, for each dimension of the mesh the dimension over which it was sharded, and -1 if it
             was replicated.
 
@@ -120,7 +128,7 @@ class TensorLayout:
             for cuts, whole in zip(self.cuts, self.shape, strict=True)
         )
         if not is_grid or not math.prod(map(len, self.cuts)) == len(self.files) == len(self.positions):
-            raise ValueError(f"its parts do not fill the shape {self.shape} exactly once")
+            raise ValueError(f"its cells do not fill the shape {self.shape} exactly once")
         if DTYPES[self.dtype].itemsize * math.prod(max(length, 1) for length in self.shape) >= 1 << 62:
             raise ValueError(f"the shape {self.shape} is that of no tensor")
         placements = [] if self.placements is None else self.placements
@@ -131,27 +139,27 @@ class TensorLayout:
         if self.strides is not None and (len(self.files) > 1 or not _is_without_gaps(self.shape, self.strides)):
             raise ValueError(f"strides {self.strides} do not fit the shape {self.shape}")
 
-    def cells(self, part: Part) -> Iterator[tuple[int, int, Part]]:
-        """Yield file, position, and offset and shape of each cell that has elements of a part of the tensor."""
+    def cells(self, region: Region) -> Iterator[tuple[int, int, Region]]:
+        """Yield file, position and region of each cell that has elements of a region of the tensor."""
         chosen = []
-        for cuts, whole, start, length in zip(self.cuts, self.shape, *part, strict=True):
+        for cuts, whole, start, length in zip(self.cuts, self.shape, *region, strict=True):
             first, last = bisect.bisect_right(cuts, start) - 1, bisect.bisect_left(cuts, start + length)
             ends = [*cuts[1:], whole]
-            chosen.append([(place, cuts[place], ends[place] - cuts[place]) for place in range(first, last)])
+            chosen.append([(index, cuts[index], ends[index] - cuts[index]) for index in range(first, last)])
         for cell in itertools.product(*chosen):
             number = 0
-            for (place, _, _), cuts in zip(cell, self.cuts, strict=True):
-                number = number * len(cuts) + place
+            for (index, _, _), cuts in zip(cell, self.cuts, strict=True):
+                number = number * len(cuts) + index
             yield (
                 self.files[number],
                 self.positions[number],
-                (tuple(start for _, start, _ in cell), tuple(length for _, _, length in cell)),
+                Region(tuple(start for _, start, _ in cell), tuple(length for _, _, length in cell)),
             )
 
 
 @attrs.frozen
-class PartFile:
-    """A file with parts.
+class TensorFile:
+    """A file with cells of tensors.
 
     Args:
         begin: The length of its header in bytes.
@@ -167,7 +175,7 @@ class PartFile:
 
     def __attrs_post_init__(self) -> None:
         if type(self.begin) is not int or not 0 <= self.begin < 1 << 62 or not isinstance(self.blocks, str):
-            raise ValueError("a file of parts must have a number 'begin' and a string 'blocks'")
+            raise ValueError("a file of tensors must have a number 'begin' and a string 'blocks'")
 
 
 @attrs.frozen
@@ -175,21 +183,21 @@ class Layout:
     """The content of :data:`~composer.checkpoint.base.LAYOUT`.
 
     Args:
-        files: The files with parts by name.
+        files: The files by name.
         tensors: For each kind of file (``"model.safetensors"``) the tensors by name.
 
     Raises:
-        ValueError: A part is in no file.
+        ValueError: A cell is in no file.
     """
 
-    files: dict[str, PartFile]
+    files: dict[str, TensorFile]
     tensors: dict[str, dict[str, TensorLayout]]
 
     def __attrs_post_init__(self) -> None:
         for of_kind in self.tensors.values():
             for name, layout in of_kind.items():
                 if max(layout.files, default=0) >= len(self.files):
-                    raise ValueError(f"{name[:80]!r} has a part in a file that does not exist")
+                    raise ValueError(f"{name[:80]!r} is in a file that does not exist")
 
     def to_bytes(self) -> bytes:
         """Return the file's content: JSON without spaces, as there may be millions of numbers."""
@@ -209,7 +217,7 @@ class Layout:
         data = read_json(content, path)
         try:
             # Not by from_data, which takes ten seconds for the numbers of 10,000 tensors in 64 processes.
-            data["files"] = {name: PartFile(**one) for name, one in data["files"].items()}
+            data["files"] = {name: TensorFile(**one) for name, one in data["files"].items()}
             data["tensors"] = {
                 kind: {name: TensorLayout(**one) for name, one in of_kind.items()}
                 for kind, of_kind in data["tensors"].items()
@@ -219,38 +227,38 @@ class Layout:
             raise CheckpointError(path, f"is not the layout of a checkpoint: {error}.") from None
 
 
-def _fields(one: TensorLayout | PartFile) -> dict[str, Any]:
+def _fields(one: TensorLayout | TensorFile) -> dict[str, Any]:
     return {name: value for name in attrs.fields_dict(type(one)) if (value := getattr(one, name)) is not None}
 
 
-def describe_parts(tensors: Mapping[str, Mapping[str, Tensor]], *, is_first: bool) -> Described:
-    """Describe the parts that this process has of the tensors of each kind of file.
+def describe_tensors(tensors: Mapping[str, Mapping[str, Tensor]], *, is_first: bool) -> Described:
+    """Describe the regions that this process has of the tensors of each kind of file.
 
     Args:
-        tensors: The tensors by kind and name: DTensors, of which each process has a part, and others, which are saved
+        tensors: The tensors by kind and name: DTensors, of which each process has a region, and others, which are saved
             as the first process has them.
         is_first: Whether this is the first process.
 
     Raises:
         RuntimeError: A DTensor has partial sums instead of values, or parts that are not blocks of it.
     """
-    known: KnownParts = {}
+    known: KnownRegions = {}
     described: Described = {kind: {} for kind in tensors}
     for kind, of_kind in tensors.items():
         for name, tensor in of_kind.items():
-            part = part_here(tensor, known) if is_first or is_dtensor(tensor) else None
-            if part is not None:
-                described[kind][name] = (_info(tensor), part)
+            region = region_here(tensor, known) if is_first or is_dtensor(tensor) else None
+            if region is not None:
+                described[kind][name] = (_info(tensor), region)
     return described
 
 
 def _info(tensor: Tensor) -> TensorInfo:
     dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
     if is_dtensor(tensor):
-        return dtype, shape, None, tuple(getattr(one, "dim", -1) for one in tensor.placements)
+        return TensorInfo(dtype, shape, placements=tuple(getattr(one, "dim", -1) for one in tensor.placements))
     # Kernels round differently where strides differ: a resumed run is only bit-identical with the same ones.
     has_order = not tensor.is_contiguous() and tensor.numel() > 0 and _is_without_gaps(shape, tensor.stride())
-    return dtype, shape, tuple(tensor.stride()) if has_order else None, None
+    return TensorInfo(dtype, shape, tuple(tensor.stride()) if has_order else None)
 
 
 def _is_without_gaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -263,71 +271,69 @@ def _is_without_gaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-KnownParts: TypeAlias = "dict[object, Part | None]"
+KnownRegions: TypeAlias = "dict[object, Region | None]"
 
 
-def part_here(tensor: Any, known: KnownParts) -> Part | None:
-    """Return the offset and shape of this process's part of a tensor; None if it has none of a DTensor.
+def region_here(tensor: Any, known: KnownRegions) -> Region | None:
+    """Return the region that this process has of a tensor; None if it has no element of a DTensor.
 
     Args:
         tensor: A DTensor; or another tensor, which is complete in each process.
         known: Results for DTensors, which are computed once for those of the same shape and sharding.
     """
     if not is_dtensor(tensor):
-        return (0,) * tensor.ndim, tuple(tensor.shape)
+        return Region.of(tensor.shape)
     key = (tensor.device_mesh, tensor.placements, tensor.shape)
     if key not in known:
-        part = own_part(tensor)
-        is_empty = not math.prod(part[1]) and tensor.numel()
-        known[key] = None if is_empty else part
+        region = own_region(tensor)
+        is_empty = not math.prod(region.shape) and tensor.numel()
+        known[key] = None if is_empty else region
     return known[key]
 
 
-def plan_parts(described: Sequence[Described]) -> tuple[Layout, list[dict[str, list[str]]]]:
-    """Decide which process writes which part; every process gets the same result.
+def plan_files(described: Sequence[Described]) -> tuple[Layout, list[dict[str, list[str]]]]:
+    """Decide which process writes which cell; every process gets the same result.
 
-    Of the processes with equal parts, as in the replicas of a mesh, the one writes that has the fewest bytes so far.
+    Of the processes with equal regions, as in the replicas of a mesh, the one writes that has the fewest bytes so far.
 
     Args:
-        described: What :func:`describe_parts` returned in each process, by rank.
+        described: What :func:`describe_tensors` returned in each process, by rank.
 
     Returns:
         The layout, and for each rank the names of its files by kind, with the names of the tensors to write there in
         the order of their bytes.
 
     Raises:
-        ValueError: A tensor has another dtype or shape in another process, or its parts are not the cells of a grid.
+        ValueError: A tensor has another dtype or shape in another process, or its regions are not the cells of a grid.
 
     Example:
-        >>> info = ("float32", (4, 2), None, (0,))
-        >>> part = lambda start: {"model.safetensors": {"weight": (info, ((start, 0), (2, 2)))}}
-        >>> layout, writes = plan_parts([part(0), part(2), part(0), part(2)])
+        >>> info = TensorInfo("float32", (4, 2), placements=(0,))
+        >>> half = lambda start: {"model.safetensors": {"weight": (info, Region((start, 0), (2, 2)))}}
+        >>> layout, writes = plan_files([half(0), half(2), half(0), half(2)])
         >>> [*layout.files]
         ['model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors']
         >>> [list(files.values()) for files in writes]
         [[['weight']], [['weight']], [], []]
     """
     infos: dict[_Key, TensorInfo] = {}
-    held: dict[_Key, list[tuple[int, Part]]] = defaultdict(list)
+    held: dict[_Key, list[tuple[int, Region]]] = defaultdict(list)
     for rank, own in enumerate(described):
         for kind, of_kind in own.items():
-            for name, (info, part) in of_kind.items():
+            for name, (info, region) in of_kind.items():
                 if infos.setdefault((kind, name), info) != info:
                     raise ValueError(
-                        f"{name!r} is {info[0]}{list(info[1])} in process {rank}, and has another dtype or shape "
+                        f"{name!r} is {info.dtype}{list(info.shape)} in process {rank}, and has another dtype or shape "
                         "in a process before it. Build the same model in each process."
                     )
-                held[kind, name].append((rank, part))
+                held[kind, name].append((rank, region))
     known: dict[Any, _Split] = {}  # most tensors are split in a few ways
-    splits: dict[_Key, _Split] = {}
-    for key, of_tensor in held.items():
-        way = (infos[key][1], tuple(of_tensor))
-        splits[key] = known[way] if way in known else known.setdefault(way, _split(key[1], *way))
-    sizes = {key: DTYPES[info[0]].itemsize for key, info in infos.items()}
-    writers = _writers(splits, sizes, len(described))
     planned: dict[str, dict[str, _Planned]] = {kind: {} for own in described for kind in own}
-    for key, split in splits.items():
-        planned[key[0]][key[1]] = _Planned(infos[key], split, writers[key])
+    for (kind, name), of_tensor in held.items():
+        info = infos[kind, name]
+        way = (info.shape, tuple(of_tensor))
+        split = known[way] if way in known else known.setdefault(way, _split(name, *way))
+        planned[kind][name] = _Planned(info, split)
+    _balance([one for tensors in planned.values() for one in tensors.values()], len(described))
     layout = Layout({}, {})
     writes: list[dict[str, list[str]]] = [{} for _ in described]
     for kind, tensors in planned.items():
@@ -344,7 +350,7 @@ def _add_kind(
     numbers = dict(zip(ranks, itertools.count(len(layout.files))))
     ends = dict.fromkeys(ranks, 0)
     for rank, file in files.items():
-        layout.files[file], writes[rank][file] = PartFile(), []
+        layout.files[file], writes[rank][file] = TensorFile(), []
     tensors = {}
     # The largest items first keep each tensor at a multiple of its item's size.
     for name, one in sorted(planned.items(), key=lambda item: (-item[1].item_size, item[0])):
@@ -368,7 +374,7 @@ def _add_kind(
 def _file_names(kind: str, count: int) -> list[str]:
     """Return the names of the files of a kind that processes write; a single one has the name of the kind."""
     stem, _, suffix = kind.partition(".")
-    return [kind] if count == 1 else [f"{stem}-{place:05}-of-{count:05}.{suffix}" for place in range(1, count + 1)]
+    return [kind] if count == 1 else [f"{stem}-{number:05}-of-{count:05}.{suffix}" for number in range(1, count + 1)]
 
 
 @attrs.frozen
@@ -379,63 +385,58 @@ class _Split:
     cells: list[tuple[int, list[int]]]
 
 
-@attrs.frozen
+@attrs.define
 class _Planned:
-    """A tensor, how it is split, and the rank that writes each cell."""
+    """A tensor, how it is split, and the rank that writes each cell: at first the first one that has it."""
 
     info: TensorInfo
     split: _Split
-    writers: list[int]
+    writers: list[int] = attrs.field(init=False)
+    item_size: int = attrs.field(init=False)
 
-    @property
-    def item_size(self) -> int:
-        return DTYPES[self.info[0]].itemsize
+    def __attrs_post_init__(self) -> None:
+        self.writers, self.item_size = [ranks[0] for _, ranks in self.split.cells], DTYPES[self.info.dtype].itemsize
 
 
-def _split(name: str, shape: tuple[int, ...], held: Sequence[tuple[int, Part]]) -> _Split:
-    """Return how a tensor is split whose parts the ranks have."""
-    ranks: dict[Part, list[int]] = {}
-    for rank, part in held:
-        ranks.setdefault(part, []).append(rank)
-    parts = sorted(ranks)
-    cuts = [sorted({offset[dimension] for offset, _ in parts}) for dimension in range(len(shape))]
+def _split(name: str, shape: tuple[int, ...], held: Sequence[tuple[int, Region]]) -> _Split:
+    """Return how a tensor is split whose regions the ranks have."""
+    ranks: dict[Region, list[int]] = {}
+    for rank, region in held:
+        ranks.setdefault(region, []).append(rank)
+    regions = sorted(ranks)
+    cuts = [sorted({offset[dimension] for offset, _ in regions}) for dimension in range(len(shape))]
     lengths = [
-        dict(zip(places, (b - a for a, b in itertools.pairwise([*places, whole])), strict=True))
-        for places, whole in zip(cuts, shape, strict=True)
+        dict(zip(begins, (b - a for a, b in itertools.pairwise([*begins, whole])), strict=True))
+        for begins, whole in zip(cuts, shape, strict=True)
     ]
-    is_grid = [offset for offset, _ in parts] == [*itertools.product(*cuts)] and all(
+    is_grid = [offset for offset, _ in regions] == [*itertools.product(*cuts)] and all(
         length == expected[start] and 0 in expected
-        for offset, size in parts
+        for offset, size in regions
         for start, length, expected in zip(offset, size, lengths, strict=True)
     )
     if not is_grid:
         raise ValueError(f"the parts of {name!r} in the processes do not fill its shape {list(shape)} exactly once")
-    return _Split(cuts, [(math.prod(size), ranks[offset, size]) for offset, size in parts])
+    return _Split(cuts, [(math.prod(region.shape), ranks[region]) for region in regions])
 
 
-def _writers(splits: Mapping[_Key, _Split], sizes: Mapping[_Key, int], count: int) -> dict[_Key, list[int]]:
-    """Return which rank writes each cell of each tensor; ``sizes`` are those of the tensors' elements in bytes.
-
-    First come the cells that only one rank has, then the largest.
-    """
-    load = [0] * count
-    writers = {key: [ranks[0] for _, ranks in split.cells] for key, split in splits.items()}
-    shared = []
-    for key, split in splits.items():
-        for place, (elements, ranks) in enumerate(split.cells):
+def _balance(planned: Sequence[_Planned], world_size: int) -> None:
+    """Choose the writers of cells that several ranks have, the largest first, so that all write about equally much."""
+    load, shared = [0] * world_size, []
+    for one in planned:
+        for cell, (elements, ranks) in enumerate(one.split.cells):
+            size = elements * one.item_size
             if len(ranks) > 1:
-                shared.append((elements * sizes[key], key, place, ranks))
+                shared.append((size, one, cell, ranks))
             else:
-                load[ranks[0]] += elements * sizes[key]
-    for size, key, place, ranks in sorted(shared, key=lambda one: -one[0]):
+                load[ranks[0]] += size
+    for size, one, cell, ranks in sorted(shared, key=lambda item: -item[0]):
         writer = min(ranks, key=lambda rank: (load[rank], rank))
         load[writer] += size
-        writers[key][place] = writer
-    return writers
+        one.writers[cell] = writer
 
 
 @torch.no_grad()  # a DTensor returns its local tensor much faster without a graph
-def pack_parts(
+def pack_files(
     tensors: Mapping[str, Mapping[str, Any]],
     described: Described,
     writes: Mapping[str, Sequence[str]],
@@ -450,8 +451,8 @@ def pack_parts(
 
     Args:
         tensors: The tensors by kind and name.
-        described: What :func:`describe_parts` returned for them.
-        writes: The names of the tensors in each file, as :func:`plan_parts` returns them for this rank.
+        described: What :func:`describe_tensors` returned for them.
+        writes: The names of the tensors in each file, as :func:`plan_files` returns them for this rank.
         copy: Whether the tensors may change before the contents are written.
         memory: The copies of an earlier save that has been written, to be used again; those of this one replace them.
 
@@ -469,9 +470,10 @@ def pack_parts(
             local = tensor.to_local() if is_dtensor(tensor) else tensor
             kept[file, name] = _on_cpu(name, local, None if memory is None else memory.get((file, name)), copy=copy)
             devices.add(local.device)
-            offsets[name] = {"saved_offsets": [*described[kind][name][1][0]]}
-        parts = {name: kept[file, name] for name in names}
-        packed[file] = [memoryview(_header(parts, offsets)), *map(bytes_of, parts.values())]
+            _, region = described[kind][name]
+            offsets[name] = {"saved_offsets": [*region.offset]}
+        copies = {name: kept[file, name] for name in names}
+        packed[file] = [memoryview(_header(copies, offsets)), *map(bytes_of, copies.values())]
     for device in devices:
         if device.type == "cuda":  # copies to pinned memory are not waited for one by one
             torch.cuda.current_stream(device).synchronize()

@@ -1,9 +1,9 @@
 """Loading a checkpoint: everything is read and checked before anything of the run changes.
 
-:meth:`LoadRequest.check` does this in four steps: it opens the checkpoint (:mod:`~composer.checkpoint.finding`); reads
-all but the weights (``_read_state``); compares that, and the names and shapes of the weights, with the run
-(``_check_all``, or ``_check_weights`` of weights alone); and reads the weights (``read_weights``).
-:meth:`CheckedCheckpoint.load` changes the run.
+:meth:`LoadRequest.check` opens the checkpoint (:mod:`~composer.checkpoint.finding`) and reads all but the weights
+(``_read_state``). What the checks need to change of a saved state is a method of ``_ReadState``. They compare it, and
+the names and shapes of the weights, with the run (``_check_all``, or ``_check_weights`` of weights alone). Then the
+weights are read, and :meth:`CheckedCheckpoint.load` changes the run. :func:`load_checkpoint` and the Trainer call this.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -21,7 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from composer.checkpoint.base import EXTRA, MODEL, OPTIMIZERS, STATE, dictionary
-from composer.checkpoint.composer_files import ComposerFile, own_names
+from composer.checkpoint.composer_files import ComposerFile, names_here
 from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from composer.checkpoint.finding import OpenCheckpoint, agreed_path, is_weights_file, open_checkpoint
 from composer.checkpoint.ignoring import IgnoreKeys, ignored_keys
@@ -30,11 +29,10 @@ from composer.checkpoint.tensors import is_reference, sharded_likes
 from composer.checkpoint.torch_files import read_weights_file
 from composer.core import LoadReport, State, StateMismatchError, join_tensors, model_state, saved_state
 from composer.core.checks import abridged, to_strings
-from composer.core.evaluator import reshard
 from composer.core.serialization import from_data
 from composer.distributed import get_global_rank
 from composer.distributed.collectives import all_agree, failing_in_all_processes
-from composer.functional.dtensors import is_sharded
+from composer.functional.dtensors import is_sharded, reshard
 
 if TYPE_CHECKING:
     from composer.checkpoint.base import Manifest
@@ -261,8 +259,7 @@ class LoadRequest:
         read = _read_state(opened, self.state, weights_only=self.weights_only)
         if callable(self.ignore_keys):  # it may use the values
             read.read_weights()
-        check = self._check_weights if self.weights_only else self._check_all
-        checked = check(opened.path, read.saved, opened.manifest)
+        checked = self._check_weights(read) if self.weights_only else self._check_all(read)
         read.read_weights()
         if ties := model_state.conflicting_ties(self.state.model, read.saved.get("model", {})):
             raise CheckpointMismatchError(opened.path, ties)
@@ -277,168 +274,204 @@ class LoadRequest:
                 path, "is a file of weights, not a checkpoint; set weights_only (load_weights_only of a Trainer)."
             )
         own = self.state.get_model_state_dict()
-        names = _names_here(weights, own)
-        if composer is not None and not self.weights_only:
-            return self._check_composer(path, composer, names, own)
-        saved: dict[str, Any] = {"model": {new: weights[name] for name, new in names.items()}}
-        if composer is not None:
-            weights = composer.weights(averaged=True)
-            saved["model"] = composer.masks(own) | {new: weights[name] for name, new in names.items()}
-            saved["algorithms"] = composer.surgery()
-        return self._check_weights(path, saved, None)
+        names = names_here(weights, own)
+        if composer is None:
+            return self._check_weights(_ReadState(path, {"model": {new: weights[name] for name, new in names.items()}}))
+        read = _ReadState(path, composer.model(names, own, averaged=self.weights_only))
+        return self._check_weights(read) if self.weights_only else self._check_composer(read, composer, names)
 
-    def _compare(self, path: str, check: Callable[..., saved_state.CheckedState]) -> saved_state.CheckedState:
+    def _compare(
+        self, read: _ReadState, check: Callable[..., saved_state.CheckedState], *saved: Any, strict: bool = False
+    ) -> saved_state.CheckedState:
         """Call a function that compares a saved state with the run."""
         try:
-            return check(excluded=self.exclude_algorithms or (), passes=self.algorithm_passes)
+            excluded = self.exclude_algorithms or ()
+            return check(self.state, *saved, strict=strict, excluded=excluded, passes=self.algorithm_passes)
         except StateMismatchError:
             raise
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
-            raise CheckpointError(f"{path}/{STATE}", f"cannot be read as the state of a run: {what}") from error
+            raise CheckpointError(f"{read.path}/{STATE}", f"cannot be read as the state of a run: {what}") from error
 
-    def _check_all(self, path: str, saved: dict[str, Any], manifest: Manifest) -> CheckedCheckpoint:
-        ignored = self._ignore(path, saved)
-        extra, modules = dictionary(saved.pop("extra", {})), dictionary(saved.pop("modules", {}))
-        saved.pop("integrations", None)
-        changes = _changed_environment(dictionary(saved.pop("environment", {})), environment(self.state.device))
-        _match_neutral_callbacks(self.state, saved)
+    def _check_all(self, read: _ReadState) -> CheckedCheckpoint:
+        """Check everything that a checkpoint has."""
+        read.ignore(self.ignore_keys, self.state)
+        extra, modules, was = map(read.pop, ("extra", "modules", "environment"))
+        read.pop("integrations")
+        read.match_neutral_callbacks(self.state)
         problems: list[str] = []
         fits: saved_state.CheckedState | None = None
         try:
-            fits = self._compare(path, partial(saved_state.check_state, self.state, saved, strict=False))
+            fits = self._compare(read, saved_state.check_state, read.saved)
             problems += self._weights_that_differ(fits.report)
         except StateMismatchError as error:
             problems += error.problems
-        if self.check_extra is not None and "extra" not in ignored:
-            problems += self.check_extra(extra, ignored)
+        if self.check_extra is not None and "extra" not in read.ignored:
+            problems += self.check_extra(extra, read.ignored)
         if any(problem.startswith("model.") for problem in problems):
             problems += _changed_modules(self.state.model, modules)
         if problems or fits is None:
-            raise CheckpointMismatchError(path, problems)
-        warning = f"Training that resumes from {path} may not be bit-identical: {changes}." if changes else ""
-        result = LoadedCheckpoint(path, fits.report, ignored, extra, manifest)
-        return CheckedCheckpoint(result, fits, self.logger, warning)
+            raise CheckpointMismatchError(read.path, problems)
+        changes = _changed_environment(was, environment(self.state.device))
+        warning = f"Training that resumes from {read.path} may not be bit-identical: {changes}." if changes else ""
+        return CheckedCheckpoint(read.result(fits.report, extra=extra), fits, self.logger, warning)
 
-    def _check_weights(self, path: str, saved: dict[str, Any], manifest: Manifest | None) -> CheckedCheckpoint:
-        modules = dictionary(saved.pop("modules", {}))
-        ignored = self._ignore(path, saved)
-        if "model" in ignored:
+    def _check_weights(self, read: _ReadState) -> CheckedCheckpoint:
+        """Check the weights to evaluate with, and the algorithms that they need."""
+        modules, path = read.pop("modules"), read.path
+        read.ignore(self.ignore_keys, self.state)
+        if "model" in read.ignored:
             raise CheckpointError(path, "cannot be loaded for its weights: ignore_keys leaves all of them out.")
-        if "model" not in saved:
+        if "model" not in read.saved:
             raise CheckpointError(path, "holds no weights: they were left out when it was saved.")
-        try:
-            averages_of, warning = _take_averages(self.state.model, saved, ignored), ""
-        except ValueError as error:
-            raise CheckpointError(f"{path}/{STATE}", f"is not the state of a checkpoint: {error}") from None
-        if saved.pop("is_schedule_free", False) and not averages_of:
+        averages_of, warning = read.use_averages(self.state.model), ""
+        if read.saved.pop("is_schedule_free", False) and not averages_of:
             warning = (
                 f"The weights from {path} are the training weights of a schedule-free optimizer, and the run was "
                 "evaluated with others, which only that optimizer computes. Save these: save_weights_only=True of a "
                 "Trainer, or trainer.save_checkpoint(..., weights_only=True)."
             )
         try:
-            strict = self.strict_model_weights
-            fits = self._compare(path, partial(saved_state.check_part, self.state, "model", saved, strict=strict))
+            fits = self._compare(read, saved_state.check_part, "model", read.saved, strict=self.strict_model_weights)
         except StateMismatchError as error:
             problems = [*error.problems, *_changed_modules(self.state.model, modules)]
             raise CheckpointMismatchError(path, problems) from None
-        result = LoadedCheckpoint(path, fits.report, ignored, manifest=manifest, averages_of=averages_of)
-        return CheckedCheckpoint(result, fits, self.logger, warning)
+        return CheckedCheckpoint(read.result(fits.report, averages_of=averages_of), fits, self.logger, warning)
 
-    def _check_composer(
-        self, path: str, file: ComposerFile, names: Mapping[str, str], own_weights: Mapping[str, Any]
-    ) -> CheckedCheckpoint:
-        """Check a checkpoint of MosaicML Composer: model, optimizers, schedulers and clock."""
+    def _check_composer(self, read: _ReadState, file: ComposerFile, names: Mapping[str, str]) -> CheckedCheckpoint:
+        """Check a checkpoint of MosaicML Composer; the run keeps what the file lacks."""
         own = self.state.state_dict()
-        own_keys = {record["key"] for record in own["algorithms"]}
-        weights, optimizers, clock = file.weights(averaged=False), file.optimizers(names), file.timestamp()
-        saved: dict[str, Any] = {
-            "model": file.masks(own_weights) | {new: weights[name] for name, new in names.items()},
-            "algorithms": own["algorithms"] + [one for one in file.surgery() if one["key"] not in own_keys],
-            "schedulers": [{**one, "state": file.scheduler(one["key"], one["state"])} for one in own["schedulers"]],
-        }
-        saved |= {} if optimizers is None else {"optimizers": optimizers}
-        saved |= {} if clock is None else {"timestamp": clock.state_dict()}
-        ignored = self._ignore(path, saved)
-        with _naming(path):
-            checked = self._compare(path, partial(saved_state.check_state, self.state, own | saved, strict=False))
-        report = attrs.evolve(checked.report, restored=tuple(name for name in saved if name not in ignored))
+        read.saved |= file.progress(names, own)
+        lacking = file.unread(read.saved)
+        read.ignore(self.ignore_keys, self.state)
+        with _naming(read.path):
+            checked = self._compare(read, saved_state.check_state, own | read.saved)
+        restored = tuple(name for name in read.saved if name not in read.ignored)
+        report = attrs.evolve(checked.report, restored=restored)
         if problems := self._weights_that_differ(report):
-            raise CheckpointMismatchError(path, problems)
-        lacking = [*file.unread(), *["the optimizers"] * (optimizers is None), *["the clock"] * (clock is None)]
+            raise CheckpointMismatchError(read.path, problems)
 
         def load_into(state: Any, state_dict: Mapping[str, Any]) -> None:
             checked.load_into(state, state_dict)
             state.previous_timestamp = state.timestamp  # the file has none
 
         warning = (
-            f"{path} is a checkpoint of MosaicML Composer. The training continues from it, but not as it would "
+            f"{read.path} is a checkpoint of MosaicML Composer. The training continues from it, but not as it would "
             f"have there: not restored are {', '.join(lacking)}."
         )
         fits = attrs.evolve(checked, report=report, load_into=load_into)
-        return CheckedCheckpoint(LoadedCheckpoint(path, report, ignored), fits, self.logger, warning)
+        return CheckedCheckpoint(read.result(report), fits, self.logger, warning)
 
     def _weights_that_differ(self, report: LoadReport) -> list[str]:
         differences = (*report.missing, *report.unexpected) if self.strict_model_weights else ()
         return [line for line in differences if line.startswith("model.")]
 
-    def _ignore(self, path: str, saved: dict[str, Any]) -> tuple[str, ...]:
+
+@attrs.define
+class _ReadState:
+    """A saved state that was read, except its weights, which have no data yet; each method makes one change of it.
+
+    Args:
+        path: The checkpoint or file.
+        saved: The state.
+        opened: The checkpoint; None for a file, of which everything was read.
+        likes: Like which tensors its weights are read; see :func:`sharded_likes`.
+
+    Attributes:
+        ignored: The paths of what was left out.
+    """
+
+    path: str
+    saved: dict[str, Any]
+    opened: OpenCheckpoint | None = None
+    likes: Mapping[str, Tensor] | None = None
+    ignored: tuple[str, ...] = attrs.field(default=(), init=False)
+    _unread: Mapping[str, Any] = attrs.field(init=False)
+
+    @_unread.default
+    def _get_unread(self) -> dict[str, Any]:
+        return {} if self.opened is None else dict(self.saved.get("model", {}))
+
+    def result(self, report: LoadReport, **more: Any) -> LoadedCheckpoint:
+        """Return what loading it returns."""
+        manifest = None if self.opened is None else self.opened.manifest
+        return LoadedCheckpoint(self.path, report, self.ignored, manifest=manifest, **more)
+
+    def read_weights(self) -> None:
+        """Read those weights that have no data yet and are still part of the state."""
+        model = self.saved.get("model", {})
+        names = {name for name, one in model.items() if isinstance(one, Tensor) and one is self._unread.get(name)}
+        if self.opened is not None:
+            model.update(self.opened.tensors(MODEL, self.likes, names))
+
+    def pop(self, name: str) -> dict[str, Any]:
+        """Remove what is not part of a run's state, and return it."""
+        return dictionary(self.saved.pop(name, {}))
+
+    def ignore(self, keys: IgnoreKeys, state: State) -> None:
         """Remove what is ignored, and put the run's own values there, so that they do not change."""
-        ignored = ignored_keys(saved, self.ignore_keys)
-        if self.ignore_keys and not callable(self.ignore_keys) and not ignored:
+        saved = self.saved
+        self.ignored = ignored_keys(saved, keys)
+        if keys and not callable(keys) and not self.ignored:
             warnings.warn(
-                f"{path} holds nothing that ignore_keys={self.ignore_keys!r} would leave out. Its parts are "
+                f"{self.path} holds nothing that ignore_keys={keys!r} would leave out. Its parts are "
                 f"{', '.join(saved)}; a pattern is such as 'model/head.*', 'optimizers/*' or 'algorithms/EMA'.",
                 UserWarning,
                 stacklevel=5,
             )
-        own = self.state.state_dict() if ignored else {}
-        if any(key.startswith("model/") for key in ignored):
-            own["model"] = self.state.get_model_state_dict()
-        if any(key.startswith("optimizers/") for key in ignored):
-            own["optimizers"] = self.state.get_optim_state_dict()
-        for name, _, inner in (key.partition("/") for key in ignored):
+        own = state.state_dict() if self.ignored else {}
+        if any(key.startswith("model/") for key in self.ignored):
+            own["model"] = state.get_model_state_dict()
+        if any(key.startswith("optimizers/") for key in self.ignored):
+            own["optimizers"] = state.get_optim_state_dict()
+        for name, _, inner in (key.partition("/") for key in self.ignored):
             if not inner:
                 saved |= {name: own[name]} if name in own else {}
             elif isinstance(saved.get(name), list):
                 saved[name] += [record for record in own.get(name, []) if record["key"] == inner]
             elif isinstance(saved.get(name), dict) and inner in dictionary(own.get(name)):
                 saved[name][inner] = own[name][inner]
-        return ignored
 
+    def match_neutral_callbacks(self, state: State) -> None:
+        """Ignore callbacks without settings and state that only the run or only the checkpoint has."""
+        records = self.saved.get("callbacks")
+        if not isinstance(records, list) or not all(isinstance(dictionary(one).get("key"), str) for one in records):
+            return  # which the comparison with the run rejects
+        own = {record["key"]: record for record in state.state_dict()["callbacks"]}
+        saved = {record["key"] for record in records}
+        kept = [one for one in records if one["key"] in own or one.get("settings") or one.get("state")]
+        added = [one for key, one in own.items() if key not in saved and not one["settings"] and not one["state"]]
+        self.saved["callbacks"] = kept + added
 
-@attrs.frozen
-class _ReadState:
-    """A saved state that has been read, except its weights, which have no data yet.
+    def use_averages(self, model: Any) -> str:
+        """Replace the weights by the averages of an algorithm, and return its key; an empty string without any.
 
-    Args:
-        opened: The checkpoint.
-        saved: The state. The checks remove and replace entries.
-        likes: See :func:`sharded_likes`.
-    """
-
-    opened: OpenCheckpoint
-    saved: dict[str, Any]
-    likes: Mapping[str, dict[str, Tensor]]
-    _unread: Mapping[str, Any] = attrs.field(init=False)
-
-    @_unread.default
-    def _get_unread(self) -> dict[str, Any]:
-        return dict(self.saved.get("model", {}))
-
-    def read_weights(self) -> None:
-        """Read those weights that have no data yet and are still part of the state."""
-        model = self.saved.get("model", {})
-        names = {name for name, one in model.items() if isinstance(one, Tensor) and one is self._unread.get(name)}
-        model.update(self.opened.tensors(MODEL, self.likes.get(MODEL), names))
+        Raises:
+            CheckpointError: Averages are no dictionary of tensors.
+        """
+        records, weights = self.saved.get("algorithms"), self.saved["model"]
+        for record in filter(dictionary, records if isinstance(records, list) else []):
+            key, averages = record.get("key"), dictionary(record.get("state")).get(_AVERAGES, {})
+            try:
+                from_data(averages, dict[str, Tensor], f"algorithms.{key}.{_AVERAGES}")
+            except ValueError as error:
+                raise CheckpointError(f"{self.path}/{STATE}", f"is not the state of a checkpoint: {error}") from None
+            if averages and f"algorithms/{key}" not in self.ignored:
+                first = model_state.first_names(model)
+                for name, weight in weights.items():
+                    average = averages.get(first.get(name, name))  # tied weights have one average
+                    if average is not None and f"model/{name}" not in self.ignored:
+                        # Averages of weights in bfloat16 are saved in float32.
+                        weights[name] = average.to(weight.dtype) if isinstance(weight, Tensor) else average
+                return str(key)
+        return ""
 
 
 def _read_state(opened: OpenCheckpoint, state: State, *, weights_only: bool) -> _ReadState:
     """Read the saved state of a checkpoint, or only what the model's weights need.
 
-    What is read is compared with its checksums, so that nothing depends on the files afterwards. Of tensors in parts,
-    which this process has in part, only that is read.
+    What is read is compared with its checksums, so that nothing depends on the files afterwards. Of tensors that are
+    sharded in this run, only the own region is read.
 
     Raises:
         CheckpointError: A file is missing, or its content is not the one that was written.
@@ -471,52 +504,12 @@ def _read_state(opened: OpenCheckpoint, state: State, *, weights_only: bool) -> 
         saved["model"] = opened.shapes(MODEL) | saved.get("model", {})
     else:
         saved.pop("model", None)
-    return _ReadState(opened, saved, likes)
+    return _ReadState(opened.path, saved, opened, likes.get(MODEL))
 
 
 def _referenced(data: Any) -> set[str]:
     """Return the names of the tensors that saved data refers to."""
     return {one["$tensor"] for one in tree_leaves(data, is_leaf=is_reference) if is_reference(one)}
-
-
-def _take_averages(model: Any, saved: dict[str, Any], ignored: Collection[str]) -> str:
-    """Replace the saved weights by the averages of an algorithm, and return its key; an empty string without any.
-
-    Raises:
-        ValueError: Averages are no dictionary of tensors.
-    """
-    records = saved.get("algorithms")
-    for record in filter(dictionary, records if isinstance(records, list) else []):
-        key, averages = record.get("key"), dictionary(record.get("state")).get(_AVERAGES, {})
-        from_data(averages, dict[str, Tensor], f"algorithms.{key}.{_AVERAGES}")
-        if averages and f"algorithms/{key}" not in ignored:
-            first = model_state.first_names(model)
-            for name, weight in saved["model"].items():
-                average = averages.get(first.get(name, name))  # tied weights have one average
-                if average is not None and f"model/{name}" not in ignored:
-                    # Averages of weights in bfloat16 are saved in float32.
-                    saved["model"][name] = average.to(weight.dtype) if isinstance(weight, Tensor) else average
-            return str(key)
-    return ""
-
-
-def _match_neutral_callbacks(state: State, saved: dict[str, Any]) -> None:
-    """Ignore callbacks without settings and state that only the run or only the checkpoint has."""
-    records = saved.get("callbacks")
-    if not isinstance(records, list) or not all(
-        isinstance(record, dict) and isinstance(record.get("key"), str) for record in records
-    ):
-        return
-    own = state.state_dict()["callbacks"]
-    keys, saved_keys = {record["key"] for record in own}, {record["key"] for record in records}
-    saved["callbacks"] = [
-        *(record for record in records if record["key"] in keys or record.get("settings") or record.get("state")),
-        *(
-            record
-            for record in own
-            if record["key"] not in saved_keys and not record["settings"] and not record["state"]
-        ),
-    ]
 
 
 def _changed_modules(model: Any, saved: Mapping[str, Any]) -> list[str]:
@@ -537,12 +530,3 @@ def _changed_environment(saved: Mapping[str, Any], now: Mapping[str, Any]) -> st
         for name in names
         if saved.get(name, now[name]) != now[name]
     )
-
-
-def _names_here(names: Iterable[str], own: Mapping[str, Any]) -> dict[str, str]:
-    """Return the names in the model of the weights in a file, with or without ``module.``, whichever the model has."""
-    bare = {name: name.removeprefix("module.") for name in names}
-    candidates = [{name: name for name in bare}, bare, {name: f"module.{new}" for name, new in bare.items()}]
-    chosen = max(candidates, key=lambda candidate: len({*candidate.values()} & own.keys()))
-    renamed = own_names(chosen.values(), own)
-    return {name: renamed[new] for name, new in chosen.items() if new in renamed}

@@ -30,7 +30,7 @@ __all__ = ["FolderLock", "LocalFolder", "open_folder"]
 _TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
 _REPLACED = ".replaced"
 _being_written: set[str] = set()
-"""Names of temporary folders that this process is writing, each with a random part."""
+"""The drafts that this process is writing, each with random digits in its name."""
 _LOCK = ".lock"
 _held: dict[str, tuple[IO[str], int]] = {}
 """The files of the locks that this process has, by folder, each with the number of its savers."""
@@ -121,7 +121,7 @@ class LocalFolder(Folder):
             yield read
 
     def begin(self, name: str) -> str:
-        """Return the name of a temporary folder for the files of a new checkpoint."""
+        """Create a temporary folder for the files of a new checkpoint, and return its name."""
         temporary, target = self._temporary(name), self.path / name
         with _saving(target):
             if obstacle := self._obstacle(name):
@@ -138,24 +138,24 @@ class LocalFolder(Folder):
         foreign = self.foreign(name)
         return f"{foreign[0]!r} in it is not a file of a checkpoint; move it elsewhere." if foreign else None
 
-    def put(self, name: str, place: str, file: str, content: Iterable[memoryview]) -> None:
+    def put(self, name: str, draft: str, file: str, content: Iterable[memoryview]) -> None:
         """Write a file of a checkpoint to the folder that :meth:`begin` returned, in any process."""
         with _saving(self.path / name):
-            _write_file(self.path / place / file, content)
+            _write_file(self.path / draft / file, content)
 
-    def commit(self, name: str, place: str, manifest: Manifest) -> None:
-        """Write the manifest and give the checkpoint its name; one that had it is moved to the place."""
-        temporary = self.path / place
-        self.put(name, place, MANIFEST, [memoryview(manifest.to_bytes())])
+    def commit(self, name: str, draft: str, manifest: Manifest) -> None:
+        """Write the manifest and give the checkpoint its name; one that had it becomes the draft."""
+        temporary = self.path / draft
+        self.put(name, draft, MANIFEST, [memoryview(manifest.to_bytes())])
         with _saving(self.path / name):
             # The names of files are on the disk only after this. The system may write the rename before them.
             _sync_folder(temporary)
             self._put_in_place(temporary, name)
 
-    def abandon(self, place: str) -> None:
-        """Delete what is at a place: an unfinished or a replaced checkpoint; call it after :meth:`begin`."""
-        shutil.rmtree(self.path / place, ignore_errors=True)
-        _being_written.discard(place)
+    def abandon(self, draft: str) -> None:
+        """Delete what is left of a draft: unfinished files, or a replaced checkpoint; call it after :meth:`begin`."""
+        shutil.rmtree(self.path / draft, ignore_errors=True)
+        _being_written.discard(draft)
 
     def _put_in_place(self, temporary: Path, name: str) -> None:
         target, aside = self.path / name, self.path / f".{name}{_REPLACED}"

@@ -121,13 +121,13 @@ class RemoteFolder(Folder):
             self.delete(name)
         return name
 
-    def put(self, name: str, place: str, file: str, content: Iterable[memoryview]) -> None:
+    def put(self, name: str, draft: str, file: str, content: Iterable[memoryview]) -> None:
         """Upload a file of a checkpoint, in any process."""
-        self._write(name, partial(self._put, f"{place}/{file}", content))
+        self._write(name, partial(self._put, f"{draft}/{file}", content))
 
-    def commit(self, name: str, place: str, manifest: Manifest) -> None:
+    def commit(self, name: str, draft: str, manifest: Manifest) -> None:
         """Upload the manifest, which makes the files a checkpoint, after checking that they are in the folder."""
-        sizes = _sizes(self._write(name, partial(self._list, place)))
+        sizes = _sizes(self._write(name, partial(self._list, draft)))
         for file, record in sorted(manifest.files.items()):
             if sizes.get(file) != record.size:
                 found = f"has {sizes[file]} bytes instead of {record.size}" if file in sizes else "is missing"
@@ -136,7 +136,7 @@ class RemoteFolder(Folder):
                     f"{file!r} {found} in the folder of the first process, though it has been written; the folder must "
                     "be the same for all processes, which memory:// and folders of each host are not.",
                 )
-        self.put(name, place, MANIFEST, [memoryview(manifest.to_bytes())])
+        self.put(name, draft, MANIFEST, [memoryview(manifest.to_bytes())])
 
     def _put(self, path: str, pieces: Iterable[memoryview]) -> None:
         files, root = self._files()

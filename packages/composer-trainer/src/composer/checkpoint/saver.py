@@ -1,8 +1,9 @@
-"""The callback that saves checkpoints during a run.
+"""The callback that saves checkpoints during a run; the Trainer creates it for ``save_folder``.
 
 At the events of checkpoints ``_save_if_due`` decides, and :meth:`CheckpointSaver.save` waits for the former save, takes
-a snapshot, and starts ``_write`` in a thread. When a checkpoint is complete, this thread updates links and deletes old
-checkpoints (``_finish``), and sets ``_saved`` and ``_best``; all other attributes belong to the main thread.
+a snapshot, and lets a thread write it. When a checkpoint is complete, this thread updates links and deletes old
+checkpoints (``_finish``), and sets ``_saved`` and ``_best``; all other attributes belong to the main thread. There is
+never more than one copy of the run, and all processes save at the same batches.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import attrs
 
 from composer.checkpoint.base import is_remote
 from composer.checkpoint.errors import CheckpointSaveError
@@ -47,6 +50,45 @@ _LAST_WAIT = 5.0
 """Seconds that an ending process waits for the others to write their parts."""
 
 SaveInterval: TypeAlias = Time | str | int | Callable[[State, Event], bool]
+
+
+class _Names(NamedTuple):
+    """The folder, and the names in it of a checkpoint and of the links to the latest and the best one."""
+
+    folder: str
+    checkpoint: str
+    latest: str | None
+    best: str | None
+
+
+@attrs.frozen
+class _Moment:
+    """What identifies a save; a second one of the same moment does nothing.
+
+    An evaluation between two saves of a batch may complete what was interrupted, or show that it is among the best.
+    """
+
+    name: str
+    batch: int
+    interrupted: object
+    is_best: bool
+
+
+@attrs.define
+class _Batches:
+    """What refers to batches of the clock; discarded when a training starts, as the clock may have been set back.
+
+    Args:
+        last: The last save; None if it failed, so that it is repeated.
+        measured: The batch at which the metrics of each label were measured last.
+        compared: The batch at which the metric of ``keep_best`` was compared last.
+        best: The last batch at which it was among the best.
+    """
+
+    last: _Moment | None = None
+    measured: dict[str, int] = attrs.field(factory=dict)
+    compared: int | None = None
+    best: int | None = None
 
 
 class CheckpointSaver(Callback):
@@ -130,23 +172,19 @@ class CheckpointSaver(Callback):
         self.background = background
         self.extra: Callable[[], Mapping[str, Any]] | None = None
         self.continues = False
+        # Of the run: the paths of its checkpoints and of the best one; and, only in the process of rank 0, the values
+        # of the best ones, the best first.
         self._saved: list[str] = []
         self._best: str | None = None
+        self._best_values: list[float] = []
+        # Of the training.
+        self._batches = _Batches()
+        # Until the saver is closed.
         self._opened: Folder | None = None
         self._lock: FolderLock | None = None
-        self._saving = Background()
         self._memory: KeptMemory = {}
-        # The name and the batch of the last save, what was interrupted, and whether it was among the best: the end of
-        # an epoch and FIT_END may be at the same batch, and an evaluation between two saves.
-        self._last: tuple[str, int, object, bool] | None = None
-        # The batch at which the metrics of each label were measured last, at which a metric was compared with the best
-        # ones, and at which it was among them.
-        self._measured: dict[str, int] = {}
-        self._compared: int | None = None
-        self._best_batch: int | None = None
-        # The values of the best checkpoints, the best first; only in the process of rank 0.
-        self._best_values: list[float] = []
-        # Of several processes that write together: what is being written, and the checkpoint's path.
+        # Of the save in the background; and, if several processes write it together, its snapshot and path.
+        self._saving = Background()
         self._shared: tuple[Snapshot, str] | None = None
 
     @property
@@ -167,8 +205,7 @@ class CheckpointSaver(Callback):
     def init(self, state: State, logger: Logger) -> None:
         """Forget an earlier run."""
         del state, logger
-        self._saved, self._best, self._last, self._best_values = [], None, None, []
-        self._compared = self._best_batch = None
+        self._saved, self._best, self._best_values, self._batches = [], None, [], _Batches()
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Create the folder, and check that no other process saves to it.
@@ -184,17 +221,15 @@ class CheckpointSaver(Callback):
                 f"save_best (keep_best) must be a metric of {' or '.join(labels)}, got {self.keep_best.metric!r}, "
                 "which nothing computes. Give eval_dataloader, or an Evaluator with this label."
             )
-        # A clock that was set back reaches the same times again.
-        self._last = self._compared = self._best_batch = None
-        self._measured.clear()
-        with failing_in_all(self._names(state)[0]):
+        self._batches = _Batches()
+        with failing_in_all(self._names(state).folder):
             if self._opened is None and state.rank == 0:
                 self._open(state)
 
     def eval_end(self, state: State, logger: Logger) -> None:
         """Note that the weights have been evaluated, or the training metrics of an epoch computed."""
         del logger
-        self._measured[str(state.dataloader_label)] = int(state.timestamp.batch)
+        self._batches.measured[str(state.dataloader_label)] = int(state.timestamp.batch)
 
     epoch_end = eval_end
 
@@ -216,10 +251,7 @@ class CheckpointSaver(Callback):
     def fit_end(self, state: State, logger: Logger) -> None:
         """Save at the end of the training, and wait until the checkpoint is written."""
         del logger
-        interval = self.save_interval
-        is_due = bool(interval.every.value) if isinstance(interval, Interval) else interval(state, Event.FIT_END)
-        if self._is_new_best(state) or is_due:
-            self.save(state)
+        self._save_if_due(state, Event.FIT_END)
         self._wait()
 
     def close(self, state: State, logger: Logger) -> None:
@@ -245,24 +277,33 @@ class CheckpointSaver(Callback):
             CheckpointSaveError: The checkpoint or the previous one could not be written.
         """
         reject_fsdp1(state.model)  # in all processes, though only rank 0 may save
-        path, name, *links = self._names(state)
+        names, times, batch = self._names(state), self._batches, int(state.timestamp.batch)
         # In all processes, also those that write nothing, because it exchanges data between them.
         extra = None if self.extra is None else self.extra()
-        batch = int(state.timestamp.batch)
-        moment = (name, batch, (extra or {}).get("interrupted"), self._best_batch == batch)
-        if moment == self._last:
+        moment = _Moment(names.checkpoint, batch, (extra or {}).get("interrupted"), times.best == batch)
+        if moment == times.last:
             return
         # Before the copy, so that there is only one in memory.
         self._wait()
-        replaces = self.overwrite or (self._last is not None and moment[:2] == self._last[:2])
-        is_shared = is_sharded(state.model)
-        if not is_shared and state.rank != 0:
-            self._last = moment
-            return
-        folder = open_folder(path)
+        is_again = times.last is not None and (times.last.name, times.last.batch) == (moment.name, batch)
+        is_writer = state.rank == 0 or is_sharded(state.model)
+        write = self._take(state, names, extra, overwrite=self.overwrite or is_again) if is_writer else None
+        times.last = moment
+        if write is not None:
+            with self._repeatable():
+                self._saving.start(write)
+            if not self.background:
+                self._wait()
+
+    def _take(
+        self, state: State, names: _Names, extra: Mapping[str, Any] | None, *, overwrite: bool
+    ) -> Callable[[], None]:
+        """Take a snapshot, and return what writes this process's files of it."""
+        folder, name, is_shared = open_folder(names.folder), names.checkpoint, is_sharded(state.model)
         with failing_in_all(folder.at(name)) if is_shared else contextlib.nullcontext():
             if state.rank == 0:
                 folder = self._opened or self._open(state)
+        batch = int(state.timestamp.batch)
         snapshot = take_snapshot(
             state,
             extra,
@@ -270,14 +311,17 @@ class CheckpointSaver(Callback):
             weights_only=self.weights_only,
             ignore_keys=self.ignore_keys,
             memory=self._memory,
-            measured=[label for label, at in self._measured.items() if at == batch],
+            measured=[label for label, at in self._batches.measured.items() if at == batch],
         )
         self._shared = (snapshot, folder.at(name)) if is_shared else None
-        self._last = moment
-        with self._repeatable():
-            self._saving.start(partial(self._write, folder, name, links, snapshot, overwrite=replaces))
-        if not self.background:
-            self._wait()
+        return partial(
+            snapshot.write,
+            folder,
+            name,
+            overwrite=overwrite,
+            prepare=lambda: self._set_aside(folder, name),
+            finish=lambda manifest: self._finish(folder, names, manifest.run_name),
+        )
 
     def _wait(self) -> None:
         """Wait for the previous save; if it was one of all processes and failed, raise an error in all of them."""
@@ -292,81 +336,69 @@ class CheckpointSaver(Callback):
         try:
             yield
         except BaseException as error:
-            last, self._last = self._last, None
+            last, self._batches.last = self._batches.last, None
             if isinstance(error, ThreadError) and self._opened is not None and last is not None:
-                raise CheckpointSaveError(self._opened.at(last[0]), str(error)) from error
+                raise CheckpointSaveError(self._opened.at(last.name), str(error)) from error
             raise
 
-    def _names(self, state: State) -> tuple[str, str, str | None, str | None]:
-        """Return the folder, and the names of a checkpoint now and of the links to the latest and the best one."""
+    def _names(self, state: State) -> _Names:
+        """Return the names of a save now."""
         folder = fill_in_run(self.folder, state, "folder (save_folder)")
         name = checkpoint_name(self.filename, state, "filename (save_filename)")
         links = (self.latest_filename, "latest_filename (save_latest_filename)"), (self.best_filename, "best_filename")
         latest, best = (None if link is None else checkpoint_name(link, state, argument) for link, argument in links)
-        return folder, name, latest, best
+        return _Names(folder, name, latest, best)
 
     def _save_if_due(self, state: State, event: Event) -> None:
+        """Raise the error of a save in the background, and save if it is time or the weights are among the best."""
         if self._shared is None:  # otherwise the processes would raise it in different batches
             with self._repeatable():
                 self._saving.check()
-        interval, elapsed = self.save_interval, state.get_elapsed_duration()
-        if not isinstance(interval, Interval):
-            is_due = interval(state, event)
-        else:
-            # The last checkpoint is saved at FIT_END, after the last evaluation.
-            is_due = (elapsed is None or elapsed.value < 1) and interval.is_due(state)
-        if self._is_new_best(state) or is_due:
+        is_due, is_best = self._is_due(state, event), self._record_if_best(state)
+        if is_due or is_best:
             self.save(state)
 
-    def _is_new_best(self, state: State) -> bool:
-        """Return whether the weights have just been measured to be among the best; the same in all processes."""
-        best, batch = self.keep_best, int(state.timestamp.batch)
-        if best is None or self._measured.get(self._best_label) != batch or self._compared == batch:
+    def _is_due(self, state: State, event: Event) -> bool:
+        interval, elapsed = self.save_interval, state.get_elapsed_duration()
+        if not isinstance(interval, Interval):
+            return interval(state, event)
+        if event is Event.FIT_END:
+            return bool(interval.every.value)
+        # The last checkpoint is saved at FIT_END, after the last evaluation.
+        return (elapsed is None or elapsed.value < 1) and interval.is_due(state)
+
+    def _record_if_best(self, state: State) -> bool:
+        """Record a new value of the metric if it is among the best, and return whether; the same in all processes."""
+        best, times, batch = self.keep_best, self._batches, int(state.timestamp.batch)
+        if best is None or times.measured.get(self._best_label) != batch or times.compared == batch:
             return False
-        self._compared = batch
+        times.compared = batch
         value = metric_values(state).get(best.metric)
-        is_new = value is not None and best.improves(value, self._best_values)
-        if from_rank_zero(is_new):  # it has read the folder
-            self._best_batch = batch
-        return self._best_batch == batch
+        is_best = from_rank_zero(value is not None and best.improves(value, self._best_values))  # it read the folder
+        if is_best:
+            times.best = batch
+        return is_best
 
     @property
     def _best_label(self) -> str:
         """The label of the data whose metric chooses the best checkpoint."""
         return (self.monitored_metric or "").removeprefix("metrics/").partition("/")[0]
 
-    def _write(
-        self, folder: Folder, name: str, links: list[str | None], snapshot: Snapshot, *, overwrite: bool
-    ) -> None:
-        snapshot.write(
-            folder,
-            name,
-            overwrite=overwrite,
-            prepare=lambda: self._set_aside(folder, name),
-            finish=lambda manifest: self._finish(folder, name, links, manifest.run_name),
-        )
-
-    def _finish(self, folder: Folder, name: str, links: list[str | None], run_name: str) -> None:
+    def _finish(self, folder: Folder, names: _Names, run_name: str) -> None:
         """List a checkpoint that has been written, update the links to the latest and best, and delete old ones."""
-        latest, best_link = links
-        if folder.at(name) not in self._saved:
-            self._saved.append(folder.at(name))
-        self._link(folder, latest, name)
+        path = folder.at(names.checkpoint)
+        if path not in self._saved:
+            self._saved.append(path)
+        self._link(folder, names.latest, names.checkpoint)
         # After the link was moved, which would otherwise point to a deleted checkpoint for a moment.
-        deleted = delete_old(
-            folder,
-            run_name,
-            self.num_checkpoints_to_keep,
-            self.keep_best,
-            weights_only=self.weights_only,
-        )
-        gone = {folder.at(one) for one in deleted}
+        keeping = self.num_checkpoints_to_keep, self.keep_best
+        gone = {folder.at(one) for one in delete_old(folder, run_name, *keeping, weights_only=self.weights_only)}
         self._saved = [path for path in self._saved if path not in gone]
         if self.keep_best is not None:
             best = self.keep_best.best(own_checkpoints(folder, run_name, weights_only=self.weights_only))
             if best:
                 self._best = folder.at(best[0].name)
-                self._link(folder, best_link, best[0].name)
+                self._link(folder, names.best, best[0].name)
 
     def _link(self, folder: Folder, link: str | None, name: str) -> None:
         if link is not None:
@@ -383,7 +415,7 @@ class CheckpointSaver(Callback):
             )
 
     def _open(self, state: State) -> Folder:
-        folder = open_folder(self._names(state)[0])
+        folder = open_folder(self._names(state).folder)
         folder.make()
         if isinstance(folder, LocalFolder):
             self._lock = self._lock or FolderLock(folder.path)

@@ -1,8 +1,10 @@
 """Saving a run: a snapshot of its state as the contents of files, and one checkpoint written from it.
 
-Each process that has parts of the model writes them; one may be alone. The first process begins, writes everything
-else, collects what the others have written, and commits. While a checkpoint is written, nothing is exchanged through a
-process group: collectives of two threads could meet in another order in each process.
+:func:`save_checkpoint`, the Trainer and the saver take a :class:`Snapshot`, which :meth:`Snapshot.write` writes, in the
+saver's thread. Each process that has regions of the model writes them; one may be alone. The first process begins a
+draft, writes everything else, collects what the others have written, and commits: a checkpoint is complete or absent.
+While it is written, nothing is exchanged through a process group: collectives of two threads could meet in another
+order in each process.
 """
 
 from __future__ import annotations
@@ -33,22 +35,20 @@ from composer.checkpoint.base import (
     FileRecord,
     Manifest,
     dictionary,
-    read_json,
     split_path,
     write_json,
 )
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
 from composer.checkpoint.ignoring import IgnoreKeys, ignored_keys
-from composer.checkpoint.layout import PartFile, describe_parts, pack_parts
+from composer.checkpoint.layout import TensorFile, describe_tensors, pack_files
 from composer.checkpoint.local import open_folder
 from composer.checkpoint.writers import failing_in_all, writers_of
 from composer.core import State, TimeUnit, evaluation_weights, split_tensors
 from composer.core.checks import shortened
-from composer.core.evaluator import reshard
 from composer.core.files import fill_in_run
 from composer.core.serialization import plain
 from composer.distributed import from_rank_zero, get_global_rank
-from composer.functional.dtensors import is_sharded
+from composer.functional.dtensors import is_sharded, reshard
 
 if TYPE_CHECKING:
     from composer.checkpoint.base import Folder
@@ -66,8 +66,8 @@ __all__ = [
     "take_snapshot",
 ]
 
-PARTS_TIMEOUT = 1800.0
-"""Seconds after which a part that is missing makes a save fail."""
+ANSWER_TIMEOUT = 1800.0
+"""Seconds after which an answer of another process that is missing makes a save fail."""
 _LONGER = 30.0
 """Seconds that the other processes wait for the first one's decision after that."""
 
@@ -87,7 +87,7 @@ def save_checkpoint(
     :class:`~composer.callbacks.CheckpointSaver` of another process saves: it deletes unfinished checkpoints when it
     starts.
 
-    If the model is sharded by FSDP2, all processes have to call it, and each writes its parts of the tensors.
+    If the model is sharded by FSDP2, all processes have to call it, and each writes its regions of the tensors.
 
     Args:
         state: The run.
@@ -201,12 +201,12 @@ def take_snapshot(
         with writers.failing_in_all_processes(path):
             saved = _saved_state(state, extra, ignore_keys, weights_only=weights_only)
             data, tensors = _split_files(saved)
-            described = describe_parts(tensors, is_first=writers.rank == 0)
+            described = describe_tensors(tensors, is_first=writers.rank == 0)
         layout, writes = writers.plan(described)
         contents: dict[str, list[memoryview]] | Exception
         try:
             # Evaluation weights are in the model only within the block, and are copied in any case.
-            contents = pack_parts(tensors, described, writes, copy=copy or may_differ, memory=memory)
+            contents = pack_files(tensors, described, writes, copy=copy or may_differ, memory=memory)
         except Exception as error:
             if writers.is_alone:
                 raise
@@ -336,12 +336,12 @@ class Snapshot:
     manifest: Manifest
     layout: Layout
     writers: Writers
-    timeout: float = attrs.field(factory=lambda: PARTS_TIMEOUT)
+    timeout: float = attrs.field(factory=lambda: ANSWER_TIMEOUT)
     _number: int = attrs.field(init=False)
     _until: float = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        # A part of each key, so that an answer of a save that has failed is not taken for one of the next.
+        # In each key, so that an answer of a save that has failed is not taken for one of the next.
         self._number = self.writers.saves
         self._until = time.monotonic() + self.timeout + (_LONGER if self.writers.rank else 0.0)
 
@@ -371,7 +371,7 @@ class Snapshot:
 
         Raises:
             CheckpointSaveError: It could not be written, another checkpoint has the name, or a process has not written
-                its parts in time. Existing checkpoints are unchanged.
+                its files in time. Existing checkpoints are unchanged.
         """
         if self.writers.rank == 0:
             self._lead(folder, name, overwrite=overwrite, prepare=prepare, finish=finish)
@@ -388,41 +388,41 @@ class Snapshot:
         finish: Callable[[Manifest], object] | None,
     ) -> None:
         """Write the first process's files, wait for the others, and commit the checkpoint."""
-        place, key, failed = None, "place", None
+        draft, key, failed = None, "draft", None
         try:
             if prepare is not None:
                 prepare()
             manifest = None if overwrite else self._existing(folder, name)
             if manifest is None:
-                place = folder.begin(name)
-                self._send_all("place", {"place": place})
+                draft = folder.begin(name)
+                self._send_all("draft", {"draft": draft})
                 key = "outcome"
                 # The first process writes while the others do, and waits for them afterwards.
-                answers = [self._write_files(folder, name, place)]
+                answers = [self._write_files(folder, name, draft)]
                 answers += [self._receive(f"written by {rank}", rank) for rank in range(1, self.writers.world_size)]
                 failed = next((answer for answer in answers if "error" in answer), None)
                 if failed is not None:
                     raise CheckpointSaveError(folder.at(name), failed["error"])  # noqa: TRY301  (as any other failure)
-                manifest = self._commit(folder, name, place, answers)
+                manifest = self._commit(folder, name, draft, answers)
             if finish is not None:
                 finish(manifest)
-            # If an equal checkpoint exists, this answers where the others expect a place: they have nothing to write.
+            # If an equal checkpoint exists, this answers where the others expect a draft: they have nothing to write.
             self._send_all(key, {})
         except BaseException as error:
             with contextlib.suppress(Exception):  # this error is the one to raise
                 self._send_all(key, failed or _failure(0, error))
             raise
         finally:
-            if place is not None:
-                folder.abandon(place)  # unfinished files, or a replaced checkpoint, for which no process has to wait
+            if draft is not None:
+                folder.abandon(draft)  # unfinished files, or a replaced checkpoint, for which no process has to wait
 
     def _follow(self, folder: Folder, name: str) -> None:
-        """Write this process's files to the place that the first process has begun, and wait for its decision."""
+        """Write this process's files to the draft that the first process has begun, and wait for its decision."""
         rank, failed = self.writers.rank, None
-        decision = self._receive(f"place for {rank}")
-        if "place" in decision:
+        decision = self._receive(f"draft for {rank}")
+        if "draft" in decision:
             try:
-                answer = self._write_files(folder, name, decision["place"])
+                answer = self._write_files(folder, name, decision["draft"])
             except Exception as error:  # noqa: BLE001  (raised below)
                 answer, failed = _failure(rank, error), error
             with contextlib.suppress(RuntimeError):  # the first process has ended, as the next line finds as well
@@ -444,7 +444,7 @@ class Snapshot:
         try:
             existing = folder.manifest(name)
             folder.check(name, existing)
-            saved = read_json(folder.content(name, STATE, existing), name)
+            saved = folder.data(name, existing)
         except CheckpointError:
             return None
         if _moment(existing) == _moment(self.manifest):
@@ -459,8 +459,8 @@ class Snapshot:
             "Set overwrite (save_overwrite=True of a Trainer) to replace it, or choose another folder or run_name.",
         )
 
-    def _write_files(self, folder: Folder, name: str, place: str) -> dict[str, Any]:
-        """Write this process's files to a place, and return their records, and headers and blocks of the tensors."""
+    def _write_files(self, folder: Folder, name: str, draft: str) -> dict[str, Any]:
+        """Write this process's files to a draft, and return their records, and headers and blocks of the tensors."""
         if isinstance(self.contents, Exception):
             raise self.contents
         files = {file: Content(pieces) for file, pieces in self.contents.items()}
@@ -471,20 +471,20 @@ class Snapshot:
                 raise CheckpointSaveError(folder.at(name), f"{reason}Let large data in state_dict() be tensors.")
             files[STATE] = Content([memoryview(data)])
         for file, content in files.items():
-            folder.put(name, place, file, content)
+            folder.put(name, draft, file, content)
         return {
             "files": {file: attrs.asdict(content.record) for file, content in files.items()},
-            "parts": {file: [len(pieces[0]), files[file].blocks] for file, pieces in self.contents.items()},
+            "tensors": {file: [len(pieces[0]), files[file].blocks] for file, pieces in self.contents.items()},
         }
 
-    def _commit(self, folder: Folder, name: str, place: str, answers: list[dict[str, Any]]) -> Manifest:
-        parts = {file: part for answer in answers for file, part in answer["parts"].items()}
-        layout = attrs.evolve(self.layout, files={file: PartFile(*parts[file]) for file in self.layout.files})
+    def _commit(self, folder: Folder, name: str, draft: str, answers: list[dict[str, Any]]) -> Manifest:
+        tensors = {file: one for answer in answers for file, one in answer["tensors"].items()}
+        layout = attrs.evolve(self.layout, files={file: TensorFile(*tensors[file]) for file in self.layout.files})
         content = Content([memoryview(layout.to_bytes())])
-        folder.put(name, place, LAYOUT, content)
+        folder.put(name, draft, LAYOUT, content)
         files = {file: FileRecord(**record) for answer in answers for file, record in answer["files"].items()}
         manifest = attrs.evolve(self.manifest, files=files | {LAYOUT: content.record})
-        folder.commit(name, place, manifest)
+        folder.commit(name, draft, manifest)
         return manifest
 
     def _send(self, key: str, answer: dict[str, Any]) -> None:

@@ -1,8 +1,9 @@
-"""Reading tensors from the files of a checkpoint: what a process needs of them, each complete or in part.
+"""Reading tensors from the files of a checkpoint: the regions that a process needs of them.
 
-:func:`sharded_likes` decides of which tensors a process needs only its part, and :func:`read_parts` reads them: of each
-file the cells of :class:`~composer.checkpoint.layout.TensorLayout` with elements of these parts, in the order of their
-bytes.
+For a load, :func:`sharded_likes` decides of which tensors a process needs only its own region, and :func:`read_tensors`
+reads them: of each file the cells of :class:`~composer.checkpoint.layout.TensorLayout` with elements of these regions,
+in the order of their bytes. Nothing is returned that was not compared with its checksum, and a damaged layout requests
+no more memory than the files have.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import xxhash
 
 from composer.checkpoint.base import BLOCK_BYTES, EXTRA, LAYOUT
 from composer.checkpoint.errors import CheckpointError
-from composer.checkpoint.layout import DTYPES, bytes_of, part_here
+from composer.checkpoint.layout import DTYPES, bytes_of, region_here
 from composer.core.serialization import MAX_DEPTH
-from composer.functional.dtensors import block_of, is_dtensor
+from composer.functional.dtensors import Region, is_dtensor, region_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from composer.checkpoint.base import Manifest, ReadInto
-    from composer.checkpoint.layout import KnownParts, Layout, Part, PartFile, TensorLayout
+    from composer.checkpoint.layout import KnownRegions, Layout, TensorFile, TensorLayout
 
-__all__ = ["is_reference", "read_parts", "sharded_likes"]
+__all__ = ["is_reference", "read_tensors", "sharded_likes"]
 
 _DIGITS = 32
 _READ_BYTES = 1 << 20
@@ -37,7 +38,7 @@ _READ_BYTES = 1 << 20
 
 
 @torch.no_grad()
-def read_parts(
+def read_tensors(
     layout: Layout,
     kind: str,
     manifest: Manifest,
@@ -62,41 +63,42 @@ def read_parts(
     Raises:
         CheckpointError: A file is missing, or a block is not the one that was written; or there is too little memory.
     """
-    known: KnownParts = {}
+    known: KnownRegions = {}
     likes, of_kind = likes or {}, layout.tensors[kind]
     of_kind = {name: one for name, one in of_kind.items() if names is None or name in names}
     # Before memory is allocated, which a damaged layout could request without limit.
     if sum(DTYPES[one.dtype].itemsize * math.prod(one.shape) for one in of_kind.values()) > manifest.size:
         raise CheckpointError(f"{path}/{LAYOUT}", "lists tensors that are larger than the files.")
-    parts = {name: _part_of(one, likes.get(name), known) for name, one in of_kind.items()}
+    regions = {name: _region_of(one, likes.get(name), known) for name, one in of_kind.items()}
     try:
         targets = {
-            name: torch.empty(parts[name][1], dtype=DTYPES[one.dtype], device="cpu") for name, one in of_kind.items()
+            name: torch.empty(regions[name].shape, dtype=DTYPES[one.dtype], device="cpu")
+            for name, one in of_kind.items()
         }
     except (RuntimeError, MemoryError) as error:  # RuntimeError as torch raises it
         raise CheckpointError(path, f"needs more memory than there is: {error}") from None
-    cells: dict[int, list[tuple[int, str, Part]]] = defaultdict(list)
+    cells: dict[int, list[tuple[int, str, Region]]] = defaultdict(list)
     for name, target in targets.items():
-        for file, position, cell in of_kind[name].cells(parts[name]) if target.numel() else ():
+        for file, position, cell in of_kind[name].cells(regions[name]) if target.numel() else ():
             cells[file].append((position, name, cell))
     names = [*layout.files]
     for file, of_file in cells.items():
-        name, place = names[file], f"{path}/{names[file]}"
+        name, file_path = names[file], f"{path}/{names[file]}"
         if name not in manifest.files:
-            raise CheckpointError(place, f"is missing, and {LAYOUT} lists it.")
+            raise CheckpointError(file_path, f"is missing, and {LAYOUT} lists it.")
         with open_file(name) as read:
-            blocks = _Blocks(read, layout.files[name], manifest.files[name].size, place)
+            blocks = _Blocks(read, layout.files[name], manifest.files[name].size, file_path)
             for position, tensor, cell in sorted(of_file):
-                _read_cell(blocks, targets[tensor], parts[tensor], position, cell)
+                _read_cell(blocks, targets[tensor], regions[tensor], position, cell)
             blocks.finish()
     return {name: _placed(target, of_kind[name], likes.get(name)) for name, target in targets.items()}
 
 
-def _part_of(one: TensorLayout, like: Any, known: KnownParts) -> Part:
-    """Return the part of a tensor that this process has: of a DTensor its own, else all of it."""
+def _region_of(one: TensorLayout, like: Any, known: KnownRegions) -> Region:
+    """Return the region of a tensor that this process needs: of a DTensor its own, else all of it."""
     if like is None:
-        return (0,) * len(one.shape), tuple(one.shape)
-    return part_here(like, known) or ((0,) * like.ndim, tuple(like.to_local().shape))
+        return Region.of(one.shape)
+    return region_here(like, known) or Region.of(like.to_local().shape)
 
 
 class _Blocks:
@@ -106,7 +108,7 @@ class _Blocks:
     only. If ranges are read in order, each block is read once.
     """
 
-    def __init__(self, read: ReadInto, file: PartFile, size: int, path: str) -> None:
+    def __init__(self, read: ReadInto, file: TensorFile, size: int, path: str) -> None:
         if len(file.blocks) != -(-size // BLOCK_BYTES) * _DIGITS:
             raise CheckpointError(path, f"has {size} bytes, which do not fit what {LAYOUT} lists.")
         self._read, self._file, self._size, self._path = read, file, size, path
@@ -150,12 +152,12 @@ class _Blocks:
         self._position += len(memory)
 
 
-def _read_cell(blocks: _Blocks, target: Tensor, part: Part, position: int, cell: Part) -> None:
-    """Read the elements of a cell that are in a part, which ``target`` is; ``position`` is the cell's first byte."""
-    if part == cell:
+def _read_cell(blocks: _Blocks, target: Tensor, region: Region, position: int, cell: Region) -> None:
+    """Read the elements of a cell that are in a region, that of ``target``; ``position`` is the cell's first byte."""
+    if region == cell:
         blocks.fill(bytes_of(target), position)
         return
-    (offset, shape), (cell_offset, cell_shape) = part, cell
+    (offset, shape), (cell_offset, cell_shape) = region, cell
     bounds = [
         (max(start, cell_start), min(start + length, cell_start + cell_length))
         for start, length, cell_start, cell_length in zip(offset, shape, cell_offset, cell_shape, strict=True)
@@ -203,7 +205,7 @@ def sharded_likes(
             for key, item in items:
                 find(item, key if key in own else weight, depth + 1)
 
-    find({name: part for name, part in data.items() if name != "model"}, None, 0)
+    find({name: value for name, value in data.items() if name != "model"}, None, 0)
     kinds = layout.tensors
     was_sharded = any(one.placements is not None for of_kind in kinds.values() for one in of_kind.values())
     likes: dict[str, dict[str, Tensor]] = {kind: {} for kind in kinds}
@@ -239,7 +241,7 @@ def _placed_like(weight: Any, name: str, one: TensorLayout, path: str) -> Tensor
         placed = [Replicate() if dimension < 0 else Shard(dimension) for dimension in placements]
     # Not torch's zeros(): where _StridedShard splits unevenly, its local tensor has another shape than FSDP2's.
     mesh, complete = weight.device_mesh, torch.empty(tuple(one.shape), device="meta")
-    _, own_shape = block_of(complete.shape, mesh, placed)
+    own_shape = region_of(complete.shape, mesh, placed).shape
     # Without memory, which a damaged layout could request without limit.
     local = torch.empty((), dtype=weight.dtype, device=weight.to_local().device).expand(own_shape)
     return DTensor.from_local(local, mesh, placed, run_check=False, shape=complete.shape, stride=complete.stride())
@@ -251,7 +253,7 @@ def is_reference(value: Any) -> bool:
 
 
 def _placed(target: Tensor, one: TensorLayout, like: Any) -> Tensor:
-    """Return a tensor of which ``target`` has this process's part, with the strides, device and placements it needs."""
+    """Return a tensor of which this process has read ``target``, with the strides, device and placements it needs."""
     if like is None:
         if one.strides is None:
             return target

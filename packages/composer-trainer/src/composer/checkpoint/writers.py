@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from composer.checkpoint.errors import CheckpointSaveError
-from composer.checkpoint.layout import Layout, plan_parts
+from composer.checkpoint.layout import Layout, plan_files
 from composer.distributed import all_gather_object, any_rank
 from composer.distributed.collectives import failing_in_all_processes
 from composer.distributed.exchange import Exchange
@@ -54,12 +54,12 @@ class Writers:
     def plan(self, described: Described) -> tuple[Layout, dict[str, list[str]]]:
         """Return the layout, and which tensors this process writes to which file; all processes have to call it.
 
-        The parts of all processes are exchanged only if those of one have changed since the last save.
+        The regions of all processes are exchanged only if those of one have changed since the last save.
         """
         has_changed = described != self._described
         if has_changed if self.is_alone else any_rank(has_changed):
             gathered = [described] if self.is_alone else all_gather_object(described)
-            self._described, self._planned = described, plan_parts(gathered)
+            self._described, self._planned = described, plan_files(gathered)
         layout, writes = self._planned
         self.saves += 1
         return layout, writes[self.rank]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from composer.core.checks import nearest
 from composer.functional import orthogonalize
 from composer.functional.checks import check_choice, check_flags, check_interval, check_modules
-from composer.functional.dtensors import is_dtensor, local_parts, own_part
+from composer.functional.dtensors import is_dtensor, local_parts, own_region
 from composer.functional.training.orthogonalization import Coefficients, check_orthogonalization
 from composer.optim.applying import apply_directions, batches_of, is_applied_simply, placed_like
 from composer.optim.stepping import Group, Params, SteppingOptimizer, adamw_step, check_adamw, decay
@@ -375,4 +375,4 @@ def _part(complete: Tensor, weight: Tensor) -> Tensor:
     """Return this process's part of a complete tensor."""
     if not is_dtensor(weight):
         return complete
-    return complete[tuple(slice(start, start + size) for start, size in zip(*own_part(weight), strict=True))]
+    return complete[own_region(weight).slices]
