@@ -226,7 +226,7 @@ class TestFields:
 
     def test_every_field_has_a_lifetime(self):
         """Each field has a lifetime, which determines the content of a checkpoint."""
-        assert {field.metadata["lifetime"] for field in attrs.fields(State)} == {"saved", "live", "step"}
+        assert {field.metadata["lifetime"] for field in attrs.fields(State)} == {"saved", "live", "step", "cache"}
 
     def test_positional_arguments(self):
         """The first four arguments may be positional."""

@@ -14,12 +14,11 @@ from torch import Tensor, nn
 
 from composer.algorithms._idle import warn_of_no_effect
 from composer.core import Algorithm, Event, ExclusiveResource, Stage, State, Time, TimeUnit
-from composer.core.evaluator import reshard
 from composer.core.model_state import bare_model, bare_name
 from composer.core.serializable import read_state
 from composer.core.serialization import from_data
 from composer.functional import update_averages
-from composer.functional.dtensors import is_dtensor, local_parts, shard_like
+from composer.functional.dtensors import is_dtensor, local_parts, reshard, shard_like
 from composer.functional.training.ema import average_dtype, is_dense
 
 __all__ = ["SWAPS", "AveragedWeights", "WeightAveraging", "to_time"]

@@ -17,7 +17,7 @@ from composer.core.data_spec import DataSpec, ensure_data_spec
 from composer.core.event import Event
 from composer.core.interval import Interval
 from composer.core.optimizers import held_parameters, unwrapped
-from composer.functional.dtensors import local_parts
+from composer.functional.dtensors import local_parts, reshard
 from composer.functional.modes import kept_modes
 
 if TYPE_CHECKING:
@@ -279,21 +279,6 @@ def has_modes(optimizer: Any) -> bool:
         False
     """
     return callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None))
-
-
-def reshard(model: Any) -> None:
-    """Shard modules again that hold their complete weights after the forward pass of an evaluation.
-
-    Until then, :func:`torch.distributed.fsdp.fully_shard` computes with the complete weights, even if the shards have
-    changed. Other modules are not affected.
-
-    Example:
-        >>> reshard(torch.nn.Linear(1, 1))
-    """
-    for module in model.modules() if isinstance(model, torch.nn.Module) else ():
-        reshard_module = getattr(module, "reshard", None)
-        if callable(reshard_module) and callable(getattr(module, "unshard", None)):  # as fully_shard's modules have
-            reshard_module()
 
 
 def _is_in_training_mode(optimizer: Optimizer) -> bool:

@@ -1,4 +1,8 @@
-"""A model's weights and its optimizers' state by the parameter names of the unwrapped model."""
+"""A model's weights and its optimizers' state by the parameter names of the unwrapped model.
+
+:mod:`composer.core.saved_state` calls these functions in turn: those that return data for a save, those that compare it
+and change nothing, and those that load what fits. Saved tensors are complete or DTensors, and are sharded as the run's.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,7 @@ from composer.core.checks import nearest, shortened
 from composer.core.components import by_key
 from composer.core.optimizers import held_parameters, unwrapped
 from composer.core.serialization import NotSerializableError, from_data, is_number, plain
-from composer.functional.dtensors import is_dtensor, shard_like
-from composer.functional.training.ema import is_dense
+from composer.functional.dtensors import is_dtensor, shard_like, without_repeats
 
 __all__: list[str] = []
 
@@ -137,8 +140,8 @@ def compare_names(
         f"{path}{name} is not saved{'.' if end is None else nearest(name, only_saved, end)}" for name in only_own
     ]
     unexpected = [
-        f"{path}{name} is saved, and {lack}{nearest(name, only_own) if place < _HINTS else '.'}"
-        for place, name in enumerate(only_saved)
+        f"{path}{name} is saved, and {lack}{nearest(name, only_own) if index < _HINTS else '.'}"
+        for index, name in enumerate(only_saved)
     ]
     return missing, unexpected
 
@@ -162,7 +165,7 @@ def load_weights(model: nn.Module, saved: Mapping[str, Any]) -> None:
     for module in bare.modules():
         for name, buffer in module.named_buffers(recurse=False):
             # Of an expanded buffer several elements share their memory, and torch cannot copy into it.
-            if is_dense(buffer) and 0 in buffer.stride() and not buffer.is_contiguous():
+            if without_repeats(buffer) is not buffer:
                 setattr(module, name, buffer.contiguous())
     loaded = {
         name: _sharded_like(saved[bare_name(name)], own)
@@ -185,7 +188,7 @@ def _parameter_names(model: Any, optimizer: Optimizer) -> list[list[str]]:
         {id(one): bare_name(name) for name, one in bare_model(model).named_parameters()} if model is not None else {}
     )
     return [
-        [known.get(id(one), f"group {group} parameter {place}") for place, one in enumerate(held["params"])]
+        [known.get(id(one), f"group {group} parameter {index}") for index, one in enumerate(held["params"])]
         for group, held in enumerate(optimizer.param_groups)
     ]
 
@@ -300,9 +303,9 @@ def check_optimizers(
             continue
         groups = record.param_groups
         if len(groups) == len(optimizer.param_groups):
-            for place, (own_group, group) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
+            for index, (own_group, group) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
                 own_settings = {name: value for name, value in own_group.items() if name != "params"}
-                wrong += check_settings(f"optimizers.{key}.param_groups[{place}]", own_settings, group)
+                wrong += check_settings(f"optimizers.{key}.param_groups[{index}]", own_settings, group)
         differences = _compare_groups(_parameter_names(model, optimizer), groups)
         for sentences, details in zip((missing, unexpected), differences, strict=True):
             sentences += [f"optimizers.{key}.{detail}" for detail in details]
@@ -310,13 +313,13 @@ def check_optimizers(
 
 
 def _compare_groups(own: list[list[str]], saved: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
-    place_of = {name: place for place, group in enumerate(own) for name in group}
-    saved_place_of = {name: place for place, group in enumerate(saved) for name in group["params"]}
-    missing, unexpected = compare_names("", place_of, saved_place_of, "the optimizer does not hold it")
+    group_of = {name: index for index, group in enumerate(own) for name in group}
+    saved_group_of = {name: index for index, group in enumerate(saved) for name in group["params"]}
+    missing, unexpected = compare_names("", group_of, saved_group_of, "the optimizer does not hold it")
     unexpected += [
-        f"{name} was saved in group {saved_place_of[name]}, and is in group {place}."
-        for name, place in place_of.items()
-        if saved_place_of.get(name, place) != place
+        f"{name} was saved in group {saved_group_of[name]}, and is in group {index}."
+        for name, index in group_of.items()
+        if saved_group_of.get(name, index) != index
     ]
     if len(own) != len(saved):
         unexpected.append(f"param_groups: {len(saved)} groups are saved, and the optimizer has {len(own)}.")
@@ -359,30 +362,39 @@ def load_optimizers(model: Any, optimizers: Sequence[Optimizer], saved: Mapping[
 
 
 def _load_named_state(parameters: Mapping[str, Tensor], optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    own, groups = optimizer.state_dict(), saved["param_groups"]
-    kept = groups if len(groups) == len(own["param_groups"]) else [{}] * len(own["param_groups"])
-    numbers = dict(zip(parameters, held_parameters(own["param_groups"]), strict=True))
+    """Load a saved state into an optimizer, whose parameters are passed by name."""
     loaded = {
         name: {key: _sharded_like(value, parameters[name]) for key, value in values.items()}
         for name, values in saved["state"].items()
         if name in parameters
     }
+    optimizer.load_state_dict(_merge_states([*parameters], optimizer.state_dict(), loaded, saved["param_groups"]))
+    for name, values in loaded.items():
+        _restore_dtypes(optimizer.state[parameters[name]], values)
+
+
+def _merge_states(
+    names: list[str], own: dict[str, Any], loaded: Mapping[str, Any], groups: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return an optimizer's own state dict with the states and settings that were saved, by numbers of parameters."""
+    numbers = dict(zip(names, held_parameters(own["param_groups"]), strict=True))
     # Optimizer.load_state_dict replaces the states of all parameters: those without a saved one keep their own.
     not_saved = {numbers[name] for name in numbers.keys() - {*held_parameters(groups)}}
     state = {number: held for number, held in own["state"].items() if number in not_saved}
-    state |= {numbers[name]: values for name, values in loaded.items()}
-    settings = list(zip(own["param_groups"], kept, strict=True))
-    for group, saved_group in settings:
-        if "lr" in saved_group:
+    merged = []
+    has_same_groups = len(groups) == len(own["param_groups"])
+    for group, settings in zip(own["param_groups"], groups if has_same_groups else itertools.repeat({}), strict=False):
+        if "lr" in settings:
             group.pop("scheduled_lr", None)  # of its own rate; states from elsewhere have none of the loaded one
-    merged = [{**group, **saved_group, "params": group["params"]} for group, saved_group in settings]
-    optimizer.load_state_dict({"state": state, "param_groups": merged})
-    # torch converts what it loads to the parameter's dtype, which would round a 32-bit average of 16-bit weights.
-    for name, values in loaded.items():
-        held = optimizer.state[parameters[name]]
-        # bitsandbytes saves its tensors in a dictionary within that of the parameter, and holds them without.
-        nested = [inner.items() for inner in values.values() if isinstance(inner, dict)]
-        for field, value in itertools.chain(values.items(), *nested):
-            own = held.get(field)
-            if isinstance(own, Tensor) and isinstance(value, Tensor) and own.dtype != value.dtype:
-                held[field] = value.to(own.device)
+        merged.append({**group, **settings, "params": group["params"]})
+    return {"state": state | {numbers[name]: values for name, values in loaded.items()}, "param_groups": merged}
+
+
+def _restore_dtypes(held: dict[Any, Any], values: Mapping[Any, Any]) -> None:
+    """Replace state that torch has converted to the parameter's dtype, as a 32-bit average of 16-bit weights."""
+    # bitsandbytes saves its tensors in a dictionary within that of the parameter, and holds them without.
+    nested = [inner.items() for inner in values.values() if isinstance(inner, dict)]
+    for field, value in itertools.chain(values.items(), *nested):
+        own = held.get(field)
+        if isinstance(own, Tensor) and isinstance(value, Tensor) and own.dtype != value.dtype:
+            held[field] = value.to(own.device)

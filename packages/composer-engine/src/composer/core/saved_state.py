@@ -176,7 +176,7 @@ class RebuiltAlgorithms:
 
     Args:
         state: The run.
-        made: The new algorithms, by their place in the list.
+        made: The new algorithms, by their index in the list.
         passes: Passes that order them.
     """
 
@@ -246,8 +246,8 @@ def _evolve(state: Any, **changes: Any) -> SavableState:
 
 def _merged(algorithms: Iterable[Any], made: Mapping[int, Any]) -> list[Any]:
     merged = list(algorithms)
-    for place, algorithm in sorted(made.items()):
-        merged.insert(place, algorithm)
+    for index, algorithm in sorted(made.items()):
+        merged.insert(index, algorithm)
     return merged
 
 
@@ -298,7 +298,7 @@ def check_state(
     Raises:
         StateMismatchError: Something cannot be loaded; or, if ``strict``, anything differs.
     """
-    records = _read_parts(state, saved)
+    records = _read_components(state, saved)
     needed = records["algorithms"] if rebuild and "model" in saved else {}
     rebuilt = _rebuild_missing(state, needed, excluded, passes)
     trial = rebuilt.rehearse()
@@ -342,7 +342,7 @@ def _to_report(findings: _Findings, *, strict: bool) -> LoadReport:
     return report
 
 
-def _read_parts(state: SavableState, saved: Any) -> dict[str, dict[str, Any]]:
+def _read_components(state: SavableState, saved: Any) -> dict[str, dict[str, Any]]:
     """Return the records of components by kind and key, if this is a saved state at all."""
     version = saved.get("version") if isinstance(saved, dict) else None
     if type(version) is not int or version < 1:
@@ -383,7 +383,7 @@ def _rebuild_missing(
     """Construct the algorithms that the saved weights need and the run lacks."""
     own = _components(state, "algorithms")
     made, problems = {}, []
-    for place, (key, record) in enumerate(records.items()):
+    for index, (key, record) in enumerate(records.items()):
         if record.required_on_load and key not in own and not {key, record.name} & {*excluded}:
             try:
                 algorithm = state.rebuild_algorithm(record.name, record.settings)
@@ -391,10 +391,10 @@ def _rebuild_missing(
                 problems.append(f"algorithms.{key}, which the weights need: {error}")
                 continue
             if algorithm.required_on_load():  # a checkpoint alone cannot add algorithms to a run
-                made[place] = algorithm
+                made[index] = algorithm
     if problems:
         raise StateMismatchError(problems)
-    return RebuiltAlgorithms(state, made, all_passes(passes))
+    return RebuiltAlgorithms(state, made, all_passes(passes) if made else ())
 
 
 def _check_fields(state: SavableState, saved: Mapping[str, Any], findings: _Findings) -> None:
@@ -474,7 +474,7 @@ def _from_first_difference(one: str, other: str) -> tuple[str, str]:
     """Return two strings, or, of long ones, their parts around the first difference."""
     if max(len(one), len(other)) <= 2 * _SHOWN:
         return one, other
-    common = next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
+    common = next((index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
     start = max(common - _SHOWN // 2, 0)
     return f"...{one[start : start + _SHOWN]}...", f"...{other[start : start + _SHOWN]}..."
 

@@ -205,12 +205,12 @@ def _encode_fields(kinds: Mapping[Any, Any], values: Mapping[Any, Any], path: st
 def _encode_choice(value: Any, kind: Any, path: str, depth: int) -> Any:
     """Return a value of a union as plain data, if decoding it with an earlier member does not change the value."""
     members = typing.get_args(kind)
-    for place, member in enumerate(members):
+    for index, member in enumerate(members):
         try:
             data = _encode(value, member, path, depth + 1)
         except NotSerializableError:
             continue
-        for earlier in members[:place]:
+        for earlier in members[:index]:
             with contextlib.suppress(ValueError):
                 if from_data(data, earlier) != value:
                     raise NotSerializableError(

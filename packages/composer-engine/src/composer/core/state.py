@@ -1,4 +1,10 @@
-"""The state of a run, which algorithms and callbacks read and change; its fields are sorted by lifetime."""
+"""The state of a run, which algorithms and callbacks read and change.
+
+:class:`State` owns its data and converts what is assigned. Each field states its lifetime, and the functions below
+state where each lifetime ends; only what is ``saved`` is in a checkpoint. The loop of a trainer or of a host creates
+it, advances its clock and sets the fields of a step. How it is saved and loaded is in
+:mod:`~composer.core.saved_state` and :mod:`~composer.core.model_state`.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +65,16 @@ def _live(**options: Any) -> Any:
 def _step(**options: Any) -> Any:
     """A field that is only valid within a batch."""
     return attrs.field(metadata={"lifetime": "step"}, init=False, **options)
+
+
+def _cache() -> Any:
+    """A field that is derived from others, and computed again when it is needed.
+
+    ``_owners``, the keys of components by their ids, is discarded when a component is added, removed or replaced.
+    ``_generators`` has a generator for each owner, and the batch and microbatch that it is seeded for; it is seeded
+    again for another one, and after :meth:`State.restart_draws`, which a load calls.
+    """
+    return attrs.field(metadata={"lifetime": "cache"}, init=False, factory=dict)
 
 
 def _instances_of(kind: type, parameter: str) -> Any:
@@ -141,7 +157,7 @@ def _current_rank() -> int:
 # No field has an on_setattr of its own: with one, attrs sets every field of every step by a Python function.
 @attrs.define(eq=False, repr=False, on_setattr=attrs.setters.NO_OP)
 class State:
-    """The state of a run. The metadata of each field states its lifetime: ``saved``, ``live`` or ``step``.
+    """The state of a run. The metadata of each field states its lifetime: ``saved``, ``live``, ``step`` or ``cache``.
 
     Args:
         model: The model to train; it is called with a batch, and its ``loss`` with the outputs and the batch.
@@ -231,9 +247,10 @@ class State:
     eval_timestamp: Timestamp = _step(factory=Timestamp)
     predict_timestamp: Timestamp = _step(factory=Timestamp)
 
-    _owners: dict[int, str] = _step(factory=dict)
-    _generators: dict[str, tuple[int, int, torch.Generator]] = _step(factory=dict)
     _listeners: list[Callable[[], None]] = _live(factory=list, init=False)
+
+    _owners: dict[int, str] = _cache()
+    _generators: dict[str, tuple[int, int, torch.Generator]] = _cache()
 
     def __attrs_post_init__(self) -> None:
         for components in (self._algorithms, self._callbacks):
@@ -560,13 +577,11 @@ class State:
         Raises:
             ValueError: The component does not belong to this state.
         """
-        return self._owners.get(id(component)) or self._owner_key(component)
-
-    def _owner_key(self, owner: object) -> str:
-        self._find_owners()
-        if id(owner) not in self._owners:
-            raise ValueError(f"{owner!r} is neither among the algorithms nor the callbacks of this state. Add it.")
-        return self._owners[id(owner)]
+        if id(component) not in self._owners:
+            self._find_owners()
+        if id(component) not in self._owners:
+            raise ValueError(f"{component!r} is neither among the algorithms nor the callbacks of this state. Add it.")
+        return self._owners[id(component)]
 
     def _drawing_key(self, owner: object) -> str:
         self._find_owners()
