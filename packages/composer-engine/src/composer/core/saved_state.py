@@ -1,4 +1,9 @@
-"""What a run saves of its state, and how all of a saved state is checked before any of it is loaded."""
+"""What a run saves of its state, and how all of a saved state is checked before any of it is loaded.
+
+:class:`State` calls :func:`state_to_data`. Both its methods that load and checkpoints call :func:`check_state`, or
+:func:`check_part` for the model or the optimizers alone. These change nothing and report every mismatch in one error;
+algorithms that the weights need are tried out on copies. :meth:`CheckedState.load` then changes the run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""What makes a folder a checkpoint: the manifest, JSON and checksums of its files; and what holds checkpoints."""
+"""What makes a folder a checkpoint, and what holds checkpoints; all other modules of this package use it.
+
+It owns the names of the files, their JSON and checksums, the manifest, and the interface of local and remote folders. A
+folder is a checkpoint if its manifest is valid and the files have the sizes that it lists; contents are compared with
+their checksums when they are read. Nothing that is read from a file is trusted: errors name the file.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """From a path or URL to a checkpoint: which folder it is in, which checkpoint is the newest, and its files.
 
 A load takes the path from :func:`agreed_newest` or the user, and :func:`agreed_path` lets all processes agree on it.
-:func:`locate` follows links and chooses within a folder, and the result of :func:`open_checkpoint` reads the files.
+:func:`locate` follows links and chooses within a folder, where it never chooses an incomplete checkpoint, and the
+result of :func:`open_checkpoint` reads the files. Nothing here changes a folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Checkpoints in local folders, written atomically, and the lock of such a folder; from a path or URL to its folder."""
+"""Checkpoints in local folders, and the lock of such a folder; from a path or URL to its folder.
+
+Files are written to a draft, a hidden folder, which gets the checkpoint's name when all of it is on the disk: a reader,
+or a process that is killed, finds the former checkpoint or the new one, and never a part. The lock keeps other
+processes from saving to the same folder, so that the saver may delete the drafts of killed ones when it starts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Checkpoints in remote folders, through fsspec: ``s3://``, ``gs://``, ``memory://`` and its other protocols."""
+"""Checkpoints in remote folders, through fsspec: ``s3://``, ``gs://``, ``memory://`` and its other protocols.
+
+Such folders have no rename and no lock. The draft is the checkpoint's own folder, and without a manifest, which is
+written last and deleted first, it is none. Operations that fail are tried again, as a connection may be interrupted.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Which checkpoints to keep: the last ones, and the best ones by a metric."""
+"""Which checkpoints to keep: the last ones, and the best ones by a metric.
+
+The saver calls :func:`delete_old` after each save. Only complete checkpoints of the same run are deleted, never the
+last one, and none with files of the user in it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The processes that write a checkpoint together, and how they exchange what each has written."""
+"""The processes that write a checkpoint together, and how they exchange what each has written.
+
+A snapshot has one :class:`Writers`: this process alone, or all that have a sharded model. When it is taken, in the main
+thread, they agree by collectives on who writes what. While it is written, in another thread, they exchange answers
+through the store of the process group, and waiting ends when another process has ended.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Evaluation of the model's metrics on one or several data sets, and prediction of its outputs."""
+"""Evaluation of the model's metrics on one or several data sets, and prediction of its outputs.
+
+The training calls :meth:`Evaluations.run_if_due`, and the Trainer's methods :func:`evaluate` and :func:`predict`. All
+processes take part, and each sample counts once. Training continues as without: the weights, the modes of modules, the
+random numbers and the batch are restored, also after an error. What a signal interrupts is evaluated again by the next
+run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Metrics: update, compute and log them, and save and restore their states."""
+"""Metrics: update, compute and log them, and save and restore their states.
+
+The training metrics are in ``state.train_metrics``, and those of each evaluator, which are copies, in
+``state.eval_metrics``. The functions use the interface of torchmetrics, and what it wraps or collects is saved by path.
+"""
 
 from __future__ import annotations
 
