@@ -46,9 +46,9 @@ from composer.checkpoint import (
     loading,
     merge_weights,
     save_checkpoint,
-    saving,
     tensors,
     verify_checkpoint,
+    writers,
 )
 from composer.checkpoint.finding import open_checkpoint
 from composer.checkpoint.local import LocalFolder
@@ -408,15 +408,15 @@ def background(world_size, folder):
     LocalFolder.put = put
     saver.save(state)
     saver._wait()
-    write = saving.Snapshot.write
+    write = writers.Snapshot.write
 
     def fail_after_writing(*arguments, **options):
-        saving.Snapshot.write = write
+        writers.Snapshot.write = write
         write(*arguments, **options)
         raise MemoryError("too little")
 
     if rank == 1:
-        saving.Snapshot.write = fail_after_writing
+        writers.Snapshot.write = fail_after_writing
     state.timestamp = Timestamp(batch=4)
     saver.save(state)
     try:
@@ -461,7 +461,7 @@ def late(world_size, folder):
     """Save, and let the second process write its part only after the first has given up; return what happened."""
     state, _ = make_state("2", factor=3)
     given_up, found = Path(folder, "given up"), {}
-    saving.ANSWER_TIMEOUT, put, abandon = 0.5, LocalFolder.put, LocalFolder.abandon
+    writers.ANSWER_TIMEOUT, put, abandon = 0.5, LocalFolder.put, LocalFolder.abandon
 
     def put_late(*arguments):
         until = time.monotonic() + 60
@@ -482,7 +482,7 @@ def late(world_size, folder):
     except CheckpointSaveError as error:
         found["error"] = str(error)
     found["left"] = [entry.name for entry in Path(folder, "late").iterdir() if entry.name != ".lock"]
-    saving.ANSWER_TIMEOUT, LocalFolder.put, LocalFolder.abandon = 60.0, put, abandon
+    writers.ANSWER_TIMEOUT, LocalFolder.put, LocalFolder.abandon = 60.0, put, abandon
     distributed.barrier()
     verify_checkpoint(save_checkpoint(state, f"{folder}/late/two"))
     return found
@@ -758,10 +758,10 @@ def errors_of_other_shapes(path):
 def kinds(world_size, folder):
     """Load what has another shape than its weight, or was not sharded, and from two paths; return what differs."""
     found = {}
-    for name, (writers, rows, config) in KINDS.items():
-        if world_size == writers:
+    for name, (processes, rows, config) in KINDS.items():
+        if world_size == processes:
             found[f"{name}, saved"] = save_factored(config, rows, f"{folder}/factored {name}")
-        if world_size == writers or name == "fsdp":
+        if world_size == processes or name == "fsdp":
             found[name] = load_factored(config, rows, f"{folder}/factored {name}")
     if world_size == 4:
         found["rejected"] = errors_of_other_shapes(f"{folder}/factored fsdp and tp")

@@ -9,8 +9,7 @@ from composer.checkpoint import CheckpointSaveError, verify_checkpoint, writers
 from composer.checkpoint.base import Manifest
 from composer.checkpoint.layout import Region, TensorInfo, describe_tensors, plan_files
 from composer.checkpoint.local import LocalFolder
-from composer.checkpoint.saving import Snapshot
-from composer.checkpoint.writers import Writers
+from composer.checkpoint.writers import Snapshot, Writers
 from composer.core import Timestamp
 from composer.core.background import Task
 

@@ -299,18 +299,16 @@ class LoadRequest:
         extra, modules, was = map(read.pop, ("extra", "modules", "environment"))
         read.pop("integrations")
         read.match_neutral_callbacks(self.state)
-        problems: list[str] = []
-        fits: saved_state.CheckedState | None = None
         try:
             fits = self._compare(read, saved_state.check_state, read.saved)
-            problems += self._weights_that_differ(fits.report)
+            problems = self._weights_that_differ(fits.report)
         except StateMismatchError as error:
-            problems += error.problems
+            problems = [*error.problems]
         if self.check_extra is not None and "extra" not in read.ignored:
             problems += self.check_extra(extra, read.ignored)
         if any(problem.startswith("model.") for problem in problems):
             problems += _changed_modules(self.state.model, modules)
-        if problems or fits is None:
+        if problems:
             raise CheckpointMismatchError(read.path, problems)
         changes = _changed_environment(was, environment(self.state.device))
         warning = f"Training that resumes from {read.path} may not be bit-identical: {changes}." if changes else ""

@@ -25,7 +25,6 @@ from composer.checkpoint.ignoring import IgnoreKeys, check_ignore_keys
 from composer.checkpoint.local import FolderLock, LocalFolder, open_folder
 from composer.checkpoint.retention import KeepBest, delete_old, own_checkpoints
 from composer.checkpoint.saving import (
-    Snapshot,
     checkpoint_name,
     metric_values,
     reject_fsdp1,
@@ -42,6 +41,7 @@ from composer.functional.dtensors import is_sharded
 if TYPE_CHECKING:
     from composer.checkpoint.base import Folder
     from composer.checkpoint.layout import KeptMemory
+    from composer.checkpoint.writers import Snapshot
 
 __all__ = ["CheckpointSaver", "SaveInterval", "check_folder", "check_keep_last"]
 
@@ -158,7 +158,11 @@ class CheckpointSaver(Callback):
         check_folder("folder", folder)
         check_flags(overwrite=overwrite, weights_only=weights_only, background=background)
         num_checkpoints_to_keep = _without_zero(num_checkpoints_to_keep, folder)
-        _check_keeping(num_checkpoints_to_keep, keep_best)
+        check_keep_last("num_checkpoints_to_keep", num_checkpoints_to_keep)
+        if keep_best is not None and not isinstance(keep_best, KeepBest):
+            raise TypeError(
+                f"keep_best must be e.g. KeepBest('metrics/eval/MulticlassAccuracy', 3), got {keep_best!r}."
+            )
         check_ignore_keys(ignore_keys, "ignore_keys (save_ignore_keys)")
         self.folder, self.filename = str(folder), _without_suffix(filename)
         self.latest_filename = None if latest_filename is None else _without_suffix(latest_filename)
@@ -470,12 +474,6 @@ def check_keep_last(name: str, keep_last: object) -> None:
             f"{name} must be -1 (all) or at least 1, as the last complete checkpoint is never deleted, "
             f"got {keep_last!r}."
         )
-
-
-def _check_keeping(keep_last: object, keep_best: object) -> None:
-    check_keep_last("num_checkpoints_to_keep", keep_last)
-    if keep_best is not None and not isinstance(keep_best, KeepBest):
-        raise TypeError(f"keep_best must be e.g. KeepBest('metrics/eval/MulticlassAccuracy', 3), got {keep_best!r}.")
 
 
 def _check_no_later_ones(folder: Folder, state: State) -> None:

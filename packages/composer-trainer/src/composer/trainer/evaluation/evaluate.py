@@ -373,13 +373,13 @@ def _microbatches(state: State, evaluator: Evaluator, counts: bool) -> list[tupl
     Processes with a sharded model compute equally many microbatches.
     """
     size, spec = evaluator.device_eval_microbatch_size, evaluator.dataloader
-    parts = [(part, counts) for part in ([state.batch] if size is None else spec.split_batch(state.batch, size))]
+    split = [(one, counts) for one in ([state.batch] if size is None else spec.split_batch(state.batch, size))]
     if size is not None and _computes_in_step(state):
-        maximum = -all_reduce_min(-len(parts))
+        maximum = -all_reduce_min(-len(split))
         # Copies, as transforms and models may change a microbatch in place.
-        spare = parts[-1][0] if parts else state.batch
-        parts += [(copy.deepcopy(spare), False) for _ in range(maximum - len(parts))]
-    return parts
+        spare = split[-1][0] if split else state.batch
+        split += [(copy.deepcopy(spare), False) for _ in range(maximum - len(split))]
+    return split
 
 
 def _evaluate_batch(engine: Engine, evaluator: Evaluator, batch: Any, counts: bool) -> None:
@@ -388,9 +388,9 @@ def _evaluate_batch(engine: Engine, evaluator: Evaluator, batch: Any, counts: bo
     state.batch = prepare_batch(batch, spec, state, f"eval_dataloader {evaluator.label!r}", state.eval_timestamp)
     num_samples, num_tokens = spec.get_num_samples_in_batch(state.batch), spec.get_num_tokens_in_batch(state.batch)
     engine.run_event(Event.EVAL_BATCH_START)
-    for part, part_counts in _microbatches(state, evaluator, counts):
-        _forward(engine, spec, part, Event.EVAL_BEFORE_FORWARD, Event.EVAL_AFTER_FORWARD)
-        for metric in state.eval_metrics[evaluator.label].values() if part_counts else ():
+    for microbatch, is_counted in _microbatches(state, evaluator, counts):
+        _forward(engine, spec, microbatch, Event.EVAL_BEFORE_FORWARD, Event.EVAL_AFTER_FORWARD)
+        for metric in state.eval_metrics[evaluator.label].values() if is_counted else ():
             state.model.update_metric(state.batch, state.outputs, metric)
     elapsed = datetime.timedelta(seconds=time.perf_counter() - began)
     state.eval_timestamp = state.eval_timestamp.to_next_batch(num_samples, num_tokens, elapsed)
@@ -468,10 +468,10 @@ def prepare_batch(batch: Any, spec: DataSpec, state: State, name: str, clock: Ti
     return batch
 
 
-def _forward(engine: Engine, spec: DataSpec, part: Any, before: Event, after: Event) -> None:
+def _forward(engine: Engine, spec: DataSpec, microbatch: Any, before: Event, after: Event) -> None:
     """Compute the state's outputs for a microbatch, in its precision, between two events."""
     state = engine.state
-    state.batch = part if spec.microbatch_transforms is None else spec.microbatch_transforms(part)
+    state.batch = microbatch if spec.microbatch_transforms is None else spec.microbatch_transforms(microbatch)
     engine.run_event(before)
     name = "eval_forward" if hasattr(state.model, "eval_forward") else "forward"
     forward = state.model.eval_forward if name == "eval_forward" else state.model
