@@ -1,9 +1,8 @@
 """The state of a run, which algorithms and callbacks read and change.
 
-:class:`State` owns its data and converts what is assigned. Each field states its lifetime, and the functions below
-state where each lifetime ends; only what is ``saved`` is in a checkpoint. The loop of a trainer or of a host creates
-it, advances its clock and sets the fields of a step. How it is saved and loaded is in
-:mod:`~composer.core.saved_state` and :mod:`~composer.core.model_state`.
+:class:`State` converts what is assigned to it. Each field states its lifetime, and the functions below where that ends;
+a checkpoint has what is ``saved``, by :mod:`~composer.core.saved_state` and :mod:`~composer.core.model_state`. The loop
+of a trainer or a host creates a state, advances its clock, and sets the fields of a step.
 """
 
 from __future__ import annotations
@@ -577,22 +576,21 @@ class State:
         Raises:
             ValueError: The component does not belong to this state.
         """
-        if id(component) not in self._owners:
-            self._find_owners()
-        if id(component) not in self._owners:
+        key = self._keys().get(id(component))
+        if key is None:
             raise ValueError(f"{component!r} is neither among the algorithms nor the callbacks of this state. Add it.")
-        return self._owners[id(component)]
+        return key
 
     def _drawing_key(self, owner: object) -> str:
-        self._find_owners()
-        name = type(owner).__name__
+        keys, name = self._keys(), type(owner).__name__
         # Not stored: another object may have the same id once this one is deleted.
-        stranger = f"{name} of no state" if name in self._owners.values() else name
-        return self._owners.get(id(owner), stranger)
+        return keys.get(id(owner), f"{name} of no state" if name in keys.values() else name)
 
-    def _find_owners(self) -> None:
-        components = by_key((*self._algorithms, *self._callbacks))
-        self._owners.update({id(component): key for key, component in components.items()})
+    def _keys(self) -> dict[int, str]:
+        if not self._owners:
+            components = by_key((*self._algorithms, *self._callbacks))
+            self._owners.update({id(component): key for key, component in components.items()})
+        return self._owners
 
     def __repr__(self) -> str:
         return (
