@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING
 import attrs
 
 import composer.algorithms
+import composer.callbacks
+import composer.core
+import composer.functional
 import composer.optim
 from composer.ablation import Study
 from composer.compat.table import ARGUMENTS, NAMES, parse_home
@@ -46,6 +49,9 @@ STATE = {
     "timestamp": "`timestamp`",
 }
 """Fields that a loop must set for the algorithms that read them, besides model, batch, outputs and loss."""
+
+HOMES = (composer.algorithms, composer.optim, composer.core, composer.functional, composer.callbacks)
+"""The modules of the methods that have a card."""
 
 TASKS = {
     "fashion_mnist_each": "Fashion-MNIST, 78 steps",
@@ -317,7 +323,7 @@ def measured(kind: str) -> str:
 
 
 def defaults(kind: str) -> str:
-    """Return the call of an algorithm or optimizer with its defaults, and the names of settings without one."""
+    """Return the call of a method with its defaults, and the names of settings without one."""
     settings = [
         name if default in (attrs.NOTHING, inspect.Parameter.empty) else f"{name}={_as_argument(default)}"
         for name, default in settings_of(kind).items()
@@ -327,14 +333,16 @@ def defaults(kind: str) -> str:
 
 
 def settings_of(kind: str) -> dict[str, object]:
-    """Return the defaults of the settings of an algorithm or optimizer."""
-    if hasattr(composer.algorithms, kind):
-        return {field.name: field.default for field in attrs.fields(getattr(composer.algorithms, kind)) if field.init}
-    parameters = inspect.signature(getattr(composer.optim, kind).__init__).parameters
-    return {name: one.default for name, one in parameters.items() if name != "self"}
+    """Return the defaults of the settings of a method: an algorithm, optimizer, schedule, data set or callback."""
+    found = next(getattr(module, kind) for module in HOMES if kind in module.__all__)
+    if attrs.has(found):
+        return {field.name: field.default for field in attrs.fields(found) if field.init}
+    return {name: one.default for name, one in inspect.signature(found).parameters.items()}
 
 
 def _as_argument(value: object) -> str:
+    if isinstance(value, tuple) and all(inspect.isclass(one) for one in value):
+        return f"({', '.join(one.__name__ for one in value)})"
     return f'"{value}"' if isinstance(value, (Time, str)) else repr(value)
 
 

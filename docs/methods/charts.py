@@ -20,8 +20,11 @@ from torch.nn.functional import cross_entropy
 from composer import functional as cf
 from composer.algorithms import SeqLengthWarmup
 from composer.core import Engine, State, Timestamp
+from composer.optim import CosineAnnealingWithWarmupScheduler, WarmupStableDecayScheduler
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -434,6 +437,100 @@ def weight_standardization() -> Figure:
     return result
 
 
+def warmup_stable_decay() -> Figure:
+    """Show a constant phase with two branches that decay, and a cosine of one length."""
+    result, (axes,) = figure()
+
+    def rates(schedule: Callable[[State], float], length: int) -> list[float]:
+        state = State(nn.Identity(), max_duration=f"{length}ba", dataloader_len=length)
+        factors = []
+        for batch in range(length):
+            state.timestamp = Timestamp(batch=batch)
+            factors.append(schedule(state))
+        return factors
+
+    stable = rates(WarmupStableDecayScheduler("10ba", "0ba"), 200)
+    axes.plot(stable, color=BLUE, linewidth=2.2, label="constant phase")
+    for begin, length, color in ((80, 20, ORANGE), (160, 40, GREEN)):
+        branch = rates(WarmupStableDecayScheduler("10ba", f"{length}ba"), begin + length)
+        axes.plot(range(begin, begin + length), branch[begin:], color=color, linewidth=2.2)
+        axes.plot(begin, 1, "o", color=color, label=f'checkpoint {begin}, fit(cooldown="{length}ba")')
+    cosine = rates(CosineAnnealingWithWarmupScheduler("10ba"), 200)
+    axes.plot(cosine, "--", color=GREY, linewidth=1.5, label="cosine of 200 batches")
+    axes.set(xlabel="batch", ylabel="factor of the learning rate", ylim=(0, 1.1), xlim=(0, 205))
+    axes.legend(frameon=False, loc="lower left")
+    return result
+
+
+def alternating_flip() -> Figure:
+    """Show six digits in four epochs, with independent and with alternating flips."""
+    result, axes = figure(2)
+    images, epochs = digits()[0][:6].view(6, 1, 8, 8), 4
+    generator = torch.Generator().manual_seed(4)
+    turns = torch.rand(epochs, 6, generator=generator) < 0.5
+    random = [torch.where(one[:, None, None, None], images.flip(-1), images) for one in turns]
+    alternating = [cf.alternating_flip_batch(images, torch.arange(6), epoch) for epoch in range(epochs)]
+    for one, name, shown in zip(axes, ("random flips", "alternating flips"), (random, alternating), strict=True):
+        padded = nn.functional.pad(torch.stack(shown)[:, :, 0], (1, 1, 1, 1))
+        one.imshow(padded.permute(0, 2, 1, 3).reshape(10 * epochs, 60), cmap="gray_r")
+        repeated = [(a == b).all((1, 2)) for a, b in itertools.pairwise(padded)]
+        for epoch, image in torch.stack(repeated).nonzero().tolist():
+            one.add_patch(Rectangle((10 * image, 10 * epoch + 10), 9, 9, fill=False, edgecolor=ORANGE, linewidth=2))
+        one.set(title=name, xticks=[], yticks=[10 * epoch + 4.5 for epoch in range(epochs)])
+        one.set_yticklabels([f"epoch {epoch}" for epoch in range(epochs)])
+        one.spines[:].set_visible(False)
+    axes[0].set_xlabel("orange: as in the epoch before", color=ORANGE)
+    return result
+
+
+def post_hoc_ema() -> Figure:
+    """Show the weight of each step in averages: those that are saved, and others that are computed from them."""
+    result, axes = figure(2, sharey=True)
+    steps = 400
+
+    def profile(updates: int, sigma_rel: float) -> Tensor:
+        weights = torch.zeros(steps, dtype=torch.float64)
+        for step in range(1, updates + 1):
+            smoothing = cf.power_ema_smoothing(step, sigma_rel)
+            weights *= smoothing
+            weights[step - 1] += 1 - smoothing
+        return weights
+
+    for width, color in ((0.05, BLUE), (0.1, GREEN)):
+        axes[0].plot(100 * profile(steps, width), color=color, linewidth=2.2, label=f"sigma_rel={width}")
+    places = [(step, width) for step in range(20, steps + 1, 20) for width in (0.05, 0.1)]
+    saved = torch.stack([profile(*place) for place in places])
+    for width, color in ((0.07, ORANGE), (0.15, PURPLE)):
+        factors = cf.post_hoc_weights(*zip(*places, strict=True), sigma_rel=width)
+        axes[1].plot(100 * factors @ saved, color=color, linewidth=2.2, label=f"sigma_rel={width}")
+        axes[1].plot(100 * profile(steps, width), ":", color="black", linewidth=1)
+    axes[0].set(title="two averages, saved 20 times", xlabel="step", ylabel="weight of the step in %")
+    axes[1].set(title="computed afterwards (dotted: directly)", xlabel="step")
+    for one in axes:
+        one.legend(frameon=False, loc="upper left")
+    return result
+
+
+def skip_spikes() -> Figure:
+    """Show norms of gradients with spikes, and the limits above which a step is skipped."""
+    result, (axes,) = figure()
+    torch.manual_seed(0)
+    norms, window = 1 + 0.12 * torch.randn(240) + torch.linspace(0.8, 0, 240), 64
+    norms[[90, 91, 170]] += torch.tensor([4.5, 3.2, 5.5])
+    history, limits, spikes = torch.full((window,), torch.nan), [], []
+    for step, norm in enumerate(norms):
+        is_spike, limit = cf.detect_spikes(norm, history, 6.0, window // 2)
+        limits.append(limit.item())
+        spikes += [step] * bool(is_spike)
+        history[step % window] = torch.minimum(norm, limit)
+    axes.plot(norms, color="#9bbfd6", linewidth=1.2, label="norm of the gradients")
+    axes.plot(limits, color=BLUE, linewidth=2.2, label="limit: mean and 6 deviations of the 64 before")
+    axes.plot(spikes, norms[spikes], "o", color=ORANGE, label="skipped")
+    axes.set(xlabel="step", ylabel="norm", ylim=(0, 8))
+    axes.legend(frameon=False, loc="upper left")
+    return result
+
+
 def digits() -> tuple[Tensor, Tensor]:
     """Return the digits, shape ``(1797, 64)`` from 0 to 1, and their labels, in a fixed random order."""
     pixels, labels = load_digits(return_X_y=True)
@@ -443,6 +540,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 CHARTS = [
     alibi,
+    alternating_flip,
     channels_last,
     ema,
     gated_linear_units,
@@ -451,12 +549,15 @@ CHARTS = [
     gyro_dropout,
     label_smoothing,
     layer_freezing,
+    post_hoc_ema,
     sam,
     selective_backprop,
     seq_length_warmup,
     sequence_packing,
+    skip_spikes,
     squeeze_excite,
     stochastic_depth,
     swa,
+    warmup_stable_decay,
     weight_standardization,
 ]
