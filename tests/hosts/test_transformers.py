@@ -246,6 +246,26 @@ class TestLoss:
         assert seen[0]
         assert seen[-2 if has_labels else 2] is has_labels
 
+    def test_language_models_smooth_ids(self, tmp_path):
+        """The labels stay ids in the loss of a language model, whose probabilities would have the size of the logits.
+
+        A user's own loss gets the probabilities.
+        """
+
+        class Own(Ordered):
+            def compute_loss(self, *args, **kwargs):
+                return super().compute_loss(*args, **kwargs)
+
+        case, losses = CASES["LabelSmoothing-gpt2"], {}
+        for kind, is_dense in ((Ordered, False), (Own, True)):
+            trainer, seen = make_trainer(case, tmp_path, trainer=kind, max_steps=2), []
+            engine = trainer.algorithm_adapter.engine
+            engine.on("before_loss", lambda state, _, seen=seen: seen.append(state.batch["labels"].is_floating_point()))
+            losses[is_dense] = trainer.train().training_loss
+            assert seen == [is_dense] * 2
+
+        assert losses[True] == pytest.approx(losses[False], rel=1e-6)
+
     @pytest.mark.parametrize("accumulate", [1, 2])
     def test_further_parts_of_the_loss(self, accumulate, tmp_path):
         """The loss of the balance of experts, which the model adds to its own, is part of that for smoothed labels."""

@@ -108,6 +108,9 @@ class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no typ
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._transformer = base if isinstance(base, PreTrainedModel) else None
         self._shifts_labels = self._transformer is not None and predicts_next_token(self._transformer)
+        computing = _model_with_loss(self)
+        if computing is not None and computing.get_output_embeddings() is not None:
+            model.loss_label_smoothing = 0.0  # LabelSmoothing sets it, instead of writing probabilities of all tokens
         self._correct_loss, self._uses_num_items = LossCorrection(), _uses_num_items(self._transformer)
         self._may_skip_loss, self._needs_outputs = _may_skip_loss(self), self.algorithm_adapter.needs_outputs
         # GyroDropout's layers depend on the length of the training.
@@ -188,7 +191,8 @@ class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no typ
         assert call is not None
         if call.loss is not None:
             return call.loss
-        is_mapping, is_changed = isinstance(outputs, Mapping), labels is not call.seen_labels
+        smoothing = getattr(self.algorithm_adapter.state.model, "loss_label_smoothing", 0.0)
+        is_mapping, is_changed = isinstance(outputs, Mapping), labels is not call.seen_labels or smoothing > 0
         if is_changed or reduction != "mean":
             if not is_mapping or not isinstance(outputs.get("logits"), Tensor) or labels is None:
                 raise TypeError(
@@ -197,10 +201,10 @@ class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no typ
                     "in a dictionary, with config.return_dict=True and without use_liger_kernel."
                 )
             if reduction != "mean":
-                return self._task_loss(outputs, labels, reduction)
+                return self._task_loss(outputs, labels, reduction, label_smoothing=smoothing)
         with_loss: Any = copy.copy(outputs)
         if is_changed:
-            with_loss["loss"] = self._changed_loss(outputs, labels, call.seen_labels)
+            with_loss["loss"] = self._changed_loss(outputs, labels, call.seen_labels, smoothing)
         elif is_mapping and "loss" in outputs:
             with_loss["loss"] = outputs["loss"].clone()  # Transformers scales it in place
         # Transformers, or a subclass of its Trainer, continues with this loss as with the model's own.
@@ -213,17 +217,17 @@ class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no typ
             ) from error
         return final
 
-    def _changed_loss(self, outputs: Mapping[str, Any], labels: Tensor, seen: Any) -> Tensor:
+    def _changed_loss(self, outputs: Mapping[str, Any], labels: Tensor, seen: Any, label_smoothing: float) -> Tensor:
         """Return what the model would return as its loss for other labels than it has seen."""
         own, correct = outputs.get("loss"), self._correct_loss
         if own is not None and not correct.is_plain:
             # Some models ignore the number of labels in a step, and return the mean of a batch.
             count = self._num_items() if self._uses_num_items else None
-            loss = self._task_loss(outputs, labels, num_items=count)
+            loss = self._task_loss(outputs, labels, num_items=count, label_smoothing=label_smoothing)
             corrected = correct(own, lambda: self._task_loss(outputs, seen, num_items=count), loss)
             if not correct.is_plain:
                 return corrected
-        return self._task_loss(outputs, labels, num_items=self._num_items())
+        return self._task_loss(outputs, labels, num_items=self._num_items(), label_smoothing=label_smoothing)
 
     def _loss_share(self) -> Any:
         """Return the weight of a mean over the batch in a loss that is divided by the labels of several batches."""
@@ -237,7 +241,12 @@ class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no typ
         return self._call.num_items_seen if self._call and self.model_accepts_loss_kwargs else None
 
     def _task_loss(
-        self, outputs: Mapping[str, Any], labels: Tensor, reduction: str = "mean", num_items: Any = None
+        self,
+        outputs: Mapping[str, Any],
+        labels: Tensor,
+        reduction: str = "mean",
+        num_items: Any = None,
+        label_smoothing: float = 0.0,
     ) -> Tensor:
         """Return the loss of the model's task; with ``num_items`` the sum over the labels divided by it."""
         loss = task_loss(
@@ -246,6 +255,7 @@ class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no typ
             problem_type=getattr(getattr(self._transformer, "config", None), "problem_type", None),
             shift=self._shifts_labels,
             reduction=reduction if num_items is None else "sum",
+            label_smoothing=label_smoothing,
         )
         return loss if num_items is None else loss / num_items
 
@@ -500,14 +510,19 @@ def _may_skip_loss(trainer: ComposerTrainer) -> bool:
     """Return whether the model can be called without labels, if its loss is never used."""
     entries = trainer.explain().entries
     is_replaced = any("batch.target" in entry.writes for entry in entries.get(Event.BEFORE_LOSS, ()))
-    is_usual = trainer.compute_loss_func is None and trainer.label_smoother is None
-    if not is_replaced or not is_usual or _next_method(trainer, "compute_loss") is not Trainer.compute_loss:
-        return False
-    model = trainer._transformer  # noqa: SLF001
-    if model is None or model.config.is_encoder_decoder:  # other models may return no logits; decoders read the labels
+    model = _model_with_loss(trainer)
+    # Other models may return no logits; decoders read the labels.
+    if not is_replaced or model is None or model.config.is_encoder_decoder:
         return False
     labels = inspect.signature(model.forward).parameters.get("labels")
     return labels is not None and labels.default is None
+
+
+def _model_with_loss(trainer: ComposerTrainer) -> PreTrainedModel | None:
+    """Return the model of Transformers if it computes the loss, and not a function of the user."""
+    is_usual = trainer.compute_loss_func is None and trainer.label_smoother is None
+    is_own = is_usual and _next_method(trainer, "compute_loss") is Trainer.compute_loss
+    return trainer._transformer if is_own else None  # noqa: SLF001
 
 
 def _next_method(trainer: ComposerTrainer, name: str) -> Any:
