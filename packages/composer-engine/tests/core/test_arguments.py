@@ -4,6 +4,7 @@ import copy
 import inspect
 import pickle
 
+import attrs
 import pytest
 
 from composer.algorithms import EMA, LabelSmoothing, MixUp
@@ -72,3 +73,21 @@ def test_objects_have_no_dictionary():
         __slots__ = ("size",)
 
     assert not hasattr(Small(), "__dict__")
+
+
+def test_objects_are_not_of_an_attrs_class():
+    """OmegaConf asks attrs about the object, and finds nothing; the functions of attrs still work on it."""
+
+    @attrs.define(eq=False)
+    class Own(LabelSmoothing):
+        more: int = 3
+
+    for one in (LabelSmoothing(0.2), Own(0.2), Evaluator(label="a", dataloader=[1])):
+        assert not attrs.has(one)
+        assert attrs.has(type(one))
+        assert attrs.asdict(one, recurse=False)
+        assert type(copy.copy(one)) is type(one)
+    assert attrs.evolve(Own(0.2), more=4).smoothing == 0.2
+    assert [field.name for field in attrs.fields(Own)][-1] == "more"
+    with pytest.raises(AttributeError, match="'LabelSmoothing' object has no attribute '__attrs_attrs__'"):
+        _ = LabelSmoothing(0.2).__attrs_attrs__

@@ -349,6 +349,28 @@ class TestMetrics:
         with pytest.raises(TypeError, match=r"metrics must be a torchmetrics Metric.*got str"):
             HuggingFaceModel(model.model, metrics="accuracy")
 
+    @pytest.mark.parametrize("use_logits", [True, False])
+    def test_metrics_of_batches(self, use_logits, make_model, make_batch):
+        """A metric that needs the batch gets it, with the outputs and the labels of the evaluation."""
+        received = []
+
+        class OfBatch(MeanSquaredError):
+            needs_batch = True
+
+            def update(self, batch, outputs, labels):
+                received.append((batch, outputs, labels))
+
+        model, batch = HuggingFaceModel(make_model("gpt2"), use_logits=use_logits).eval(), make_batch("gpt2")
+        outputs = model.eval_forward(batch)
+
+        model.update_metric(batch, outputs, OfBatch())
+
+        ((seen, shown, labels),) = received
+        assert seen is batch
+        assert shown is outputs
+        assert torch.equal(labels[:, :-1], batch["labels"][:, 1:])
+        assert isinstance(shown, torch.Tensor) is use_logits
+
 
 class TestLabels:
     @pytest.mark.parametrize("use_logits", [False, True])
@@ -489,6 +511,25 @@ class TestTokenizer:
         HuggingFaceModel(bare, tokenizer, allow_embedding_resizing=True)
 
         assert len(bare.get_input_embeddings().weight) == 400
+
+    @pytest.mark.parametrize("has_embedding", [True, False])
+    def test_an_embedding_that_cannot_be_resized(self, make_model, tokenizer, monkeypatch, has_embedding):
+        """A model without the methods of embeddings is used as it is, with a warning if it has too few rows."""
+        bare = make_model("gpt2", vocab_size=300)
+
+        def missing(*_, **__):
+            raise NotImplementedError
+
+        monkeypatch.setattr(type(bare), "resize_token_embeddings", missing)
+        if not has_embedding:
+            monkeypatch.setattr(type(bare), "get_input_embeddings", missing)
+
+        with pytest.warns(UserWarning, match="cannot resize its embedding of 300 rows"):
+            model = HuggingFaceModel(bare, tokenizer, allow_embedding_resizing=True)
+
+        assert model.resized_embeddings == ()
+        with pytest.raises(ValueError, match="300 rows"):
+            HuggingFaceModel(bare, tokenizer)
 
 
 class TestConstruction:

@@ -13,7 +13,10 @@ from composer.compat.replacements import (
     DeviceCPU,
     DeviceGPU,
     DeviceMPS,
+    FSDPConfig,
     MissingConditionalImportError,
+    ParallelismConfig,
+    TPConfig,
     check_max_duration,
     create_interval_scheduler,
     ensure_tuple,
@@ -23,9 +26,12 @@ from composer.compat.replacements import (
     is_model_ddp,
     load_rng_state,
     local_rank_zero_download_and_wait,
+    retry,
+    split_list,
     write_signal_file,
 )
 from composer.core import Event, State, Time, Timestamp
+from composer.distributed.config import ParallelismConfig as Config
 from composer.optim.clock import convert_time
 from fixtures import small_run
 
@@ -182,3 +188,64 @@ def test_waiting_for_a_file(monkeypatch, tmp_path):
 
     assert path == str(tmp_path / name)
     assert waited >= 0.25
+
+
+def test_functions_are_tried_again():
+    """A function is called until it succeeds or the attempts are used up; other errors are raised at once."""
+    calls = []
+
+    @retry((OSError, KeyError), num_attempts=3, initial_backoff=0.0, max_jitter=0.001)
+    def fail(error, times):
+        calls.append(error)
+        if len(calls) <= times:
+            raise error("a")
+        return len(calls)
+
+    assert fail(OSError, 2) == 3
+    calls.clear()
+    with pytest.raises(KeyError):
+        fail(KeyError, 3)
+    assert len(calls) == 3
+    with pytest.raises(ZeroDivisionError):
+        fail(ZeroDivisionError, 9)
+    assert len(calls) == 4
+    assert fail.__name__ == "fail"
+
+
+def test_parts_of_lists():
+    """The last part may be smaller; an empty list has no parts."""
+    assert split_list([1, 2, 3, 4, 5], 2) == [[1, 2], [3, 4], [5]]
+    assert split_list([], 2) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "reshards"),
+    [
+        ({"fsdp": FSDPConfig()}, True),
+        ({"fsdp": FSDPConfig(sharding_strategy="SHARD_GRAD_OP", state_dict_type="sharded")}, False),
+        (ParallelismConfig(FSDPConfig(use_orig_params=True)), True),
+        (ParallelismConfig(fsdp2=FSDPConfig(reshard_after_forward=False)), False),
+    ],
+)
+def test_settings_of_fsdp(given, reshards):
+    """Composer's objects are accepted as the settings of FSDP2, without those of FSDP1."""
+    settings = Config.from_arguments(given, None)
+
+    assert settings.fsdp.reshard_after_forward is reshards
+
+
+def test_settings_of_tensor_parallelism(monkeypatch):
+    """The other processes shard the model with FSDP2, and replicate it without."""
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    tp = TPConfig(tensor_parallel_degree=2, layer_plan={"*.in": "colwise"})
+
+    sharded, replicated = (Config.from_arguments(ParallelismConfig(fsdp, tp), None) for fsdp in (FSDPConfig(), None))
+
+    assert (sharded.mesh.tp, sharded.mesh.shard, sharded.tp.plan) == (2, 2, {"*.in": "colwise"})
+    assert (replicated.mesh.tp, replicated.mesh.replicate, replicated.mesh.shard) == (2, 2, 1)
+
+
+def test_other_strategies():
+    """A strategy of FSDP1 without an equal is an error that states what to pass."""
+    with pytest.raises(ValueError, match="got 'HYBRID_SHARD'"):
+        FSDPConfig("HYBRID_SHARD")

@@ -74,12 +74,12 @@ def test_full_names():
 def test_names_that_do_not_exist():
     """A name that neither library has, and a private one of Composer, are reported."""
     source = (
-        "from composer.core.data_spec import (\n    DataSpec,\n    _default_split_batch,\n)\n"
+        "from composer.core.data_spec import (\n    DataSpec,\n    _nothing,\n)\n"
         "import composer.nothing\nfrom composer.utils import nothing\n"
     )
 
     assert found(source) == [
-        (3, "composer.core.data_spec._default_split_batch", False),
+        (3, "composer.core.data_spec._nothing", False),
         (5, "composer.nothing", False),
         (6, "composer.utils.nothing", False),
     ]

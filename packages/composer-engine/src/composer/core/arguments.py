@@ -26,8 +26,22 @@ _ELSEWHERE = {
 """Arguments by their names in torch, Transformers, timm, Lightning and Keras."""
 
 
+class _OfClass:
+    """The fields of an attrs class, without being an attribute of its objects."""
+
+    def __init__(self, fields: Any) -> None:
+        self._fields = fields
+
+    def __get__(self, one: object, owner: type) -> Any:
+        if one is not None:
+            raise AttributeError(f"{owner.__name__!r} object has no attribute '__attrs_attrs__'")
+        return self._fields
+
+
 class NamesArguments:
     """Base of classes whose constructors raise a TypeError that suggests the right name for an unknown argument.
+
+    OmegaConf stores their objects as they are. It converts other objects of attrs classes to a configuration.
 
     Example:
         >>> class Smooth(NamesArguments):
@@ -38,6 +52,11 @@ class NamesArguments:
     """
 
     __slots__ = ()
+
+    @classmethod
+    def __attrs_init_subclass__(cls) -> None:
+        """Hide from OmegaConf that the objects are of an attrs class; the functions of attrs look at the class."""
+        cls.__attrs_attrs__ = _OfClass(cls.__attrs_attrs__)  # type: ignore[attr-defined]  # set by attrs
 
     if not TYPE_CHECKING:  # type checkers compare the arguments with those of __init__
 

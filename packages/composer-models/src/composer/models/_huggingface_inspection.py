@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from typing import TYPE_CHECKING
 
 from composer.models._huggingface_peft import base_of, is_peft_model
@@ -42,8 +43,10 @@ def check_tokenizer(tokenizer: object) -> None:
 
 def fit_embedding(model: PreTrainedModel, num_tokens: int, *, allow: bool) -> tuple[str, ...]:
     """Add embedding rows for missing tokens; return the names of the resized weights."""
-    embedding = model.get_input_embeddings()
-    num_rows = embedding.weight.shape[0]
+    try:
+        num_rows = model.get_input_embeddings().weight.shape[0]
+    except NotImplementedError:
+        num_rows = getattr(model.config, "vocab_size", num_tokens)
     if num_tokens <= num_rows:
         return ()
     if not allow:
@@ -51,7 +54,16 @@ def fit_embedding(model: PreTrainedModel, num_tokens: int, *, allow: bool) -> tu
             f"The tokenizer has {num_tokens} tokens, but the model's embedding only {num_rows} rows, so some tokens "
             "have no embedding. Pass the tokenizer of this model, or allow_embedding_resizing=True."
         )
-    model.resize_token_embeddings(num_tokens)
+    try:
+        model.resize_token_embeddings(num_tokens)
+    except NotImplementedError:
+        warnings.warn(
+            f"{type(model).__name__} cannot resize its embedding of {num_rows} rows for the {num_tokens} tokens of "
+            "the tokenizer. Build it with a larger vocab_size.",
+            UserWarning,
+            stacklevel=3,
+        )
+        return ()
     resized = [model.get_input_embeddings(), model.get_output_embeddings()]
     return tuple(
         f"{name}.{own}"

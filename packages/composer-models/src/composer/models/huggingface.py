@@ -260,13 +260,17 @@ class HuggingFaceModel(PhaseMetricsModel):
             batch: The batch, with ``"labels"``.
             outputs: The result of :meth:`eval_forward`: logits, or an output with logits.
             metric: Called as ``metric.update(logits, labels)``, with ``(N, L, V)`` and ``(N, L)`` of a language model;
-                a metric with ``num_classes`` with ``(N * L, V)`` and ``(N * L,)``.
+                a metric with ``num_classes`` with ``(N * L, V)`` and ``(N * L,)``. A metric whose ``needs_batch`` is
+                true is called as ``metric.update(batch=batch, outputs=outputs, labels=self.labels)``.
 
         Raises:
             ValueError: The batch has no labels, or the metric has another number of classes than the logits.
         """
         from composer.metrics import CrossEntropy  # noqa: PLC0415 (imports torchmetrics, which is imported by now)
 
+        if getattr(metric, "needs_batch", False):
+            metric.update(batch=batch, outputs=outputs, labels=self.labels)
+            return
         labels = _labels_of(batch, "a metric")
         logits = logits_of(outputs) if isinstance(outputs, Mapping) else outputs
         if self.shift_labels:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import random
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
+import attrs
 import torch
 from torch import nn
 
 from composer.core import Event, Interval, State, Time, TimeUnit, randomness
 from composer.distributed import (
+    FSDPSettings,
     all_gather_object,
     device_of_process,
     from_rank_zero,
     get_global_rank,
     get_local_rank,
     get_node_rank,
+    get_world_size,
 )
 from composer.optim.clock import convert_time
 from composer.trainer.settings.compute import choose_device
@@ -29,7 +34,10 @@ __all__ = [
     "DeviceCPU",
     "DeviceGPU",
     "DeviceMPS",
+    "FSDPConfig",
     "MissingConditionalImportError",
+    "ParallelismConfig",
+    "TPConfig",
     "check_max_duration",
     "create_interval_scheduler",
     "ensure_tuple",
@@ -39,8 +47,13 @@ __all__ = [
     "is_model_ddp",
     "load_rng_state",
     "local_rank_zero_download_and_wait",
+    "retry",
+    "split_list",
     "write_signal_file",
 ]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 JSON: TypeAlias = str | float | int | list[Any] | dict[str, Any] | None
 """A value that JSON can represent."""
@@ -268,3 +281,108 @@ def local_rank_zero_download_and_wait(expected_file_path: str) -> Iterator[None]
     while get_local_rank() != 0 and not Path(expected_file_path).exists():
         time.sleep(0.1)
     yield
+
+
+def retry(
+    exc_class: type[Exception] | Sequence[type[Exception]] = Exception,
+    num_attempts: int = 3,
+    initial_backoff: float = 1.0,
+    max_jitter: float = 0.5,
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Return a decorator that calls a function again after an error.
+
+    Args:
+        exc_class: The errors after which it is called again.
+        num_attempts: How often it is called at most.
+        initial_backoff: Seconds before the second call, doubled before each further one.
+        max_jitter: At most so many seconds more, at random.
+
+    Example:
+        >>> tries = iter([0, 1])
+        >>> @retry(ZeroDivisionError, initial_backoff=0.0, max_jitter=0.0)
+        ... def divide():
+        ...     return 1 / next(tries)
+        >>> divide()
+        1.0
+    """
+    errors = exc_class if isinstance(exc_class, type) else tuple(exc_class)
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def again(*args: P.args, **kwargs: P.kwargs) -> T:
+            for attempt in range(num_attempts - 1):
+                try:
+                    return function(*args, **kwargs)
+                except errors:
+                    time.sleep(initial_backoff * 2**attempt + random.SystemRandom().uniform(0, max_jitter))
+            return function(*args, **kwargs)
+
+        return again
+
+    return decorate
+
+
+def split_list(items: Sequence[Any], microbatch_size: int) -> list[Any]:
+    """Return parts of a list, each with so many items.
+
+    Example:
+        >>> split_list([1, 2, 3], 2)
+        [[1, 2], [3]]
+    """
+    return [items[start : start + microbatch_size] for start in range(0, len(items), microbatch_size)]
+
+
+def FSDPConfig(sharding_strategy: str = "FULL_SHARD", **settings: Any) -> dict[str, Any]:  # noqa: N802
+    """Return the settings of FSDP2 for ``parallelism_config={"fsdp": ...}``; those that only FSDP1 has are left out.
+
+    Args:
+        sharding_strategy: ``"FULL_SHARD"``, or ``"SHARD_GRAD_OP"``, which keeps weights after the forward pass.
+        settings: Settings of :class:`~composer.distributed.FSDPSettings`, and of FSDP1.
+
+    Raises:
+        ValueError: The strategy is another one.
+
+    Example:
+        >>> FSDPConfig("SHARD_GRAD_OP", mixed_precision="PURE", use_orig_params=True)
+        {'reshard_after_forward': False, 'mixed_precision': 'PURE'}
+    """
+    if sharding_strategy not in {"FULL_SHARD", "SHARD_GRAD_OP"}:
+        raise ValueError(
+            f"sharding_strategy must be 'FULL_SHARD' or 'SHARD_GRAD_OP', got {sharding_strategy!r}. Leave out the "
+            "configuration for 'NO_SHARD'; for 'HYBRID_SHARD' pass parallelism_config={'mesh': {'replicate': 2, ...}}."
+        )
+    known = [field.name for field in attrs.fields(FSDPSettings)]
+    own = {name: value for name, value in settings.items() if name in known}
+    return {"reshard_after_forward": sharding_strategy == "FULL_SHARD"} | own
+
+
+def TPConfig(  # noqa: N802
+    *, tensor_parallel_degree: int = 1, layer_plan: Mapping[str, Any] | None = None, **_: object
+) -> dict[str, Any]:
+    """Return settings of tensor parallelism for :func:`ParallelismConfig`; all but the degree and the plan are ignored.
+
+    Example:
+        >>> TPConfig(tensor_parallel_degree=2, layer_plan={"*.in": "colwise"})
+        {'degree': 2, 'plan': {'*.in': 'colwise'}}
+    """
+    return {"degree": tensor_parallel_degree, "plan": layer_plan}
+
+
+def ParallelismConfig(  # noqa: N802
+    fsdp: Mapping[str, Any] | None = None, tp: Mapping[str, Any] | None = None, fsdp2: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return a ``parallelism_config`` of the Trainer.
+
+    Example:
+        >>> ParallelismConfig(FSDPConfig())
+        {'fsdp': {'reshard_after_forward': True}}
+        >>> ParallelismConfig(tp=TPConfig(tensor_parallel_degree=1, layer_plan={"*.in": "colwise"}))
+        {'mesh': {'tp': 1, 'replicate': 1}, 'tp': {'plan': {'*.in': 'colwise'}}}
+    """
+    sharded = fsdp if fsdp2 is None else fsdp2
+    config: dict[str, Any] = {} if sharded is None else {"fsdp": sharded}
+    if tp is not None:
+        others = get_world_size() // tp["degree"]
+        config["mesh"] = {"tp": tp["degree"], "replicate" if sharded is None else "shard": others}
+        config["tp"] = {"plan": tp["plan"]}
+    return config

@@ -38,7 +38,7 @@ _located: list[ProcessGroup] = []
 _watched: list[bool] = []
 
 
-def initialize_dist(device: str | torch.device, timeout: float = 300.0) -> None:
+def initialize_dist(device: str | torch.device | None, timeout: float = 300.0) -> None:
     """Create the process group of the processes that torchrun has started; with one process, do nothing.
 
     The backend is gloo on the CPU and NCCL on CUDA devices, where each process uses the device of its local rank. An
@@ -49,7 +49,7 @@ def initialize_dist(device: str | torch.device, timeout: float = 300.0) -> None:
     A program that ends with its own error writes it to the file that torchrun names (``error_file``).
 
     Args:
-        device: ``"cpu"``, ``"gpu"`` (which is ``"cuda"``) or a :class:`torch.device`.
+        device: ``"cpu"``, ``"gpu"`` (which is ``"cuda"``) or a :class:`torch.device`; if None, a GPU if there is one.
         timeout: Seconds that a process waits for the others before it raises an error.
 
     Raises:
@@ -63,6 +63,7 @@ def initialize_dist(device: str | torch.device, timeout: float = 300.0) -> None:
         (False, 1)
     """
     check_timeout(timeout)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     kind = torch.device("cuda" if device == "gpu" else device).type
     if kind not in _BACKENDS and get_world_size() > 1:
         raise ValueError(f"Several processes train on 'cpu' or 'gpu', got device={str(device)!r}. Start one process.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import math
 import numbers
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -132,7 +132,7 @@ def takes_lists(weights: list[Tensor]) -> bool:
 def check_adamw(betas: Any, eps_name: str, eps: float) -> None:
     """Raise an error for invalid settings of AdamW."""
     check_interval(eps_name, eps, 0, math.inf, "It is added to a root.", open_high=True)
-    is_pair = isinstance(betas, (tuple, list)) and all(isinstance(beta, numbers.Real) for beta in betas)
+    is_pair = isinstance(betas, Sequence) and all(isinstance(beta, numbers.Real) for beta in betas)
     if not is_pair or len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise (ValueError if is_pair else TypeError)(
             f"betas must be two numbers in [0, 1), got {betas}. They are the decay rates of the two averages."

@@ -152,6 +152,9 @@ def check_optimizers(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     for optimizer in optimizers:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizers must be torch.optim.Optimizer objects, got {optimizer!r}.")
+        for group in optimizer.param_groups:  # a checkpoint has plain data only, and OmegaConf's lists are none
+            others = {name: value for name, value in group.items() if not isinstance(value, (list, tuple, str))}
+            group |= {name: tuple(value) for name, value in others.items() if isinstance(value, Sequence)}
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         strangers = sum(id(parameter) not in owned for parameter in held)
         if strangers:

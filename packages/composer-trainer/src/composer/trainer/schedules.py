@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from composer.core import State, Time, Timestamp, TimeUnit
-from composer.core.checks import is_flag
+from composer.core.checks import as_list, is_flag
 from composer.functional.checks import check_interval
 from composer.optim import ComposerScheduler, compile_composer_scheduler
 from composer.optim.clock import ClockLR
@@ -54,9 +54,7 @@ def check_schedulers(schedulers: SchedulerLike | Sequence[SchedulerLike] | None)
     Raises:
         TypeError: A scheduler is neither a torch scheduler nor a function.
     """
-    given: list[SchedulerLike] = [] if schedulers is None else [schedulers]  # type: ignore[list-item]  # see next line
-    if isinstance(schedulers, (list, tuple)):
-        given = list(schedulers)
+    given: list[SchedulerLike] = as_list(schedulers)
     for scheduler in given:
         if isinstance(scheduler, ReduceLROnPlateau):
             raise TypeError(

@@ -219,7 +219,7 @@ class Trainer(Assembly):
         save_num_checkpoints_to_keep: int = -1,
         save_best: str | KeepBest | None = None,
         save_metrics: bool = False,
-        autoresume: bool = False,
+        autoresume: bool | None = False,
         device: str | torch.device | None = None,
         precision: str | Precision | None = None,
         precision_config: Mapping[str, Any] | None = None,

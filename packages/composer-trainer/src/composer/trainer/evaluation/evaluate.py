@@ -179,7 +179,7 @@ def to_evaluators(data: EvalData) -> list[Evaluator]:
         TypeError: Several data sets are given that are not all evaluators.
     """
     kinds = (Evaluator, DataSpec, DataLoader)
-    if not isinstance(data, (list, tuple)) or not any(isinstance(one, kinds) for one in data):
+    if not isinstance(data, Sequence) or not any(isinstance(one, kinds) for one in data):
         return [ensure_evaluator(data)]
     for one in data:
         if not isinstance(one, Evaluator):
