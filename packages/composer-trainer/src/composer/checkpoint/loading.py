@@ -11,8 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -106,8 +105,10 @@ class CheckedCheckpoint:
         if self.warning:
             warnings.warn(self.warning, UserWarning, stacklevel=3)
         path, averages_of = self.result.path, self.result.averages_of
-        with _naming(path):
+        try:
             self.fits.load(self.logger)
+        except StateMismatchError as error:
+            raise CheckpointMismatchError(path, error.problems) from error
         if averages_of and get_global_rank() == 0:
             _log.warning(
                 "The weights from %s are the averages of %s, with which the run was evaluated. To load its training "
@@ -190,19 +191,6 @@ def load_checkpoint(
     return request.load_in_all_processes(agreed_path(lambda: os.fspath(path), "path", folder=folder) or path)
 
 
-@contextmanager
-def _naming(path: str) -> Iterator[None]:
-    """Name the checkpoint if a state does not fit."""
-    try:
-        yield
-    except StateMismatchError as error:
-        raise CheckpointMismatchError(path, error.problems) from error
-
-
-def _to_names(given: str | Sequence[str] | None) -> list[str]:
-    return to_strings("exclude_algorithms", given)
-
-
 @attrs.frozen
 class LoadRequest:
     """What is to be loaded into a run, and how; the fields are the arguments of :func:`load_checkpoint`."""
@@ -212,7 +200,7 @@ class LoadRequest:
     weights_only: bool = False
     strict_model_weights: bool = True
     ignore_keys: IgnoreKeys = None
-    exclude_algorithms: str | Sequence[str] | None = attrs.field(default=None, converter=_to_names)
+    exclude_algorithms: str | Sequence[str] | None = None
     algorithm_passes: Passes = None
     logger: Logger | None = None
     check_extra: CheckExtra | None = None
@@ -283,12 +271,12 @@ class LoadRequest:
     def _compare(
         self, read: _ReadState, check: Callable[..., saved_state.CheckedState], *saved: Any, strict: bool = False
     ) -> saved_state.CheckedState:
-        """Call a function that compares a saved state with the run."""
+        """Call a function that compares a saved state with the run, and name the checkpoint if it does not fit."""
+        excluded = to_strings("exclude_algorithms", self.exclude_algorithms)
         try:
-            excluded = self.exclude_algorithms or ()
             return check(self.state, *saved, strict=strict, excluded=excluded, passes=self.algorithm_passes)
-        except StateMismatchError:
-            raise
+        except StateMismatchError as error:
+            raise CheckpointMismatchError(read.path, error.problems) from error
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             raise CheckpointError(f"{read.path}/{STATE}", f"cannot be read as the state of a run: {what}") from error
@@ -302,7 +290,7 @@ class LoadRequest:
         try:
             fits = self._compare(read, saved_state.check_state, read.saved)
             problems = self._weights_that_differ(fits.report)
-        except StateMismatchError as error:
+        except CheckpointMismatchError as error:
             problems = [*error.problems]
         if self.check_extra is not None and "extra" not in read.ignored:
             problems += self.check_extra(extra, read.ignored)
@@ -331,7 +319,7 @@ class LoadRequest:
             )
         try:
             fits = self._compare(read, saved_state.check_part, "model", read.saved, strict=self.strict_model_weights)
-        except StateMismatchError as error:
+        except CheckpointMismatchError as error:
             problems = [*error.problems, *_changed_modules(self.state.model, modules)]
             raise CheckpointMismatchError(path, problems) from None
         return CheckedCheckpoint(read.result(fits.report, averages_of=averages_of), fits, self.logger, warning)
@@ -342,8 +330,7 @@ class LoadRequest:
         read.saved |= file.progress(names, own)
         lacking = file.unread(read.saved)
         read.ignore(self.ignore_keys, self.state)
-        with _naming(read.path):
-            checked = self._compare(read, saved_state.check_state, own | read.saved)
+        checked = self._compare(read, saved_state.check_state, own | read.saved)
         restored = tuple(name for name in read.saved if name not in read.ignored)
         report = attrs.evolve(checked.report, restored=restored)
         if problems := self._weights_that_differ(report):

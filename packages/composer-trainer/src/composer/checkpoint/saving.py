@@ -172,7 +172,7 @@ def take_snapshot(
         reshard(state.model)  # it may have its complete weights since an evaluation
     block = evaluation_weights(state) if weights_only else contextlib.nullcontext(enter_result=False)
     with block as may_differ:
-        with writers.failing_in_all_processes(path):
+        with contextlib.nullcontext() if writers.is_alone else failing_in_all(path):
             saved = _saved_state(state, extra, ignore_keys, weights_only=weights_only)
             data, tensors = _split_files(saved)
             described = describe_tensors(tensors, is_first=writers.rank == 0)

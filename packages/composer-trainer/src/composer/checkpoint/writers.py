@@ -70,10 +70,6 @@ class Writers:
         self._described: Described | None = None
         self._planned: tuple[Layout, list[dict[str, list[str]]]] = (Layout({}, {}), [])
 
-    def failing_in_all_processes(self, path: str) -> AbstractContextManager[None]:
-        """Fail in all processes if one fails; see :func:`failing_in_all`."""
-        return contextlib.nullcontext() if self.is_alone else failing_in_all(path)
-
     def plan(self, described: Described) -> tuple[Layout, dict[str, list[str]]]:
         """Return the layout, and which tensors this process writes to which file; all processes have to call it.
 
