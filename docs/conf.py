@@ -66,7 +66,7 @@ nitpick_ignore_regex = [
     ("py:class", r"composer\.(.+\.)?(_\w+|T|Batch|Sample|Target|Counts|Entry|ObservableList|DetectionModel|Settings)"),
     ("py:class", r"composer\.(.+\.)?Images"),
     ("py:class", r"composer\.(.+\.)?(Assembly|Clock|Difference|Evaluated|Folder|GatheringLogger|HostAlgorithms)"),
-    ("py:class", r"composer\.(.+\.)?(PhaseMetricsModel|Record|Recording|Result|Row)"),
+    ("py:class", r"composer\.(.+\.)?(CountExchange|PhaseMetricsModel|Record|Recording|Result|Row)"),
     ("py:obj", r"composer\.core\.time\.Value"),
     ("py:class", r"Box|BoxFormat|(composer\.trainer\.tools\.summary\.)?Layer|Number|ParallelStyle|Target|TokenCount"),
     ("py:obj", r"composer\.functional\.augmentations\.annotations\.(Batch|Target)"),

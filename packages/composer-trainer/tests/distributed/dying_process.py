@@ -71,10 +71,10 @@ def main(how, folder):
             if how == "fails":
                 raise KeyError("the labels")
             time.sleep(300)
-        parallel.begin_batch(cd.GlobalBatch(4))
+        batch = parallel.begin_batch(cd.GlobalBatch(4))
         parallel.begin_microbatch(is_last=True)
-        (parallel.forward(torch.ones(4, 2)).sum() * parallel.weight()).backward()
-        parallel.end_batch()
+        (parallel.forward(torch.ones(4, 2)).sum() * batch.weight()).backward()
+        parallel.end_batch(batch)
         print("step", step, flush=True)
 
 

@@ -59,9 +59,21 @@ class Stream(IterableDataset):
         return iter(self.samples)
 
 
-def make_trainer(loader, *, max_duration="2ep", seed=17, on="cpu", **options):
+class Terms(Table):
+    """Counts the elements of its loss in batches whose numbers, from 1 on, ``counts`` accepts."""
+
+    def __init__(self, counts):
+        super().__init__()
+        self.counts, self.batches = counts, 0
+
+    def count_loss_terms(self, batch):
+        self.batches += 1
+        return torch.tensor(len(batch)) if self.counts(self.batches) else None
+
+
+def make_trainer(loader, *, max_duration="2ep", seed=17, on="cpu", kind=Table, **options):
     with torch.device(on):
-        model, recorder = Table(), Recorder()
+        model, recorder = kind(), Recorder()
     return Trainer(
         model=model,
         train_dataloader=loader,
@@ -114,7 +126,25 @@ def check_samples():
         "shuffled": fit(dealt(5, shuffle=True)),
         "microbatches": fit(dealt(4), device_train_microbatch_size=1, ddp_sync_strategy="multi_auto_sync"),
         "dropped": fit(dealt(5, drop_last=True)),
+        "terms": fit(dealt(4), kind=lambda: Terms(lambda batch: True)),
+        "terms in every second batch": fit(dealt(4), kind=lambda: Terms(lambda batch: batch % 2)),
     }
+
+
+def check_terms():
+    """Process 2 counts the elements of the loss in other batches than the rest."""
+    is_other = cd.get_global_rank() == 2
+    cases = {
+        "never": (lambda batch: True, lambda batch: False),
+        "alone": (lambda batch: False, lambda batch: True),
+        "no longer": (lambda batch: True, lambda batch: batch < 3),
+        "later": (lambda batch: False, lambda batch: batch > 2),
+    }
+    result = {}
+    for name, choices in cases.items():
+        with make_trainer(dealt(4), kind=lambda: Terms(choices[is_other])) as trainer:  # noqa: B023
+            result[name] = error_of(trainer.fit), int(trainer.state.timestamp.batch)
+    return result
 
 
 def check_order():
@@ -395,6 +425,7 @@ def main(folder):
     saved = Path(cd.from_rank_zero(str(folder / "saved")))
     results = {
         "samples": check_samples(),
+        "terms": check_terms(),
         "order": check_order(),
         "streams": check_streams(saved / "streams"),
         "resuming": check_resuming(saved),

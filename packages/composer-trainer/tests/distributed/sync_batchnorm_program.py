@@ -33,10 +33,10 @@ def train(model, parallel, batches):
     for batch in batches:
         parts = DataSpec([]).split_batch(batch, MICROBATCH)
         weighted = [(part, len(part) / len(batch)) for part in parts]
-        parallel.begin_batch(distributed.GlobalBatch(len(batch), microbatches=len(parts)))
+        batch_weights = parallel.begin_batch(distributed.GlobalBatch(len(batch), microbatches=len(parts)))
         optimizer.zero_grad()
-        rank_weight = parallel.weight()
-        padded = parallel.padded([(part, weight * rank_weight) for part, weight in weighted])
+        rank_weight = batch_weights.weight()
+        padded = parallel.padded([(part, weight * rank_weight) for part, weight in weighted], batch_weights)
         for place, (part, weight) in enumerate(padded):
             parallel.begin_microbatch(is_last=place == len(padded) - 1)
             (parallel.forward(part).square().mean() * weight).backward()

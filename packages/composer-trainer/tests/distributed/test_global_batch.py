@@ -92,7 +92,14 @@ class TestExchanges:
 
         assert (batch.samples, batch.tokens) == (0, 0)
 
-    @pytest.mark.parametrize(("counts", "found"), [({"counted": 3}, "and 3 remain"), ({"tokens": 5}, "5 tokens")])
+    @pytest.mark.parametrize(
+        ("counts", "found"),
+        [
+            ({"counted": 3}, "and 3 remain"),
+            ({"tokens": 5}, "5 tokens"),
+            ({"has_terms": True}, r"count_loss_terms\(\) changed its type"),
+        ],
+    )
     def test_unexpected_counts_raise(self, counts, found):
         """An algorithm that removes samples without saying so, after processes have agreed that none does."""
         run = Steps()

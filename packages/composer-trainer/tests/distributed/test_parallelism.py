@@ -153,12 +153,12 @@ class TestSingleProcess:
         state, parallel = State(nn.Linear(2, 2)), cd.Parallelism()
 
         parallel.prepare(state)
-        parallel.begin_batch(own := cd.GlobalBatch(3, 7, microbatches=2, seconds=0.5, stop=True))
+        batch = parallel.begin_batch(own := cd.GlobalBatch(3, 7, microbatches=2, seconds=0.5, stop=True))
 
         assert parallel.forward is state.model
-        assert parallel.totals() is own
+        assert batch.totals() is own
         assert (own.counted, own.weight) == (3, 1.0)
-        assert parallel.padded([("part", 1.0)]) == [("part", 1.0)]
+        assert parallel.padded([("part", 1.0)], batch) == [("part", 1.0)]
 
     def test_new_model_is_used(self):
         """Prepared again, it runs the state's current model."""
@@ -169,7 +169,7 @@ class TestSingleProcess:
         parallel.prepare(state)
 
         assert parallel.forward is state.model
-        assert parallel.end_batch() == 1
+        assert parallel.end_batch(cd.BatchWeights(cd.GlobalBatch(3))) == 1
 
     def test_losses_are_unchanged(self):
         """The mean over one process is its value."""

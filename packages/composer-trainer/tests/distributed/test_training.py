@@ -40,6 +40,23 @@ class TestSamples:
         for result in four_processes:
             assert result["samples"]["some have nothing"]["losses"][:2] == pytest.approx([9.5, 20.5])
 
+    @pytest.mark.parametrize("run", ["terms", "terms in every second batch"])
+    def test_terms_of_the_loss_weigh_as_samples_do(self, four_processes, run):
+        """If there is one for each sample, counting them changes only rounding, as they are counted in 32 bits."""
+        for result in four_processes:
+            for lost, expected in zip(
+                *(result["samples"][one]["lost"] for one in (run, "some have less")), strict=True
+            ):
+                assert lost == pytest.approx(expected, abs=1e-7)
+
+    @pytest.mark.parametrize(("case", "batches"), [("never", 0), ("alone", 0), ("no longer", 2), ("later", 2)])
+    def test_terms_in_some_processes_only_raise(self, four_processes, case, batches):
+        """All processes raise the same error in the first such batch, and none waits for another."""
+        [(error, counted)] = {tuple(result["terms"][case]) for result in four_processes}
+
+        assert error.startswith("ValueError: count_loss_terms() of the model returned a number in some processes and")
+        assert counted == batches
+
     def test_does_not_warn(self, four_processes):
         """Data sampled by get_sampler give no warning."""
         runs = [run for result in four_processes for run in result["samples"].values()]

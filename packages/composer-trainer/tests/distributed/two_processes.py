@@ -131,16 +131,16 @@ def train_together(
     for number, complete in enumerate([batches()[0], *batches(gated)]):
         if frozen:
             freeze(model, number)
-        batch, parts = complete, ()
+        batch, parts, counted = complete, (), None
         if number > 0:
             parallel.prepare(state)
             batch = tuple(each[cd.get_global_rank() :: WORLD] for each in complete)
             count = len(batch[0])
             parts = [(part, len(part[0]) / count) for part in spec.split_batch(batch, size or count)]
-            parallel.begin_batch(cd.GlobalBatch(count, tokens=2 * count, microbatches=len(parts)), usual=usual)
-            parts = parallel.padded(parts)
+            counted = parallel.begin_batch(cd.GlobalBatch(count, 2 * count, microbatches=len(parts)), usual=usual)
+            parts = parallel.padded(parts, counted)
 
-        def closure(batch=batch, parts=parts, number=number):
+        def closure(batch=batch, parts=parts, number=number, counted=counted):
             stepping.zero_grad()
             if number == 0:
                 loss = model.loss(model(batch), batch)
@@ -149,18 +149,18 @@ def train_together(
             total = 0
             for place, (part, weight) in enumerate(parts):
                 parallel.begin_microbatch(is_last=place == len(parts) - 1)
-                loss = model.loss(parallel.forward(part), part) * weight * parallel.weight()
+                loss = model.loss(parallel.forward(part), part) * weight * counted.weight()
                 loss.backward()
                 total = total + loss.detach()
-            total = total * parallel.end_batch()
+            total = total * parallel.end_batch(counted)
             if clip is not None:
                 cf.apply_gradient_clipping(model, *clip)
             return parallel.reduce_mean({"total": total})["total"]
 
         loss = stepping.step(closure)
         if number > 0:
-            assert parallel.totals().samples == len(complete[0])
-            assert parallel.totals().tokens == 2 * len(complete[0])
+            assert counted.totals().samples == len(complete[0])
+            assert counted.totals().tokens == 2 * len(complete[0])
     return model, loss.item()
 
 
@@ -250,13 +250,13 @@ def check_when_gradients_are_added_up():
         model, parallel = nn.Linear(2, 1), cd.Parallelism(ddp_sync_strategy=strategy)
         parallel.prepare(State(model))
         agree = result[strategy] = []
-        for parallel.is_apart in (False, True, False):
-            parallel.begin_batch(cd.GlobalBatch(4))
+        for parallel.is_trial in (False, True, False):
+            batch = parallel.begin_batch(cd.GlobalBatch(4))
             for is_last in (False, True):
                 parallel.begin_microbatch(is_last)
                 parallel.forward(torch.ones(2, 2) + cd.get_global_rank()).sum().backward()
                 agree.append(cd.all_agree(model.weight.grad.tolist()))
-            parallel.end_batch()
+            parallel.end_batch(batch)
             agree.append(cd.all_agree(model.weight.grad.tolist()))
             model.zero_grad()
     return result
@@ -276,11 +276,11 @@ def check_forced_buffers():
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
     parallel = cd.Parallelism(ddp_sync_strategy="forced_sync")
     parallel.prepare(State(model))
-    parallel.begin_batch(cd.GlobalBatch(2))
+    batch = parallel.begin_batch(cd.GlobalBatch(2))
     inputs = torch.tensor([[0.0, 2.0], [2.0, 4.0]]) + 10 * cd.get_global_rank()
     parallel.begin_microbatch(is_last=True)
     parallel.forward(inputs).sum().backward()
-    parallel.end_batch()
+    parallel.end_batch(batch)
     return model[0].running_mean.tolist()
 
 
@@ -382,18 +382,18 @@ def check_totals():
     parallel = cd.Parallelism()
     parallel.prepare(State(nn.Linear(2, 2)))
     own = cd.GlobalBatch(3 + 2 * rank, 10 + rank, 1 + 2 * rank, 1 + rank, 1.0 + rank, stop=rank == 1, logs=rank == 0)
-    parallel.begin_batch(own, usual=4)
-    early_weight = parallel.weight()
-    totals = parallel.totals()
+    batch = parallel.begin_batch(own, usual=4)
+    early_weight = batch.weight()
+    totals = batch.totals()
     means = parallel.reduce_mean({"a": torch.tensor(1.0 + rank), "b": torch.tensor([4.0], dtype=torch.bfloat16)})
-    parallel.begin_batch(cd.GlobalBatch(0))
+    nothing = parallel.begin_batch(cd.GlobalBatch(0))
     return {
         "totals": [totals.samples, totals.tokens, totals.seconds, totals.microbatches, totals.weight, totals.stop],
         "logs": totals.logs,
         "counted": totals.counted,
         "early weight": early_weight,
         "means": {name: value.tolist() for name, value in means.items()},
-        "nothing": error_of(parallel.totals),
+        "nothing": error_of(nothing.totals),
     }
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from composer.core.data_spec import Batch
     from composer.core.state import State
 
-    Part: TypeAlias = tuple[Batch, float | Tensor]
+    Microbatch: TypeAlias = tuple[Batch, float | Tensor]
     """A microbatch, and its weight in the sum of the losses: a number or a tensor of one."""
 
 __all__ = ["Step", "is_out_of_memory", "losses_by_name", "total_of"]
@@ -48,8 +48,8 @@ class Step:
     are repeated. Events are named by their values, which saves a look-up of an enum's member at each of them.
 
     Args:
-        state: The state. Its ``microbatch`` is the place in the step: the index of the microbatch, -1 before the batch
-            is split, -2 between batches.
+        state: The state. Its ``microbatch`` is the index of the microbatch, -1 before the batch is split, -2 between
+            batches.
         run_event: ``f(event)``.
         forward: ``f(batch) -> outputs``.
         loss: ``f(outputs, batch) -> loss``.
@@ -85,7 +85,7 @@ class Step:
         forward: Callable[[Batch], Any],
         loss: Callable[[Any, Batch], Any],
         *,
-        split: Callable[[], Iterable[Part]] | None = None,
+        split: Callable[[], Iterable[Microbatch]] | None = None,
         complete: Callable[[], object] | None = None,
     ) -> None:
         self.forward, self.loss, self.complete = forward, loss, complete
@@ -120,8 +120,8 @@ class Step:
         for optimizer in state._optimizers:  # noqa: SLF001
             optimizer.zero_grad()
         whole_batch = state.batch
-        for index, (part, weight) in enumerate(self._split()):
-            state.microbatch, state.microbatch_weight, state.batch = index, weight, part
+        for index, (batch, weight) in enumerate(self._split()):
+            state.microbatch, state.microbatch_weight, state.batch = index, weight, batch
             self._backward(self.compute_loss(), weight)
             event("after_backward")
             self._add_losses(state.loss, weight)

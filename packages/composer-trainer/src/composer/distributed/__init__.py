@@ -27,7 +27,7 @@ from composer.distributed.environment import (
     is_available,
     is_initialized,
 )
-from composer.distributed.global_batch import GlobalBatch
+from composer.distributed.global_batch import BatchWeights, GlobalBatch
 from composer.distributed.mesh import MeshSettings, TensorParallelSettings
 from composer.distributed.parallelism import Parallelism
 from composer.distributed.process_group import check_timeout, close_dist, device_of_process, initialize_dist
@@ -44,6 +44,7 @@ from composer.distributed.sharding import FSDPSettings
 from composer.functional.signatures import unquote_annotations
 
 __all__ = [
+    "BatchWeights",
     "DDPSettings",
     "DDPSyncStrategy",
     "FSDPSettings",

@@ -1,15 +1,27 @@
-"""The account of a batch over all processes: its samples, tokens and time, the weight of a loss, requests to stop."""
+"""The account of a batch over all processes: its samples, tokens and time, the weight of a loss, requests to stop.
+
+Each process counts its share of the batch, ``CountExchange`` sends these counts once in a batch, or less often where
+they are known, and ``BatchWeights`` states what to multiply losses by, so that any split of a batch over processes and
+microbatches gives the same step. Hosts are waited for, never a device. ``Parallelism.begin_batch`` is the only caller.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 
 from composer.distributed.collectives import host_group
 
-__all__ = ["CountExchange", "GlobalBatch"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from composer.core.step import Microbatch
+
+__all__ = ["BatchWeights", "CountExchange", "GlobalBatch"]
 
 _MOST_SECONDS, _MOST_BATCHES = 0.25, 128
 """The longest time between two exchanges, if batches take as long as before, and the most batches without one."""
@@ -17,7 +29,7 @@ _MOST_SECONDS, _MOST_BATCHES = 0.25, 128
 
 @attrs.define
 class GlobalBatch:
-    """A batch, which consists of the parts of all processes, or the part of one process.
+    """A batch, which consists of the shares of all processes, or the share of one process.
 
     Attributes:
         samples: Number of samples.
@@ -27,6 +39,8 @@ class GlobalBatch:
         seconds: Time since the last batch; of all processes the mean.
         stop: Whether to stop after this batch, as a process requests.
         logs: Whether a process logs losses.
+        has_terms: Whether the model counts the elements that its loss is the mean of; None if it does so only in some
+            processes.
         weight: Weight of this process's loss: its fraction of ``counted`` times the number of processes.
 
     Example:
@@ -41,7 +55,118 @@ class GlobalBatch:
     seconds: float = 0.0
     stop: bool = False
     logs: bool = False
+    has_terms: bool | None = False
     weight: float = 1.0
+
+
+class BatchWeights:
+    """The weights of the losses of this process in a batch, and the counts of all processes from which they follow.
+
+    Gradients are averaged over processes. Losses that are multiplied by these weights give the step that one process
+    takes with the complete batch.
+
+    Args:
+        own: The counts of this process.
+        usual: What ``counted`` is in nearly all batches of each process; None if it is not known.
+        exchange: Receives the counts of all processes; None if there is only this one.
+
+    Example:
+        >>> BatchWeights(GlobalBatch(samples=3)).weight()
+        1.0
+    """
+
+    __slots__ = ("_exchange", "_had_terms", "_totals", "_usual", "own")
+
+    def __init__(self, own: GlobalBatch, usual: int | None = None, exchange: CountExchange | None = None) -> None:
+        self.own, self._usual, self._exchange = own, usual, exchange
+        self._totals = own if exchange is None else None
+        self._had_terms = own.has_terms if exchange is None else exchange.last.has_terms
+
+    def totals(self) -> GlobalBatch:
+        """Return the batch of all processes; waits for hosts, never for a device.
+
+        Raises:
+            ValueError: No process has a sample to train on in this batch, or the model counts the elements of its loss
+                in some processes only.
+        """
+        totals = self._received()
+        if totals.has_terms is None:
+            raise ValueError(
+                "count_loss_terms() of the model returned a number in some processes and None in others, for the same "
+                "batch, so that their losses cannot be weighed. Give all processes batches of the same kind: with "
+                "labels of the same type and number of dimensions, or without."
+            )
+        return totals
+
+    def weight(self) -> float:
+        """Return what to multiply this process's loss by: its fraction of the batch times the number of processes.
+
+        Waits for hosts if the usual number is not known.
+
+        Raises:
+            ValueError: As :meth:`totals`.
+        """
+        if self._exchange is None or self._exchange.data_size == 1:
+            return 1.0
+        return self.totals().weight if self._usual is None else self.own.counted / self._usual
+
+    def weigh(
+        self, microbatches: Sequence[Microbatch], terms: Sequence[Tensor] | None, device: torch.device
+    ) -> Sequence[Microbatch]:
+        """Return microbatches with their weights in the batch of all processes.
+
+        Args:
+            microbatches: Those of this process, each with its fraction of this process's share.
+            terms: How many elements the loss of each is the mean of, on ``device``, which is not waited for; None if
+                the model does not count them.
+            device: The device of the model.
+
+        Raises:
+            ValueError: As :meth:`totals`.
+        """
+        if self._uses_terms():
+            if terms is None:
+                terms = [torch.zeros((), device=device)] * len(microbatches)
+            weights = self._weights_by_terms(terms)
+            return [(batch, weight) for (batch, _), weight in zip(microbatches, weights, strict=True)]
+        weight = self.weight()
+        return microbatches if weight == 1 else [(batch, fraction * weight) for batch, fraction in microbatches]
+
+    def correction(self) -> float:
+        """Return the factor that the weighted losses and their gradients lack; 1 unless a batch has unusual counts.
+
+        Raises:
+            ValueError: As :meth:`totals`.
+        """
+        if self._exchange is None or self._usual is None or self._exchange.data_size == 1:
+            return 1.0
+        return self._usual * self._exchange.data_size / self.totals().counted
+
+    def _received(self) -> GlobalBatch:
+        if self._totals is None:
+            assert self._exchange is not None
+            self._totals = self._exchange.finish()
+        return self._totals
+
+    def _uses_terms(self) -> bool | None:
+        """Return whether the processes weigh by terms: as in the last batch, unless all of them have changed.
+
+        Only a process that has changed waits for the others. If it is the only one, it does what the others do, as
+        all of them call the same collectives, until :meth:`totals` raises the error in all.
+        """
+        if self.own.has_terms == self._had_terms:
+            return self._had_terms
+        now = self._received().has_terms
+        return self._had_terms if now is None else now
+
+    def _weights_by_terms(self, terms: Sequence[Tensor]) -> Sequence[Tensor]:
+        self._usual = None  # these weights need no correction
+        own = torch.stack([*terms]).float()
+        total = own.sum()
+        if self._exchange is not None:
+            torch.distributed.all_reduce(total)
+            own *= self._exchange.world_size
+        return (own / total.clamp_(min=1)).unbind()
 
 
 class CountExchange:
@@ -53,12 +178,17 @@ class CountExchange:
 
     Args:
         world_size: Number of processes.
-        layer_size: Number of processes with the same samples, which compute the layers of the model in parts.
+        layer_size: Number of processes with the same samples, which split the layers of the model.
+
+    Attributes:
+        world_size: Number of processes.
+        data_size: Number of processes, or groups of them, with different samples.
+        last: The batch of all processes that was received last.
     """
 
     def __init__(self, world_size: int, layer_size: int) -> None:
-        self._world_size, self._layer_size = world_size, layer_size
-        self._own = self._last = GlobalBatch(0)
+        self.world_size, self.data_size, self._layer_size = world_size, world_size // layer_size, layer_size
+        self._own = self.last = GlobalBatch(0)
         self._rows = torch.empty(0)
         self._work: Any = None
         self._clock = _SharedClock()
@@ -78,7 +208,8 @@ class CountExchange:
         Raises:
             RuntimeError: The counts are not those that the other processes rely on.
         """
-        is_usual = own.samples == own.counted == usual and not own.tokens
+        has_same_terms = own.has_terms == self.last.has_terms
+        is_usual = own.samples == own.counted == usual and not own.tokens and has_same_terms
         self._own = own
         self._seconds += own.seconds
         self._batches += 1
@@ -88,16 +219,17 @@ class CountExchange:
                 raise RuntimeError(
                     f"train_dataloader has batches of {usual} samples, from which none were removed so far, but this "
                     f"one has {own.samples} samples and {own.tokens} tokens, and {own.counted} remain after algorithms "
-                    "and callbacks. The other processes could not know. Give DataSpec(loader, "
+                    f"and callbacks{'' if has_same_terms else ', and count_loss_terms() changed its type of result'}. "
+                    "The other processes could not know. Give DataSpec(loader, "
                     "get_num_samples_in_batch=...), or let the property selects_samples of an algorithm that removes "
                     "samples return True."
                 )
             self._batches_left -= 1
             return
         counts = [own.samples, own.tokens, own.counted, own.microbatches]
-        requests = [own.stop, own.logs, is_regular and is_usual]
+        requests = [own.stop, own.logs, is_regular and is_usual, own.has_terms]
         sent = torch.tensor([*counts, self._seconds, *requests], dtype=torch.float64, device="cpu")
-        self._rows = sent.new_empty(self._world_size * len(sent))
+        self._rows = sent.new_empty(self.world_size * len(sent))
         # The model computes while the numbers are on their way.
         self._work = torch.distributed.all_gather_into_tensor(self._rows, sent, group=host_group(), async_op=True)
 
@@ -108,31 +240,30 @@ class CountExchange:
             ValueError: No process has a sample to train on in this batch.
         """
         total = self._known() if self._work is None else self._received()
-        data_size = self._world_size // self._layer_size
-        total.weight = self._own.counted * data_size / total.counted
+        total.weight = self._own.counted * self.data_size / total.counted
         return total
 
     def _known(self) -> GlobalBatch:
         """Return the batch that follows from the last exchange, with the time that batches took before it."""
-        own, last, data_size = self._own, self._last, self._world_size // self._layer_size
+        own, last = self._own, self.last
         self._clock.estimate()
         # Some process may still split its batches into as many microbatches, which all must run.
         microbatches = max(own.microbatches, last.microbatches)
-        samples = own.samples * data_size
-        return GlobalBatch(samples, 0, samples, microbatches, self._clock.elapsed(), logs=last.logs)
+        samples, seconds = own.samples * self.data_size, self._clock.elapsed()
+        return GlobalBatch(samples, 0, samples, microbatches, seconds, logs=last.logs, has_terms=last.has_terms)
 
     def _received(self) -> GlobalBatch:
         self._work.wait()
         # Lists, as operations on tensors take longer for a few numbers.
-        columns = zip(*self._rows.view(self._world_size, -1).tolist(), strict=True)
-        samples, tokens, counted, microbatches, seconds, stop, logs, regular = columns
+        columns = zip(*self._rows.view(self.world_size, -1).tolist(), strict=True)
+        samples, tokens, counted, microbatches, seconds, stop, logs, regular, terms = columns
         if not any(counted):
             raise ValueError("No process has a sample (or token, if those are weighed) to train on in this batch.")
         self._clock.measure(sum(seconds) / len(seconds), self._batches)
         self._batches_left = self._clock.batches_within(_MOST_SECONDS, 2 * self._batches) if all(regular) else 0
         self._seconds, self._batches = 0.0, 0
         one_per_group = slice(None, None, self._layer_size)  # a group of tensor parallelism has the same samples
-        self._last = GlobalBatch(
+        self.last = GlobalBatch(
             samples=int(sum(samples[one_per_group])),
             tokens=int(sum(tokens[one_per_group])),
             counted=sum(counted[one_per_group]),
@@ -140,8 +271,9 @@ class CountExchange:
             seconds=self._clock.elapsed(),
             stop=any(stop),
             logs=any(logs),
+            has_terms=bool(terms[0]) if len({*terms}) == 1 else None,
         )
-        return self._last
+        return self.last
 
 
 @attrs.define

@@ -1,4 +1,9 @@
-"""Run a model in several processes: each computes a part of the batch, and all take the same step."""
+"""Run a model in several processes: each computes a share of the batch, and all take the same step.
+
+``Parallelism`` owns the wrapper of DDP or the sharded model of FSDP2, and when gradients are reduced; the model itself
+stays the state's. What belongs to a batch is in the ``BatchWeights`` that ``begin_batch`` returns. A loop calls
+its methods in the order that the class states, in all processes alike. In the Trainer, ``Run`` does.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +31,7 @@ from composer.distributed.environment import (
     is_initialized,
     set_tensor_parallel_size,
 )
-from composer.distributed.global_batch import CountExchange, GlobalBatch
+from composer.distributed.global_batch import BatchWeights, CountExchange, GlobalBatch
 from composer.distributed.mesh import layer_styles
 from composer.distributed.meta import initialize, is_on_meta
 from composer.distributed.process_group import initialize_alone
@@ -34,7 +39,7 @@ from composer.distributed.sharding import shard
 from composer.functional.dtensors import is_sharded, local_parts
 
 if TYPE_CHECKING:
-    from composer.core.step import Part
+    from composer.core.step import Microbatch
 
 __all__ = ["Parallelism"]
 
@@ -49,9 +54,9 @@ class Parallelism:
     forward pass, ``forward`` instead of the model, and :meth:`end_batch` when the batch's gradients are computed.
     All processes must call the same methods in the same order.
 
-    A batch consists of the parts of all processes. Gradients are averaged over processes, so that each loss must be
-    multiplied by :meth:`weight`: the step then equals that of one process with the complete batch, even if the parts
-    have different sizes.
+    A batch consists of the shares of all processes. Gradients are averaged over processes, so that each loss must be
+    multiplied by the weight that :meth:`begin_batch` returns: the step then equals that of one process with the
+    complete batch, even if the shares have different sizes.
 
     Args:
         parallelism_config: ``None`` or ``{"ddp": {...}}`` for DDP, see :class:`DDPSettings`; ``{"fsdp": {...}}`` for
@@ -68,7 +73,7 @@ class Parallelism:
         is_connected: Whether there are other processes; known after :meth:`prepare`.
         compile_config: Arguments of ``torch.nn.Module.compile`` for each block of a model that is split; None does not
             compile.
-        is_apart: Set to True to compute gradients in each process alone and discard them, to find out what fits into
+        is_trial: Set to True to compute gradients in each process alone and discard them, to find out what fits into
             memory. Not available for sharded models.
 
     Raises:
@@ -80,8 +85,8 @@ class Parallelism:
         >>> from composer.distributed import GlobalBatch
         >>> state, parallel = State(nn.Linear(2, 2)), Parallelism()
         >>> parallel.prepare(state)
-        >>> parallel.begin_batch(GlobalBatch(samples=3))
-        >>> parallel.forward(torch.ones(3, 2)).shape, parallel.weight()
+        >>> batch = parallel.begin_batch(GlobalBatch(samples=3))
+        >>> parallel.forward(torch.ones(3, 2)).shape, batch.weight()
         (torch.Size([3, 2]), 1.0)
     """
 
@@ -94,18 +99,14 @@ class Parallelism:
         set_tensor_parallel_size(self.config.layer_size)
         self.compile_config: Mapping[str, Any] | None = None
         self.forward: Callable[..., Any] = _not_prepared
-        self.is_apart = False
+        self.is_trial = False
         self.is_connected = False
         self._model: nn.Module | None = None
         self._trainable: list[nn.Parameter] = []
         self._runs_together = False
         self._synced: Any = None
         self._syncs = True
-        self._own = GlobalBatch(0)
-        self._totals: GlobalBatch | None = self._own
-        self._exchange = CountExchange(1, 1)
-        self._usual: int | None = None
-        self._data_world_size = 1
+        self._exchange: CountExchange | None = None  # with several processes
 
     def prepare(self, state: State) -> None:
         """Broadcast the model of rank 0 to all processes, and wrap or shard the state's current model.
@@ -128,7 +129,7 @@ class Parallelism:
             return
         config = self.config
         if not self.is_connected and is_connected():
-            self.is_connected, self._data_world_size = True, get_data_world_size()
+            self.is_connected = True
             self._exchange = CountExchange(get_world_size(), config.layer_size)
         if config.sync_batchnorm and self.is_connected:
             config.check_device(state.device)
@@ -153,74 +154,42 @@ class Parallelism:
         self._model = model
         self._trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
-    def begin_batch(self, own: GlobalBatch, *, usual: int | None = None, is_regular: bool = False) -> None:
-        """Start exchanging the counts of this process's part of the batch; :meth:`totals` waits for the result.
+    def begin_batch(self, own: GlobalBatch, *, usual: int | None = None, is_regular: bool = False) -> BatchWeights:
+        """Start exchanging the counts of this process's share of a batch, and return the weights of its losses.
 
         Args:
             own: The counts of this process; its ``seconds`` are those since the last call, if the clocks must agree.
             usual: What ``counted`` is in nearly all batches of each process, the same number in all of them. The
                 weight of a loss is then known without waiting for other processes, and :meth:`end_batch` corrects all
-                gradients of other batches; use :meth:`weight`, not ``GlobalBatch.weight``.
+                gradients of other batches; use :meth:`BatchWeights.weight`, not ``GlobalBatch.weight``.
             is_regular: Whether, as far as all processes know, each has ``usual`` samples and no tokens: after a first
                 one, most regular batches are not exchanged.
 
         Raises:
             RuntimeError: The counts are not those that the other processes rely on.
         """
-        self._usual, self._own, self._totals = usual, own, own
-        if self.is_connected:
-            self._totals = None  # until the exchange is complete
+        batch = BatchWeights(own, usual, self._exchange)
+        if self._exchange is not None:
             self._exchange.begin(own, usual, is_regular=is_regular)
+        return batch
 
-    def totals(self) -> GlobalBatch:
-        """Return the batch of all processes; waits for hosts, never for a device.
-
-        Raises:
-            ValueError: No process has a sample to train on in this batch.
-        """
-        if self._totals is None:
-            self._totals = self._exchange.finish()
-        return self._totals
-
-    def weight(self) -> float:
-        """Return what to multiply this process's loss by: its fraction of the batch times the number of processes.
-
-        Waits for hosts if :meth:`begin_batch` did not get the usual number.
-
-        Raises:
-            ValueError: No process has a sample to train on in this batch.
-        """
-        if self._data_world_size == 1:
-            return 1.0
-        return self.totals().weight if self._usual is None else self._own.counted / self._usual
-
-    def weights(self, counts: Sequence[Tensor]) -> list[Tensor]:
-        """Return what to multiply losses by that are means over so many elements, instead of :meth:`weight`.
-
-        Args:
-            counts: Tensors of one number for the microbatches of this process, on its device, which nothing waits for.
-        """
-        self._usual = None  # these weights need no correction by end_batch
-        own = torch.stack([*counts]).float()
-        total = own.sum()
-        if self.is_connected:
-            torch.distributed.all_reduce(total)
-            own *= get_world_size()
-        return list((own / total.clamp_(min=1)).unbind())
-
-    def padded(self, parts: Sequence[Part]) -> Sequence[Part]:
+    def padded(self, microbatches: Sequence[Microbatch], batch: BatchWeights) -> Sequence[Microbatch]:
         """Pad the microbatches and their weights to the maximum number of all processes, with weight 0.
 
         Only if all processes must run each microbatch together: with FSDP2, and with ``'multi_auto_sync'``.
+
+        Args:
+            microbatches: Those of this process.
+            batch: What :meth:`begin_batch` returned.
         """
         if not self.is_connected or not self._runs_together:
-            return parts
-        lacking = self.totals().microbatches - len(parts)
-        return [*parts, *[(parts[-1][0], 0.0)] * lacking] if lacking > 0 else parts
+            return microbatches
+        lacking = batch.totals().microbatches - len(microbatches)
+        return [*microbatches, *[(microbatches[-1][0], 0.0)] * lacking] if lacking > 0 else microbatches
 
     def begin_microbatch(self, is_last: bool) -> None:
         """Set before a forward pass whether its backward pass reduces gradients: by default only the last does."""
-        syncs = not self.is_apart and (is_last or self.config.strategy is DDPSyncStrategy.MULTI_AUTO_SYNC)
+        syncs = not self.is_trial and (is_last or self.config.strategy is DDPSyncStrategy.MULTI_AUTO_SYNC)
         if syncs is self._syncs or self._synced is None:
             return
         self._syncs = syncs
@@ -230,11 +199,14 @@ class Parallelism:
         else:
             self._synced.set_requires_gradient_sync(syncs)
 
-    def end_batch(self) -> float:
+    def end_batch(self, batch: BatchWeights) -> float:
         """Complete the gradients after the last microbatch, with the same result in all processes.
 
         With ``'forced_sync'`` they are reduced now. If a process did not have its usual number of samples, they are
         multiplied by the usual number of all processes divided by the actual one.
+
+        Args:
+            batch: What :meth:`begin_batch` returned.
 
         Returns:
             That factor, by which the sum of the batch's weighted losses must be multiplied, too; nearly always 1.
@@ -244,12 +216,10 @@ class Parallelism:
         """
         if not self.is_connected or self._model is None:
             return 1.0
-        if self.config.strategy is DDPSyncStrategy.FORCED_SYNC and not self.is_apart:
+        if self.config.strategy is DDPSyncStrategy.FORCED_SYNC and not self.is_trial:
             _average_gradients(self._trainable)
             broadcast_buffers(self._model)
-        if self._usual is None or self._data_world_size == 1:
-            return 1.0
-        factor = self._usual * self._data_world_size / self.totals().counted
+        factor = batch.correction()
         if factor != 1:
             # A model may have both DTensors and others, which foreach cannot multiply together.
             with torch.no_grad():
@@ -261,8 +231,7 @@ class Parallelism:
     def reduce_mean(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the means of scalars over processes, in one reduction that does not synchronize with a CUDA device.
 
-        For losses multiplied by :meth:`weight` and the factor of :meth:`end_batch`, these are the means over all
-        samples.
+        For losses multiplied by their weight and the factor of :meth:`end_batch`, these are the means over all samples.
 
         Args:
             losses: Scalars by name, with the same names in every process.

@@ -1,4 +1,9 @@
-"""Gradient accumulation: weighted microbatches, and the largest that fit into memory, found by trial."""
+"""Gradient accumulation: weighted microbatches, and the largest that fit into memory, found by trial.
+
+``split_microbatches`` weights each microbatch by its fraction of this process's share of a batch; the weights in the
+batch of all processes are those of ``BatchWeights.weigh``. ``MicrobatchSearch`` computes a batch again in smaller
+microbatches if it does not fit; a trial has no effect but on the size. ``composer.trainer.run.Run`` calls all of it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from composer.core import Batch, DataSpec, State
-    from composer.core.step import Part, Step
+    from composer.core.step import Microbatch, Step
     from composer.distributed import Parallelism
 
 __all__ = ["MicrobatchSearch", "announced", "measured", "split_microbatches", "warn_if_larger"]
@@ -44,13 +49,13 @@ def split_microbatches(
         >>> import torch
         >>> from composer.core import DataSpec
         >>> spec = DataSpec([])
-        >>> [(len(part), weight) for part, weight in split_microbatches(torch.zeros(5, 2), spec, 2)]
+        >>> [(len(one), weight) for one, weight in split_microbatches(torch.zeros(5, 2), spec, 2)]
         [(2, 0.4), (2, 0.4), (1, 0.2)]
     """
-    parts, weights = [batch], [1.0]
+    microbatches, weights = [batch], [1.0]
     if microbatch_size is not None and spec.get_num_samples_in_batch(batch) > microbatch_size:
-        parts = list(spec.split_batch(batch, microbatch_size))
-        counts = list(map(count or spec.get_num_samples_in_batch, parts))
+        microbatches = list(spec.split_batch(batch, microbatch_size))
+        counts = list(map(count or spec.get_num_samples_in_batch, microbatches))
         total = sum(counts)
         if not total:
             raise ValueError(
@@ -59,8 +64,8 @@ def split_microbatches(
             )
         weights = [number / total for number in counts]
     if spec.microbatch_transforms is not None:
-        parts = list(map(spec.microbatch_transforms, parts))
-    return list(zip(parts, weights, strict=True))
+        microbatches = list(map(spec.microbatch_transforms, microbatches))
+    return list(zip(microbatches, weights, strict=True))
 
 
 class MicrobatchSearch:
@@ -87,67 +92,80 @@ class MicrobatchSearch:
         Raises:
             RuntimeError: A single sample does not fit.
         """
-        state, parallel, is_alone = self._state, self._parallel, not self._parallel.is_connected
-        step = self._step
+        state, step, is_alone = self._state, self._step, not self._parallel.is_connected
         # Each trial exchanges a number between the processes, which is too slow for every batch.
         if self._is_found and not is_alone:
             return step.compute_gradients()
-        before, times_computed = _Snapshot(state), step.times_computed
+        before = _Snapshot(state, step)
         while True:
             tried = min(state.device_train_microbatch_size or num_samples, num_samples)
-            failure: RuntimeError | None = None
-            # Gradients of a trial are not synchronized, and are discarded.
-            parallel.is_apart = not is_alone
-            try:
-                loss = step.compute_gradients()
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-                # The traceback refers to the frames, and these to the tensors that fill the memory.
-                failure = error.with_traceback(None)
-            finally:
-                parallel.is_apart = False
+            failure = self._try()
             fits = bool(all_reduce_min(failure is None))
             # The gradients of a trial are those of the batch, but several processes have not summed them yet.
             if fits and is_alone:
-                return loss
-            before.restore(state)
-            # The metrics use the outputs of the first computation of a step, which the next trial is.
-            step.times_computed = times_computed
+                return step.total
+            before.restore(state, step)
             if fits:
                 self._is_found = True
                 return step.compute_gradients()
-            # A process in which a single sample does not fit sends 0, so that all raise the error. One in which the
-            # batch fits, perhaps a smaller one, does not limit the others.
-            size = all_reduce_min(_NO_LIMIT if failure is None else (tried + 1) // 2 if tried > 1 else 0)
-            if not size:
-                raise RuntimeError(
-                    "device_train_microbatch_size='auto' found none that fits: a single sample needs more memory than "
-                    f"'{state.device}' has left. Use a smaller model or input, or activation checkpointing."
-                ) from failure
-            state.device_train_microbatch_size = size
-            _log.info("Parts of %d samples do not fit into the memory of '%s': trying %d.", tried, state.device, size)
+            state.device_train_microbatch_size = self._next_size(tried, failure)
             del failure
-            for optimizer in state.optimizers:
-                optimizer.zero_grad()
-            # Tensors in cycles of references are freed only by the collector.
-            gc.collect()
-            if state.device.type == "cuda":
-                torch.cuda.empty_cache()
+            self._free_memory()
+
+    def _try(self) -> RuntimeError | None:
+        """Compute the gradients in the current size, and return the error if there is not enough memory."""
+        # Gradients of a trial are not synchronized, and are discarded.
+        self._parallel.is_trial = self._parallel.is_connected
+        try:
+            self._step.compute_gradients()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            # The traceback refers to the frames, and these to the tensors that fill the memory.
+            return error.with_traceback(None)
+        finally:
+            self._parallel.is_trial = False
+        return None
+
+    def _next_size(self, tried: int, failure: RuntimeError | None) -> int:
+        """Return the size to try after one that does not fit in all processes; all of them must call it.
+
+        Raises:
+            RuntimeError: A single sample does not fit.
+        """
+        # A process in which a single sample does not fit sends 0, so that all raise the error. One in which the batch
+        # fits, perhaps a smaller one, does not limit the others.
+        size = all_reduce_min(_NO_LIMIT if failure is None else (tried + 1) // 2 if tried > 1 else 0)
+        if not size:
+            raise RuntimeError(
+                "device_train_microbatch_size='auto' found none that fits: a single sample needs more memory than "
+                f"'{self._state.device}' has left. Use a smaller model or input, or activation checkpointing."
+            ) from failure
+        _log.info("%d samples do not fit into the memory of '%s': trying %d.", tried, self._state.device, size)
+        return size
+
+    def _free_memory(self) -> None:
+        for optimizer in self._state.optimizers:
+            optimizer.zero_grad()
+        # Tensors in cycles of references are freed only by the collector.
+        gc.collect()
+        if self._state.device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 class _Snapshot:
     """The state that computing gradients changes besides the gradients."""
 
-    def __init__(self, state: State) -> None:
-        self._batch = state.batch
+    def __init__(self, state: State, step: Step) -> None:
+        # The metrics use the outputs of the first computation of a step, which the next trial is again.
+        self._batch, self._times_computed = state.batch, step.times_computed
         self._buffers = [(one := without_repeats(buffer), one.detach().clone()) for buffer in state.model.buffers()]
         self._draws = global_rng_states(state.device)
         self._metrics = save_metrics(state.train_metrics)
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: State, step: Step) -> None:
         state.outputs = state.loss = None
-        state.batch = self._batch
+        state.batch, step.times_computed = self._batch, self._times_computed
         state.restart_draws()
         with torch.no_grad():
             for buffer, value in self._buffers:
@@ -175,8 +193,8 @@ def warn_if_larger(microbatch_size: int, num_samples: int) -> None:
         )
 
 
-def announced(parts: Sequence[Part], announce: Callable[[bool], None]) -> Iterator[Part]:
-    """Yield the parts, and announce before each whether it is the last.
+def announced(microbatches: Sequence[Microbatch], announce: Callable[[bool], None]) -> Iterator[Microbatch]:
+    """Yield the microbatches, and announce before each whether it is the last.
 
     Example:
         >>> list(announced([("first", 0.5), ("second", 0.5)], print))
@@ -184,22 +202,22 @@ def announced(parts: Sequence[Part], announce: Callable[[bool], None]) -> Iterat
         True
         [('first', 0.5), ('second', 0.5)]
     """
-    for number, part in enumerate(parts, start=1):
-        announce(number == len(parts))
-        yield part
+    for number, microbatch in enumerate(microbatches, start=1):
+        announce(number == len(microbatches))
+        yield microbatch
 
 
-def measured(parts: Iterable[Part], state: State) -> Iterator[Part]:
-    """Yield the parts, and update the training metrics after each, with its targets before algorithms change them.
+def measured(microbatches: Iterable[Microbatch], state: State) -> Iterator[Microbatch]:
+    """Yield the microbatches, and update the training metrics after each, with its targets before algorithms.
 
     Example:
         >>> from composer.core import State
         >>> list(measured([([1, 2], 0.0)], State(model=None)))
         [([1, 2], 0.0)]
     """
-    for part, weight in parts:
-        original = copy.copy(part)
-        yield part, weight
-        # A part of weight 0 only keeps the processes in step. The host does not wait for a weight on the device.
+    for batch, weight in microbatches:
+        original = copy.copy(batch)
+        yield batch, weight
+        # A microbatch of weight 0 only keeps the processes in step. The host does not wait for a weight on the device.
         if state.batch_counts and (isinstance(weight, torch.Tensor) or weight):
             update_train_metrics(state, original)

@@ -1,4 +1,10 @@
-"""The parts that the loop calls: data, optimization, clock, losses, metrics and evaluations of a training."""
+"""A training in progress: what the loop calls for data, optimization, clock, losses, metrics and evaluations.
+
+Each call of ``Trainer.fit`` creates a ``Run``, which the loop (``composer.trainer.loop``) calls. It owns what lasts for
+this call: the step, the signals, and the counts of the batch at hand. All that a resumed run needs is in the state, the
+batches and ``ResumeState``. One process follows the same path as several, without what only serves the others, as that
+takes time in each step.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +20,7 @@ from composer.core.data_spec import count_tokens, has_own_functions
 from composer.core.evaluator import enter_training_mode
 from composer.core.packing import check_packed_model
 from composer.core.step import Step
-from composer.distributed import GlobalBatch
+from composer.distributed import BatchWeights, GlobalBatch
 from composer.trainer.clock import Clock
 from composer.trainer.data.batches import END
 from composer.trainer.evaluation.metrics import log_train_metrics
@@ -27,7 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim.lr_scheduler import LRScheduler
 
-    from composer.core.step import Part
+    from composer.core.step import Microbatch
     from composer.distributed import Parallelism
     from composer.trainer.data.batches import Batches
     from composer.trainer.evaluation.evaluate import Evaluations
@@ -38,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["Run"]
 
 
+_UNKNOWN = BatchWeights(GlobalBatch(0))
 _loss_name = cache("loss/train/{}".format)
 
 
@@ -68,6 +75,25 @@ class _Counting:
         is_of_user = spec._get_num_tokens_in_batch is not count_tokens  # noqa: SLF001
         # Batches have equal numbers of samples but not of tokens, so that these cannot be known in advance.
         return cls(samples, tokens, spec.get_num_loss_tokens_in_batch, asks_model=not is_of_user, usual=None)
+
+
+@attrs.define
+class _CurrentBatch:
+    """What belongs to the batch at hand, from when it is loaded until the next one is.
+
+    Attributes:
+        num_samples: The number of samples that were read.
+        is_counted: Whether this process counts them; False for a copy that only keeps it in step with others.
+        weights: The weights of its losses, once it is split.
+        totals: The counts of all processes, once its gradients are computed.
+        has_local_losses: Whether the losses of the step are those of this process, and not yet the means over all.
+    """
+
+    num_samples: int
+    is_counted: bool
+    weights: BatchWeights = _UNKNOWN
+    totals: GlobalBatch = _UNKNOWN.own
+    has_local_losses: bool = False
 
 
 class Run:
@@ -113,12 +139,12 @@ class Run:
         # an evaluation or while a checkpoint is written.
         self.signals = StopSignals(lambda: int(self.state.timestamp.batch) if self._is_in_batch else None)
         self._evaluations, self.progress = evaluations, progress
-        self._is_loss_local = self._is_regular = False
+        self._is_regular = False
         if self.state.auto_microbatching:
             search = MicrobatchSearch(self.state, parallel, self.step)
-            self.compute_gradients = lambda: search.compute_gradients(self._num_samples)
+            self.compute_gradients = lambda: search.compute_gradients(self._batch.num_samples)
         self._counting = _Counting.of(batches, weigh_by_tokens=weigh_by_tokens)
-        self._batch, self._num_samples, self._is_counted = GlobalBatch(0), 0, True
+        self._batch = _CurrentBatch(0, is_counted=False)
         # The search reduces the size itself, and one that is larger than a batch is not a mistake of the user.
         self._is_first_split = not self.state.auto_microbatching
         self._may_warn_of_nan = True
@@ -189,94 +215,86 @@ class Run:
         position = self.batches.position
         if self.state.dataloader_len != position.length:  # the epoch has more batches than announced
             self.state.dataloader_len = position.length
-        self._num_samples = self._counting.samples(batch)
-        self._is_counted = position.last_batch_counts
-        self.state.batch, self.state.batch_counts = batch, self._is_counted
+        self._batch = _CurrentBatch(self._counting.samples(batch), position.last_batch_counts)
+        self.state.batch, self.state.batch_counts = batch, self._batch.is_counted
         return True
 
-    def _split(self) -> Iterable[Part]:
+    def _split(self) -> Iterable[Microbatch]:
         """Return the microbatches, each with its weight: its fraction of the elements that the loss is the mean of."""
         size, spec = self.state.device_train_microbatch_size, self.batches.spec
-        parts: Sequence[Part] = ((self.state.batch, 1.0),)
+        microbatches: Sequence[Microbatch] = ((self.state.batch, 1.0),)
         if size is not None and self._is_first_split:
             self._is_first_split = False
-            warn_if_larger(size, self._num_samples)
+            warn_if_larger(size, self._batch.num_samples)
         if size is not None or spec.microbatch_transforms is not None:
-            parts = split_microbatches(self.state.batch, spec, size, self._counting.weigh)
+            microbatches = split_microbatches(self.state.batch, spec, size, self._counting.weigh)
         if self.batches.checks_model:
             self.batches.checks_model = False
-            check_packed_model(self.state, parts[0][0])
-        if self.step.times_computed == 1:  # further computations of the batch have the same counts
-            self._begin_global_batch(len(parts))
-        # The whole batch of a single process has weight 1, whatever its loss is the mean of.
-        if len(parts) > 1 or self.parallel.is_connected:
-            parts = self._weigh_parts(parts)
+            check_packed_model(self.state, microbatches[0][0])
+        # The complete batch of a single process has weight 1, whatever its loss is the mean of.
+        is_part = len(microbatches) > 1 or self.parallel.is_connected
+        terms = self._loss_terms(microbatches) if is_part else None
+        is_first = self.step.times_computed == 1
+        if is_first:  # further computations of the batch have the same counts
+            self._begin_global_batch(len(microbatches), has_terms=terms is not None)
+        if is_part:
+            microbatches = self._batch.weights.weigh(microbatches, terms, self.state.device)
         if size is not None:
             # A forward pass of a sharded model gathers weights from all processes, so all need as many.
-            parts = self.parallel.padded(parts)
-        # Of several computations in a step, the metrics use the first outputs.
-        is_measured = self.state.train_metrics and self.step.times_computed == 1
-        if len(parts) == 1:  # without a generator in each step
+            microbatches = self.parallel.padded(microbatches, self._batch.weights)
+        each: Iterable[Microbatch] = microbatches
+        if len(microbatches) == 1:  # without a generator in each step
             self.parallel.begin_microbatch(True)
-            return measured(parts, self.state) if is_measured else parts
-        each = announced(parts, self.parallel.begin_microbatch)
-        return measured(each, self.state) if is_measured else each
+        else:
+            each = announced(microbatches, self.parallel.begin_microbatch)
+        # Of several computations in a step, the metrics use the first outputs.
+        return measured(each, self.state) if self.state.train_metrics and is_first else each
 
-    def _weigh_parts(self, parts: Sequence[Part]) -> Sequence[Part]:
-        """Return the parts of this process's batch with their weights in the batch of all processes."""
-        # Gradients are averaged over processes, so that one with more samples than the others has to weigh more.
-        counts = self._loss_terms(parts)
-        if counts is not None:
-            weights = self.parallel.weights(counts)
-            return [(part, weight) for (part, _), weight in zip(parts, weights, strict=True)]
-        weight = self.parallel.weight()
-        return parts if weight == 1 else [(part, share * weight) for part, share in parts]
-
-    def _loss_terms(self, parts: Sequence[Part]) -> list[Tensor] | None:
-        """Return how many elements the loss of each part is the mean of, if the model counts them."""
+    def _loss_terms(self, microbatches: Sequence[Microbatch]) -> list[Tensor] | None:
+        """Return how many elements the loss of each is the mean of, if the model counts them."""
         count = getattr(self.state.model, "count_loss_terms", None)
         if count is None or not self._counting.asks_model:
             return None
-        counts = [count(part) for part, _ in parts]
+        counts = [count(batch) for batch, _ in microbatches]
         if any(number is None for number in counts):
             return None
         # A process without a further batch computes with its last one, which does not count again.
         return counts if self.state.batch_counts else [torch.zeros_like(number) for number in counts]
 
-    def _begin_global_batch(self, microbatches: int) -> None:
-        state, parallel, counting = self.state, self.parallel, self._counting
+    def _begin_global_batch(self, microbatches: int, *, has_terms: bool) -> None:
+        state, parallel, counting, batch = self.state, self.parallel, self._counting, self._batch
         # The samples that were read, whose number is the position in the data, and the tokens that are trained on, as
         # algorithms may have shortened sequences.
-        samples, tokens = (self._num_samples, counting.tokens(state.batch)) if self._is_counted else (0, 0)
+        samples, tokens = (batch.num_samples, counting.tokens(state.batch)) if batch.is_counted else (0, 0)
         has_signal, logs = self.signals.received is not None, self.engine.logger.is_heard
-        own = GlobalBatch(samples, tokens, samples, microbatches, stop=has_signal, logs=logs)
+        own = GlobalBatch(samples, tokens, samples, microbatches, stop=has_signal, logs=logs, has_terms=has_terms)
         if parallel.is_connected:  # a single process has weight 1, even if algorithms removed samples
             own.counted = counting.weigh(state.batch) if state.batch_counts else 0
-            if not parallel.is_apart:  # after the trials the batch begins once more
+            if not parallel.is_trial:  # after the trials the batch begins once more
                 own.seconds = self.clock.elapsed() / 1e6
         is_regular = self._is_regular and self.batches.position.last_batch_is_full
-        parallel.begin_batch(own, usual=counting.usual, is_regular=is_regular)
+        batch.weights = parallel.begin_batch(own, usual=counting.usual, is_regular=is_regular)
 
     def _complete_gradients(self) -> None:
         """Sum the gradients of all processes, if that is not done yet, and unscale them."""
         # The weights assumed usual counts; the actual ones arrive while the gradients are computed.
-        factor = self.parallel.end_batch()
+        factor = self.parallel.end_batch(self._batch.weights)
         if factor != 1:
             self.step.scale_losses(factor)
         self.optimization.unscale()
 
     def final_losses(self) -> dict[str, Tensor]:
         """Return the losses of the last batch, their means over all processes; all of them must call it."""
-        if self._is_loss_local:
-            self._is_loss_local = False
+        if self._batch.has_local_losses:
+            self._batch.has_local_losses = False
             self.step.losses = self.parallel.reduce_mean(self.step.losses)
         return self.step.losses
 
     def log_batch(self) -> None:
         """Log the batch's losses, once in a batch and before it is counted, as this completes the counts of all."""
-        self._is_loss_local = True
-        self._batch = self.parallel.totals()
-        if not self._batch.logs:
+        batch = self._batch
+        batch.totals, batch.has_local_losses = batch.weights.totals(), True
+        if not batch.totals.logs:
             return
         self.final_losses()  # all processes, also those without a logger
         if not self.engine.logger.is_heard:
@@ -288,7 +306,7 @@ class Run:
             "time/batch_in_epoch": now.batch_in_epoch,
             "time/sample_in_epoch": now.sample_in_epoch,
         }
-        if self._batch.tokens:
+        if batch.totals.tokens:
             metrics |= {"time/token": now.token, "time/token_in_epoch": now.token_in_epoch}
         for name, loss in self.step.losses.items():
             metrics[_loss_name(name)] = loss
@@ -298,18 +316,18 @@ class Run:
         if not now.batch_in_epoch:
             metrics |= {"time/iteration": now.iteration, "time/epoch": now.epoch}
         if not now.batch_in_epoch or state.auto_microbatching:
-            metrics["trainer/device_train_microbatch_size"] = state.device_train_microbatch_size or self._num_samples
+            metrics["trainer/device_train_microbatch_size"] = state.device_train_microbatch_size or batch.num_samples
         self.engine.logger.log_metrics(metrics, now.batch)
 
     def count_batch(self) -> None:
         """Advance the clock and the learning rates by a batch."""
-        batch, self.state.microbatch = self._batch, -2
+        totals, self.state.microbatch = self._batch.totals, -2
         self._is_in_batch = False
-        if batch.stop:
+        if totals.stop:
             self.signals.is_agreed = True
         # Clocks of several processes must agree: the time of a batch is counted with the next one.
-        microseconds = round(batch.seconds * 1e6) if self.parallel.is_connected else self.clock.elapsed()
-        self.clock.count_batch(batch.samples, batch.tokens, microseconds)
+        microseconds = round(totals.seconds * 1e6) if self.parallel.is_connected else self.clock.elapsed()
+        self.clock.count_batch(totals.samples, totals.tokens, microseconds)
         if self.schedules.every_batch:
             self._step_schedulers(self.schedules.every_batch)
 
