@@ -140,6 +140,16 @@ class TestEarlyStopper:
 
         assert batches(trainer) == 5 * 3
 
+    def test_data_of_another_evaluation(self):
+        """A label that only ``trainer.eval`` has evaluated raises when training starts, as nothing would end it."""
+        data = [torch.ones(4, 2)]
+        evaluated = Evaluator(label="eval", dataloader=data)
+        trainer = make(EarlyStopper("Score", "alone"), evaluation=[1, 2], eval_dataloader=evaluated)
+        trainer.eval(Evaluator(label="alone", dataloader=data))
+
+        with pytest.raises(ValueError, match=r"dataloader_label must be one of \['train', 'eval'\], got 'alone'"):
+            trainer.fit()
+
     def test_values_by_name_only(self):
         """A custom loop may set the values of its only evaluation by metric name."""
         stopper = EarlyStopper("Score", "eval")
