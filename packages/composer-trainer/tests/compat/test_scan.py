@@ -149,6 +149,90 @@ def test_folders(tmp_path):
     assert result == [("b.py", 1), ("a.py", 2)]
 
 
+def test_yaml(tmp_path):
+    """Full names in YAML are found as in Python, and names of components that are not available in their blocks."""
+    (tmp_path / "train.yaml").write_text(
+        "optimizer:\n  _target_: composer.optim.DecoupledAdamW  # composer.datasets\n"
+        "download:\n  _target_: 'composer.utils.get_file'\n"
+        "schedule: {_target_: composer.optim.NothingScheduler}\n"
+        "image: mosaicml/composer.datasets/x\n"
+        "callbacks:\n  speed_monitor:\n    window_size: 3\n  mlperf_callback: {}\n"
+        "names: mlperf_callback\n"
+        "loggers:\n- wandb\n- MosaicMLLogger\n"
+        "algorithms: [blurpool]\n"
+    )
+    (tmp_path / "broken.yml").write_bytes(b"a: \xff [\n_target_: composer.datasets\n")
+    (tmp_path / "large.yaml").write_bytes(b"#" * 2**20 + b"\n_target_: composer.datasets\n")
+
+    result = [(path.name, finding.line, finding.former, finding.works) for path, finding in scan(tmp_path)]
+
+    assert result == [
+        ("broken.yml", 2, "composer.datasets", False),
+        ("train.yaml", 4, "composer.utils.get_file", True),
+        ("train.yaml", 5, "composer.optim.NothingScheduler", False),
+        ("train.yaml", 10, "composer.callbacks.MLPerfCallback", False),
+        ("train.yaml", 14, "composer.loggers.MosaicMLLogger", False),
+    ]
+    assert len(list(scan(tmp_path / "train.yaml"))) == 4
+
+
+def test_what_a_program_can_do_without():
+    """A missing name is not reported if the program catches the error, or imports it for type checkers only."""
+    source = (
+        "from typing import TYPE_CHECKING\n"
+        "try:\n    from composer.loggers import MosaicMLLogger\n    from composer.utils import dist\n"
+        "except (ImportError, KeyError):\n    MosaicMLLogger = None\n"
+        "if TYPE_CHECKING:\n    from composer.loggers import MosaicMLLogger\n"
+        "else:\n    from composer.datasets import a\n"
+        "try:\n    import composer.datasets\nexcept ImportError as error:\n    raise ValueError from error\n"
+        "try:\n    import composer.datasets\nexcept KeyError:\n    pass\n"
+        "if not TYPE_CHECKING:\n    import composer.datasets\n"
+    )
+
+    assert found(source) == [
+        (4, "composer.utils.dist", True),
+        (10, "composer.datasets", False),
+        (12, "composer.datasets", False),
+        (16, "composer.datasets", False),
+        (20, "composer.datasets", False),
+    ]
+
+
+def test_methods_of_other_objects():
+    """Methods with the names of a device's are reported only of devices."""
+    source = (
+        "from composer import Callback\n"
+        "self.mover.batch_to_device(batch)\nstate.device.batch_to_device(batch)\nself._device.module_to_device(m)\n"
+    )
+
+    assert found(source) == [(3, ".batch_to_device()", False), (4, ".module_to_device()", False)]
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "expected"),
+    [
+        ("import os\n", 0, "0 work, with a warning; 0 have to change; 0 files cannot be read.\nThe program runs"),
+        (
+            "from composer.utils import dist, get_file\n",
+            0,
+            "2 work, with a warning; 0 have to change; 0 files cannot be read.\nThe program runs",
+        ),
+        (
+            "import composer.datasets\n",
+            1,
+            "0 work, with a warning; 1 have to change; 0 files cannot be read.\nThe program does not run",
+        ),
+        ("print 'a'\n", 2, "0 work, with a warning; 0 have to change; 1 files cannot be read.\nThe program runs"),
+    ],
+)
+def test_the_summary(tmp_path, capsys, source, code, expected):
+    """The summary has the counts, and whether a line has to change; the status is that of the complete output."""
+    (tmp_path / "train.py").write_text(source)
+
+    assert main(["scan", "--summary", str(tmp_path)]) == code
+    assert capsys.readouterr().out == f"{expected} unchanged, as far as names and arguments show.\n"
+
+
 def test_nothing_is_run(tmp_path):
     """A program with an effect has none when it is read."""
     (tmp_path / "train.py").write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'effect')!r}).touch()\n")

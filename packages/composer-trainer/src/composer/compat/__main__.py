@@ -16,16 +16,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m composer.compat", description="Move from MosaicML Composer.")
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("scan", help="print each line that has to change, with the change; runs nothing")
-    command.add_argument("path", help="a Python file, or a folder of Python files")
-    code = 0
+    command.add_argument("path", help="a file of Python or YAML, or a folder of such files")
+    command.add_argument("--summary", action="store_true", help="print only the counts, and whether the program runs")
+    given = parser.parse_args(arguments)
+    counts = [0, 0, 0]
     try:
-        for path, finding in scan(parser.parse_args(arguments).path):
-            is_read = finding.former != UNREADABLE
-            print(f"{path}:{finding}", file=sys.stdout if is_read else sys.stderr)
-            code = max(code, 2 if not is_read else int(not finding.works))
+        for path, finding in scan(given.path):
+            kind = 2 if finding.former == UNREADABLE else int(not finding.works)
+            counts[kind] += 1
+            if not given.summary:
+                print(f"{path}:{finding}", file=sys.stderr if kind == 2 else sys.stdout)
     except FileNotFoundError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 2
+    code = max((kind for kind, count in enumerate(counts) if count), default=0)
+    if given.summary:
+        print(  # noqa: T201
+            f"{counts[0]} work, with a warning; {counts[1]} have to change; {counts[2]} files cannot be read.\n"
+            f"The program {'does not run' if counts[1] else 'runs'} unchanged, as far as names and arguments show."
+        )
     return code
 
 

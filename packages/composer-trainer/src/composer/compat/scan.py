@@ -1,7 +1,9 @@
 """Find the lines of a program that have to change, by reading its syntax tree; nothing is run."""
 
 import ast
+import functools
 import importlib
+import re
 import tokenize
 import warnings
 from collections.abc import Iterator
@@ -18,6 +20,9 @@ UNREADABLE = "the file"
 """What a finding names instead of a former name if a file could not be read."""
 _LARGEST = 2**20
 """Bytes of a program; longer files are data, and take minutes."""
+_YAML = (".yaml", ".yml")
+_NAME = re.compile(r"(?<![\w./-])composer(?:\.\w+)+(?![\w/-])")
+_BLOCK = re.compile(r"[\s-]*[\"']?(algorithms|callbacks|loggers)[\"']?:")
 
 
 class Finding(NamedTuple):
@@ -44,10 +49,13 @@ class Finding(NamedTuple):
 
 
 def scan(path: str | Path) -> Iterator[tuple[Path, Finding]]:
-    r"""Yield the findings in a Python file, or in all Python files below a folder, sorted by file and line.
+    r"""Yield the findings in a file, or in all Python and YAML files below a folder, sorted by file and line.
 
-    A file that cannot be read (it is no valid Python, or longer than 1 MiB) has one finding with the reason, and the
-    others are read. Folders, pipes and devices with names of Python files are no files.
+    In YAML these are full names (``_target_: composer.utils.dist``), and names of algorithms, callbacks and loggers in
+    blocks of these titles that are not available. A Python file that cannot be read (it is no valid Python, or longer
+    than 1 MiB) has one finding with the reason, and the others are read. Folders, pipes and devices with names of files
+    are no files. What a program imports only for type checkers, or can do without (``except ImportError``), is found
+    only if it works.
 
     Raises:
         FileNotFoundError: There is no such file or folder.
@@ -62,11 +70,14 @@ def scan(path: str | Path) -> Iterator[tuple[Path, Finding]]:
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist.")
-    for file in sorted(one for one in path.rglob("*.py") if one.is_file()) if path.is_dir() else [path]:
+    inside = (one for one in path.rglob("*") if one.suffix in {".py", *_YAML} and one.is_file())
+    for file in sorted(inside) if path.is_dir() else [path]:
         yield from ((file, finding) for finding in _scan_file(file))
 
 
 def _scan_file(file: Path) -> list[Finding]:
+    if file.suffix in _YAML and file.is_file():
+        return _scan_yaml(file.read_text("utf-8", "replace")) if file.stat().st_size <= _LARGEST else []
     if not file.is_file() or file.stat().st_size > _LARGEST:
         return [_unreadable("it is no file of at most 1 MiB")]
     try:
@@ -74,6 +85,31 @@ def _scan_file(file: Path) -> list[Finding]:
             return scan_source(source.read(), str(file))
     except (OSError, SyntaxError, ValueError, LookupError, RecursionError, MemoryError) as error:
         return [_unreadable(" ".join(str(error).split()) or type(error).__name__, getattr(error, "lineno", None))]
+
+
+def _scan_yaml(source: str) -> list[Finding]:
+    visitor, title, depth = _Visitor(), "", -1
+    for number, line in enumerate(source.splitlines(), 1):
+        text = re.sub(r"(^|\s)#.*", "", line)
+        for name in _NAME.findall(text):
+            visitor.check(number, name)
+        indent = len(text) - len(text.lstrip(" "))
+        if block := _BLOCK.match(text):
+            title, depth = block[1], indent
+        elif text.strip() and (indent < depth or (indent == depth and not text.lstrip().startswith("-"))):
+            title = ""
+        for word in re.findall(r"\w+", text) if title else ():
+            former = _missing_components().get((title, word.replace("_", "").lower()))
+            if former is not None:
+                visitor.check(number, former)
+    return sorted(set(visitor.findings))
+
+
+@functools.cache
+def _missing_components() -> dict[tuple[str, str], str]:
+    """Return the former names of components that are not available, by package and name in small letters."""
+    split = [(former, former.split(".")) for former, entry in entries().items() if entry.module is None]
+    return {(parts[1], parts[2].replace("_", "").lower()): former for former, parts in split if len(parts) == 3}
 
 
 def _unreadable(reason: str, line: int | None = None) -> Finding:
@@ -109,7 +145,7 @@ class _Visitor(ast.NodeVisitor):
         for alias in node.names:
             local = alias.asname or alias.name.partition(".")[0]
             self._imported[local] = alias.name if alias.asname else local
-            self._check(alias.lineno, alias.name)
+            self.check(alias.lineno, alias.name)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         if node.level or node.module is None:
@@ -117,14 +153,39 @@ class _Visitor(ast.NodeVisitor):
         for alias in node.names:
             name = node.module if alias.name == "*" else f"{node.module}.{alias.name}"
             self._imported[alias.asname or alias.name] = name
-            self._check(alias.lineno, name)
+            self.check(alias.lineno, name)
+
+    def visit_Try(self, node: ast.Try) -> None:
+        start = len(self.findings)
+        for statement in node.body:
+            self.visit(statement)
+        handlers = [each for each in node.handlers if not any(isinstance(one, ast.Raise) for one in ast.walk(each))]
+        types = [one for each in handlers for one in ast.walk(each.type or ast.Name("Exception"))]
+        if {getattr(one, "id", "") for one in types} & {"ImportError", "ModuleNotFoundError", "Exception"}:
+            self._forget_missing(start)
+        for part in (*node.handlers, *node.orelse, *node.finalbody):
+            self.visit(part)
+
+    def visit_If(self, node: ast.If) -> None:
+        self.visit(node.test)
+        start = len(self.findings)
+        for statement in node.body:
+            self.visit(statement)
+        if re.fullmatch(r"(\w+\.)?TYPE_CHECKING", ast.unparse(node.test)):
+            self._forget_missing(start)
+        for statement in node.orelse:
+            self.visit(statement)
+
+    def _forget_missing(self, start: int) -> None:
+        """Remove findings that the program handles: names that it can do without."""
+        self.findings[start:] = [finding for finding in self.findings[start:] if finding.works]
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         base, name = self._names(node)
         if name is None:
             self.generic_visit(node)
         else:
-            self._check(node.lineno, name, base)
+            self.check(node.lineno, name, base)
 
     def visit_Call(self, node: ast.Call) -> None:
         _, name = self._names(node.func)
@@ -135,7 +196,8 @@ class _Visitor(ast.NodeVisitor):
         for keyword in node.keywords:
             if keyword.arg is not None and keyword.arg in arguments:
                 self._add(keyword.value.lineno, f"{last}({keyword.arg}=...)", arguments[keyword.arg])
-        if method is not None and method in ATTRIBUTES and self._uses_composer():
+        is_of_device = isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value).lower().endswith("device")
+        if method is not None and method in ATTRIBUTES and is_of_device and self._uses_composer():
             self._add(node.func.lineno, f".{method}()", ATTRIBUTES[method])
         self.generic_visit(node)
 
@@ -159,7 +221,7 @@ class _Visitor(ast.NodeVisitor):
         base = self._imported[node.id]
         return base, ".".join([base, *reversed(parts)])
 
-    def _check(self, line: int, name: str, base: str = "") -> None:
+    def check(self, line: int, name: str, base: str = "") -> None:
         """Add a finding if a name below ``composer``, or its beginning, is a former one or does not exist.
 
         What the import of ``base`` reported already is not reported again.
