@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.torch_version import TorchVersion
 
 from composer import functional as cf
 
@@ -186,6 +187,9 @@ class TestGhostBatchNorm:
         assert torch.equal(output, expected)
         assert layer.running_mean.dtype == torch.float32
 
+    @pytest.mark.skipif(
+        TorchVersion(torch.__version__) < "2.10", reason="torch 2.9 initializes CUDA for the gradients of fake tensors"
+    )
     @pytest.mark.parametrize("momentum", [0.1, None])
     def test_half_precision_layer_under_autocast(self, momentum: float | None):
         """Statistics in bfloat16 are updated although autocast sums in float32 on a CUDA device, shown without one."""

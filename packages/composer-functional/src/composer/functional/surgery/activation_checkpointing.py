@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
+from torch._compile import _disable_dynamo  # torch.compiler.disable would import dynamo together with this module
+from torch.torch_version import TorchVersion
 
 from composer.functional.checks import check_choice, check_modules, check_whole, described
 from composer.functional.layers.derived import DerivedModule, plain_class
@@ -38,15 +39,16 @@ _MATMULS = [
     getattr(torch.ops.aten, name).default
     for name in (*_PRODUCTS, *(f"_scaled_dot_product_{kind}" for kind in _ATTENTION))
 ]
-_save_matmuls = functools.partial(create_selective_checkpoint_contexts, _MATMULS)
+# In a compiled graph, earlier versions of torch update statistics again in the backward pass.
+_UPDATES_AGAIN = TorchVersion(torch.__version__) < "2.9"
 
 
 class CheckpointedBlock(DerivedModule):
     """A block that stores its inputs in training, and computes its activations again in the backward pass.
 
     Outputs and gradients are those of the plain block bit for bit: generators and autocast are restored for the second
-    computation, and the running statistics of norms are updated by the first only. Without gradients and in evaluation
-    the plain block is computed.
+    computation, and the running statistics of norms are updated by the first only. Before torch 2.9, a block with such
+    statistics is not compiled. Without gradients and in evaluation the plain block is computed.
 
     Attributes:
         policy: ``"full"`` computes everything again; ``"matmuls"`` stores the results of matrix products, convolutions
@@ -61,6 +63,10 @@ class CheckpointedBlock(DerivedModule):
         """Compute the block."""
         if not (self.training and torch.is_grad_enabled()):
             return super().forward(*args, **kwargs)
+        if _UPDATES_AGAIN and torch.compiler.is_compiling() and self._has_statistics():
+            return self._forward_eagerly(*args, **kwargs)
+        from torch.utils.checkpoint import checkpoint  # noqa: PLC0415  (torch 2.7 imports sympy with it)
+
         if not getattr(self, "_can_checkpoint_with_cache", False):  # layers of Transformers that only read it
             args = tuple(map(self._without_cache, args))
             kwargs = {name: self._without_cache(value) for name, value in kwargs.items()}
@@ -79,6 +85,13 @@ class CheckpointedBlock(DerivedModule):
                 )
         self._is_checked = True
         return outputs
+
+    def _has_statistics(self) -> bool:
+        return any(name.endswith("running_mean") for name, _ in self.named_buffers())
+
+    @_disable_dynamo
+    def _forward_eagerly(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
 
     def _without_cache(self, argument: Any) -> Any:
         """Return None for an empty cache of keys and values, to which a layer would add them twice."""
@@ -105,8 +118,15 @@ def _versions(block: nn.Module) -> list[tuple[str, int, Tensor]]:
     return [(name, one._version, one) for name, one in buffers if not one.is_inference()]  # noqa: SLF001
 
 
-def _with_statistics_kept(block: nn.Module, context_fn: Callable[[], Contexts] = noop_context_fn) -> Contexts:
-    first, second = context_fn()
+def _save_matmuls() -> Contexts:
+    from torch.utils.checkpoint import create_selective_checkpoint_contexts  # noqa: PLC0415  (as above)
+
+    contexts: Contexts = create_selective_checkpoint_contexts(_MATMULS)  # type: ignore[no-untyped-call]
+    return contexts
+
+
+def _with_statistics_kept(block: nn.Module, context_fn: Callable[[], Contexts] | None = None) -> Contexts:
+    first, second = context_fn() if context_fn else (contextlib.nullcontext(), contextlib.nullcontext())
     return first, _kept_statistics(block, second)
 
 
