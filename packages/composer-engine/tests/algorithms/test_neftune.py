@@ -37,10 +37,11 @@ class TestNEFTune:
         assert all((one.abs().amax(-1) > 0.5 * sizes).logical_or(MASK == 0).all() for one in outputs)
         assert not torch.equal(*outputs)
 
-    def test_batch_without_mask(self, loop):
-        """Without a mask, all tokens are real."""
+    @pytest.mark.parametrize("masks", [{}, {"attention_mask": torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()}])
+    def test_batch_without_mask(self, loop, masks):
+        """Without a mask, or with one of pairs of tokens, as of packed documents, all tokens are real."""
         model, engine = loop
-        engine.state.batch = {"input_ids": IDS}
+        engine.state.batch = {"input_ids": IDS, **masks}
         engine.run_event(Event.BEFORE_FORWARD)
 
         noise = model[0].noise

@@ -27,8 +27,8 @@ class NEFTune(ModelSurgery):
         alpha: The size of the noise; 5, 10 and 15 in the paper.
         embedding: The name of the embedding; ``None`` for that of a model of Transformers, or the only one.
         input_key: The key of the token ids in a batch.
-        mask_key: The key of the mask of real tokens, if the batch has one: padding gets no noise, and does not count as
-            the length.
+        mask_key: The key of the mask of real tokens ``(N, L)``, if the batch has one: padding gets no noise, and does
+            not count as the length. Masks of other dimensions, as of packed documents, are not used.
 
     Raises:
         TypeError: ``alpha`` is not a number.
@@ -63,6 +63,7 @@ class NEFTune(ModelSurgery):
         assert self._layer is not None
         batch = state.batch
         mask = batch.get(self.mask_key) if isinstance(batch, Mapping) else None
+        mask = mask if mask is None or mask.ndim == 2 else None  # one of pairs of tokens, as within packed documents
         ids, size = state.batch_get_item(self.input_key), self._layer.embedding_dim
         self._layer.noise = cf.draw_embedding_noise(ids, size, self.alpha, mask, generator=state.generator(self))
 
