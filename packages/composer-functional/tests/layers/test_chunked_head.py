@@ -104,6 +104,16 @@ class TestComputed:
         assert (logits.dtype, logits.device.type, logits.requires_grad) == (torch.float64, "cpu", True)
         assert logits.is_floating_point()
 
+    def test_graph_has_the_parameters(self, head, hidden):
+        """In the graph of logits DistributedDataParallel finds the parameters that a step uses."""
+        found, nodes = set(), [head(hidden)[:, -1].float().grad_fn]
+        while nodes:
+            node = nodes.pop()
+            found.add(id(getattr(node, "variable", None)))
+            nodes += [one for one, _ in node.next_functions if one is not None]
+
+        assert found >= {id(head.weight), id(head.bias), id(hidden)}
+
     def test_other_operations_are_right(self, head, hidden):
         """Operations that need logits compute them; without gradients there is no warning."""
         right = linear(hidden, head.weight, head.bias).detach()

@@ -90,7 +90,8 @@ class ChunkedHead(nn.Linear):
         device, amp = input.device.type, None
         if torch.is_autocast_enabled(device) and input.dtype is not torch.float64:
             amp = torch.get_autocast_dtype(device)
-        return _Logits(self, input, self.weight, self.bias, self.softcap, amp, amp or input.dtype)
+        inputs = {"hidden": input, "weight": self.weight, "bias": self.bias, "softcap": self.softcap}
+        return _create(head=self, amp=amp, dtype=amp or input.dtype, **inputs)
 
     def extra_repr(self) -> str:
         """Return the settings for ``repr``."""
@@ -120,9 +121,8 @@ class _Logits(Tensor):
         dtype: torch.dtype,
         version: int | None = None,
     ) -> _Logits:
-        needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
         self: _Logits = Tensor._make_wrapper_subclass(  # noqa: SLF001
-            cls, (*hidden.shape[:-1], len(weight)), dtype=dtype, device=hidden.device, requires_grad=needs_grad
+            cls, (*hidden.shape[:-1], len(weight)), dtype=dtype, device=hidden.device
         )
         vars(self).update(head=head, hidden=hidden, weight=weight, bias=bias, softcap=softcap, amp=amp)
         self.version = weight._version if version is None else version  # noqa: SLF001
@@ -130,7 +130,7 @@ class _Logits(Tensor):
 
     def replaced(self, **changes: Any) -> _Logits:
         """Return the logits of other inputs."""
-        return _Logits(**{"dtype": self.dtype, **vars(self), **changes})
+        return _create(**{"dtype": self.dtype, **vars(self), **changes})
 
     def as_called(self) -> torch.autocast:
         """Return the context of autocast in which the head was called.
@@ -188,6 +188,24 @@ class _Logits(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Raise an error: logits that are not stored cannot be read."""
         raise RuntimeError(f"The logits of a ChunkedHead are not stored, so {func} cannot read them.")
+
+
+class _Create(torch.autograd.Function):
+    """Logits in the graph of what they are computed from, where DistributedDataParallel finds the used parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, fields: Mapping[str, Any], *_: Tensor | None) -> _Logits:
+        ctx.set_materialize_grads(False)
+        return _Logits(**fields)
+
+    @staticmethod
+    def backward(*_: Any) -> tuple[None, ...]:
+        return (None,) * 4
+
+
+def _create(**fields: Any) -> _Logits:
+    logits: _Logits = _Create.apply(fields, fields["hidden"], fields["weight"], fields["bias"])
+    return logits
 
 
 _METADATA = frozenset(
