@@ -95,6 +95,17 @@ class TestDataset:
             loaded = torch.cat(list(loader))
             assert torch.equal(loaded, cf.alternating_flip_batch(IMAGES, torch.arange(32), epoch))
 
+    def test_epoch_of_the_data_set(self):
+        """A data set with epochs of its own gets each one."""
+        epochs = []
+
+        class Counted(list):
+            set_epoch = epochs.append
+
+        cf.AlternatingFlip(Counted(IMAGES)).set_epoch(3)
+
+        assert epochs == [3]
+
     def test_subset(self):
         """A subset mirrors by the indices of the complete data set."""
         data = cf.AlternatingFlip(list(IMAGES))

@@ -87,9 +87,12 @@ class AlternatingFlip(Dataset[Any]):
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the epoch, from 0, at its start."""
+        """Set the number of the epoch, from 0, at its start, here and in the data set if it has this method."""
         check_whole("epoch", epoch, 0, "It is the number of an epoch.")
         self._epoch.fill_(epoch)
+        of_dataset = getattr(self.dataset, "set_epoch", None)
+        if of_dataset is not None:
+            of_dataset(epoch)
 
     def __len__(self) -> int:
         return len(self._first)
