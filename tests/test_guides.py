@@ -89,6 +89,19 @@ def test_every_setting_is_described(card, tables):
     assert [name for name in settings if f"`{name}`" not in described] == []
 
 
+def test_every_algorithm_has_a_card(tables):
+    """The index of methods has a row for each algorithm, and the README states how many there are."""
+    index, readme = (DOCS / "methods" / "README.md").read_text(), (DOCS.parent / "README.md").read_text()
+    cards = {name: DOCS / "methods" / page for name, page in re.findall(r"^\| \[(\w+)\]\((\w+\.md)\)", index, re.M)}
+    names = {kind.__name__ for kind in tables.algorithms()}
+
+    assert names <= cards.keys()
+    assert {card.read_text().partition("\n")[0] for card in cards.values()} == {f"# {name}" for name in cards}
+    assert set(CARDS) == set(cards.values())
+    assert f"library of {len(names)} methods" in readme
+    assert f"[{len(names)}, with a card each]" in readme
+
+
 def test_measured_differences_are_those_of_the_runs(tables):
     """A card has the mean difference between the runs of the method and those of the baseline."""
     lines = (DOCS / "evidence" / "few_labels" / "results.jsonl").read_text().splitlines()
