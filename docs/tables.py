@@ -21,6 +21,7 @@ import attrs
 import composer.algorithms
 import composer.callbacks
 import composer.core
+import composer.distributed
 import composer.functional
 import composer.optim
 from composer.ablation import Study
@@ -50,7 +51,14 @@ STATE = {
 }
 """Fields that a loop must set for the algorithms that read them, besides model, batch, outputs and loss."""
 
-HOMES = (composer.algorithms, composer.optim, composer.core, composer.functional, composer.callbacks)
+HOMES = (
+    composer.algorithms,
+    composer.optim,
+    composer.core,
+    composer.functional,
+    composer.callbacks,
+    composer.distributed,
+)
 """The modules of the methods that have a card."""
 
 TASKS = {

@@ -40,6 +40,7 @@ from composer.distributed.samplers import (
     real_parts,
     set_epoch,
 )
+from composer.distributed.scheduled_batches import ScheduledBatchSampler
 from composer.distributed.sharding import FSDPSettings
 from composer.functional.signatures import unquote_annotations
 
@@ -51,6 +52,7 @@ __all__ = [
     "GlobalBatch",
     "MeshSettings",
     "Parallelism",
+    "ScheduledBatchSampler",
     "TensorParallelSettings",
     "all_agree",
     "all_gather",

@@ -7,6 +7,7 @@ import itertools
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from composer.core import Timestamp
 from composer.core.data_spec import move_batch
 from composer.core.packing import has_packed_rows
 from composer.distributed import all_agree, all_gather_object, check_lengths, get_data_world_size, get_world_size
@@ -24,7 +25,7 @@ from composer.trainer.data.position import EpochPosition
 from composer.trainer.resume.contract import LoaderObjects, has_state, load_objects, save_objects
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import torch
 
@@ -83,6 +84,7 @@ class Batches:
         epoch: The number of the first epoch.
         spin: Whether a loader that cannot start in the middle of an epoch is fast-forwarded to the resume point; else
             it starts at the beginning of the epoch.
+        clock: Returns the timestamp of the training.
 
     Raises:
         ValueError: The loader has no batches.
@@ -104,13 +106,15 @@ class Batches:
         seed: int = 0,
         epoch: int = 0,
         spin: bool = True,
+        clock: Callable[[], Timestamp] = Timestamp,
     ) -> None:
         self.spec, self.spin = spec, spin
-        self._device, self._epoch = device, epoch
+        self._device, self._epoch, self._clock = device, epoch, clock
         self._loader: Any = spec.dataloader
         self.checks_model = has_packed_rows(self._loader)
         """Whether the model has still to be checked, which must keep the documents of packed rows apart."""
         self._order = order = make_order(self._loader, seed)
+        order.rewind(clock())
         self.position = EpochPosition(spec, order, subset_num_batches)
         if 0 in (spec.length, self.position.data_end):
             raise ValueError(
@@ -243,7 +247,9 @@ class Batches:
         self._upcoming.start(self._begin_here())
         if self.position.place:
             self._took_all = self.position.data_is_over
-        self._order.rewind()
+        now = self._clock().counts
+        begun = now.batch - now.batch_in_epoch, now.sample - now.sample_in_epoch
+        self._order.rewind(Timestamp(epoch=self._epoch, batch=begun[0], sample=begun[1]))
         self.position.move_to(0)
 
     def state_dict(self) -> dict[str, Any]:
@@ -294,7 +300,7 @@ class Batches:
         position, loader = self.position, self._loader
         if position.data_end is None:  # only the sampler can show its order
             self._upcoming.start(self._aligned(self._begin(position.place)))
-            position.warn_of_other_order(fingerprint)
+        position.warn_of_other_order(fingerprint)
         return self._count_samples(loader[: position.num_batches]) if isinstance(loader, (list, tuple)) else None
 
     def _replay(self) -> int | None:

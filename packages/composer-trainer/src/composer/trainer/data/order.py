@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_
 
 from composer.core.data_spec import length_of
 from composer.core.randomness import derive_seed
+from composer.distributed import ScheduledBatchSampler
 from composer.distributed.environment import get_data_rank
 from composer.distributed.samplers import is_plain_distributed, num_real_samples, real_indices, set_epoch
 from composer.trainer.data.sampling import Keys, WithDigests, is_known, order_of, shared_order_of
@@ -30,7 +31,7 @@ from composer.trainer.resume.contract import has_state
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from composer.core import Batch
+    from composer.core import Batch, Timestamp
 
 __all__ = ["DataOrder", "make_order"]
 
@@ -51,12 +52,14 @@ class DataOrder:
         is_collated_by_torch: Whether ``default_collate`` is used, so a batch has one sample per index.
         global_batch_size: The number of samples in a batch of all processes, if a place is a number of samples;
             otherwise None.
+        is_scheduled: Whether a place is a number of batches of all processes, whose sizes depend on the clock.
     """
 
     skips = True
     batch_size: int | None = None
     is_collated_by_torch = False
     global_batch_size: int | None = None
+    is_scheduled = False
 
     def __init__(self, loader: Iterable[Batch], seed: int) -> None:
         self.loader, self.seed = loader, seed
@@ -79,8 +82,8 @@ class DataOrder:
     def close(self) -> None:
         """Stop the workers that the order has started."""
 
-    def rewind(self) -> None:
-        """Forget the order of an epoch, as another one begins."""
+    def rewind(self, clock: Timestamp) -> None:
+        """Forget the order of an epoch, as another one begins, at a time of the training."""
 
     def fingerprint(self, place: int) -> str | None:
         """Return a digest of the current epoch's order up to a place if it may differ in a resumed run; else None."""
@@ -125,6 +128,8 @@ def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
     if isinstance(loader.dataset, IterableDataset):
         return StreamOrder(loader, own)
     _, sampler = _sampler_of(loader)
+    if isinstance(sampler, ScheduledBatchSampler):
+        return ScheduledOrder(loader, seed)
     # Batch samplers of other types choose themselves.
     is_shared = is_plain_distributed(sampler.sampler if type(sampler) is BatchSampler else sampler)
     return SharedOrder(loader, seed) if is_shared else IndexedOrder(loader, seed)
@@ -140,6 +145,14 @@ class OpaqueOrder(DataOrder):
     """A loader that stores its position itself, or an iterable of unknown type."""
 
     skips = False  # a stateful loader only by its own state, which is missing if another loader was saved
+
+    def __init__(self, loader: Iterable[Batch], seed: int) -> None:
+        if isinstance(getattr(loader, "batch_sampler", None), ScheduledBatchSampler):
+            raise TypeError(
+                f"A ScheduledBatchSampler requires the clock, which a {type(loader).__name__} would not give it: use "
+                "torch.utils.data.DataLoader, which resumes exactly, too."
+            )
+        super().__init__(loader, seed)
 
     def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
         """Return the batches from a place on; those before it are loaded unless the loader restored its position."""
@@ -227,8 +240,9 @@ class IndexedOrder(_CopiedOrder):
             return self._drawn.length
         return length_of(self._sampler) if is_known(self._sampler) else None
 
-    def rewind(self) -> None:
+    def rewind(self, clock: Timestamp) -> None:
         """Forget the order of an epoch, as another one begins."""
+        del clock
         self._drawn = iter(())
 
     def fingerprint(self, place: int) -> str | None:
@@ -280,6 +294,24 @@ class SharedOrder(IndexedOrder):
         batches = copy.copy(self._sampler)
         batches.sampler = part
         return real_indices(iter(batches), num_real_samples(left, sampler.num_replicas, sampler.rank))
+
+
+class ScheduledOrder(IndexedOrder):
+    """A ``DataLoader`` with a :class:`~composer.distributed.ScheduledBatchSampler`."""
+
+    is_scheduled = True
+
+    def __init__(self, loader: DataLoader[Any], seed: int) -> None:
+        super().__init__(loader, seed)
+        self._order_seed = seed  # processes share one order, whatever generator each one's loader has
+
+    def rewind(self, clock: Timestamp) -> None:
+        """Set the clock at the start of the epoch, on which the sizes of its batches depend."""
+        self._sampler.begin_epoch(clock)
+
+    def fingerprint(self, place: int) -> str:
+        """Return the number of samples up to a place, which other sizes would change."""
+        return str(self._sampler.num_samples(place))
 
 
 class StreamOrder(_CopiedOrder):

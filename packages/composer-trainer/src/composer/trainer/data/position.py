@@ -69,7 +69,7 @@ class EpochPosition:
         self._limit = math.inf if subset_num_batches == -1 else subset_num_batches
         self._is_shared = order.global_batch_size is not None
         self._rank = get_data_rank() if self._is_shared else 0
-        self.sizes = ({} if spec.length is None else {"batches": spec.length}) | order.sizes()
+        self.sizes = ({} if spec.length is None or order.is_scheduled else {"batches": spec.length}) | order.sizes()
         self.place, self._has_warned = 0, False
         end = order.end(0)
         # Rounded up, because the last batch may have fewer samples.
@@ -181,8 +181,11 @@ class EpochPosition:
         self._has_warned = True
 
     def is_of_same_order(self, state: Mapping[str, Any]) -> bool:
-        """Return whether a saved place is a number of samples of this data, whatever the number of processes."""
+        """Return whether a saved place is one in this data for any number of processes, and the order is the same."""
         samples = state["sizes"].get("samples")
+        if self._order.is_scheduled:
+            is_same = state["global_batch_size"] is None and samples == self.sizes.get("samples")
+            return is_same and state["order"] in (None, self._order.fingerprint(state["place"]))
         is_shared = None not in (state["global_batch_size"], self._order.global_batch_size, samples)
         return is_shared and samples == self.sizes.get("samples")
 
@@ -199,7 +202,8 @@ class EpochPosition:
         given = self.place_of(state) // self.place_distance
         # The same data may have had more batches than its length.
         most = self._limit if state["sizes"].get("batches") == self.sizes.get("batches") else self.length
-        if most is None or given <= most or self.is_of_same_order(state):
+        # That of scheduled batches depends on the clock, which is not loaded yet.
+        if most is None or given <= most or self._order.is_scheduled or self.is_of_same_order(state):
             return []
         problem = f"data: {given} batches of the epoch were done, and train_dataloader has {self.length}."
         return [f"{problem} Is it the same data, with the same batch size?"]
@@ -233,7 +237,7 @@ class EpochPosition:
                 "train_dataloader's sampler gives another order than before the run stopped, so some samples are "
                 "repeated and others skipped, and the run differs from an uninterrupted one. Let the sampler draw from "
                 "the global generators of torch, NumPy or Python or from one that is its attribute, or give it "
-                "state_dict() and load_state_dict().",
+                "state_dict() and load_state_dict(). A ScheduledBatchSampler needs the same sizes up to this place.",
                 UserWarning,
                 stacklevel=3,
             )

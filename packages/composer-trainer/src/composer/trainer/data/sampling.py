@@ -11,6 +11,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, Sub
 
 from composer.core.data_spec import length_of
 from composer.core.randomness import derive_seed, preserve_rng_state, seed_globals
+from composer.distributed import ScheduledBatchSampler
 from composer.trainer.data.seeding import seeded_batches
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Keys", "WithDigests", "is_known", "order_of", "shared_order_of"]
 
-# Samplers of torch that draw from their generator alone, so that a copy with a seeded generator replaces them.
-_DRAW_AT_ONCE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+# Samplers that draw from their generator alone, so that a copy with a seeded generator replaces them.
+_DRAW_AT_ONCE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler, ScheduledBatchSampler)
 # A sampler with more keys is endless, and its order cannot be drawn in advance.
 _ENDLESS = 2**62
 # Bytes of a digest: short, as one is stored for each key of an epoch.
@@ -27,7 +28,7 @@ _DIGEST_BYTES = 8
 
 
 def is_known(sampler: Any) -> bool:
-    """Return whether a sampler is of torch, so that its length is exact, and a copy draws its order."""
+    """Return whether a sampler is of torch or of this library: its length is exact, and a copy draws its order."""
     if type(sampler) is BatchSampler:
         return is_known(sampler.sampler)
     return type(sampler) in (*_DRAW_AT_ONCE, SequentialSampler)

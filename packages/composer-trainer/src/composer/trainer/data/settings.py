@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from composer.core import DataSpec, State, SupportsTraining, Time, TimeUnit, ensure_data_spec
 from composer.core.checks import is_flag, is_string, is_subset
-from composer.distributed import check_sampler
+from composer.distributed import ScheduledBatchSampler, check_sampler
 from composer.trainer.data.batches import Batches
 from composer.trainer.evaluation.metrics import SupportsMetrics, metrics_of, reduce_over_data
 
@@ -57,6 +57,12 @@ class TrainingData:
                 "length in batches (max_duration='1000ba'), or that of an epoch (train_subset_num_batches=100)."
             )
 
+    def check_sizes(self, duration: Time | None) -> None:
+        """Raise a ValueError if the sizes of batches change after the end of the training."""
+        sampler = None if self.spec is None else getattr(self.spec.dataloader, "batch_sampler", None)
+        if isinstance(sampler, ScheduledBatchSampler) and duration is not None:
+            sampler.check_end(duration)
+
     def install(self, state: State) -> None:
         """Make this the training data of a state, from the epoch of its timestamp on."""
         if self.spec is None:
@@ -69,6 +75,7 @@ class TrainingData:
             seed=state.rank_zero_seed,
             epoch=int(state.timestamp.epoch),
             spin=self.spin,
+            clock=lambda: state.timestamp,
         )
         batches.agree_on_length()
         self.batches, state.train_dataloader = batches, self.spec

@@ -83,6 +83,7 @@ class Assembly:
         if isinstance(getattr(model, "logger", 0), Logger | None):
             model.logger = self.logger  # type: ignore[assignment]  # no parameter or module
         self._data.install(self.state)
+        self._data.check_sizes(self.state.max_duration)
         self._schedule.check_phases(self.state)
         self._evaluations.install(self.state)
         self._progress = ResumeState(self.state, self._data, self.logger)

@@ -25,7 +25,7 @@ from composer.core import Evaluator, LoggerDestination, Serializable, State, Tim
 from composer.core.checks import describe
 from composer.core.components import by_key
 from composer.core.planning import component_keys
-from composer.distributed import get_local_world_size, get_world_size
+from composer.distributed import ScheduledBatchSampler, get_local_world_size, get_world_size
 
 __all__ = ["commit", "given_arguments", "hardware", "hyperparameters", "plain_settings", "settings_of", "versions"]
 
@@ -262,7 +262,12 @@ def _loader(loader: Any) -> dict[str, Any] | None:
     if loader is None:
         return None
     settings = {name: getattr(loader, name, None) for name in ("batch_size", "num_workers", "drop_last")}
-    return {"class": type(loader).__name__} | {key: value for key, value in settings.items() if isinstance(value, int)}
+    found: dict[str, Any] = {"class": type(loader).__name__}
+    found |= {key: value for key, value in settings.items() if isinstance(value, int)}
+    sampler = getattr(loader, "batch_sampler", None)
+    if isinstance(sampler, ScheduledBatchSampler):
+        found["batch_sizes"] = {str(time): size for time, size in sampler.sizes.items()}
+    return found
 
 
 def _to_data(value: Any, name: str, depth: int) -> Any:  # noqa: PLR0911  (one for each type)
