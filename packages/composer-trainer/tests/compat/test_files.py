@@ -11,6 +11,7 @@ from composer.compat.files import (
     ensure_valid_checkpoint,
     format_name_with_dist,
     format_name_with_dist_and_time,
+    get_hf_config_from_composer_state_dict,
     get_save_filename,
     safe_torch_load,
 )
@@ -87,3 +88,22 @@ def test_damaged_checkpoints(tmp_path):
     for path in ("cut.pt", "run/ep1-ba5", "code.pt", "none.pt"):
         with pytest.raises(CheckpointError):
             ensure_valid_checkpoint(tmp_path / path)
+
+
+def test_the_configuration_of_a_saved_model(tmp_path):
+    """The configuration of a model of Transformers is that of the saved model, with the changes."""
+    transformers = pytest.importorskip("transformers", reason="transformers is in the test group")
+    from composer import Trainer
+    from composer.models import HuggingFaceModel
+
+    config = transformers.GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=2, n_positions=16)
+    model = HuggingFaceModel(transformers.GPT2LMHeadModel(config))
+    with Trainer(model=model, device="cpu", progress_bar=False, optimizers=torch.optim.SGD(model.parameters())) as one:
+        one.save_checkpoint(str(tmp_path / "saved"))
+
+    read = get_hf_config_from_composer_state_dict(safe_torch_load(tmp_path / "saved"), {"n_positions": 32})
+
+    assert type(read) is type(config)
+    assert (read.n_embd, read.n_layer, read.vocab_size, read.n_positions) == (8, 1, 20, 32)
+    with pytest.raises(ValueError, match="not a HuggingFaceModel"):
+        get_hf_config_from_composer_state_dict({"state": {"model": {}}})

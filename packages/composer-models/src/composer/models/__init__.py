@@ -1,5 +1,6 @@
 """Models for a trainer: a forward pass, a loss and metrics, which take the entire batch."""
 
+from composer.functional.former_names import serve_former_names
 from composer.functional.signatures import unquote_annotations
 from composer.models.base import ComposerModel
 from composer.models.classifier import ComposerClassifier
@@ -33,3 +34,4 @@ __all__ = [
 ]
 
 unquote_annotations(globals())
+serve_former_names(f"{__name__}.huggingface")

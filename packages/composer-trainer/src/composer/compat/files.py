@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ __all__ = [
     "ensure_valid_checkpoint",
     "format_name_with_dist",
     "format_name_with_dist_and_time",
+    "get_hf_config_from_composer_state_dict",
     "get_save_filename",
     "safe_torch_load",
 ]
@@ -152,3 +155,31 @@ def ensure_valid_checkpoint(checkpoint_filepath: Path | str) -> Path | str:
     else:
         verify_checkpoint(checkpoint_filepath)
     return checkpoint_filepath
+
+
+def get_hf_config_from_composer_state_dict(
+    state_dict: Mapping[str, Any], config_overrides: Mapping[str, Any] | None = None
+) -> Any:
+    """Return the configuration of a model of Transformers from what :func:`safe_torch_load` returns.
+
+    Args:
+        state_dict: The content of a checkpoint of Composer or of this library.
+        config_overrides: Settings to change.
+
+    Raises:
+        ValueError: The checkpoint is not of a model of Transformers.
+
+    Example:
+        >>> config = {"content": {"model_type": "gpt2", "n_layer": 3}}
+        >>> saved = {"state": {"integrations": {"huggingface": {"model": {"config": config}}}}}
+        >>> get_hf_config_from_composer_state_dict(saved, {"n_head": 2}).n_layer
+        3
+    """
+    from transformers import AutoConfig  # noqa: PLC0415  (an extra)
+
+    saved = state_dict["state"].get("integrations", {}).get("huggingface")
+    if not saved:
+        raise ValueError("state_dict has no state/integrations/huggingface: its model is not a HuggingFaceModel.")
+    model = saved["model"]
+    content = json.loads(model["files"]["config.json"]) if "files" in model else model["config"]["content"]
+    return AutoConfig.for_model(content["model_type"]).from_dict({**content, **(config_overrides or {})})

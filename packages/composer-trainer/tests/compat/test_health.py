@@ -1,0 +1,83 @@
+"""GPUs that are not equally busy are reported."""
+
+import http.server
+import json
+import logging
+import threading
+
+import pytest
+
+from composer.compat import health
+from composer.compat.health import HealthChecker
+from fixtures import small_run
+
+NOW = {"sample_freq": 0, "window_size": 0, "wait": 0}
+
+
+@pytest.fixture
+def slack():
+    """Return the URL of a server, and the texts that it gets."""
+    texts = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            texts.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["text"])
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", texts
+    server.shutdown()
+    server.server_close()
+
+
+def reports(checker, caplog, duration="1ba"):
+    """Return the errors of a run."""
+    with (
+        caplog.at_level(logging.ERROR, "composer.compat.health"),
+        small_run(max_duration=duration, callbacks=checker, run_name="mine") as trainer,
+    ):
+        trainer.fit()
+    return [record.message for record in caplog.records]
+
+
+@pytest.mark.parametrize(("loads", "count"), [([90.0, 95.0], 0), ([90.0, 79.0], 1), ([], 0), ([50.0], 0)])
+def test_differences(monkeypatch, caplog, loads, count):
+    """A difference above the threshold is an error; without GPUs there is none."""
+    monkeypatch.setattr(health, "gpu_utilizations", lambda: loads)
+
+    assert len(reports(HealthChecker(**NOW), caplog)) == count
+
+
+def test_means_of_a_window(monkeypatch, caplog):
+    """Means over the window are compared: loads that alternate are equal."""
+    loads = iter([[0.0, 100.0], [100.0, 0.0]] * 3)
+    monkeypatch.setattr(health, "gpu_utilizations", lambda: next(loads))
+    checker = HealthChecker(sample_freq=0, window_size=3600, wait=0)
+
+    assert reports(checker, caplog, "4ba") == []
+    checker._end = 0.0
+    checker.batch_end(small_run().state, None)
+    assert len(caplog.records) == 1  # five samples: 40 and 60
+
+
+def test_a_test_is_sent_to_slack(caplog, slack):
+    """In test mode the first window is reported, also to Slack."""
+    url, texts = slack
+
+    found = reports(HealthChecker(**NOW, slack_webhook_url=url, test_mode=True), caplog, "3ba")
+
+    assert found == texts == ["mine: the utilization of the GPUs of this machine differs, [] percent."]
+
+
+def test_no_samples_before_the_wait(monkeypatch, caplog):
+    """Nothing is sampled before the wait is over, and in other processes of the machine."""
+    monkeypatch.setattr(health, "gpu_utilizations", lambda: 1 / 0)
+
+    assert reports(HealthChecker(sample_freq=0, window_size=0), caplog) == []
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert reports(HealthChecker(**NOW), caplog) == []
