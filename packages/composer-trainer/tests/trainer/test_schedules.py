@@ -100,7 +100,7 @@ class TestSchedulesOverSeveralFits:
             torch.manual_seed(3)
             model = make_classifier(torch.nn.Sequential(*[torch.nn.Linear(4, size) for size in (4, 4, 3)]))
             first, second, third = (list(part.parameters()) for part in model.module)
-            matrices = torch.optim.Muon(first[:1], lr=0.1)
+            matrices = torch.optim.SGD(first[:1], lr=0.1, momentum=0.9)
             with_torch = torch.optim.SGD(second, lr=1.0)
             optimizers = [matrices, with_torch, DecoupledAdamW([*first[1:], *third], lr=1.0)]
             options["schedulers"] = [
