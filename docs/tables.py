@@ -435,7 +435,7 @@ def _support(kind: type[Algorithm], serves: ServedFields) -> str:
         for field in fields_at(needed, event) - ALWAYS_SERVED - by_event.get(event, frozenset())
         if not (field.startswith("batch.") and "batch" in by_event.get(event, frozenset()))
     }
-    if "train_dataloader" in missing:
+    if "train_dataloader" in missing and "batch" in inspect.signature(kind).parameters:
         return "with `batch=True`"
     return f"no: {', '.join(f'`{field}`' for field in sorted(missing))}" if missing else "yes"
 

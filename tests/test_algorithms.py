@@ -85,11 +85,19 @@ def make_model():
     return ComposerClassifier(nn.Sequential(*layers, *head, nn.Linear(32, 3)), num_classes=3)
 
 
+def make_loader(data, *algorithms):
+    """Return a loader of batches of eight samples, for InfoBatch with its sampler."""
+    if not any(isinstance(one, al.InfoBatch) for one in algorithms):
+        return DataLoader(data, batch_size=8)
+    data = al.InfoBatchDataset(data)
+    return DataLoader(data, batch_size=8, sampler=data.sampler)
+
+
 def fit(*algorithms, **options):
     """Train for three epochs; return the weights at the end."""
     model = make_model()
     data = {
-        "train_dataloader": DataLoader(Images(), batch_size=8),
+        "train_dataloader": make_loader(Images(), *algorithms),
         "eval_dataloader": DataLoader(Images(), batch_size=8),
     }
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -159,10 +167,11 @@ class TestSplitMakesNoDifference:
         model = ComposerClassifier(nn.Sequential(*layers, *head).double(), num_classes=3, train_metrics=[])
         data = [(image.double(), label) for image, label in Images()]
         of_head = {"ChunkedCrossEntropy": {"head": "module.9", "chunk_size": 2, "z_loss": 0.1, "softcap": 2.0}}
+        algorithms = [getattr(al, name)(**(SETTINGS | of_head).get(name, {}))] if name else []
         settings = {
-            "train_dataloader": DataLoader(data, batch_size=8),
+            "train_dataloader": make_loader(data, *algorithms),
             "optimizers": torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
-            "algorithms": getattr(al, name)(**(SETTINGS | of_head).get(name, {})) if name else None,
+            "algorithms": algorithms,
             "device_train_microbatch_size": size,
         }
         with warnings.catch_warnings():

@@ -49,6 +49,7 @@ SETTINGS = {
     "GhostBatchNorm": {"ghost_batch_size": 2},
     "GradientClipping": {"clipping_type": "adaptive", "clipping_threshold": 0.1},
     "GyroDropout": {"sigma": 4, "tau": 2},
+    "InfoBatch": {"ratio": 0.2, "annealing": 0.4},
     "PostHocEMA": {"folder": FOLDER.name, "snapshot_interval": "2ba", "overwrite": True},
     "RandAugment": {"batch": True},
     "SAM": {"interval": 2},
@@ -152,10 +153,14 @@ def run(folder, names=(), *, load_path=None, text=False, stop_after=None, **opti
     model = text_model() if text else image_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     workers = options.pop("num_workers", 0)
+    data, order = Text() if text else Images(), {"shuffle": True}
+    if "InfoBatch" in names:
+        data = al.InfoBatchDataset(data)
+        order = {"sampler": data.sampler}
     loader = DataLoader(
-        Text() if text else Images(),
+        data,
         batch_size=4,
-        shuffle=True,
+        **order,
         num_workers=workers,
         persistent_workers=options.pop("persistent_workers", False),
     )

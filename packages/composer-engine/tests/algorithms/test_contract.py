@@ -133,6 +133,18 @@ def pictures():
     return DataLoader(Pictures(ToTensor()), batch_size=4)
 
 
+class WithoutIndices(WithLoss):
+    """Also takes batches with indices, which the loop evaluates as they are loaded."""
+
+    def forward(self, batch):
+        return super().forward(batch[1] if isinstance(batch[1], list) else batch)
+
+
+def indexed():
+    data = composer.algorithms.InfoBatchDataset([(torch.rand(3, 8, 8), place % 3) for place in range(12)])
+    return DataLoader(data, batch_size=4, sampler=data.sampler)
+
+
 def state(make_model, make_batches, make_optimizer=None):
     """Return a function that creates states with SGD and momentum."""
 
@@ -146,6 +158,7 @@ def state(make_model, make_batches, make_optimizer=None):
 
 on_images = state(convolutions, images)
 on_pictures = state(convolutions, pictures)
+on_indexed = state(lambda: WithoutIndices(convolutions().network), indexed)
 on_groups = state(lambda: convolutions(nn.GroupNorm(4, 16)), images)
 on_blocks = state(blocks, images)
 on_patches = state(patches, images)
@@ -250,6 +263,12 @@ CASES = {
     "GradientClipping adaptively": Case(new("GradientClipping", "adaptive", 0.01), on_images),
     "GyroDropout": Case(
         new("GyroDropout", p=0.3, sigma=4, tau=2), on_images, make_unfit_state=on_nothing, refused=(("p", 2),)
+    ),
+    "InfoBatch": Case(
+        new("InfoBatch", ratio=0.4),
+        on_indexed,
+        make_unfit_state=on_images,
+        refused=(("ratio", 1), ("ratio", -0.1), ("ratio", "x"), ("annealing", 2)),
     ),
     "LabelSmoothing": Case(
         new("LabelSmoothing", 0.2), on_images, refused=(("smoothing", -0.1), ("smoothing", 1.1), ("smoothing", "x"))

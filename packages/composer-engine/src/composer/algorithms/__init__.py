@@ -20,6 +20,7 @@ from composer.algorithms.gated_linear_units import GatedLinearUnits
 from composer.algorithms.ghost_batchnorm import GhostBatchNorm
 from composer.algorithms.gradient_clipping import GradientClipping
 from composer.algorithms.gyro_dropout import GyroDropout
+from composer.algorithms.infobatch import InfoBatch, InfoBatchDataset
 from composer.algorithms.label_smoothing import LabelSmoothing
 from composer.algorithms.layer_freezing import LayerFreezing
 from composer.algorithms.low_precision_groupnorm import LowPrecisionGroupNorm
@@ -72,6 +73,8 @@ __all__ = [
     "GhostBatchNorm",
     "GradientClipping",
     "GyroDropout",
+    "InfoBatch",
+    "InfoBatchDataset",
     "LabelSmoothing",
     "LayerFreezing",
     "LowPrecisionGroupNorm",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, ClassVar
 
 import attrs
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from composer import functional as cf
 from composer.algorithms._idle import warn_if_idle, warn_of_no_effect
 from composer.algorithms._progress import FRACTION_OF_TRAINING, elapsed_duration
+from composer.algorithms._sample_losses import check_processes, check_reduction
 from composer.core import (
     Algorithm,
     Batch,
@@ -87,7 +87,7 @@ class SelectiveBackprop(Algorithm):
     )
     writes: ClassVar = FieldsByEvent({Event.AFTER_DATALOADER: {"batch"}})
     owns: ClassVar = {
-        ExclusiveResource("the choice of samples", remedy="A second one would select from the rest: choose one keep.")
+        ExclusiveResource("the choice of samples", remedy="A second one would select from the rest: choose one.")
     }
 
     def __attrs_post_init__(self) -> None:
@@ -110,8 +110,8 @@ class SelectiveBackprop(Algorithm):
         """Return whether to select samples of this batch."""
         if event is not Event.AFTER_DATALOADER:
             return event is Event.FIT_END
-        if self.scope == "global" and state.gather is None:
-            _reject_several_processes()
+        if self.scope == "global":
+            check_processes("SelectiveBackprop(scope='global')", "use scope='local', or the Trainer", state)
         batch_idx = int(state.timestamp.count(TimeUnit.BATCH, in_epoch=True))
         elapsed = min(1.0, elapsed_duration(self, state))
         if elapsed < self.start:
@@ -124,7 +124,7 @@ class SelectiveBackprop(Algorithm):
             self._warn_if_never_begun(state)
             return
         self._is_due = False
-        _check_loss(state)
+        check_reduction("SelectiveBackprop", state)
         input, target = state.batch_get_item(self.input_key), state.batch_get_item(self.target_key)
         batch, target_key = state.batch, self.target_key
 
@@ -169,15 +169,6 @@ class SelectiveBackprop(Algorithm):
         self._is_due = False
 
 
-def _reject_several_processes() -> None:
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        raise ValueError(
-            "SelectiveBackprop(scope='global') leaves the processes different numbers of samples, and this training "
-            "loop counts all processes the same: use scope='local', or the Trainer."
-        )
-
-
 class _InputOnly(nn.Module):
     """A model that takes only the samples; the rest of the batch is fixed."""
 
@@ -188,15 +179,3 @@ class _InputOnly(nn.Module):
 
     def forward(self, input: Tensor) -> Any:
         return self._compute_outputs(batch_set(self._batch, self._input_key, input))
-
-
-def _check_loss(state: State) -> None:
-    loss = state.model.loss if state.loss_function is None else state.loss_function
-    parameters = inspect.signature(loss).parameters.values()
-    if not any(each.name == "reduction" or each.kind is each.VAR_KEYWORD for each in parameters):
-        own = f"{type(state.model).__name__}.loss"
-        name = own if state.loss_function is None else getattr(loss, "__name__", "the loss")
-        raise TypeError(
-            f"SelectiveBackprop needs the loss of each sample, which {name} cannot return. Add "
-            "the argument reduction='none', def loss(self, outputs, batch, reduction='mean')."
-        )

@@ -105,6 +105,9 @@ class Algorithm(Serializable, ABC):
     def restore(self, state: State) -> None:
         """Restore what was changed temporarily, after an error in an evaluation or prediction."""
 
+    def share_state(self, state: State) -> None:
+        """Make the state the same in all processes, which call it before a checkpoint gets that of the first one."""
+
     @property
     def find_unused_parameters(self) -> bool:
         """Whether a step may leave some parameters without a gradient."""

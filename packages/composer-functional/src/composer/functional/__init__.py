@@ -84,6 +84,7 @@ from composer.functional.training.distillation import distillation_loss
 from composer.functional.training.ema import compute_ema, update_averages
 from composer.functional.training.gradient_clipping import apply_gradient_clipping
 from composer.functional.training.gradient_noise import estimate_gradient_noise
+from composer.functional.training.infobatch import draw_infobatch_weights
 from composer.functional.training.label_smoothing import smooth_labels
 from composer.functional.training.layer_freezing import count_layers_to_freeze, freeze_layers, unfreeze_layers
 from composer.functional.training.orthogonalization import orthogonalize
@@ -186,6 +187,7 @@ __all__ = [
     "draw_cutmix_box",
     "draw_embedding_noise",
     "draw_holes",
+    "draw_infobatch_weights",
     "draw_kept",
     "draw_mixing",
     "draw_permutation",

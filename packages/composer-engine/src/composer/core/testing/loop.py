@@ -96,13 +96,13 @@ class Training:
         """Train until this number of batches is done, and end the epoch if it has no further batch."""
         state, event = self.state, self.engine.run_event
         while self._done() < until:
+            if not self._done(in_epoch=True):
+                event(Event.ITERATION_START)
+                event(Event.EPOCH_START)
             epoch = int(state.timestamp.count(TimeUnit.EPOCH))
             with seeded("epoch", epoch):
                 # All at once, so that the draws of the loader do not depend on where the training resumes.
                 batches = list(state.train_dataloader or ())
-            if not self._done(in_epoch=True):
-                event(Event.ITERATION_START)
-                event(Event.EPOCH_START)
             for batch in batches[self._done(in_epoch=True) :]:
                 if self._done() < until:
                     with seeded("batch", self._done()):

@@ -136,7 +136,7 @@ def sample_losses(
     # Under autocast, torch 2.7 caches weights that were cast without a graph; the training pass must not use them.
     if not torch.compiler.is_compiling():
         torch.clear_autocast_cache()
-    return _average(losses, num_samples)
+    return mean_losses(losses, num_samples)
 
 
 def highest_losses(losses: Tensor, keep: float) -> Tensor:
@@ -229,7 +229,8 @@ def _shrink(input: Tensor | Mapping[str, Any], scale_factor: float) -> Tensor | 
     return interpolate(input, scale_factor=scale_factor, mode=_INTERPOLATIONS[input.ndim], align_corners=False)
 
 
-def _average(losses: Tensor, num_samples: int) -> Tensor:
+def mean_losses(losses: Any, num_samples: int) -> Tensor:
+    """Return the loss of each sample, ``(N,)``: the mean of its losses, if it has several."""
     if not isinstance(losses, Tensor):
         raise TypeError(f"loss_fun must return a tensor, got {type(losses).__name__}.")
     if losses.ndim == 0 or losses.shape[0] != num_samples:

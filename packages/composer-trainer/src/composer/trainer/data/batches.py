@@ -215,9 +215,11 @@ class Batches:
         While other processes have further batches, this one computes copies of its last one, which do not count.
         """
         end = self._order.end(self.position.place)
-        may_end_apart = self._may_end_apart and (end is None or not all_agree(end))
-        self.position.set_end(None if may_end_apart else end)
-        return in_step(batches, last) if may_end_apart else zip(batches, itertools.repeat(True))
+        ends = all_gather_object(end) if self._may_end_apart else [end]
+        known = [one for one in ends if one is not None]
+        self.position.set_end(max(known) if len(known) == len(ends) else None, end)
+        ends_apart = self._may_end_apart and (end is None or len({*ends}) > 1)
+        return in_step(batches, last) if ends_apart else zip(batches, itertools.repeat(True))
 
     def _begin_here(self) -> Iterator[tuple[Batch, bool]]:
         """Yield the batches from the place on; nothing begins before the first one is asked for."""

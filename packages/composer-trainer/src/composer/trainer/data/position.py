@@ -104,8 +104,8 @@ class EpochPosition:
         self.place += self.place_distance
         self.own_is_over = not is_own
 
-    def set_end(self, end: int | None) -> None:
-        """Set the place where the data ends; None if only the loader can show it."""
+    def set_end(self, end: int | None, own: int | None = None) -> None:
+        """Set the place where the data ends, and that of this process if others have more; None if it is not known."""
         self.data_end = end
         # Continued by another number of processes, an epoch may end between the places of two batches.
         self._epoch_end = min(self._limit * self.place_distance, math.inf if end is None else end)
@@ -113,7 +113,7 @@ class EpochPosition:
         self.length = self.announced_length
         if end is not None and not self._is_shared:
             self.length = int(self._epoch_end)
-            if self._spec.length not in (None, end):
+            if self._spec.length not in (None, end, own):
                 self._warn_of_length(f"{end}")
 
     def _end_here(self) -> None:

@@ -142,6 +142,8 @@ class ResumeState:
         state, batches = self._state, self._data.batches
         # A checkpoint contains the buffers of rank 0: without an interruption all must continue with these, too.
         broadcast_buffers(state.model)
+        for algorithm in state.algorithms:
+            algorithm.share_state(state)
         if reports and self._changes is not None:
             self._report(self._changes)
         own = {
