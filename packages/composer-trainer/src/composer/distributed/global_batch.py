@@ -89,7 +89,7 @@ class BatchWeights:
             ValueError: No process has a sample to train on in this batch, or the model counts the elements of its loss
                 in some processes only.
         """
-        totals = self._received()
+        totals = self._totals or self._received()
         if totals.has_terms is None:
             raise ValueError(
                 "count_loss_terms() of the model returned a number in some processes and None in others, for the same "
@@ -170,7 +170,7 @@ class BatchWeights:
 
 
 class CountExchange:
-    """Exchanges what each process counts in its part of a batch; hosts are waited for, never a device.
+    """Exchanges what each process counts in its share of a batch; hosts are waited for, never a device.
 
     An exchange takes longer than a step of a small model. Where every process is certain that all have the same known
     number of samples, only some batches are exchanged: at most twice as many as since the last exchange follow without
@@ -276,14 +276,11 @@ class CountExchange:
         return self.last
 
 
-@attrs.define
 class _SharedClock:
     """The seconds of a run, the same in all processes; between two exchanges they are estimated."""
 
-    _measured: float = attrs.field(default=0.0, init=False)
-    _estimated: float = attrs.field(default=0.0, init=False)
-    _counted: float = attrs.field(default=0.0, init=False)
-    _per_batch: float = attrs.field(default=0.0, init=False)
+    def __init__(self) -> None:
+        self._measured = self._estimated = self._counted = self._per_batch = 0.0
 
     def measure(self, seconds: float, batches: int) -> None:
         """Add the seconds that some batches took."""

@@ -1,8 +1,8 @@
 """Run a model in several processes: each computes a share of the batch, and all take the same step.
 
 ``Parallelism`` owns the wrapper of DDP or the sharded model of FSDP2, and when gradients are reduced; the model itself
-stays the state's. What belongs to a batch is in the ``BatchWeights`` that ``begin_batch`` returns. A loop calls
-its methods in the order that the class states, in all processes alike. In the Trainer, ``Run`` does.
+stays the state's. What belongs to a batch is in the ``BatchWeights`` that ``begin_batch`` returns. A loop calls its
+methods in the order that the class states, in all processes alike. In the Trainer, ``Run`` does.
 """
 
 from __future__ import annotations

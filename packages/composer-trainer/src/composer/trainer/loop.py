@@ -42,15 +42,15 @@ def train(run: Run) -> None:
 def _train_epochs(run: Run) -> None:
     event = run.engine.run_event
     for ended, checkpoint in _CHECKPOINTS.items():
-        if ended in run.interrupted:
+        if ended in run.progress.interrupted:
             run.evaluate_if_due(ended)
-            run.interrupted.pop(ended, None)
+            run.progress.interrupted.pop(ended, None)
             event(checkpoint)
     _end_iteration_if_done(run)  # resumed from a checkpoint of the end of an epoch
     while not run.is_over() or run.batches.position.epoch_is_over:
-        if run.begins_iteration():
-            event("iteration_start")
         if run.begins_epoch():
+            if run.state.timestamp.epoch_in_iteration == 0:
+                event("iteration_start")
             event("epoch_start")
             run.wrap_model()
         _train_batches(run)

@@ -1,9 +1,9 @@
 """A training in progress: what the loop calls for data, optimization, clock, losses, metrics and evaluations.
 
-Each call of ``Trainer.fit`` creates a ``Run``, which the loop (``composer.trainer.loop``) calls. It owns what lasts for
-this call: the step, the signals, and the counts of the batch at hand. All that a resumed run needs is in the state, the
-batches and ``ResumeState``. One process follows the same path as several, without what only serves the others, as that
-takes time in each step.
+Each call of ``Trainer.fit`` creates a ``Run``, which the loop (``composer.trainer.loop``) calls. It owns what lasts
+for this call: the step, the signals, and the counts of the batch at hand. All that a resumed run needs is in the
+state, the batches and ``ResumeState``. One process follows the same path as several, without what only serves the
+others, as that takes time in each step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from composer.core import Batch, Engine, Event, TimeUnit
+from composer.core import Engine, Event, TimeUnit
 from composer.core.data_spec import count_tokens, has_own_functions
 from composer.core.evaluator import enter_training_mode
 from composer.core.packing import check_packed_model
@@ -28,7 +28,7 @@ from composer.trainer.microbatching import MicrobatchSearch, announced, measured
 from composer.trainer.stopping import Stopped, StopSignals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch import Tensor
     from torch.optim.lr_scheduler import LRScheduler
@@ -46,35 +46,6 @@ __all__ = ["Run"]
 
 _UNKNOWN = BatchWeights(GlobalBatch(0))
 _loss_name = cache("loss/train/{}".format)
-
-
-@attrs.frozen
-class _Counting:
-    """What is counted in the batches of a loader.
-
-    Args:
-        samples: Returns the number of samples of a batch.
-        tokens: Returns its number of tokens.
-        weigh: Returns the number of elements that its loss is the mean of: its samples, or tokens with a target.
-        asks_model: Whether a model that counts the elements of its loss is asked for this number first.
-        usual: What ``weigh`` returns for nearly all batches of each process, if there are several and it is known.
-    """
-
-    samples: Callable[[Batch], int]
-    tokens: Callable[[Batch], int]
-    weigh: Callable[[Batch], int]
-    asks_model: bool
-    usual: int | None
-
-    @classmethod
-    def of(cls, batches: Batches, *, weigh_by_tokens: bool) -> _Counting:
-        spec = batches.spec
-        samples, tokens = spec.get_num_samples_in_batch, spec.get_num_tokens_in_batch
-        if not weigh_by_tokens:
-            return cls(samples, tokens, samples, asks_model=True, usual=batches.usual_samples)
-        is_of_user = spec._get_num_tokens_in_batch is not count_tokens  # noqa: SLF001
-        # Batches have equal numbers of samples but not of tokens, so that these cannot be known in advance.
-        return cls(samples, tokens, spec.get_num_loss_tokens_in_batch, asks_model=not is_of_user, usual=None)
 
 
 @attrs.define
@@ -143,16 +114,16 @@ class Run:
         if self.state.auto_microbatching:
             search = MicrobatchSearch(self.state, parallel, self.step)
             self.compute_gradients = lambda: search.compute_gradients(self._batch.num_samples)
-        self._counting = _Counting.of(batches, weigh_by_tokens=weigh_by_tokens)
+        spec = batches.spec
+        # What the loss of a batch is the mean of, unless the model counts it. Batches have equal numbers of samples but
+        # not of tokens, so that these cannot be known in advance.
+        self._weigh = spec.get_num_loss_tokens_in_batch if weigh_by_tokens else spec.get_num_samples_in_batch
+        self._usual = None if weigh_by_tokens else batches.usual_samples
+        self._asks_model = not weigh_by_tokens or spec._get_num_tokens_in_batch is count_tokens  # noqa: SLF001
         self._batch = _CurrentBatch(0, is_counted=False)
         # The search reduces the size itself, and one that is larger than a batch is not a mistake of the user.
         self._is_first_split = not self.state.auto_microbatching
         self._may_warn_of_nan = True
-
-    @property
-    def interrupted(self) -> dict[str, list[str]]:
-        """The labels of the evaluators that a signal has left undone, by event."""
-        return self.progress.interrupted
 
     def is_over(self) -> bool:
         """Return whether the training has reached its length.
@@ -179,7 +150,7 @@ class Run:
         self.state.dataloader_len = self.batches.position.length
         # The training may be longer than when it was stopped at its end.
         if self._length is not None and not self.state.has_reached(self._length):
-            self.interrupted.pop(Event.FIT_END, None)
+            self.progress.interrupted.pop(Event.FIT_END, None)
         self.clock.elapsed()  # the time before is not training time
 
     def wrap_model(self) -> None:
@@ -191,15 +162,11 @@ class Run:
         self.step.complete = self._complete_gradients if is_incomplete else None
         changes_samples = any(algorithm.selects_samples for algorithm in self.state.algorithms)
         may_differ = has_own_functions(self.batches.spec) or self.state.auto_microbatching or changes_samples
-        self._is_regular = self._counting.usual is not None and not may_differ
+        self._is_regular = self._usual is not None and not may_differ
 
     def begins_epoch(self) -> bool:
         """Return whether the epoch has no finished batch."""
         return self.state.timestamp.count(TimeUnit.BATCH, in_epoch=True) == 0
-
-    def begins_iteration(self) -> bool:
-        """Return whether the iteration has no finished batch and epoch."""
-        return self.begins_epoch() and self.state.timestamp.epoch_in_iteration == 0
 
     def ends_iteration(self) -> bool:
         """Return whether all epochs of the iteration are finished."""
@@ -215,7 +182,7 @@ class Run:
         position = self.batches.position
         if self.state.dataloader_len != position.length:  # the epoch has more batches than announced
             self.state.dataloader_len = position.length
-        self._batch = _CurrentBatch(self._counting.samples(batch), position.last_batch_counts)
+        self._batch = _CurrentBatch(self.batches.spec.get_num_samples_in_batch(batch), position.last_batch_counts)
         self.state.batch, self.state.batch_counts = batch, self._batch.is_counted
         return True
 
@@ -227,7 +194,7 @@ class Run:
             self._is_first_split = False
             warn_if_larger(size, self._batch.num_samples)
         if size is not None or spec.microbatch_transforms is not None:
-            microbatches = split_microbatches(self.state.batch, spec, size, self._counting.weigh)
+            microbatches = split_microbatches(self.state.batch, spec, size, self._weigh)
         if self.batches.checks_model:
             self.batches.checks_model = False
             check_packed_model(self.state, microbatches[0][0])
@@ -253,7 +220,7 @@ class Run:
     def _loss_terms(self, microbatches: Sequence[Microbatch]) -> list[Tensor] | None:
         """Return how many elements the loss of each is the mean of, if the model counts them."""
         count = getattr(self.state.model, "count_loss_terms", None)
-        if count is None or not self._counting.asks_model:
+        if count is None or not self._asks_model:
             return None
         counts = [count(batch) for batch, _ in microbatches]
         if any(number is None for number in counts):
@@ -262,18 +229,19 @@ class Run:
         return counts if self.state.batch_counts else [torch.zeros_like(number) for number in counts]
 
     def _begin_global_batch(self, microbatches: int, *, has_terms: bool) -> None:
-        state, parallel, counting, batch = self.state, self.parallel, self._counting, self._batch
+        state, parallel, batch = self.state, self.parallel, self._batch
         # The samples that were read, whose number is the position in the data, and the tokens that are trained on, as
         # algorithms may have shortened sequences.
-        samples, tokens = (batch.num_samples, counting.tokens(state.batch)) if batch.is_counted else (0, 0)
+        samples = batch.num_samples if batch.is_counted else 0
+        tokens = self.batches.spec.get_num_tokens_in_batch(state.batch) if batch.is_counted else 0
         has_signal, logs = self.signals.received is not None, self.engine.logger.is_heard
         own = GlobalBatch(samples, tokens, samples, microbatches, stop=has_signal, logs=logs, has_terms=has_terms)
         if parallel.is_connected:  # a single process has weight 1, even if algorithms removed samples
-            own.counted = counting.weigh(state.batch) if state.batch_counts else 0
+            own.counted = self._weigh(state.batch) if state.batch_counts else 0
             if not parallel.is_trial:  # after the trials the batch begins once more
                 own.seconds = self.clock.elapsed() / 1e6
         is_regular = self._is_regular and self.batches.position.last_batch_is_full
-        batch.weights = parallel.begin_batch(own, usual=counting.usual, is_regular=is_regular)
+        batch.weights = parallel.begin_batch(own, usual=self._usual, is_regular=is_regular)
 
     def _complete_gradients(self) -> None:
         """Sum the gradients of all processes, if that is not done yet, and unscale them."""
@@ -370,7 +338,7 @@ class Run:
         """
         if self.state._evaluators:  # noqa: SLF001  (see is_over)
             with self.clock.paused():
-                self._evaluations.run_if_due(self.engine, event, self.signals, self.interrupted)
+                self._evaluations.run_if_due(self.engine, event, self.signals, self.progress.interrupted)
 
     def log_train_metrics(self) -> None:
         """Log the training metrics of the epoch so far, if any."""

@@ -1,4 +1,9 @@
-"""Ctrl-C and SIGTERM: finish the batch and the training before the process exits."""
+"""Ctrl-C and SIGTERM: finish the batch and the training before the process exits.
+
+``StopSignals`` owns the signal handlers for the time of a training, an evaluation or a prediction. A handler only
+notes the signal; the loop asks after each batch, so that all processes stop after the same one. ``BatchLimit`` ends a
+process whose batch hangs. ``Run``, the evaluation and the prediction call it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""The batches of training, one epoch after the other, from any resume point on."""
+"""The batches of training, one epoch after the other, from any resume point on.
+
+``Batches`` owns the iterator over the loader, the place in the epoch, and what a resumed run needs of both. The order
+is a function of seed and epoch (``data/order.py``), so that a saved place is a number. Where only the loader can show
+that an epoch is over, a batch is loaded ahead. Of several processes, all have a next batch or none has.
+``TrainingData`` constructs it, ``Run`` takes the batches, and ``ResumeState`` saves and loads the place.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +31,7 @@ from composer.trainer.data.position import EpochPosition
 from composer.trainer.resume.contract import LoaderObjects, has_state, load_objects, save_objects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import torch
 
@@ -200,14 +206,14 @@ class Batches:
         """
         size, position, is_collated = self._order.batch_size, self.position, self._order.is_collated_by_torch
         is_equal = all_agree((size, is_collated, position.data_end))
+        has_usual_batches = is_equal and size is not None and is_collated
         self.usual_samples = size if is_equal and get_world_size() > 1 else None
-        length = position.announced_length
+        lengths: list[Any] = [position.length]
         if self._may_end_apart:
-            lengths = [length for length in all_gather_object(position.length) if length is not None]
-            length = max(lengths) if len(lengths) == get_world_size() else None
+            lengths = all_gather_object(position.length)
         else:
             check_lengths(position.length)
-        position.announce(length, has_usual_batches=is_equal and size is not None and is_collated)
+        position.announce(None if None in lengths else max(lengths), has_usual_batches=has_usual_batches)
 
     def _aligned(self, batches: Iterator[Batch], last: Batch = END) -> Iterator[tuple[Batch, bool]]:
         """Return the batches, each with whether it counts, and find out where they end.
@@ -303,7 +309,9 @@ class Batches:
         if position.data_end is None:  # only the sampler can show its order
             self._upcoming.start(self._aligned(self._begin(position.place)))
         position.warn_of_other_order(fingerprint)
-        return self._count_samples(loader[: position.num_batches]) if isinstance(loader, (list, tuple)) else None
+        if self.spec.batch_transforms is not None or not isinstance(loader, (list, tuple)):
+            return None
+        return sum(map(self._count_samples, loader[: position.num_batches]))
 
     def _replay(self) -> int | None:
         """Load the batches before the place again, and return their number of samples; None if it is not counted."""
@@ -322,20 +330,13 @@ class Batches:
         )
         from tqdm.auto import tqdm  # noqa: PLC0415  (only here)
 
-        batches, last = self._begin(), END
-
-        def load_again() -> Iterator[Batch]:
-            nonlocal last  # batch of the replay, of which in_step needs a copy if only others have further batches
-            for batch in itertools.islice(batches, given):
-                last = batch
-                yield batch
-
-        samples = self._count_samples(tqdm(load_again(), desc="loading to the resume point", total=given))
+        batches, last, samples = self._begin(), END, 0
+        for last in tqdm(itertools.islice(batches, given), desc="loading to the resume point", total=given):
+            samples += self._count_samples(last)
         self._upcoming.start(self._aligned(batches, last))
-        return samples
+        return samples if self.spec.batch_transforms is None else None
 
-    def _count_samples(self, batches: Iterable[Batch]) -> int | None:
-        """Iterate over batches and return their number of samples; None if it is counted after transforms."""
-        count = self.spec.get_num_samples_in_batch if self.spec.batch_transforms is None else None
-        found = sum(count(batch) if count is not None and batch is not None else 0 for batch in batches)
-        return None if count is None else found
+    def _count_samples(self, batch: Batch) -> int:
+        """Return the number of samples in a batch of the loader; 0 if they are counted after its transforms."""
+        is_counted = batch is not None and self.spec.batch_transforms is None
+        return self.spec.get_num_samples_in_batch(batch) if is_counted else 0

@@ -1,4 +1,8 @@
-"""Problems of a loader to train or to evaluate on, as errors and warnings."""
+"""Problems of a loader to train or to evaluate on, as errors and warnings.
+
+Each function checks for one problem and describes it, with what to change; none changes a loader. Those that compare
+processes must be called by all of them. ``Batches`` and the evaluation call it.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +41,10 @@ _MANY_BATCHES = 100_000
 _COMPARED = 1000
 
 
-def batch_is_none(what: str, place: int) -> ValueError:
+def batch_is_none(what: str, number: int) -> ValueError:
     """Return the error for a loader, or transforms, that returned None as a batch."""
     return ValueError(
-        f"{what} returned None as batch {place} of the epoch (counted from 0). Every batch must hold data: does "
+        f"{what} returned None as batch {number} of the epoch (counted from 0). Every batch must hold data: does "
         "the loader's collate_fn or a transform end without a return, or does its list or iterator hold None?"
     )
 

@@ -1,4 +1,9 @@
-"""Order and randomness of the data: they depend only on seed and epoch, for any number of workers."""
+"""Order and randomness of the data: they depend only on seed and epoch, for any number of workers.
+
+Each type of loader has a ``DataOrder``, which iterates over any epoch from any place on; ``make_order`` chooses it. It
+changes a copy of the loader, not the user's. Which epoch and place it is, the order does not know: ``Batches`` states
+them, and ``EpochPosition`` counts. The evaluation uses it to find samples that processes repeat.
+"""
 
 from __future__ import annotations
 

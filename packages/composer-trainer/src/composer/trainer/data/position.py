@@ -1,4 +1,10 @@
-"""The place in an epoch of the data, and whether a saved one fits this data."""
+"""The place in an epoch of the data, and whether a saved one fits this data.
+
+A place is a number in the order of an epoch, in the unit of its ``DataOrder``: samples of all processes, or batches.
+``EpochPosition`` owns the place of the next batch and two ends: that of the data, unless only the loader can show it,
+and that of the epoch, which is earlier if it takes fewer batches. It never reads data. ``Batches`` moves it; ``Run``
+and the loop read it.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +115,6 @@ class EpochPosition:
         self.data_end = end
         # Continued by another number of processes, an epoch may end between the places of two batches.
         self._epoch_end = min(self._limit * self.place_distance, math.inf if end is None else end)
-        self._last_full = end if self._is_shared and end is not None else 0
         self.length = self.announced_length
         if end is not None and not self._is_shared:
             self.length = int(self._epoch_end)
@@ -139,7 +144,7 @@ class EpochPosition:
     @property
     def last_batch_is_full(self) -> bool:
         """Whether it is certain that the last batch has the usual number of samples in each process."""
-        return self._has_usual_batches and self.place <= self._last_full
+        return self._has_usual_batches and self._is_shared and self.place <= (self.data_end or 0)
 
     @property
     def data_is_over(self) -> bool:

@@ -1,4 +1,9 @@
-"""The order that a sampler gives an epoch, as a function of the seed and the epoch."""
+"""The order that a sampler gives an epoch, as a function of the seed and the epoch.
+
+Copies of torch's samplers draw from a seeded generator. An unknown sampler may draw from any: it is read at once, with
+the global generators seeded, and digests of its keys show later whether a resumed run has the same order. The orders
+of ``DataLoader`` in ``data/order.py`` call it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Seeded draws of the data: loading a batch seeds the global generators by its place, and leaves torch's unchanged."""
+"""Seeded draws of the data: loading a batch seeds the global generators by its number, and leaves torch's unchanged.
+
+Data sets and transforms draw from the global generators of Python, NumPy and torch. As each batch has its own seed,
+these draws depend neither on the workers nor on where an epoch continues. Layers draw from torch's global generator,
+which is restored after each batch. ``data/order.py`` and ``data/sampling.py`` call it.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +51,9 @@ def _seeded(begin: Callable[[], Iterator[Any]], key: int, first: int = 0, every:
     """Yield an iterator's items, with the global generators seeded at the start and before ``every`` so many items."""
     seed_globals(derive_seed(key, "begin"))
     iterator = begin()
-    for place in itertools.count(first):
-        if place % every == 0:
-            seed_globals(key + place // every)
+    for number in itertools.count(first):
+        if number % every == 0:
+            seed_globals(key + number // every)
         try:
             item = next(iterator)
         except StopIteration:

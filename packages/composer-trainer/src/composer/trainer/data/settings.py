@@ -1,4 +1,9 @@
-"""The settings of the data to train on, and checks of the model that is trained."""
+"""The settings of the data to train on, and checks of the model that is trained.
+
+``TrainingData`` owns the arguments about data of the Trainer and of ``fit``, and the ``Batches`` made of them. The
+place in the data is kept as long as loader and length of an epoch stay the same. The Trainer and ``ResumeState`` use
+it.
+"""
 
 from __future__ import annotations
 

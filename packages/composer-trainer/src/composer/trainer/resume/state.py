@@ -1,4 +1,10 @@
-"""The data of an exact resume that is not in the state: the place in the data, metrics, generators and own objects."""
+"""The data of an exact resume that is not in the state: the place in the data, metrics, generators and own objects.
+
+A checkpoint contains it as ``extra``, with an entry for each process. ``ResumeState`` checks it before anything is
+loaded, keeps it until ``fit``, which may be the first to get training data, and restores it in the order of its
+docstring. Another number of processes restores what does not depend on it. Loading, ``fit`` and the savers of
+checkpoints call it.
+"""
 
 from __future__ import annotations
 
