@@ -109,11 +109,13 @@ class TestStreams:
             for sample in batch:
                 expected[sample] = 1 / len(batch)
 
-        for result in four_processes:
+        for rank, result in enumerate(four_processes):
             found = result["streams"][run]
             assert found["clock"] == clock
             assert all("has a length of 1 batches and returned" in warning for warning in found["warnings"])
-            assert len(found["warnings"]) == (run in {"batch sampler", "announcing"})
+            # Two processes have as many batches as their sampler announces, which its order shows.
+            warns = run == "announcing" or (run == "batch sampler" and own[rank] > 2)
+            assert len(found["warnings"]) == warns
             for lost in found["lost"]:
                 assert lost == pytest.approx(expected, abs=1e-12)
 

@@ -221,7 +221,8 @@ class Batches:
         While other processes have further batches, this one computes copies of its last one, which do not count.
         """
         end = self._order.end(self.position.place)
-        ends = all_gather_object(end) if self._may_end_apart else [end]
+        # Only where the end is known: a process whose loader has ended before a resume point calls this earlier.
+        ends = all_gather_object(end) if self._may_end_apart and end is not None else [end]
         known = [one for one in ends if one is not None]
         self.position.set_end(max(known) if len(known) == len(ends) else None, end)
         ends_apart = self._may_end_apart and (end is None or len({*ends}) > 1)
