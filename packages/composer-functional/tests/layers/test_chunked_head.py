@@ -106,7 +106,8 @@ class TestComputed:
 
     def test_graph_has_the_parameters(self, head, hidden):
         """In the graph of logits DistributedDataParallel finds the parameters that a step uses."""
-        found, nodes = set(), [head(hidden)[:, -1].float().grad_fn]
+        logits = head(hidden)[:, -1].float()  # holds the graph, of which torch 2.7 needs all for next_functions
+        found, nodes = set(), [logits.grad_fn]
         while nodes:
             node = nodes.pop()
             found.add(id(getattr(node, "variable", None)))
