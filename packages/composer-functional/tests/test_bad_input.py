@@ -135,6 +135,7 @@ BAD = {
     "post_hoc_weights": [([], [], 0.1), ([1], [0.1, 0.1], 0.1), ([9, 9], [0.05, 0.1], 1), ([9], [0.1], 0.1, 8)],
     "power_ema_smoothing": [(0, 0.1), (1.5, 0.1), (1, 0), (1, NAN), (1, 0.3)],
     "detect_spikes": [(IDS, LOGITS), (LOGITS[:, 0], IMAGES), (LOGITS[:, 0], LOGITS, 0), (LOGITS[:, 0], LOGITS, 6.0, 1)],
+    "draw_infobatch_weights": [(IDS,), (LOGITS,), (LOGITS[:, 0], 1.0), (LOGITS[:, 0], NAN)],
     "estimate_gradient_noise": [(2.0, LOGITS, 1, 2), (LOGITS, LOGITS, 2, 2), (LOGITS, LOGITS, 1, NAN)],
     "cutmix": [(LOGITS, IDS), (IMAGES, IDS), (EMPTY, NO_IDS, 1.0, 3), (IMAGES, IDS[:2], 1.0, 3), (IMAGES, IDS, -1, 3)],
     "cutmix_batch": [
@@ -438,6 +439,7 @@ VALID = {
     "cutout_batch": lambda: {"input": IMAGES},
     "post_hoc_weights": lambda: {"num_updates": [9, 9], "sigma_rels": [0.05, 0.1], "sigma_rel": 0.1},
     "power_ema_smoothing": lambda: {"num_updates": 9},
+    "draw_infobatch_weights": lambda: {"scores": LOGITS[:, 0]},
     "estimate_gradient_noise": lambda: {"small_square": LOGITS, "big_square": LOGITS, "small_size": 1, "big_size": 2},
     "detect_spikes": lambda: {"values": LOGITS[:, 0], "history": LOGITS},
     "draw_augmix": lambda: {"count": 4},
