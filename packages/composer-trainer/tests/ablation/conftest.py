@@ -47,14 +47,16 @@ def study(problem, tmp_path):
     """Return a function that runs a study in this process."""
 
     def run(algorithms, make_trainer=problem.make_trainer, **options):
-        settings = {
-            "metric": "eval/Accuracy",
-            "seeds": 2,
-            "folder": tmp_path / "study",
-            "executor": InThisProcess(),
-            "progress_bar": False,
-        }
-        return ablate(make_trainer, algorithms, **settings | options)
+        # Leaving the executor waits for runs that an error of the study has left: they draw from the global generator.
+        with InThisProcess() as executor:
+            settings = {
+                "metric": "eval/Accuracy",
+                "seeds": 2,
+                "folder": tmp_path / "study",
+                "executor": executor,
+                "progress_bar": False,
+            }
+            return ablate(make_trainer, algorithms, **settings | options)
 
     return run
 

@@ -279,8 +279,9 @@ class Adapter:
         self._begun_with = tuple(self.state.algorithms)
         self._begin_step()
         # A module of another kind is called by the host in its own way.
-        takes_ids = "input_ids" in inspect.signature(self.state.model.forward).parameters
-        self._checks_packing = takes_ids and has_packed_rows(self.state.train_dataloader)
+        self._checks_packing = has_packed_rows(self.state.train_dataloader) and (
+            "input_ids" in inspect.signature(self.state.model.forward).parameters
+        )
         if self.needs_outputs:
             check_first_loss(self.state, self.serves.host)
 
