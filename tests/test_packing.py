@@ -270,12 +270,19 @@ def test_selected_rows_keep_their_documents(output):
 
 
 def test_alibi_passes_the_check():
-    """The bias of Alibi depends on distances within a document, which packing does not change."""
+    """The bias of Alibi depends on distances within a document: logits packed are those of the document alone."""
     model = make_model()
     cf.apply_alibi(model.model, LENGTH)
-    batch = cf.collate_packed([cf.pack_documents([DOCUMENTS[0][:6], DOCUMENTS[1][:8]], LENGTH)])
+    documents = [DOCUMENTS[0][:6], DOCUMENTS[1][:8]]
+    batch = cf.collate_packed([cf.pack_documents(documents, LENGTH)])
 
     cf.check_packing(model, batch)
+
+    with torch.no_grad():
+        network = model.model.eval()
+        packed = network(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits
+        alone = network(input_ids=documents[1][None], use_cache=False).logits
+    torch.testing.assert_close(packed[:, 6:14], alone)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,14 @@ class TestReconstruction:
         """The weights have the names and shapes of the model's, and are evaluated as any others."""
         _, state = train(tmp_path)
 
-        state.model.load_state_dict(post_hoc_ema(tmp_path, 0.08))
+        averages = post_hoc_ema(tmp_path, 0.08)
+        before = {name: value.clone() for name, value in state.model.state_dict().items()}
+
+        state.model.load_state_dict(averages)
+
+        loaded = state.model.state_dict()
+        assert all(torch.equal(loaded[name], value.to(loaded[name].dtype)) for name, value in averages.items())
+        assert any(not torch.equal(loaded[name], value) for name, value in before.items())
 
     def test_models_in_16_bits_have_averages_in_32(self, tmp_path):
         """Averages of bfloat16 weights are saved in float32."""

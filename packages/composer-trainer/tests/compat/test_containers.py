@@ -110,5 +110,7 @@ def test_autoresume_can_be_none():
 
 
 def test_the_device_of_processes_can_be_none():
-    """Without a device, it is a GPU if there is one."""
+    """Without a device, a single process starts no group, as with a device."""
     initialize_dist(None, 100.0)
+
+    assert not torch.distributed.is_initialized()
