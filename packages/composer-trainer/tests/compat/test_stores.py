@@ -158,3 +158,13 @@ def test_arguments_of_the_backend(s3, text):
 
     assert uploader.get_uri_for_file("a.txt") == f"{s3}/uploads/a.txt"
     assert maybe_create_remote_uploader_downloader_from_uri(f"{s3}/x").get_uri_for_file("a") == f"{s3}/a"
+
+
+def test_settings_of_the_store_keep_its_folder():
+    """With settings of S3 as without, files go below the folder of the URL, unless the settings have another one."""
+    make = RemoteUploaderDownloader
+    settings = {"region_name": "eu-west-1"}
+
+    assert make("s3://bucket/runs").get_uri_for_file("a") == "s3://bucket/runs/a"
+    assert make("s3://bucket/runs", settings).get_uri_for_file("a") == "s3://bucket/runs/a"
+    assert make("s3://bucket/runs", settings | {"prefix": "b"}).get_uri_for_file("a") == "s3://bucket/b/a"

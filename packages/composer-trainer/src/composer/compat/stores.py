@@ -228,9 +228,10 @@ class RemoteUploaderDownloader(LoggerDestination):
         num_attempts: int = 3,
     ) -> None:
         del num_concurrent_uploads, upload_staging_folder, use_procs, num_attempts
-        protocol, bucket, _ = parse_uri(bucket_uri)
+        protocol, bucket, path = parse_uri(bucket_uri)
         is_s3 = protocol == "s3" and backend_kwargs
-        self.remote_backend = S3ObjectStore(bucket, **(backend_kwargs or {})) if is_s3 else ObjectStore(bucket_uri)
+        options = {"prefix": path, **(backend_kwargs or {})}
+        self.remote_backend = S3ObjectStore(bucket, **options) if is_s3 else ObjectStore(bucket_uri)
         self.file_path_format_string = file_path_format_string
         self._run_name = ""
 
