@@ -168,14 +168,43 @@ class TestAverage:
 
         assert close(averaged, average(weights, [0.5, 0.5**0.25]))
 
-    def test_update_interval(self, norm_net, make_engine, step, batch, make_ema, average, close):
-        """With an interval of two batches, every second one is averaged."""
-        engine = make_engine(norm_net(), EMA(half_life="4ba", update_interval="2ba"))
+    @pytest.mark.parametrize(
+        ("settings", "batches", "smoothing"),
+        [
+            ({"half_life": "4ba", "update_interval": "2ba"}, [1, 2, 4, 6], 0.5**0.5),
+            ({"half_life": "4ba", "update_interval": "3ba"}, [1, 3, 6], 0.5**0.75),
+            ({"half_life": None, "smoothing": 0.9, "update_interval": "2ba"}, [1, 2, 4, 6], 0.9),
+            ({"half_life": "4ba", "update_interval": "2ba", "ema_start": "3ba"}, [3, 4, 6], 0.5**0.5),
+            ({"half_life": "4ba", "update_interval": "3ba", "ema_start": "4ba"}, [4, 6], 0.5**0.75),
+        ],
+        ids=lambda value: str(value) if isinstance(value, dict) else "",
+    )
+    def test_update_interval(
+        self, norm_net, make_engine, step, batch, make_ema, average, close, settings, batches, smoothing
+    ):
+        """Averaging begins with the first batch, and each update at an interval has the share of the interval.
+
+        MosaicML Composer 0.32.1 averages the same weights with the same shares, in an evaluation after 6 batches: the
+        shares are the solution of a linear system of its averages and the weights after each batch.
+        """
+        engine = make_engine(norm_net(), EMA(**settings))
         weights = [full_copy(step(engine, batch).model) for _ in range(7)]
 
         averaged = make_ema(engine)
 
-        assert close(averaged, average(weights[1::2], [0.5**0.5] * 2))
+        assert close(averaged, average([weights[number - 1] for number in batches], [smoothing] * (len(batches) - 1)))
+
+    def test_interval_of_epochs(self, norm_net, make_engine, step, end_epoch, batch, make_ema, average, close):
+        """Averaging begins after the first epoch, also if updates are rarer, as in MosaicML Composer 0.32.1."""
+        engine = make_engine(norm_net(), EMA(half_life="1ep", update_interval="2ep"))
+        weights = []
+        for _ in range(3):
+            weights.append(full_copy(step(engine, batch).model))
+            end_epoch(engine)
+
+        averaged = make_ema(engine)
+
+        assert close(averaged, average(weights[:2], [0.25]))
 
     def test_buffers(self, started_engine, make_ema):
         """A norm's running mean is averaged; its batch counter is copied."""

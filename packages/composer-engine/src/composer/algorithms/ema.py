@@ -101,11 +101,16 @@ class EMA(WeightAveraging):
             self._averages.swap(event)
         elif event is Event.FIT_END:
             self._averages.warn_if_empty(self, self.ema_start)
-        elif self.is_update_due(event, state) and (
+        else:
+            is_due = self.is_update_due(event, state)
+            if self._averages:
+                if is_due:
+                    self._update(state)
             # An ema_start of 0 needs no length of the training.
-            self._averages or not self.ema_start.value or state.has_reached(self.ema_start)
-        ):
-            self._update(state)
+            elif not self.ema_start.value or state.has_reached(self.ema_start):
+                self._averages.begin(state.model)
+            if is_due:  # also before averaging begins, so that the first update has the share of an interval
+                self._updated_at = state.timestamp
 
     def get_ema_model(self, model: nn.Module) -> nn.Module:
         """Return a copy of ``model`` with the averaged weights.
@@ -129,7 +134,6 @@ class EMA(WeightAveraging):
         # By the time since the last update, so that the half-life does not depend on the interval of updates.
         smoothing = 0.5 ** self._half_lives_passed(state) if self.smoothing is None else self.smoothing
         self._averages.update(state.model, smoothing)
-        self._updated_at = state.timestamp
 
     def _warn_of_slow_average(self, state: State) -> None:
         """Warn if the weights at the start of averaging are more than half of the averages until the training ends."""
