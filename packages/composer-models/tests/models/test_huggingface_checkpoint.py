@@ -7,7 +7,7 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers.models.bert.modeling_bert import BertOutput
 
 from composer import functional as cf
@@ -79,6 +79,41 @@ class TestFromCheckpoint:
 
         with pytest.raises(ValueError, match=rf"{name} has been changed since it was written, and nothing was loaded"):
             HuggingFaceModel.hf_from_composer_checkpoint(folder)
+
+    @pytest.mark.parametrize("damage", [None, "files", "part"])
+    def test_parts_of_several_processes(self, make_model, make_batch, save, sign, damage):
+        """Weights that each process has saved a part of are joined: rows of matrices, and entire vectors."""
+        bare, batch = make_model("gpt2"), make_batch("gpt2")
+        folder = save(HuggingFaceModel(bare))
+        tensors = load_file(folder / "model.safetensors")
+        (folder / "model.safetensors").unlink()
+        cut = {name: value.shape[0] // 3 if value.ndim > 1 else 0 for name, value in tensors.items()}
+        first = {name: value[: cut[name]] for name, value in tensors.items() if cut[name]}
+        layout = {
+            name: {
+                "shape": list(value.shape),
+                "dtype": "float32",
+                "cuts": [[0, cut[name]] if cut[name] else [0], *[[0]] * (value.ndim - 1)],
+                "files": [0, 1] if cut[name] else [1],
+            }
+            for name, value in tensors.items()
+        }
+        files = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+        save_file(first, folder / files[0])
+        if damage != "part":
+            save_file({name: value[cut[name] :].contiguous() for name, value in tensors.items()}, folder / files[1])
+        content = {"files": files if damage != "files" else files[:1], "tensors": {"model.safetensors": layout}}
+        (folder / "layout.json").write_text(json.dumps(content))
+        sign(folder)
+
+        if damage is not None:
+            with pytest.raises(ValueError, match=r"layout\.json is not the layout of the files with tensors"):
+                HuggingFaceModel.hf_from_composer_checkpoint(folder)
+            return
+        fsspec.filesystem("memory").put(str(folder), "/bucket/sharded", recursive=True)
+        for path in (folder, "memory://bucket/sharded"):
+            model, _ = HuggingFaceModel.hf_from_composer_checkpoint(path)
+            assert torch.equal(_logits(model, batch), _logits(bare, batch))
 
     def test_unlisted_file(self, make_model, save):
         """Averages in a file that the manifest does not list are not read."""
@@ -416,6 +451,29 @@ class TestErrors:
             HuggingFaceModel.hf_from_composer_checkpoint(folder)
 
         assert not (tmp_path / "ran").exists()
+
+
+class TestSavePretrained:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_same_logits(self, kind, make_model, make_batch, tokenizer, tmp_path):
+        """Transformers reads the folder: the class, bit-identical logits, and the tokenizer."""
+        bare, batch = make_model(kind), make_batch(kind)
+        HuggingFaceModel(bare, tokenizer).save_pretrained(tmp_path)
+
+        again = type(bare).from_pretrained(tmp_path)
+
+        assert torch.equal(_logits(again, batch), _logits(bare, batch))
+        assert type(tokenizer).from_pretrained(tmp_path).get_vocab() == tokenizer.get_vocab()
+
+    def test_changed_layers(self, make_model, tmp_path):
+        """Layers that Transformers cannot represent raise, and nothing is written."""
+        model = HuggingFaceModel(make_model("classifier"))
+        cf.apply_stochastic_depth(model, {BertOutput: RULE}, "block", 0.3)
+
+        with pytest.raises(ValueError, match="cannot represent: StochasticBertOutput"):
+            model.save_pretrained(tmp_path / "saved")
+
+        assert not (tmp_path / "saved").exists()
 
 
 class TestMetadata:

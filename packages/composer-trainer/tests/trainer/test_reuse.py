@@ -36,6 +36,7 @@ from composer.callbacks import (
     OOMObserver,
     OptimizerMonitor,
     RuntimeEstimator,
+    SavePretrained,
     SpeedMonitor,
     SystemMetricsMonitor,
     ThresholdStopper,
@@ -106,6 +107,7 @@ CALLBACKS = {
     OOMObserver: Case(lambda folder: OOMObserver()),
     OptimizerMonitor: Case(lambda folder: OptimizerMonitor(batch_log_interval=2)),
     RuntimeEstimator: Case(lambda folder: RuntimeEstimator()),
+    SavePretrained: Case(lambda folder: SavePretrained(f"{folder}/{{run_name}}/{{batch}}", "2ba")),
     SpeedMonitor: Case(lambda folder: SpeedMonitor(count_flops=True)),
     SystemMetricsMonitor: Case(lambda folder: SystemMetricsMonitor(every="1ba"), names_only=True),
     ThresholdStopper: Case(
@@ -210,6 +212,12 @@ class Model(ComposerClassifier):
 
     def generate(self, input_ids, **options):
         return torch.cat([input_ids, 2 * input_ids], dim=1)
+
+    def save_pretrained(self, folder):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+
+    def get_metadata(self):
+        return {}
 
 
 def make_data(seed):

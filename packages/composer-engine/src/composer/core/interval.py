@@ -11,7 +11,7 @@ import attrs
 from composer.core.event import STEP_EVENTS, Event
 from composer.core.time import Time, Timestamp, TimeUnit
 
-__all__ = ["Call", "Clock", "Interval", "checked_interval", "only_when_due", "to_interval"]
+__all__ = ["Call", "Clock", "Interval", "at_checkpoints", "checked_interval", "only_when_due", "to_interval"]
 
 Call: TypeAlias = Callable[[], object]
 """A call at an event, without arguments."""
@@ -128,6 +128,20 @@ def to_interval(every: Interval | Time | str | int | None) -> Interval | None:
         (Interval(every=Time(10, TimeUnit.BATCH)), None)
     """
     return None if every is None else Interval.named("every", every)
+
+
+def at_checkpoints(every: Time) -> dict[Event | str, Time | str | int]:
+    """Return the intervals of a hook at ``*_CHECKPOINT`` that runs every so often, at the event of the interval's unit.
+
+    Example:
+        >>> [event.value for event, every in at_checkpoints(Time(2, "ep")).items() if every]
+        ['epoch_checkpoint']
+    """
+    of_unit = {TimeUnit.EPOCH: Event.EPOCH_CHECKPOINT, TimeUnit.ITERATION: Event.ITERATION_CHECKPOINT}
+    # With an interval of 0 an event never runs.
+    intervals: dict[Event | str, Time | str | int] = dict.fromkeys((Event.BATCH_CHECKPOINT, *of_unit.values()), 0)
+    intervals[of_unit.get(every.unit, Event.BATCH_CHECKPOINT)] = every
+    return intervals
 
 
 def checked_interval(every: Time | str | int, event: Event, who: str) -> Time:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import re
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +22,9 @@ __all__ = ["read_checkpoint"]
 
 # The files of a checkpoint of composer-trainer, on which this package does not depend.
 _WEIGHTS, _STATE, _EXTRA, _MANIFEST = "model.safetensors", "state.json", "extra.safetensors", "manifest.json"
+_LAYOUT = "layout.json"
+_READ = re.compile(r"(state|layout)\.json|(model|extra)(-\d{5}-of-\d{5})?\.safetensors")
+"""The files that are read; of a sharded model each process writes one."""
 _PREFIX = "model."
 
 
@@ -42,10 +49,9 @@ def read_checkpoint(
             :class:`~composer.models.HuggingFaceModel`, or holds the training weights of a schedule-free optimizer,
             which only that optimizer can convert to the weights used for evaluation.
     """
-    from safetensors.torch import load_file  # noqa: PLC0415 (comes with Transformers)
-
     with _local(checkpoint_path, save_location) as folder:
-        missing = [name for name in (_MANIFEST, _STATE, _WEIGHTS) if not (folder / name).is_file()]
+        missing = [name for name in (_MANIFEST, _STATE) if not (folder / name).is_file()]
+        missing += [] if any(folder.glob("model*.safetensors")) else [_WEIGHTS]
         if missing:
             raise FileNotFoundError(
                 f"{checkpoint_path} must be a checkpoint: a folder with {_MANIFEST}, {_STATE} and {_WEIGHTS}. "
@@ -58,9 +64,9 @@ def read_checkpoint(
             described = state.get("integrations", {}).get("huggingface")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise ValueError(f"{checkpoint_path}/{_STATE} is not the state of a run.") from None
-        weights = load_file(folder / _WEIGHTS)
+        weights = _load_tensors(folder, _WEIGHTS, checkpoint_path)
         if averages:
-            tensors = load_file(folder / _EXTRA) if (folder / _EXTRA).is_file() else {}
+            tensors = _load_tensors(folder, _EXTRA, checkpoint_path)
             missing = sorted(set(averages.values()) - tensors.keys())
             if missing:
                 raise ValueError(f"{checkpoint_path}/{_EXTRA} lacks {len(missing)} of the averages in {_STATE}.")
@@ -81,6 +87,26 @@ def read_checkpoint(
     return described, {name.removeprefix(_PREFIX): value for name, value in weights.items() if name.startswith(_PREFIX)}
 
 
+def _load_tensors(folder: Path, kind: str, shown: str | Path) -> dict[str, Tensor]:
+    """Return the complete tensors of a kind of file, which one process has written, or each process a part."""
+    from safetensors.torch import load_file  # noqa: PLC0415 (comes with Transformers)
+
+    tensors: dict[str, Tensor] = load_file(folder / kind) if (folder / kind).is_file() else {}
+    parts = {path.name: load_file(path) for path in folder.glob(kind.replace(".", "-*."))}
+    try:
+        layout = json.loads((folder / _LAYOUT).read_bytes()) if parts else {"files": {}, "tensors": {kind: {}}}
+        files = [*layout["files"]]
+        for name, one in layout["tensors"][kind].items():
+            tensors[name] = torch.empty(one["shape"], dtype=getattr(torch, one["dtype"]))
+            for corner, number in zip(itertools.product(*one["cuts"]), one["files"], strict=True):
+                part = parts[files[number]][name]
+                place = [slice(start, start + length) for start, length in zip(corner, part.shape, strict=True)]
+                tensors[name][tuple(place)] = part
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, RuntimeError):
+        raise ValueError(f"{shown}/{_LAYOUT} is not the layout of the files with tensors.") from None
+    return tensors
+
+
 def _check(folder: Path, shown: str | Path) -> None:
     """Compare the files with the manifest, and the manifest with its own checksum.
 
@@ -92,7 +118,7 @@ def _check(folder: Path, shown: str | Path) -> None:
     try:
         manifest = json.loads((folder / _MANIFEST).read_bytes())
         expected, records = {_MANIFEST: manifest.pop("sha256")}, manifest["files"]
-        present = [name for name in (_STATE, _WEIGHTS, _EXTRA) if name in records or (folder / name).exists()]
+        present = {name for name in [*records, *(path.name for path in folder.iterdir())] if _READ.fullmatch(name)}
         expected |= {name: records[name]["xxh3_128"] for name in present}
         # The checksum of the manifest is that of its other entries, in the form in which they were written.
         content = json.dumps(manifest, sort_keys=True, indent=1) + "\n"
@@ -135,8 +161,8 @@ def _local(path: str | Path, save_location: str | Path | None) -> Iterator[Path]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary if save_location is None else save_location)
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (_MANIFEST, _STATE, _WEIGHTS, _EXTRA):
-            source = f"{remote.rstrip('/')}/{name}"
-            if files.exists(source):
+        for source in files.ls(remote, detail=False) if files.exists(remote) else ():
+            name = source.rpartition("/")[2]
+            if name == _MANIFEST or _READ.fullmatch(name):
                 files.get_file(source, str(folder / name))
         yield folder

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from composer import functional as cf
+from composer.functional.dtensors import is_dtensor, reshard
 from composer.functional.surgery.activation_checkpointing import CheckpointedBlock
 from composer.models._huggingface_peft import base_of, is_peft_model, with_adapters
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["describe", "rebuild_model", "rebuild_tokenizer"]
+__all__ = ["changed_layers", "complete_weights", "describe", "rebuild_model", "rebuild_tokenizer", "write_pretrained"]
 
 # In evaluation they compute what the replaced layers compute.
 _PLAIN = (
@@ -51,7 +52,7 @@ def describe(
     base = base_of(model)
     described: dict[str, Any] = {"model": {"class": type(base).__name__}, "tokenizer": None, "peft": None}
     generation = [base.generation_config] if base.can_generate() and base.generation_config is not None else []
-    described["model"] |= {"files": _files_of(base.config, *generation), "changed": _changed_layers(base)}
+    described["model"] |= {"files": _files_of(base.config, *generation), "changed": changed_layers(base)}
     if tokenizer is not None:
         described["tokenizer"] = {"class": type(tokenizer).__name__, "files": _files_of(tokenizer)}
     if is_peft_model(model):
@@ -139,7 +140,51 @@ def rebuild_model(
     return model
 
 
-def _changed_layers(model: PreTrainedModel) -> list[str]:
+def write_pretrained(
+    model: PreTrainedModel | PeftModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    folder: str | Path,
+    weights: Mapping[str, Tensor] | None = None,
+    *,
+    with_embeddings: bool = False,
+) -> None:
+    """Write the files that ``from_pretrained`` reads: of a model with adapters those of the adapters.
+
+    Args:
+        model: The model.
+        tokenizer: The tokenizer, or None.
+        folder: Where; files of an earlier save are replaced.
+        weights: The weights by their names in the model; its own if None.
+        with_embeddings: Whether the embeddings are saved with adapters, as those of the base model have another size.
+    """
+    options: dict[str, Any] = {} if weights is None else {"state_dict": dict(weights)}
+    if is_peft_model(model):
+        options["save_embedding_layers"] = with_embeddings
+    model.save_pretrained(str(folder), **options)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(str(folder))
+
+
+@torch.no_grad()
+def complete_weights(module: nn.Module, prefix: str) -> dict[str, Tensor] | None:
+    """Return the weights whose names begin with ``prefix``, without it; all processes of a sharded model call it.
+
+    Returns:
+        Complete tensors, sharded ones on the CPU, and tied ones once in memory. None in all processes but the first.
+    """
+    reshard(module)  # after the forward pass of an evaluation
+    is_first = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+    is_first = is_first or torch.distributed.get_rank() == 0
+    named = {name: one for name, one in module.state_dict(keep_vars=True).items() if name.startswith(prefix)}
+    complete: dict[int, Tensor] = {}
+    for one in named.values():
+        if is_dtensor(one) and id(one) not in complete:
+            gathered = one.full_tensor()  # one after the other
+            complete[id(one)] = gathered.cpu() if is_first else one
+    return {name.removeprefix(prefix): complete.get(id(one), one) for name, one in named.items()} if is_first else None
+
+
+def changed_layers(model: PreTrainedModel) -> list[str]:
     """Return the classes of layers of this library with which the model is not its class in evaluation."""
     return sorted({type(layer).__name__ for layer in model.modules() if _is_changed(layer)})
 

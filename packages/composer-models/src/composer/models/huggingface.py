@@ -27,7 +27,14 @@ from composer.models._huggingface_inspection import (
     fit_embedding,
 )
 from composer.models._huggingface_peft import add_adapters, base_of, is_peft_model, save_adapters_alone
-from composer.models._huggingface_saved import describe, rebuild_model, rebuild_tokenizer
+from composer.models._huggingface_saved import (
+    changed_layers,
+    complete_weights,
+    describe,
+    rebuild_model,
+    rebuild_tokenizer,
+    write_pretrained,
+)
 from composer.models.base import count_ids
 from composer.models.phase_metrics import PhaseMetricsModel
 
@@ -322,6 +329,28 @@ class HuggingFaceModel(PhaseMetricsModel):
         alone = self.using_peft and self.should_save_peft_only
         return {"huggingface": describe(self.model, self.tokenizer, adapters_alone=alone)}
 
+    def save_pretrained(self, save_directory: str | Path) -> None:
+        """Write weights, configuration and tokenizer to a folder that Transformers' ``from_pretrained`` reads.
+
+        Of a model with adapters these alone are written, for ``PeftModel.from_pretrained``. In several processes the
+        first one writes, and all of a sharded model must call it: the first one holds the complete weights.
+
+        Args:
+            save_directory: The folder; files of an earlier save are replaced.
+
+        Raises:
+            ValueError: Algorithms have changed layers in a way that Transformers cannot represent.
+        """
+        if changed := changed_layers(base_of(self.model)):
+            raise ValueError(
+                f"The model has layers that a model of Transformers cannot represent: {', '.join(changed)}. Save a "
+                "checkpoint, or train without the algorithm that has changed them."
+            )
+        weights = complete_weights(self, "model.")
+        if weights is not None:
+            resized = bool(self.resized_embeddings)
+            write_pretrained(self.model, self.tokenizer, save_directory, weights, with_embeddings=resized)
+
     load_huggingface_tokenizer_from_saved_state = staticmethod(rebuild_tokenizer)
     load_huggingface_model_from_saved_state = staticmethod(rebuild_model)
 
@@ -391,10 +420,7 @@ def write_huggingface_pretrained_from_composer_checkpoint(
     model, tokenizer = HuggingFaceModel.hf_from_composer_checkpoint(
         checkpoint_path, local_checkpoint_save_location=local_checkpoint_save_location, base_model=base_model
     )
-    save = {"save_embedding_layers": False} if is_peft_model(model) else {}
-    model.save_pretrained(str(output_folder), **save)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(str(output_folder))
+    write_pretrained(model, tokenizer, output_folder)
 
 
 def _labels_of(batch: Mapping[str, Any], purpose: str) -> Tensor:

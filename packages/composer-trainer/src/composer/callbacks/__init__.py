@@ -15,6 +15,7 @@ from composer.callbacks.memory_snapshot import MemorySnapshot, OOMObserver
 from composer.callbacks.nan_monitor import NaNMonitor
 from composer.callbacks.optimizer_monitor import OptimizerMonitor
 from composer.callbacks.runtime_estimator import RuntimeEstimator
+from composer.callbacks.save_pretrained import SavePretrained
 from composer.callbacks.speed_monitor import SpeedMonitor
 from composer.callbacks.stoppers import EarlyStopper, ThresholdStopper
 from composer.callbacks.system_metrics_monitor import SystemMetricsMonitor
@@ -44,6 +45,7 @@ __all__ = [
     "OOMObserver",
     "OptimizerMonitor",
     "RuntimeEstimator",
+    "SavePretrained",
     "SpeedMonitor",
     "SystemMetricsMonitor",
     "ThresholdStopper",

@@ -21,6 +21,7 @@ from composer.core import (
 )
 from composer.core.checks import to_strings
 from composer.core.evaluator import evaluation_mode
+from composer.core.interval import at_checkpoints
 from composer.core.randomness import preserve_rng_state
 from composer.functional.checks import check_sizes
 
@@ -73,10 +74,7 @@ class Generate(Callback):
 
     def intervals(self) -> Mapping[Event | str, Time | str | int]:
         """Generate every ``interval``, after a batch, an epoch or an iteration, depending on its unit."""
-        of_unit = {TimeUnit.EPOCH: Event.EPOCH_CHECKPOINT, TimeUnit.ITERATION: Event.ITERATION_CHECKPOINT}
-        own = of_unit.get(self.interval.unit, Event.BATCH_CHECKPOINT)
-        # With an interval of 0 an event never runs: only the one that matches the unit does.
-        return {Event.BATCH_CHECKPOINT: 0, Event.EPOCH_CHECKPOINT: 0, Event.ITERATION_CHECKPOINT: 0, own: self.interval}
+        return at_checkpoints(self.interval)
 
     def init(self, state: State, logger: Logger) -> None:
         """Raise an error if the model cannot generate."""
