@@ -2,7 +2,10 @@
 
 import contextlib
 import io
+import json
 import multiprocessing
+import os
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -63,6 +66,57 @@ algorithms = {{"killed": small_problem.Killed}}
 def make_trainer(algorithms, seed, folder):
     print("printed by the user")
     return small_problem.make_trainer(algorithms, seed, save_folder=folder)
+"""
+
+
+@pytest.mark.slow
+class TestForks:
+    """Runs are forks of an interpreter that has imported the modules of make_trainer, where this is possible."""
+
+    @pytest.mark.parametrize("opened", ["None", "os.open(__file__, os.O_RDONLY)"])
+    def test_each_run_is_isolated(self, problem, tmp_path, monkeypatch, opened):
+        """No run sees what another has changed; forks would share a file that an import opens: they are not used."""
+        (tmp_path / "users.py").write_text(f"import os\n\nOPENED = {opened}\n{MAKE_TRAINER}")
+        monkeypatch.syspath_prepend(tmp_path)
+        import users
+
+        study = ablate(
+            users.make_trainer,
+            {"nothing": problem.Nothing, "bonus": problem.Bonus},
+            metric="eval/Accuracy",
+            arms=["each"],
+            seeds=1,
+            folder=tmp_path,
+            progress_bar=False,
+        )
+
+        del sys.modules["users"]
+        seen = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*-seed0/seen.json")]
+        assert [(run["changed"], run["variable"]) for run in seen] == [([], None)] * 3
+        assert len({run["process"] for run in seen}) == 3
+        (parent,) = {run["parent"] for run in seen}
+        if users.OPENED is None:
+            assert parent != os.getpid()
+        else:
+            assert parent == os.getpid()
+            os.close(users.OPENED)
+        peaks = [run.memory for run in study.results]
+        assert max(peaks) < 1.05 * min(peaks)
+
+
+MAKE_TRAINER = """
+import json
+import pathlib
+import small_problem
+
+CHANGED = []
+
+def make_trainer(algorithms, seed, folder):
+    seen = {"process": os.getpid(), "parent": os.getppid(), "changed": CHANGED, "variable": os.getenv("CHANGED")}
+    pathlib.Path(folder, "seen.json").write_text(json.dumps(seen))
+    CHANGED.append(seed)
+    os.environ["CHANGED"] = "1"
+    return small_problem.make_trainer(algorithms, seed)
 """
 
 

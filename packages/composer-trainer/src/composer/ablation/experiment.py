@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import sys
@@ -14,8 +15,9 @@ import attrs
 import torch
 from tqdm.auto import tqdm
 
+from composer.ablation.processes import Forks, run_job
 from composer.ablation.results import Result, ResultsFile, Settings, label
-from composer.ablation.runs import CLOCKS, RUN_VARIABLE, Job, StudyError, run_job
+from composer.ablation.runs import CLOCKS, RUN_VARIABLE, Job, StudyError
 from composer.ablation.study import Study
 from composer.core import Algorithm
 from composer.core.checks import nearest, shortened
@@ -51,9 +53,10 @@ def ablate(
     Every arm, a set of algorithms, is trained with every seed. Runs of one seed have the same data order, the same
     initial weights and the same draws of the algorithms that they share, and are compared with each other.
 
-    Each run is a new process. The seed is set there before ``make_trainer`` is called. A run that fails (an exception,
-    no memory, NaN) is a result with its reason. Results are appended to ``results.jsonl`` in ``folder``; a study that
-    was killed continues there when it is called again.
+    Each run is a process of its own, on Linux a fork of one that has imported what the baseline imports, so that this
+    is not repeated for each run. The seed is set there before ``make_trainer`` is called. A run that fails (an
+    exception, no memory, NaN) is a result with its reason. Results are appended to ``results.jsonl`` in ``folder``; a
+    study that was killed continues there when it is called again.
 
     Args:
         make_trainer: ``f(algorithms, seed) -> Trainer``. It constructs everything from the start and passes both to the
@@ -136,10 +139,15 @@ def ablate(
     wanted = [(arm, seed) for seed in settings.seeds for arm in chosen]  # arms take turns
     width = processes or (1 if executor is None else len(wanted))
     with (
+        contextlib.closing(Forks()) as forks,
         ThreadPoolExecutor(width if executor is None else 1) as own,  # starts no thread before it is used
         tqdm(total=len(wanted), unit="run", desc="ablate", disable=not progress_bar) as bar,
     ):
-        experiment = _Experiment(file, settings, job, own if executor is None else executor, bar)
+
+        def submit(job: Job) -> Future[Result]:
+            return own.submit(run_job, job, forks) if executor is None else executor.submit(run_job, job)
+
+        experiment = _Experiment(file, settings, job, submit, bar)
         experiment.begin()
         experiment.run(wanted, width)
     return Study(settings, file.results, file.start)
@@ -182,9 +190,11 @@ def make_arms(arms: Sequence[str | Sequence[str]], names: Sequence[str]) -> list
 class _Experiment:
     """Executes the runs that have no result yet, and stores theirs."""
 
-    def __init__(self, file: ResultsFile, settings: Settings, job: Job, executor: Any, bar: tqdm[Any]) -> None:
+    def __init__(
+        self, file: ResultsFile, settings: Settings, job: Job, submit: Callable[[Job], Future[Result]], bar: tqdm[Any]
+    ) -> None:
         self._file, self._settings, self._job = file, settings, job
-        self._executor, self._bar = executor, bar
+        self._submit, self._bar = submit, bar
         self._starts: dict[tuple[Arm, int], Result] = {}
 
     def begin(self) -> None:
@@ -214,7 +224,7 @@ class _Experiment:
                     arm, seed = waiting.pop(0)
                     self._bar.set_postfix_str(f"{label(arm)}, seed {seed}")
                     job = attrs.evolve(self._job, arm=arm, seed=seed)
-                    running.append(self._executor.submit(run_job, job))
+                    running.append(self._submit(job))
                 completed = wait(running, return_when=FIRST_COMPLETED).done
                 for future in [one for one in running if one in completed]:  # a set has no order
                     running.remove(future)
@@ -230,7 +240,7 @@ class _Experiment:
         """Return the start of a run, which is executed once."""
         if (arm, seed) not in self._starts:
             job = attrs.evolve(self._job, arm=arm, seed=seed, only_start=True)
-            start = self._executor.submit(run_job, job).result()
+            start = self._submit(job).result()
             if start.failure is not None:
                 raise StudyError(
                     f"make_trainer must return a trainer that trains, but {label(arm)} with seed {seed} failed in its "

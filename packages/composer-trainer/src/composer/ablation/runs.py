@@ -1,19 +1,13 @@
-"""One run of a study, in a process of its own: a new interpreter that constructs a trainer, trains and measures."""
+"""One run of a study, in a process of its own: it constructs a trainer, trains and measures."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-import json
 import math
-import os
 import pickle
 import re
-import shutil
-import signal
-import subprocess
 import sys
-import threading
 import time
 import traceback
 import warnings
@@ -30,14 +24,13 @@ from composer.ablation.results import FIRST_LOSS, Result, label
 from composer.core import Event, Logger, LoggerDestination, State
 from composer.core.checks import abridged
 from composer.core.randomness import derive_seed
-from composer.core.serialization import from_data
 from composer.functional.nested import leaves
 from composer.loggers.values import flat
 from composer.trainer import Trainer
 from composer.trainer.reproducibility import seed_all
 from composer.trainer.tools.hyperparameters import hyperparameters
 
-__all__ = ["Job", "StudyError", "run_job"]
+__all__ = ["Job", "StudyError", "measure"]
 
 RUN_VARIABLE = "COMPOSER_ABLATION_RUN"
 """The environment variable of a run's process, where no study may be started."""
@@ -55,8 +48,6 @@ _IDENTITY = (
     "schedulers",
 )
 """The hyperparameters that identify a training, whatever its algorithms, its seed and its environment."""
-_JOB, _ANSWER = "job.pickle", "result.json"
-_PROGRAM = "from composer.ablation.runs import main; main()"
 
 
 class StudyError(ValueError):
@@ -102,78 +93,13 @@ class Job:
         return Path(self.folder) / "runs" / f"{name}-{derive_seed(*self.arm) % 16**6:06x}-seed{self.seed}{kind}"
 
 
-def run_job(job: Job) -> Result:
-    """Run a job in a new interpreter and return its result; a crash of that process is a failure of the run.
-
-    Raises:
-        StudyError: The run shows that the study is not set up correctly.
-    """
-    folder, began = job.run_folder, time.perf_counter()
-    shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was killed
-    folder.mkdir(parents=True)
-    (folder / _JOB).write_bytes(pickle.dumps(job))
-    search_path = dict.fromkeys(entry or str(Path.cwd()) for entry in (*job.search_path, *sys.path))
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(search_path), RUN_VARIABLE: "1"}
-    if job.threads is not None:
-        environment["OMP_NUM_THREADS"] = str(job.threads)
-    command = [sys.executable, "-c", _PROGRAM, str(folder)]
-    with (
-        (folder / "log.txt").open("wb") as log,
-        # Nothing is written to standard input: its end shows the process that this one has died.
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment) as process,  # noqa: S603  (this interpreter)
-    ):
-        try:
-            code = process.wait()
-        finally:
-            process.kill()
-    answer = folder / _ANSWER
-    if code or not answer.exists():
-        result = Result(job.arm, job.seed, failure=_describe_exit(code, folder / "log.txt"))
-    else:
-        measured = json.loads(answer.read_text())
-        answer.unlink()
-        if "error" in measured:
-            raise StudyError(measured["error"])
-        result = from_data(measured, Result, "the result of a run")
-    return result if job.only_start else attrs.evolve(result, wall_seconds=time.perf_counter() - began)
-
-
-def _describe_exit(code: int, log: Path) -> str:
-    reason = f"the process ended with exit code {code}"
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            reason = f"the process was ended by {signal.Signals(-code).name}"
-        if code == -signal.SIGKILL:
-            reason += ", as the system does when memory is used up"
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return abridged(reason + (f": {lines[-1]}" if lines else ""))
-
-
-def main() -> None:
-    """Run the job in the folder that the command line names, and write its result there."""
-    folder = Path(sys.argv.pop())
-    job: Job = pickle.loads((folder / _JOB).read_bytes())  # noqa: S301  (from the parent process)
-    (folder / _JOB).unlink()
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-    try:
-        measured = attrs.asdict(measure(job))
-    except StudyError as error:
-        measured = {"error": str(error)}
-    (folder / _ANSWER).write_text(json.dumps(measured, allow_nan=False))
-    # Threads of the user's libraries must not keep the process alive.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
-def _exit_with_parent() -> None:
-    while os.read(0, 4096):
-        pass
-    os._exit(1)
-
-
-def measure(job: Job) -> Result:
+def measure(job: Job, imported: int = 0) -> Result:
     """Construct the trainer, train, all or only the first batches, and return what was measured.
+
+    Args:
+        job: The job.
+        imported: The :func:`memory_of_files` of the process that this is a fork of. The peak memory is given as if this
+            process had imported its libraries itself: a fork has only those pages of their files that it uses.
 
     Raises:
         StudyError: The metric is not logged, or ``make_trainer`` does not do what a study needs.
@@ -207,7 +133,7 @@ def measure(job: Job) -> Result:
     if failure is None:
         recorder.check()
     seconds = None if failure else recorder.seconds
-    return attrs.evolve(result, curve=tuple(recorder.curve), seconds=seconds, memory=_peak_memory())
+    return attrs.evolve(result, curve=tuple(recorder.curve), seconds=seconds, memory=_peak_memory(imported))
 
 
 @contextlib.contextmanager
@@ -272,19 +198,28 @@ def _construct(job: Job) -> Trainer:
     return trainer
 
 
-def _peak_memory() -> int | None:
+def _peak_memory(imported: int) -> int | None:
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return max(map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count())))
     with contextlib.suppress(OSError):
         # getrusage() of Linux includes the memory of the process that started this one.
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM"):
-                return int(line.split()[1]) * 1024
+        if peak := _status("VmHWM"):
+            return peak + max(0, imported - memory_of_files())
     try:
         import resource  # noqa: PLC0415  (not on Windows)
     except ImportError:
         return None
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def memory_of_files() -> int:
+    """Return the bytes of files, mostly libraries, in the memory of this process (Linux)."""
+    return _status("RssFile")
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
 
 
 class Recorder(LoggerDestination):
