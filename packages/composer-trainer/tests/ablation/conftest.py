@@ -1,5 +1,6 @@
 """Studies of a small problem, in this process or in child processes."""
 
+import multiprocessing
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,6 +31,14 @@ def measure_here(job):
 def in_this_process():
     """Return the class of an executor in this process."""
     return InThisProcess
+
+
+@pytest.fixture
+def forkserver():
+    """Return a context whose processes are copies of one that has imported what a study needs."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["composer.ablation", "torch._dynamo", "scipy.stats"])
+    return context
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from composer.ablation.plot import plot_rows
+from composer.ablation.plot import plot_study
 from composer.ablation.report import write_report
 from composer.ablation.results import Result, ResultsFile, Settings
 from composer.ablation.statistics import Difference, adjusted_p_values, paired_difference, paired_ratio, time_to
@@ -70,6 +70,15 @@ class Study:
     def improvement(self, arm: tuple[str, ...], other: tuple[str, ...] = ()) -> Difference | None:
         """Return the paired difference of the metric between two arms; None if no seed has both."""
         return paired_difference(self.final_values(arm), self.final_values(other))
+
+    def compare(self, arm: tuple[str, ...], other: tuple[str, ...] = ()) -> tuple[bool, bool]:
+        """Return whether an arm is clearly better than another, and whether it is clearly slower.
+
+        Clearly: the 95 % interval of the difference paired by seed, or of the ratio of the times, excludes no effect.
+        """
+        gain, ratio = self.improvement(arm, other), paired_ratio(self._seconds(arm), self._seconds(other))
+        is_better = gain is not None and gain.is_clear and self.settings.sign * gain.mean > 0
+        return is_better, ratio is not None and ratio.low is not None and ratio.low > 1
 
     @property
     def rows(self) -> list[Row]:
@@ -142,7 +151,10 @@ class Study:
         write_report(self, Path(path), question, data)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
-        """Plot quality against time with intervals, and the front of best trade-offs.
+        """Plot quality against time with intervals.
+
+        Arms that are clearly better or clearly faster than the baseline are blue. A dashed line connects those of them
+        of which each takes clearly longer than the one before, and is clearly better.
 
         Args:
             path: The picture to write, if any; its suffix selects the format.
@@ -154,10 +166,13 @@ class Study:
             ValueError: No arm has a result.
             ModuleNotFoundError: matplotlib is not installed.
         """
-        return plot_rows(self.rows, self.settings, path)
+        return plot_study(self, path)
 
     def _successful(self, arm: tuple[str, ...]) -> dict[int, Result]:
         return {seed: result for seed, result in sorted(self._by_arm.get(arm, {}).items()) if result.failure is None}
+
+    def _seconds(self, arm: tuple[str, ...]) -> dict[int, float]:
+        return {seed: one.seconds for seed, one in self._successful(arm).items() if one.seconds is not None}
 
     def _warnings(self, arm: tuple[str, ...]) -> list[str]:
         return list(dict.fromkeys(message for one in self._by_arm[arm].values() for message in one.warnings))
@@ -171,8 +186,7 @@ class Study:
         if not runs:
             return Row(arm, 0, failures=failures, warnings=warned, note=note)
         values = list(self.final_values(arm).values())
-        seconds = {seed: one.seconds for seed, one in runs.items() if one.seconds is not None}
-        of_baseline = {seed: one.seconds for seed, one in baseline.items() if one.seconds is not None}
+        seconds = self._seconds(arm)
         to_quality = self._times_to_quality(runs)
         speed_ups = [
             0.0 if math.isinf(to_quality[seed]) else theirs / to_quality[seed]
@@ -186,7 +200,7 @@ class Study:
             statistics.stdev(values) if len(values) > 1 else None,
             self.improvement(arm) if arm else None,
             seconds=statistics.fmean(seconds.values()) if seconds else None,
-            time_ratio=paired_ratio(seconds, of_baseline) if arm else None,
+            time_ratio=paired_ratio(seconds, self._seconds(())) if arm else None,
             seconds_to_quality=statistics.median(to_quality.values()) if to_quality else None,
             speed_up=statistics.median(speed_ups) if arm and speed_ups else None,
             reached=sum(map(math.isfinite, to_quality.values())),
