@@ -13,10 +13,12 @@ from composer.core import State
 from composer.core.checks import (
     describe,
     fill_in,
+    integer,
     is_flag,
     is_string,
     is_subset,
     nearest,
+    number,
     number_between,
     one_of,
     to_options,
@@ -28,9 +30,10 @@ from composer.core.checks import (
 
 @attrs.define
 class Settings:
-    share: float = attrs.field(default=0.5, validator=number_between(0, 1, below=True, meaning="It is a share."))
+    share: float = number(0.5, 0, 1, below=True, meaning="It is a share.")
     factor: float = attrs.field(default=1.0, validator=number_between(0, above=True, meaning="It is a factor."))
     count: int = attrs.field(default=1, validator=whole_number_from(1, meaning="It counts batches."))
+    most: int | None = integer(None, 1, meaning="It is the limit.")
     mode: str = attrs.field(default="min", validator=one_of("min", "max"))
     overwrite: bool = attrs.field(default=False, validator=is_flag)
     label: str = attrs.field(default="train", validator=is_string)
@@ -41,7 +44,14 @@ class Settings:
 class TestValidators:
     @pytest.mark.parametrize(
         "settings",
-        [{"share": 0}, {"share": np.float32(0.5)}, {"factor": Fraction(1, 2)}, {"count": np.int64(3)}, {"mode": "max"}],
+        [
+            {"share": 0},
+            {"share": np.float32(0.5)},
+            {"factor": Fraction(1, 2)},
+            {"count": np.int64(3)},
+            {"most": None},
+            {"mode": "max"},
+        ],
         ids=str,
     )
     def test_valid_values(self, settings):
@@ -61,6 +71,7 @@ class TestValidators:
             ({"count": "10"}, TypeError, "count must be an int, got '10'. It counts batches."),
             ({"count": 1.0}, TypeError, "count must be an int, got 1.0. It counts batches."),
             ({"count": 0}, ValueError, "count must be at least 1, got 0. It counts batches."),
+            ({"most": 0}, ValueError, "most must be at least 1, got 0. It is the limit."),
             ({"mode": "least"}, ValueError, "mode must be one of 'min', 'max', got 'least'."),
             ({"overwrite": "yes"}, TypeError, "overwrite must be True or False, got 'yes'."),
             ({"overwrite": 1}, TypeError, "overwrite must be True or False, got 1."),

@@ -9,7 +9,7 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._surgery import FORWARD_PASSES, ModelSurgery
 from composer.core import Event, Logger, Stage, State
-from composer.core.checks import one_of, whole_number_from
+from composer.core.checks import integer, one_of
 from composer.functional.surgery.activation_checkpointing import check_not_recomputed, to_classes
 
 __all__ = ["ActivationCheckpointing"]
@@ -39,7 +39,7 @@ class ActivationCheckpointing(ModelSurgery):
     """
 
     modules: Any = attrs.field(default=None, converter=to_classes)
-    every: int = attrs.field(default=1, validator=whole_number_from(1, meaning="It is a distance in blocks."))
+    every: int = integer(1, 1, meaning="It is a distance in blocks.")
     policy: str = attrs.field(default="full", validator=one_of("full", "matmuls"))
 
     _kernel: ClassVar = staticmethod(cf.apply_activation_checkpointing)

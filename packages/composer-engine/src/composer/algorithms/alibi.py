@@ -14,7 +14,7 @@ from torch import nn
 from composer import functional as cf
 from composer.algorithms._surgery import ModelSurgery
 from composer.core import Event, ExclusiveResource, FieldsByEvent, Logger, Stage, State
-from composer.core.checks import is_flag, number_between, whole_number_from
+from composer.core.checks import is_flag, number, whole_number_from
 
 __all__ = ["Alibi"]
 
@@ -51,9 +51,7 @@ class Alibi(ModelSurgery):
     max_sequence_length: int = attrs.field(
         validator=whole_number_from(1, meaning="It is the longest sequence that the model is meant for.")
     )
-    train_sequence_length_scaling: float = attrs.field(
-        default=0.25, validator=number_between(0, 1, above=True, meaning="It is a fraction of the sequences' length.")
-    )
+    train_sequence_length_scaling: float = number(0.25, 0, 1, above=True, meaning="It is a fraction of the length.")
 
     heads_per_layer: int | None = attrs.field(default=None, repr=False, kw_only=True)
     position_embedding_attribute: str | None = attrs.field(default=None, repr=False, kw_only=True)

@@ -10,7 +10,7 @@ from composer import functional as cf
 from composer.algorithms._dataset import AUGMENTATION_SET, SEVERITY, ImageAugmentation
 from composer.algorithms._idle import warn_if_idle
 from composer.core import BatchKey, State
-from composer.core.checks import is_flag, number_between, whole_number_from
+from composer.core.checks import integer, is_flag, number
 from composer.core.serializable import transient
 
 __all__ = ["AugMix"]
@@ -44,12 +44,9 @@ class AugMix(ImageAugmentation):
     """
 
     severity: float = attrs.field(default=3, validator=SEVERITY)
-    depth: int = attrs.field(default=-1, validator=whole_number_from(-1, meaning="It is the length of a chain."))
-    width: int = attrs.field(default=3, validator=whole_number_from(1, meaning="It is the number of chains."))
-    alpha: float = attrs.field(
-        default=1.0,
-        validator=number_between(0, above=True, meaning="It is the parameter of the weights' distributions."),
-    )
+    depth: int = integer(-1, -1, meaning="It is the length of a chain.")
+    width: int = integer(3, 1, meaning="It is the number of chains.")
+    alpha: float = number(1.0, 0, above=True, meaning="It is the parameter of the weights' distributions.")
     augmentation_set: str = attrs.field(default="all", validator=AUGMENTATION_SET)
     batch: bool = attrs.field(default=False, validator=is_flag)
     input_key: BatchKey = 0

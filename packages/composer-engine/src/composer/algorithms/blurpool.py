@@ -9,7 +9,7 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._surgery import ModelSurgery
 from composer.core import Event, ExclusiveResource, Stage
-from composer.core.checks import is_flag, whole_number_from
+from composer.core.checks import integer, is_flag
 
 __all__ = ["BlurPool"]
 
@@ -38,9 +38,7 @@ class BlurPool(ModelSurgery):
     replace_convs: bool = attrs.field(default=True, validator=is_flag)
     replace_maxpools: bool = attrs.field(default=True, validator=is_flag)
     blur_first: bool = attrs.field(default=True, validator=is_flag)
-    min_channels: int = attrs.field(
-        default=16, validator=whole_number_from(0, meaning="Convolutions with fewer input channels are not blurred.")
-    )
+    min_channels: int = integer(16, 0, meaning="Convolutions with fewer input channels are not blurred.")
 
     former_names: ClassVar = {
         "blurpool/num_blurpool_layers": "BlurMaxPool2d",

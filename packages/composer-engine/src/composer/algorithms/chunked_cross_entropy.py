@@ -9,7 +9,7 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._surgery import ModelSurgery
 from composer.core import Event, ExclusiveResource, Stage
-from composer.core.checks import number_between, whole_number_from
+from composer.core.checks import integer, number
 
 __all__ = ["ChunkedCrossEntropy"]
 
@@ -38,15 +38,9 @@ class ChunkedCrossEntropy(ModelSurgery):
     """
 
     head: str | None = None
-    chunk_size: int | None = attrs.field(
-        default=None,
-        validator=attrs.validators.optional(whole_number_from(1, meaning="It is the number of rows of a chunk.")),
-    )
-    z_loss: float = attrs.field(default=0.0, validator=number_between(0, meaning="It is the factor of a loss."))
-    softcap: float | None = attrs.field(
-        default=None,
-        validator=attrs.validators.optional(number_between(0, above=True, meaning="It is the limit of the logits.")),
-    )
+    chunk_size: int | None = integer(None, 1, meaning="It is the number of rows of a chunk.")
+    z_loss: float = number(0.0, 0, meaning="It is the factor of a loss.")
+    softcap: float | None = number(None, 0, above=True, meaning="It is the limit of the logits.")
 
     _kernel: ClassVar = staticmethod(cf.apply_chunked_cross_entropy)
     runs_at: ClassVar = {Event.INIT: Stage.PRECISION}

@@ -11,7 +11,7 @@ from composer.algorithms._annotations import BOX_FORMAT, annotated_images, check
 from composer.algorithms._dataset import ImageAugmentation
 from composer.algorithms._idle import warn_if_idle
 from composer.core import BatchKey, Event, FieldsByEvent, Stage, State
-from composer.core.checks import is_flag, number_between
+from composer.core.checks import is_flag, number
 from composer.core.serializable import transient
 
 __all__ = ["ColOut"]
@@ -54,8 +54,8 @@ class ColOut(ImageAugmentation):
         True
     """
 
-    p_row: float = attrs.field(default=0.15, validator=number_between(0, 1, below=True, meaning=_PART))
-    p_col: float = attrs.field(default=0.15, validator=number_between(0, 1, below=True, meaning=_PART))
+    p_row: float = number(0.15, 0, 1, below=True, meaning=_PART)
+    p_col: float = number(0.15, 0, 1, below=True, meaning=_PART)
     batch: bool = attrs.field(default=True, validator=is_flag)
     resize_target: bool | str = attrs.field(default="auto", validator=_bool_or_auto)
     input_key: BatchKey = 0

@@ -12,7 +12,7 @@ from composer import functional as cf
 from composer.algorithms._annotations import BOX_FORMAT, VISIBLE_FRACTION
 from composer.algorithms._mixing import SampleMixing
 from composer.core import BatchKey
-from composer.core.checks import is_flag, number_between
+from composer.core.checks import is_flag, number
 from composer.core.serializable import transient
 
 __all__ = ["CutMix"]
@@ -49,10 +49,7 @@ class CutMix(SampleMixing):
         0.5
     """
 
-    alpha: float = attrs.field(
-        default=1.0,
-        validator=number_between(0, above=True, meaning="It is both parameters of the Beta distribution."),
-    )
+    alpha: float = number(1.0, 0, above=True, meaning="It is both parameters of the Beta distribution.")
     interpolate_loss: bool = attrs.field(default=False, validator=is_flag)
     uniform_sampling: bool = attrs.field(default=False, validator=is_flag)
     input_key: BatchKey = 0

@@ -10,7 +10,7 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._annotations import annotated_images, set_annotated_images
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
-from composer.core.checks import is_flag, number_between, whole_number_from
+from composer.core.checks import integer, is_flag, number
 
 __all__ = ["CutOut"]
 
@@ -39,17 +39,12 @@ class CutOut(Algorithm):
         0.25
     """
 
-    num_holes: int = attrs.field(default=1, validator=whole_number_from(1, meaning="It is the number of squares."))
-    length: float = attrs.field(
-        default=0.5, validator=number_between(0, 1, above=True, meaning="It is a fraction of the image's side.")
-    )
+    num_holes: int = integer(1, 1, meaning="It is the number of squares.")
+    length: float = number(0.5, 0, 1, above=True, meaning="It is a fraction of the image's side.")
     uniform_sampling: bool = attrs.field(default=False, validator=is_flag)
     input_key: BatchKey = 0
     mask_key: BatchKey | None = None
-    mask_value: float | None = attrs.field(
-        default=None,
-        validator=attrs.validators.optional(number_between(-math.inf, meaning="Masks are filled with it.")),
-    )
+    mask_value: float | None = number(None, -math.inf, meaning="Masks are filled with it.")
 
     runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.AUGMENT}
     reads: ClassVar = {"batch"}

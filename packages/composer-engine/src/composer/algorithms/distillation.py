@@ -24,7 +24,7 @@ from composer.core import (
     batch_get,
     get_precision_context,
 )
-from composer.core.checks import number_between, one_of
+from composer.core.checks import number, one_of
 from composer.core.model_state import bare_model
 from composer.core.serializable import transient
 from composer.functional.training.distillation import mean_where, soft_losses
@@ -83,15 +83,11 @@ class Distillation(Algorithm):
     """
 
     teacher: nn.Module = attrs.field(validator=_check_teacher, repr=lambda teacher: f"<{type(teacher).__name__}>")
-    temperature: float = attrs.field(
-        default=4.0, validator=number_between(0, above=True, meaning="It is the number that logits are divided by.")
-    )
-    weight: float = attrs.field(default=0.5, validator=number_between(0, 1, meaning="It is the weight of the teacher."))
+    temperature: float = number(4.0, 0, above=True, meaning="It is the number that logits are divided by.")
+    weight: float = number(0.5, 0, 1, meaning="It is the weight of the teacher.")
     kind: str = attrs.field(default="kl", validator=one_of("kl", "mse"))
     features: Mapping[str, str] = attrs.field(default=(), converter=_to_features)
-    feature_weight: float = attrs.field(
-        default=1.0, validator=number_between(0, meaning="It is the weight of each pair of features.")
-    )
+    feature_weight: float = number(1.0, 0, meaning="It is the weight of each pair of features.")
     input_key: BatchKey = 0
     target_key: BatchKey | None = None
     _soft: Any = transient(default=None)

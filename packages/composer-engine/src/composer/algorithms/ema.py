@@ -12,7 +12,7 @@ from torch import nn
 from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveraging, to_time
 from composer.algorithms._idle import warn_if_idle
 from composer.core import Event, Logger, State, Time, Timestamp, TimeUnit, saved
-from composer.core.checks import number_between
+from composer.core.checks import number
 from composer.core.serializable import transient
 
 __all__ = ["EMA"]
@@ -58,12 +58,7 @@ class EMA(WeightAveraging):
     """
 
     half_life: Time | None = attrs.field(default="1000ba", converter=_to_half_life)  # type: ignore[assignment]  # mypy overlooks the converter
-    smoothing: float | None = attrs.field(
-        default=None,
-        validator=attrs.validators.optional(
-            number_between(0, 1, below=True, meaning="It is the weight of the old average.")
-        ),
-    )
+    smoothing: float | None = number(None, 0, 1, below=True, meaning="It is the weight of the old average.")
     ema_start: Time = attrs.field(default="0.0dur", converter=_to_ema_start)
     update_interval: Time | None = attrs.field(default=None, converter=_to_update_interval)
 

@@ -9,7 +9,7 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._surgery import ModelSurgery
 from composer.core import Event, ExclusiveResource, Stage
-from composer.core.checks import by_name, is_flag, whole_number_from
+from composer.core.checks import by_name, integer, is_flag
 from composer.functional.layers.factorized import resolve_latent_size
 
 __all__ = ["Factorize"]
@@ -40,13 +40,9 @@ class Factorize(ModelSurgery):
 
     factorize_convs: bool = attrs.field(default=True, validator=is_flag)
     factorize_linears: bool = attrs.field(default=True, validator=is_flag)
-    min_channels: int = attrs.field(
-        default=256, validator=whole_number_from(0, meaning="Convolutions with fewer channels are not replaced.")
-    )
+    min_channels: int = integer(256, 0, meaning="Convolutions with fewer channels are not replaced.")
     latent_channels: float = attrs.field(default=0.25, validator=by_name(resolve_latent_size))
-    min_features: int = attrs.field(
-        default=256, validator=whole_number_from(0, meaning="Linear layers with fewer features are not replaced.")
-    )
+    min_features: int = integer(256, 0, meaning="Linear layers with fewer features are not replaced.")
     latent_features: float = attrs.field(default=128, validator=by_name(resolve_latent_size))
 
     former_names: ClassVar = {

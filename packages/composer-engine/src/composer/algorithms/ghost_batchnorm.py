@@ -9,7 +9,7 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._surgery import ModelSurgery
 from composer.core import Event, ExclusiveResource, Stage
-from composer.core.checks import whole_number_from
+from composer.core.checks import integer
 from composer.functional.layers.ghost_batchnorm import GHOST_BATCH_SIZE
 
 __all__ = ["GhostBatchNorm"]
@@ -33,7 +33,7 @@ class GhostBatchNorm(ModelSurgery):
         GhostBatchNorm(ghost_batch_size=16)
     """
 
-    ghost_batch_size: int = attrs.field(default=32, validator=whole_number_from(1, meaning=GHOST_BATCH_SIZE))
+    ghost_batch_size: int = integer(32, 1, meaning=GHOST_BATCH_SIZE)
 
     former_names: ClassVar = {"GhostBatchNorm/num_new_modules": None}
     _kernel: ClassVar = staticmethod(cf.apply_ghost_batchnorm)

@@ -12,7 +12,7 @@ from composer import functional as cf
 from composer.algorithms._idle import warn_if_idle
 from composer.algorithms._surgery import FORWARD_PASSES, ModelSurgery
 from composer.core import Event, ExclusiveResource, Logger, Stage, State, TimeUnit
-from composer.core.checks import number_between, whole_number_from
+from composer.core.checks import integer, number
 from composer.functional.surgery.gyro_dropout import check_not_recomputed
 
 __all__ = ["GyroDropout"]
@@ -39,11 +39,9 @@ class GyroDropout(ModelSurgery):
         GyroDropout(p=0.5, sigma=64, tau=8)
     """
 
-    p: float = attrs.field(
-        default=0.5, validator=number_between(0, 1, below=True, meaning="It is the probability of dropping a neuron.")
-    )
-    sigma: int = attrs.field(default=256, validator=whole_number_from(1, meaning="It is the number of masks."))
-    tau: int = attrs.field(default=16, validator=whole_number_from(1, meaning="It is the number of masks in use."))
+    p: float = number(0.5, 0, 1, below=True, meaning="It is the probability of dropping a neuron.")
+    sigma: int = integer(256, 1, meaning="It is the number of masks.")
+    tau: int = integer(16, 1, meaning="It is the number of masks in use.")
 
     _kernel: ClassVar = staticmethod(cf.apply_gyro_dropout)
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE, Event.FIT_START: Stage.ARCHITECTURE}

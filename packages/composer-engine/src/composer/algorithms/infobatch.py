@@ -27,7 +27,7 @@ from composer.core import (
     get_precision_context,
     saved,
 )
-from composer.core.checks import number_between
+from composer.core.checks import number
 from composer.core.randomness import derive_seed
 from composer.core.serializable import reset_fields, transient
 from composer.functional.training.selective_backprop import mean_losses
@@ -130,7 +130,7 @@ class InfoBatch(Algorithm):
         InfoBatch(ratio=0.5, annealing=0.25)
     """
 
-    ratio: float = attrs.field(default=0.5, validator=number_between(0, 1, meaning="It is a probability."))
+    ratio: float = number(0.5, 0, 1, meaning="It is a probability.")
     annealing: float = attrs.field(default=0.125, validator=FRACTION_OF_TRAINING)
 
     _scores: Tensor | None = saved(default=None)  # the last losses before this epoch, NaN where there is none

@@ -11,7 +11,7 @@ from composer import functional as cf
 from composer.algorithms._idle import warn_if_idle
 from composer.algorithms._scores import class_scores
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
-from composer.core.checks import number_between
+from composer.core.checks import number
 from composer.core.serializable import transient
 
 __all__ = ["LabelSmoothing"]
@@ -41,9 +41,7 @@ class LabelSmoothing(Algorithm):
         LabelSmoothing(smoothing=0.05, target_key=1)
     """
 
-    smoothing: float = attrs.field(
-        default=0.1, validator=number_between(0, 1, meaning="It is the part of each label to distribute.")
-    )
+    smoothing: float = number(0.1, 0, 1, meaning="It is the part of each label to distribute.")
     target_key: BatchKey = 1
     _target: Any = transient(default=None)
     _is_left_to_model: bool = transient(default=False)

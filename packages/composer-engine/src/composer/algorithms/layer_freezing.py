@@ -10,7 +10,7 @@ from composer import functional as cf
 from composer.algorithms._idle import warn_if_idle, warn_of_no_effect
 from composer.algorithms._progress import FRACTION_OF_TRAINING, elapsed_duration
 from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State, TimeUnit, saved
-from composer.core.checks import number_between
+from composer.core.checks import number
 from composer.core.serializable import transient
 
 __all__ = ["LayerFreezing"]
@@ -37,9 +37,7 @@ class LayerFreezing(Algorithm):
     """
 
     freeze_start: float = attrs.field(default=0.5, validator=FRACTION_OF_TRAINING)
-    freeze_level: float = attrs.field(
-        default=1.0, validator=number_between(0, 1, meaning="It is a fraction of the layers.")
-    )
+    freeze_level: float = number(1.0, 0, 1, meaning="It is a fraction of the layers.")
     _frozen_at: float | None = saved(default=None)  # the fraction of the training at which layers were last frozen
     _has_frozen: bool = transient(default=False)  # in this fit, before its end
 

@@ -13,7 +13,7 @@ from composer.algorithms._annotations import BOX_FORMAT
 from composer.algorithms._idle import warn_if_idle
 from composer.algorithms._mixing import SampleMixing
 from composer.core import BatchKey
-from composer.core.checks import is_flag, number_between
+from composer.core.checks import is_flag, number
 from composer.core.serializable import transient
 
 __all__ = ["MixUp"]
@@ -48,9 +48,7 @@ class MixUp(SampleMixing):
         0.4
     """
 
-    alpha: float = attrs.field(
-        default=0.2, validator=number_between(0, meaning="It is both parameters of the Beta distribution.")
-    )
+    alpha: float = number(0.2, 0, meaning="It is both parameters of the Beta distribution.")
     interpolate_loss: bool = attrs.field(default=False, validator=is_flag)
     input_key: BatchKey = 0
     target_key: BatchKey = 1

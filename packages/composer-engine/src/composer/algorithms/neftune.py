@@ -11,7 +11,7 @@ from composer import functional as cf
 from composer.algorithms._idle import warn_if_idle
 from composer.algorithms._surgery import ModelSurgery
 from composer.core import BatchKey, Event, ExclusiveResource, FieldsByEvent, Logger, Stage, State
-from composer.core.checks import number_between
+from composer.core.checks import number
 from composer.core.serializable import transient
 
 __all__ = ["NEFTune"]
@@ -39,7 +39,7 @@ class NEFTune(ModelSurgery):
         NEFTune(alpha=10, embedding=None, input_key='input_ids', mask_key='attention_mask')
     """
 
-    alpha: float = attrs.field(default=5.0, validator=number_between(0, meaning="It is the size of the noise."))
+    alpha: float = number(5.0, 0, meaning="It is the size of the noise.")
     embedding: str | None = None
     input_key: BatchKey = "input_ids"
     mask_key: str = "attention_mask"

@@ -10,7 +10,7 @@ from composer import functional as cf
 from composer.algorithms._idle import warn_if_idle
 from composer.algorithms._surgery import ModelSurgery
 from composer.core import Event, ExclusiveResource, Stage
-from composer.core.checks import number_between
+from composer.core.checks import number
 
 __all__ = ["PatchDropout"]
 
@@ -33,9 +33,7 @@ class PatchDropout(ModelSurgery):
         0.25
     """
 
-    p: float = attrs.field(
-        default=0.5, validator=number_between(0, 1, below=True, meaning="It is the fraction of patches to drop.")
-    )
+    p: float = number(0.5, 0, 1, below=True, meaning="It is the fraction of patches to drop.")
 
     _kernel: ClassVar = staticmethod(cf.apply_patch_dropout)
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}

@@ -10,7 +10,7 @@ from composer import functional as cf
 from composer.algorithms._idle import warn_if_idle
 from composer.algorithms._progress import FRACTION_OF_TRAINING, elapsed_duration
 from composer.core import Algorithm, BatchKey, Event, ExclusiveResource, Logger, Stage, State
-from composer.core.checks import is_flag, number_between, one_of, whole_number_from
+from composer.core.checks import integer, is_flag, number, one_of
 
 __all__ = ["ProgressiveResizing"]
 
@@ -42,12 +42,10 @@ class ProgressiveResizing(Algorithm):
     """
 
     mode: str = attrs.field(default="resize", validator=one_of("resize", "crop"))
-    initial_scale: float = attrs.field(
-        default=0.5, validator=number_between(0, 1, above=True, meaning="It is a fraction of the images' side.")
-    )
+    initial_scale: float = number(0.5, 0, 1, above=True, meaning="It is a fraction of the images' side.")
     finetune_fraction: float = attrs.field(default=0.2, validator=FRACTION_OF_TRAINING)
     delay_fraction: float = attrs.field(default=0.5, validator=FRACTION_OF_TRAINING)
-    size_increment: int = attrs.field(default=4, validator=whole_number_from(1, meaning="It is a number of pixels."))
+    size_increment: int = integer(4, 1, meaning="It is a number of pixels.")
     resize_targets: bool = attrs.field(default=False, validator=is_flag)
     input_key: BatchKey = 0
     target_key: BatchKey = 1

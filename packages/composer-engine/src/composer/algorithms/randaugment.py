@@ -10,7 +10,7 @@ from composer import functional as cf
 from composer.algorithms._dataset import AUGMENTATION_SET, SEVERITY, ImageAugmentation
 from composer.algorithms._idle import warn_if_idle
 from composer.core import BatchKey, State
-from composer.core.checks import is_flag, whole_number_from
+from composer.core.checks import integer, is_flag
 from composer.core.serializable import transient
 
 __all__ = ["RandAugment"]
@@ -41,7 +41,7 @@ class RandAugment(ImageAugmentation):
     """
 
     severity: float = attrs.field(default=9, validator=SEVERITY)
-    depth: int = attrs.field(default=2, validator=whole_number_from(0, meaning="It is the number of operations."))
+    depth: int = integer(2, 0, meaning="It is the number of operations.")
     augmentation_set: str = attrs.field(default="all", validator=AUGMENTATION_SET)
     batch: bool = attrs.field(default=False, validator=is_flag)
     input_key: BatchKey = 0

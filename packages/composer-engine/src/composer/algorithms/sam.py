@@ -9,7 +9,7 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._idle import warn_if_idle, warn_of_no_effect
 from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State
-from composer.core.checks import number_between, whole_number_from
+from composer.core.checks import integer, number
 
 __all__ = ["SAM"]
 
@@ -35,11 +35,9 @@ class SAM(Algorithm):
         SAM(rho=0.1, epsilon=1e-12, interval=10)
     """
 
-    rho: float = attrs.field(default=0.05, validator=number_between(0, meaning="It is the neighbourhood's radius."))
-    epsilon: float = attrs.field(
-        default=1e-12, validator=number_between(0, above=True, meaning="It is added to a norm.")
-    )
-    interval: int = attrs.field(default=1, validator=whole_number_from(1, meaning="It is a number of steps."))
+    rho: float = number(0.05, 0, meaning="It is the neighbourhood's radius.")
+    epsilon: float = number(1e-12, 0, above=True, meaning="It is added to a norm.")
+    interval: int = integer(1, 1, meaning="It is a number of steps.")
 
     runs_at: ClassVar = {Event.AFTER_LOAD: Stage.GRADIENT}
     reads: ClassVar = {"optimizers"}

@@ -26,7 +26,7 @@ from composer.core import (
     batch_set,
     get_precision_context,
 )
-from composer.core.checks import number_between, one_of, whole_number_from
+from composer.core.checks import integer, number, one_of
 from composer.core.serializable import transient
 from composer.functional.training.selective_backprop import highest_losses, sample_losses
 
@@ -65,13 +65,9 @@ class SelectiveBackprop(Algorithm):
 
     start: float = attrs.field(default=0.5, validator=FRACTION_OF_TRAINING)
     end: float = attrs.field(default=0.9, validator=FRACTION_OF_TRAINING)
-    keep: float = attrs.field(
-        default=0.5, validator=number_between(0, 1, above=True, meaning="It is the fraction of the samples to keep.")
-    )
-    scale_factor: float = attrs.field(
-        default=1.0, validator=number_between(0, 1, above=True, meaning="It is the scale of images.")
-    )
-    interrupt: int = attrs.field(default=2, validator=whole_number_from(0, meaning="It is a number of batches."))
+    keep: float = number(0.5, 0, 1, above=True, meaning="It is the fraction of the samples to keep.")
+    scale_factor: float = number(1.0, 0, 1, above=True, meaning="It is the scale of images.")
+    interrupt: int = integer(2, 0, meaning="It is a number of batches.")
     input_key: BatchKey = 0
     target_key: BatchKey = 1
     scope: str = attrs.field(default="local", validator=one_of("local", "global"))

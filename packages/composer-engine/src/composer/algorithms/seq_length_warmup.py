@@ -9,7 +9,7 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._progress import FRACTION_OF_TRAINING, elapsed_duration
 from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State
-from composer.core.checks import is_flag, whole_number_from
+from composer.core.checks import integer, is_flag
 
 __all__ = ["SeqLengthWarmup"]
 
@@ -42,9 +42,9 @@ class SeqLengthWarmup(Algorithm):
     """
 
     duration: float = attrs.field(default=0.3, validator=FRACTION_OF_TRAINING)
-    min_seq_length: int = attrs.field(default=8, validator=whole_number_from(1, meaning=_LENGTH))
-    max_seq_length: int = attrs.field(default=1024, validator=whole_number_from(1, meaning=_LENGTH))
-    step_size: int = attrs.field(default=8, validator=whole_number_from(1, meaning=_LENGTH))
+    min_seq_length: int = integer(8, 1, meaning=_LENGTH)
+    max_seq_length: int = integer(1024, 1, meaning=_LENGTH)
+    step_size: int = integer(8, 1, meaning=_LENGTH)
     truncate: bool = attrs.field(default=True, validator=is_flag)
     preserve_end_of_sequence: bool = attrs.field(default=False, validator=is_flag)
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from composer import functional as cf
 from composer.core import Algorithm, BatchKey, Event, ExclusiveResource, Logger, Precision, Stage, State, saved
-from composer.core.checks import number_between, one_of, whole_number_from
+from composer.core.checks import integer, number_between, one_of
 from composer.core.optimizers import unwrapped
 from composer.core.serializable import reset_fields, transient
 from composer.core.step import total_of
@@ -70,7 +70,7 @@ class SkipSpikes(Algorithm):
         converter=_to_deviations,
         validator=number_between(0, above=True, meaning="It is a number of standard deviations, such as '6std'."),
     )
-    window: int = attrs.field(default=128, validator=whole_number_from(4, meaning="It is a number of batches."))
+    window: int = integer(128, 4, meaning="It is a number of batches.")
     action: str = attrs.field(default="skip", validator=one_of("skip", "clip"))
     index_key: BatchKey | None = None
 

@@ -9,7 +9,7 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._surgery import ModelSurgery
 from composer.core import Event, ExclusiveResource, Stage
-from composer.core.checks import by_name, whole_number_from
+from composer.core.checks import by_name, integer
 from composer.functional.layers.factorized import resolve_latent_size
 
 __all__ = ["SqueezeExcite"]
@@ -36,9 +36,7 @@ class SqueezeExcite(ModelSurgery):
     """
 
     latent_channels: float = attrs.field(default=64, validator=by_name(resolve_latent_size))
-    min_channels: int = attrs.field(
-        default=128, validator=whole_number_from(0, meaning="Convolutions with fewer channels are not changed.")
-    )
+    min_channels: int = integer(128, 0, meaning="Convolutions with fewer channels are not changed.")
 
     former_names: ClassVar = {"squeeze_excite/num_squeeze_excite_layers": None}
     _kernel: ClassVar = staticmethod(cf.apply_squeeze_excite)

@@ -12,7 +12,7 @@ from composer.algorithms._idle import warn_if_idle
 from composer.algorithms._progress import FRACTION_OF_TRAINING, elapsed_duration
 from composer.algorithms._surgery import ModelSurgery
 from composer.core import Event, ExclusiveResource, Logger, Stage, State, Time, TimeUnit
-from composer.core.checks import number_between, one_of
+from composer.core.checks import number, one_of
 
 __all__ = ["StochasticDepth"]
 
@@ -54,7 +54,7 @@ class StochasticDepth(ModelSurgery):
 
     target_layer_name: Any
     stochastic_method: str = attrs.field(default="block", validator=one_of("block", "sample"))
-    drop_rate: float = attrs.field(default=0.2, validator=number_between(0, 1, meaning="It is a probability."))
+    drop_rate: float = number(0.2, 0, 1, meaning="It is a probability.")
     drop_distribution: str = attrs.field(default="linear", validator=one_of("linear", "uniform"))
     drop_warmup: float = attrs.field(default=0.0, converter=_to_drop_warmup, validator=FRACTION_OF_TRAINING)
 

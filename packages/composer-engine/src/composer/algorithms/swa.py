@@ -12,7 +12,7 @@ from torch import nn
 from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveraging, to_time
 from composer.algorithms._idle import warn_if_idle, warn_of_no_effect
 from composer.core import Event, Logger, Stage, State, Time, TimeUnit, saved
-from composer.core.checks import is_flag, number_between, one_of, whole_number_from
+from composer.core.checks import integer, is_flag, number, one_of
 from composer.core.learning_rates import set_rate
 from composer.core.serializable import transient
 
@@ -63,10 +63,8 @@ class SWA(WeightAveraging):
     update_interval: Time = attrs.field(default="1ep", converter=_to_update_interval)
     schedule_swa_lr: bool = attrs.field(default=False, validator=is_flag)
     anneal_strategy: str = attrs.field(default="linear", validator=one_of("linear", "cos"))
-    anneal_steps: int = attrs.field(default=10, validator=whole_number_from(0, meaning="It is a number of updates."))
-    swa_lr: float | None = attrs.field(
-        default=None, validator=attrs.validators.optional(number_between(0, meaning="It is a learning rate."))
-    )
+    anneal_steps: int = integer(10, 0, meaning="It is a number of updates.")
+    swa_lr: float | None = number(None, 0, meaning="It is a learning rate.")
 
     _averages: AveragedWeights = transient(factory=lambda: AveragedWeights("SWA"))
     _num_averaged: int = saved(default=0)

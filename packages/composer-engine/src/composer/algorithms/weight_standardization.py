@@ -9,7 +9,7 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._surgery import ModelSurgery
 from composer.core import Event, ExclusiveResource, Stage
-from composer.core.checks import whole_number_from
+from composer.core.checks import integer
 
 __all__ = ["WeightStandardization"]
 
@@ -32,9 +32,7 @@ class WeightStandardization(ModelSurgery):
         WeightStandardization(n_last_layers_ignore=1)
     """
 
-    n_last_layers_ignore: int = attrs.field(
-        default=0, validator=whole_number_from(0, meaning="It is how many convolutions at the end are not changed.")
-    )
+    n_last_layers_ignore: int = integer(0, 0, meaning="It is how many convolutions at the end are not changed.")
 
     former_names: ClassVar = {"WeightStandardization/num_weights_standardized": None}
     _kernel: ClassVar = staticmethod(cf.apply_weight_standardization)

@@ -70,6 +70,26 @@ def whole_number_from(low: int, *, meaning: str) -> Callable[[Any, attrs.Attribu
     return by_name(checks.check_whole, low, meaning)
 
 
+def number(default: float | None, low: float, high: float = math.inf, **options: Any) -> Any:
+    """Return an attrs field of a number that :func:`number_between` accepts; also None if this is the default.
+
+    Example:
+        >>> attrs.make_class("Average", {"smoothing": number(0.5, 0, 1, meaning="It is a weight.")})(2)
+        Traceback (most recent call last):
+        ValueError: smoothing must lie in [0, 1], got 2. It is a weight.
+    """
+    return _field(default, number_between(low, high, **options))
+
+
+def integer(default: int | None, least: int, *, meaning: str) -> Any:
+    """Return an attrs field of a whole number, ``least`` or more; also None if this is the default."""
+    return _field(default, whole_number_from(least, meaning=meaning))
+
+
+def _field(default: float | None, check: Callable[[Any, attrs.Attribute[Any], Any], None]) -> Any:
+    return attrs.field(default=default, validator=attrs.validators.optional(check) if default is None else check)
+
+
 def one_of(*choices: str) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
     """Return an attrs validator: one of the choices."""
     return by_name(checks.check_choice, *choices)

@@ -12,7 +12,7 @@ from attrs.validators import optional
 from torch import Tensor, nn
 
 from composer.core.arguments import NamesArguments
-from composer.core.checks import is_string, is_subset, nearest, to_strings, whole_number_from
+from composer.core.checks import integer, is_string, is_subset, nearest, to_strings
 from composer.core.data_spec import DataSpec, ensure_data_spec
 from composer.core.event import Event
 from composer.core.interval import Interval
@@ -110,9 +110,7 @@ class Evaluator(NamesArguments):
     metric_names: list[str] | None = attrs.field(default=None, converter=_to_names)
     subset_num_batches: int | None = attrs.field(default=None, validator=optional(is_subset))
     eval_interval: EvalInterval | None = attrs.field(default=None, converter=_to_eval_interval)
-    device_eval_microbatch_size: int | None = attrs.field(
-        default=None, validator=optional(whole_number_from(1, meaning="It is a number of samples, or None."))
-    )
+    device_eval_microbatch_size: int | None = integer(None, 1, meaning="It is a number of samples, or None.")
 
 
 class MetricValues(dict[str, Any]):

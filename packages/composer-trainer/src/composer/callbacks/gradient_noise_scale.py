@@ -11,7 +11,7 @@ from torch import Tensor
 
 from composer import functional as cf
 from composer.core import Callback, Event, Logger, NoEffectWarning, State, saved
-from composer.core.checks import number_between, whole_number_from
+from composer.core.checks import integer, number
 from composer.core.serializable import reset_fields, transient
 from composer.distributed import all_gather
 from composer.functional.dtensors import is_dtensor
@@ -56,10 +56,8 @@ class GradientNoiseScale(Callback):
         GradientNoiseScale(batch_log_interval=100, smoothing=0.95)
     """
 
-    batch_log_interval: int = attrs.field(default=10, validator=whole_number_from(1, meaning="It counts batches."))
-    smoothing: float = attrs.field(
-        default=0.95, validator=number_between(0, 1, below=True, meaning="It is the weight of earlier averages.")
-    )
+    batch_log_interval: int = integer(10, 1, meaning="It counts batches.")
+    smoothing: float = number(0.95, 0, 1, below=True, meaning="It is the weight of earlier averages.")
 
     # The averages of the squared norm, of the trace, and of 1, which makes up for their start at 0.
     _averages: Tensor | None = saved(default=None)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
-from composer.core.checks import is_flag, one_of, whole_number_from
+from composer.core.checks import integer, is_flag, one_of
 from composer.core.serializable import reset_fields
 
 if TYPE_CHECKING:
@@ -52,9 +52,7 @@ class ImageVisualizer(Callback):
 
     interval: Time = attrs.field(default=Time(100, TimeUnit.BATCH), converter=_to_time)
     mode: Literal["input", "segmentation"] = attrs.field(default="input", validator=one_of("input", "segmentation"))
-    num_images: int = attrs.field(
-        default=8, validator=whole_number_from(1, meaning="It is the number of images to log.")
-    )
+    num_images: int = integer(8, 1, meaning="It is the number of images to log.")
     channels_last: bool = attrs.field(default=False, validator=is_flag)
     input_key: BatchKey = 0
     target_key: BatchKey = 1

@@ -8,11 +8,10 @@ from typing import Any
 
 import attrs
 import torch
-from attrs.validators import optional
 from torch import Tensor
 
 from composer.core import Callback, Event, Logger, State, Time, TimeUnit
-from composer.core.checks import to_options, whole_number_from
+from composer.core.checks import integer, to_options
 from composer.distributed import all_gather
 
 __all__ = ["MemoryMonitor"]
@@ -63,9 +62,7 @@ class MemoryMonitor(Callback):
     """
 
     memory_keys: dict[str, str] = attrs.field(default=None, converter=_to_keys)
-    dist_aggregate_batch_interval: int | None = attrs.field(
-        default=None, validator=optional(whole_number_from(1, meaning="It counts batches."))
-    )
+    dist_aggregate_batch_interval: int | None = integer(None, 1, meaning="It counts batches.")
 
     _is_on: bool = attrs.field(default=False, init=False, repr=False)
 

@@ -12,7 +12,7 @@ import attrs
 import torch
 
 from composer.core import Callback, Interval, Logger, State, Time, Timestamp, TimeUnit
-from composer.core.checks import is_flag, whole_number_from
+from composer.core.checks import integer, is_flag, whole_number_from
 from composer.core.files import check_template, fill_in_run, write_atomically
 from composer.core.step import is_out_of_memory
 
@@ -58,7 +58,7 @@ class MemorySnapshot(Callback):
         Time(2, TimeUnit.BATCH)
     """
 
-    skip_batches: int = attrs.field(default=1, validator=whole_number_from(0, meaning="It counts batches."))
+    skip_batches: int = integer(1, 0, meaning="It counts batches.")
     interval: Time = attrs.field(default=Time(3, TimeUnit.BATCH), converter=_to_interval)
     max_entries: int = attrs.field(default=100000, validator=_MAX_ENTRIES)
     folder: str = attrs.field(default="{run_name}/torch_traces", validator=_check_template)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from composer.core import Callback, Logger, State
-from composer.core.checks import is_flag, whole_number_from
+from composer.core.checks import integer, is_flag
 from composer.core.serializable import reset_fields
 from composer.distributed import get_world_size
 from composer.functional.dtensors import is_dtensor, local_parts
@@ -102,7 +102,7 @@ class OptimizerMonitor(Callback):
     """
 
     log_optimizer_metrics: bool = attrs.field(default=True, validator=is_flag)
-    batch_log_interval: int = attrs.field(default=10, validator=whole_number_from(1, meaning="It counts batches."))
+    batch_log_interval: int = integer(10, 1, meaning="It counts batches.")
 
     _before: dict[Tensor, Tensor] = attrs.field(factory=dict, init=False, repr=False)
     _measured: dict[str, Tensor] = attrs.field(factory=dict, init=False, repr=False)

@@ -10,7 +10,7 @@ import attrs
 
 from composer.callbacks.speed_monitor import SECONDS_OF_UNIT
 from composer.core import Callback, Logger, State, TimeUnit, saved
-from composer.core.checks import one_of, whole_number_from
+from composer.core.checks import integer, one_of
 from composer.core.serializable import reset_fields
 
 __all__ = ["RuntimeEstimator"]
@@ -45,7 +45,7 @@ class RuntimeEstimator(Callback):
         RuntimeEstimator(skip_batches=5, time_unit='minutes')
     """
 
-    skip_batches: int = attrs.field(default=1, validator=whole_number_from(0, meaning="It counts batches."))
+    skip_batches: int = integer(1, 0, meaning="It counts batches.")
     time_unit: Literal["seconds", "minutes", "hours", "days"] = attrs.field(
         default="hours", validator=one_of(*SECONDS_OF_UNIT)
     )

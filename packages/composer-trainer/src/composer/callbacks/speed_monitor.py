@@ -9,11 +9,11 @@ from typing import Literal
 
 import attrs
 import torch
-from attrs.validators import ge, optional
+from attrs.validators import ge
 
 from composer.callbacks._flops import FlopCounter, HasFlops, flops_per_batch, peak_flops
 from composer.core import Callback, Logger, State, saved
-from composer.core.checks import is_flag, number_between, one_of, whole_number_from
+from composer.core.checks import integer, is_flag, number, one_of
 from composer.core.serializable import reset_fields
 from composer.distributed import get_world_size
 
@@ -60,12 +60,8 @@ class SpeedMonitor(Callback):
         SpeedMonitor(window_size=50, gpu_flops_available=None, time_unit='minutes', count_flops=False)
     """
 
-    window_size: int = attrs.field(
-        default=100, validator=whole_number_from(1, meaning="It is the number of batches to average over.")
-    )
-    gpu_flops_available: float | None = attrs.field(
-        default=None, validator=optional(number_between(0, above=True, meaning="It counts operations per second."))
-    )
+    window_size: int = integer(100, 1, meaning="It is the number of batches to average over.")
+    gpu_flops_available: float | None = number(None, 0, above=True, meaning="It counts operations per second.")
     time_unit: Literal["seconds", "minutes", "hours", "days"] = attrs.field(
         default="hours", validator=one_of(*SECONDS_OF_UNIT)
     )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from composer.core import Callback, Logger, State, Time, Timestamp, TimeUnit, saved
-from composer.core.checks import is_flag, nearest, number_between
+from composer.core.checks import is_flag, nearest, number
 from composer.core.evaluator import more_is_better
 from composer.core.serializable import reset_fields
 
@@ -205,9 +205,7 @@ class EarlyStopper(MetricStopper):
     """
 
     comp: Comparison = attrs.field(default=None, validator=_check_comparison)
-    min_delta: float = attrs.field(
-        default=0.0, validator=number_between(0, meaning="It is the smallest change that counts as an improvement.")
-    )
+    min_delta: float = number(0.0, 0, meaning="It is the smallest change that counts as an improvement.")
     patience: Time = attrs.field(default=Time(1, TimeUnit.EPOCH), converter=_to_patience)
 
     best: float | None = saved(default=None)

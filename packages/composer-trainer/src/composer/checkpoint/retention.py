@@ -13,7 +13,7 @@ import attrs
 
 from composer.checkpoint.finding import find_checkpoints
 from composer.core.arguments import NamesArguments
-from composer.core.checks import nearest, one_of, whole_number_from
+from composer.core.checks import integer, nearest, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -42,9 +42,7 @@ class KeepBest(NamesArguments):
     """
 
     metric: str = attrs.field()
-    count: int = attrs.field(
-        default=1, validator=whole_number_from(1, meaning="It is the number of checkpoints to keep.")
-    )
+    count: int = integer(1, 1, meaning="It is the number of checkpoints to keep.")
     mode: Literal["max", "min"] = attrs.field(default="max", validator=one_of("max", "min"))
 
     @metric.validator

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import attrs
-from attrs.validators import instance_of, optional
+from attrs.validators import instance_of
 
-from composer.core.checks import whole_number_from
+from composer.core.checks import integer
 from composer.distributed.environment import get_world_size
 from composer.distributed.mesh import MeshSettings, TensorParallelSettings
 from composer.distributed.meta import is_on_meta
@@ -65,9 +65,7 @@ class DDPSettings(Settings):
     section: ClassVar[str] = "ddp"
 
     find_unused_parameters: bool = attrs.field(default=False, validator=instance_of(bool))
-    bucket_cap_mb: int | None = attrs.field(
-        default=None, validator=optional(whole_number_from(1, meaning="It is in MiB."))
-    )
+    bucket_cap_mb: int | None = integer(None, 1, meaning="It is in MiB.")
     gradient_as_bucket_view: bool = attrs.field(default=False, validator=instance_of(bool))
 
 

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from composer.core import State, Time, TimeUnit
 from composer.core.arguments import NamesArguments
-from composer.core.checks import is_flag, number_between, one_of
+from composer.core.checks import is_flag, number, number_between, one_of
 from composer.optim.clock import ClockLR, position
 from composer.optim.phases import (
     ROUNDING,
@@ -320,9 +320,7 @@ class CosineAnnealingWarmRestartsScheduler(NamesArguments):
     """
 
     t_0: Time = attrs.field(converter=to_t_0)
-    t_mult: float = attrs.field(
-        default=1.0, validator=number_between(1, meaning="Each cycle is this many times as long as the one before.")
-    )
+    t_mult: float = number(1.0, 1, meaning="Each cycle is this many times as long as the one before.")
     alpha_f: float = attrs.field(validator=_FACTOR, default=0.0)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:

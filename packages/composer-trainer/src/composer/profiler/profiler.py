@@ -11,7 +11,7 @@ import torch
 from torch.profiler import record_function
 
 from composer.core import Callback, Event, Logger, State, TimeUnit
-from composer.core.checks import is_flag, number_between
+from composer.core.checks import is_flag, number
 from composer.loggers.products import require_product
 from composer.profiler.json_trace_handler import TraceHandler
 from composer.profiler.schedule import ProfilerAction
@@ -133,9 +133,7 @@ class Profiler(Callback):
     sys_prof_memory: bool = attrs.field(default=False, validator=is_flag)
     sys_prof_disk: bool = attrs.field(default=False, validator=is_flag)
     sys_prof_net: bool = attrs.field(default=False, validator=is_flag)
-    sys_prof_stats_thread_interval_seconds: float = attrs.field(
-        default=0.5, validator=number_between(0, above=True, meaning="It is the time between two records.")
-    )
+    sys_prof_stats_thread_interval_seconds: float = number(0.5, 0, above=True, meaning="It is in seconds.")
     torch_prof_folder: str | None = "{run_name}/torch_traces"
     torch_prof_filename: str = "rank{rank}.{batch}.pt.trace.json"
     torch_prof_remote_file_name: str | None = "{run_name}/torch_traces/rank{rank}.{batch}.pt.trace.json"
