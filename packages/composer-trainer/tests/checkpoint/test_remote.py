@@ -20,8 +20,9 @@ from composer.checkpoint import (
 )
 from composer.checkpoint.base import Content, is_remote
 from composer.checkpoint.remote import RemoteFolder
-from composer.checkpoint.retention import delete_old
+from composer.checkpoint.retention import delete_old, own_checkpoints
 from composer.checkpoint.saving import take_snapshot
+from composer.core import Timestamp
 
 pytestmark = pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
 
@@ -46,6 +47,12 @@ def names(url):
     files, root = fsspec.core.url_to_fs(url)
     files.invalidate_cache()
     return sorted(path.rpartition("/")[2] for path in files.find(root))
+
+
+def keep_one(url):
+    folder = RemoteFolder(url)
+    own = own_checkpoints(folder, "blur", Timestamp(epoch=1, batch=9), weights_only=False)
+    return delete_old(folder, own, 1)
 
 
 class TestRemoteFolder:
@@ -110,7 +117,7 @@ class TestRemoteFolder:
         with pytest.warns(UserWarning, match=f"does not list, and they are ignored: '{name}'"):
             verify_checkpoint(path)
         with pytest.warns(UserWarning, match="they are ignored"):
-            deleted = delete_old(RemoteFolder(url), "blur", 1)
+            deleted = keep_one(url)
 
         assert deleted == (["ba3"] if name == ".DS_Store" else [])
 
@@ -134,7 +141,7 @@ class TestRemoteFolder:
             save_checkpoint(runs.make(batch=batch), f"{url}/ba{batch}")
         save_checkpoint(runs.make(batch=1, run_name="other"), f"{url}/other")
 
-        deleted = delete_old(RemoteFolder(url), "blur", 1)
+        deleted = keep_one(url)
 
         assert deleted == ["ba3", "ba4"]
         assert [one.name for one in find_checkpoints(url)] == ["other", "ba5"]

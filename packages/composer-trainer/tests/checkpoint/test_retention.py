@@ -10,7 +10,7 @@ from hypothesis import given
 
 from composer.checkpoint import FileRecord, FoundCheckpoint, KeepBest, Manifest, save_checkpoint
 from composer.checkpoint.local import LocalFolder
-from composer.checkpoint.retention import delete_old, expired
+from composer.checkpoint.retention import delete_old, expired, own_checkpoints
 from composer.core import Timestamp
 
 METRIC = "metrics/eval/Accuracy"
@@ -19,6 +19,11 @@ BASE = Manifest(files={"state.json": FileRecord(2, "0" * 32)}, timestamp=Timesta
 
 def names_in(folder):
     return sorted(path.name for path in Path(folder).iterdir())
+
+
+def delete(folder, *keeping, until=99, weights_only=False):
+    opened, clock = LocalFolder(folder), Timestamp(epoch=1, batch=until)
+    return delete_old(opened, own_checkpoints(opened, "blur", clock, weights_only=weights_only), *keeping)
 
 
 def found(values):
@@ -81,10 +86,21 @@ class TestDeleteOld:
         (tmp_path / "ba2" / "state.json").unlink()
         (tmp_path / "notes").mkdir()
 
-        deleted = delete_old(LocalFolder(tmp_path), "blur", 1)
+        deleted = delete(tmp_path, 1)
 
         assert deleted == ["ba1", "ba3"]
         assert sorted(names_in(tmp_path)) == ["ba2", "ba4", "notes", "other"]
+
+    def test_later_ones(self, runs, tmp_path):
+        """Checkpoints later than the clock neither count as the last or the best ones, nor are they deleted."""
+        for batch in (1, 2, 3, 4):
+            state = runs.make(batch=batch)
+            state.eval_metric_values = {"Accuracy": batch / 4}
+            save_checkpoint(state, tmp_path / f"ba{batch}")
+
+        assert delete(tmp_path, 1, until=2) == ["ba1"]
+        assert delete(tmp_path, 1, KeepBest(METRIC), until=3) == ["ba2"]
+        assert names_in(tmp_path) == ["ba3", "ba4"]
 
     @pytest.mark.filterwarnings("ignore:.*they are ignored")
     def test_user_files(self, runs, tmp_path):
@@ -93,7 +109,7 @@ class TestDeleteOld:
             save_checkpoint(runs.make(batch=batch), tmp_path / f"ba{batch}")
             (tmp_path / f"ba{batch}" / name).touch()
 
-        deleted = delete_old(LocalFolder(tmp_path), "blur", 1)
+        deleted = delete(tmp_path, 1)
 
         assert deleted == ["ba2"]
         assert sorted(names_in(tmp_path)) == ["ba1", "ba3"]
@@ -104,7 +120,7 @@ class TestDeleteOld:
             save_checkpoint(runs.make(batch=batch), tmp_path / f"ba{batch}")
             save_checkpoint(runs.make(batch=batch), tmp_path / f"weights{batch}", weights_only=True)
 
-        deleted = delete_old(LocalFolder(tmp_path), "blur", 1, weights_only=True)
+        deleted = delete(tmp_path, 1, weights_only=True)
 
         assert deleted == ["weights1"]
         assert sorted(names_in(tmp_path)) == ["ba1", "ba2", "weights2"]
@@ -117,7 +133,7 @@ class TestDeleteOld:
             save_checkpoint(state, tmp_path / f"ba{batch}")
 
         with pytest.warns(UserWarning, match=r"keeps none, .*; did you mean 'metrics/eval/Accuracy'\?"):
-            delete_old(LocalFolder(tmp_path), "blur", 1, KeepBest("metrics/eval/Acuracy"))
+            delete(tmp_path, 1, KeepBest("metrics/eval/Acuracy"))
 
     def test_does_not_warn_before_the_first_evaluation(self, runs, tmp_path):
         """Before an evaluation a missing evaluation metric gives no warning."""
@@ -126,7 +142,7 @@ class TestDeleteOld:
             state.train_metric_values = {"Accuracy": batch / 4}
             save_checkpoint(state, tmp_path / f"ba{batch}")
 
-        assert delete_old(LocalFolder(tmp_path), "blur", 1, KeepBest(METRIC)) == ["ba1"]
+        assert delete(tmp_path, 1, KeepBest(METRIC)) == ["ba1"]
 
     def test_known_metric(self, runs, tmp_path):
         """The best is kept next to the last, without a warning."""
@@ -135,7 +151,7 @@ class TestDeleteOld:
             state.eval_metric_values = {"Accuracy": value}
             save_checkpoint(state, tmp_path / f"ba{batch}")
 
-        assert delete_old(LocalFolder(tmp_path), "blur", 1, KeepBest(METRIC)) == ["ba2"]
+        assert delete(tmp_path, 1, KeepBest(METRIC)) == ["ba2"]
 
     def test_metric_of_one_evaluator(self, runs, tmp_path):
         """The best checkpoint depends on the metric's evaluator."""
@@ -144,7 +160,7 @@ class TestDeleteOld:
             state.eval_metric_values = {"easy": {"Accuracy": easy}, "hard": {"Accuracy": hard}}
             save_checkpoint(state, tmp_path / f"ba{batch}")
 
-        assert delete_old(LocalFolder(tmp_path), "blur", 1, KeepBest("metrics/hard/Accuracy")) == ["ba1"]
+        assert delete(tmp_path, 1, KeepBest("metrics/hard/Accuracy")) == ["ba1"]
 
 
 class TestKeepBest:

@@ -28,7 +28,7 @@ from composer.checkpoint import (
 )
 from composer.core import Callback, Evaluator, Event
 from composer.models import ComposerClassifier
-from fixtures import make_classifier, make_loader, small_run
+from fixtures import make_classifier, make_loader, record, small_run
 
 METRIC = "metrics/eval/MulticlassAccuracy"
 
@@ -251,6 +251,60 @@ class TestKeeping:
         assert (tmp_path / "latest").resolve() == tmp_path / "ep2-ba10"
         assert [Path(path).name for path in saver.saved_checkpoints] == ["ep1-ba8", "ep2-ba10"]
 
+    def test_later_damaged_one(self, make_trainer, tmp_path):
+        """A run that resumes before a damaged checkpoint keeps its new ones, of which the newest is found after."""
+        options = {"save_folder": str(tmp_path), "autoresume": True, "max_duration": "20ba"}
+        with make_trainer(None, **options, save_interval="10ba") as first:
+            first.fit()
+        file = tmp_path / "ep4-ba20" / "model.safetensors"
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+        options |= {"save_interval": "3ba", "save_num_checkpoints_to_keep": 1}
+
+        def fail(state):
+            if int(state.timestamp.batch) == 18:
+                raise OSError("the device failed")
+
+        with pytest.warns(UserWarning, match="Skipped a checkpoint .*ep4-ba20"):
+            second = make_trainer(None, **options, callbacks=[record("batch_start", fail)])
+        with pytest.raises(OSError, match="the device failed"):
+            second.fit()
+
+        assert names_in(tmp_path) == [".lock", "ep3-ba18", "ep4-ba20", "latest"]
+        assert (tmp_path / "latest").resolve() == tmp_path / "ep3-ba18"
+        with pytest.warns(UserWarning, match="Skipped a checkpoint .*ep4-ba20"):
+            assert newest_checkpoint(tmp_path).name == "ep3-ba18"
+
+    def test_later_ones_of_an_earlier_start(self, make_trainer, tmp_path):
+        """A run that may replace later checkpoints keeps its own last one, and links to it and to its best one."""
+        options = {"save_folder": str(tmp_path), "save_num_checkpoints_to_keep": 1, "save_overwrite": True}
+        options |= {"evaluates": True, "save_best": METRIC}
+        with make_trainer(None, **options, max_duration="5ep") as first:
+            first.fit()
+        before = names_in(tmp_path)
+        with make_trainer(None, **options, max_duration="2ep", weights=1) as second:
+            result = second.fit()
+
+        assert result.checkpoint == str(tmp_path / "ep2-ba10")
+        assert (tmp_path / "latest").resolve() == tmp_path / "ep2-ba10"
+        assert (tmp_path / "best").resolve() == Path(result.best_checkpoint)
+        assert Path(result.best_checkpoint).name in ("ep1-ba5", "ep2-ba10")
+        assert {"ep5-ba25", *before} - {"ep1-ba5", "ep2-ba10"} <= set(names_in(tmp_path))
+
+    @pytest.mark.parametrize("keep", [-1, 1])
+    def test_reset_time(self, make_trainer, tmp_path, keep):
+        """A training with a reset clock keeps its checkpoints, and its result has the newest of them."""
+        options = {"save_folder": str(tmp_path), "save_num_checkpoints_to_keep": keep, "save_overwrite": True}
+        trainer = make_trainer(None, **options, max_duration="3ep")
+
+        trainer.fit()
+        result = trainer.fit(duration="1ep", reset_time=True)
+
+        assert result.checkpoint == str(tmp_path / "ep1-ba5")
+        assert (tmp_path / "latest").resolve() == tmp_path / "ep1-ba5"
+        assert verify_checkpoint(tmp_path / "latest").timestamp.batch == 5
+
     @pytest.mark.parametrize("metric", [METRIC, "metrics/validation/MulticlassAccuracy"])
     def test_keep_best_without_data(self, make_trainer, tmp_path, metric):
         """A metric of data that are not evaluated raises when training starts."""
@@ -448,6 +502,17 @@ class TestFailures:
         monkeypatch.undo()
 
         assert not any(one.is_complete for one in find_checkpoints(tmp_path))
+
+    def test_failing_link(self, make_trainer, tmp_path):
+        """An error after a checkpoint is complete names what is not up to date, and does not report it as not saved."""
+        (tmp_path / "latest").mkdir()
+        trainer = make_trainer(CheckpointSaver(tmp_path), max_duration="1ep")
+
+        expected = r"ep1-ba5 is complete, and a link to it was not updated.*latest: a folder has the name of the link"
+        with pytest.raises(CheckpointSaveError, match=expected):
+            trainer.fit()
+
+        assert newest_checkpoint(tmp_path).name == "ep1-ba5"
 
     def test_failed_save_can_be_repeated(self, make_trainer, tmp_path, monkeypatch):
         """A failed save can be repeated at the same time once there is space."""

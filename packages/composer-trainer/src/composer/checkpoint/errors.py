@@ -45,15 +45,16 @@ class CheckpointSaveError(OSError):
     Args:
         path: The checkpoint.
         reason: The cause, as the rest of the sentence.
+        outcome: What is wrong.
 
     Example:
         >>> str(CheckpointSaveError("runs/ep1-ba5", "the disk is full."))
         'The checkpoint runs/ep1-ba5 was not saved: the disk is full.'
     """
 
-    def __init__(self, path: object, reason: str) -> None:
+    def __init__(self, path: object, reason: str, *, outcome: str = "was not saved") -> None:
         self.path, self.reason = str(path), abridged(reason)
-        super().__init__(f"The checkpoint {self.path} was not saved: {self.reason}")
+        super().__init__(f"The checkpoint {self.path} {outcome}: {self.reason}")
 
 
 class FolderInUseError(RuntimeError):

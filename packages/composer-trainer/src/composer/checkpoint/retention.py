@@ -1,7 +1,7 @@
 """Which checkpoints to keep: the last ones, and the best ones by a metric.
 
 The saver calls :func:`delete_old` after each save. Only complete checkpoints of the same run are deleted, never the
-last one, and none with files of the user in it.
+one just saved or a later one, and none with files of the user in it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from composer.checkpoint.base import Folder
     from composer.checkpoint.finding import FoundCheckpoint
+    from composer.core import Timestamp
 
 __all__ = ["KeepBest", "delete_old", "expired", "own_checkpoints"]
 
@@ -95,12 +96,17 @@ def expired(
     return [checkpoint for checkpoint in complete if checkpoint not in to_keep]
 
 
-def own_checkpoints(folder: Folder, run_name: str, *, weights_only: bool) -> list[FoundCheckpoint]:
-    """Return the checkpoints of a run in a folder, complete ones or those of weights, the oldest first."""
+def own_checkpoints(folder: Folder, run_name: str, until: Timestamp, *, weights_only: bool) -> list[FoundCheckpoint]:
+    """Return the checkpoints of a run in a folder, complete ones or those of weights, the oldest first.
+
+    Those later than the clock ``until`` are left out: they are of an earlier training, or damaged.
+    """
     return [
         one
         for one in find_checkpoints(folder)
-        if one.manifest is not None and (one.manifest.run_name, one.manifest.weights_only) == (run_name, weights_only)
+        if one.manifest is not None
+        and (one.manifest.run_name, one.manifest.weights_only) == (run_name, weights_only)
+        and (one.manifest.timestamp.batch, one.manifest.timestamp.epoch) <= (until.batch, until.epoch)
     ]
 
 
@@ -117,26 +123,21 @@ def _warn_if_metric_is_unknown(keep_best: KeepBest, checkpoints: Iterable[FoundC
 
 
 def delete_old(
-    folder: Folder, run_name: str, keep_last: int, keep_best: KeepBest | None = None, *, weights_only: bool = False
+    folder: Folder, own: Sequence[FoundCheckpoint], keep_last: int, keep_best: KeepBest | None = None
 ) -> list[str]:
-    """Delete the checkpoints of a run that need not be kept, and return their names.
+    """Delete the checkpoints that need not be kept, and return their names.
 
-    Folders that are not a complete checkpoint, contain other files, or are of another run or kind, are not deleted:
-    training cannot resume from weights alone.
+    Folders that are not a complete checkpoint, or contain other files, are not deleted.
 
     Args:
         folder: Where they are.
-        run_name: The run.
+        own: What :func:`own_checkpoints` returned.
         keep_last: The number of the last ones to keep; -1 keeps all.
         keep_best: The best ones to keep in addition.
-        weights_only: Whether to consider checkpoints that contain only weights, or the others.
 
     Raises:
         CheckpointSaveError: One cannot be deleted.
     """
-    if keep_last < 0:
-        return []
-    own = own_checkpoints(folder, run_name, weights_only=weights_only)
     names = [one.name for one in expired(own, keep_last, keep_best) if not folder.foreign(one.name)]
     if names and keep_best is not None:
         _warn_if_metric_is_unknown(keep_best, own, folder)

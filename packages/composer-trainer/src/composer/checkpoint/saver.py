@@ -39,9 +39,11 @@ from composer.functional.checks import check_flags
 from composer.functional.dtensors import is_sharded
 
 if TYPE_CHECKING:
-    from composer.checkpoint.base import Folder
+    from composer.checkpoint.base import Folder, Manifest
+    from composer.checkpoint.finding import FoundCheckpoint
     from composer.checkpoint.layout import KeptMemory
     from composer.checkpoint.writers import Snapshot
+    from composer.core import Timestamp
 
 __all__ = ["CheckpointSaver", "SaveInterval", "check_folder", "check_keep_last"]
 
@@ -115,8 +117,9 @@ class CheckpointSaver(Callback):
         save_interval: A time, a string, a number of epochs, or 0 for never; or a function ``f(state, event) -> bool``,
             which is called after each batch, epoch and iteration, and at the end.
         overwrite: Whether to replace checkpoints of other runs with the same names.
-        num_checkpoints_to_keep: The number of the last checkpoints to keep; -1 keeps all. 0 gives a warning: no local
-            copies are kept of checkpoints at a URL, and the last one in a local folder is.
+        num_checkpoints_to_keep: The number of the last checkpoints to keep; -1 keeps all. Those later than the one
+            just saved, as after ``reset_time``, neither count nor are deleted. 0 gives a warning: no local copies are
+            kept of checkpoints at a URL, and the last one in a local folder is.
         keep_best: The best checkpoints to keep in addition to the last ones.
         best_filename: The name of a link to the best checkpoint by ``keep_best``; none if None.
         weights_only: Whether to save only the weights that the model is evaluated with; training cannot resume from
@@ -127,8 +130,9 @@ class CheckpointSaver(Callback):
     The attribute ``extra``, if set, is a function that returns plain data and tensors to save beside the state,
     such as the position in the data. A second save at the same time does nothing, unless the data has another
     ``interrupted`` than before. A run that has resumed from the newest undamaged checkpoint of the folder sets
-    ``continues``: later checkpoints, which are damaged, are replaced, and anything else with the name of the next
-    checkpoint, such as an incomplete folder, is renamed to a hidden name, which is logged.
+    ``continues``: later checkpoints, which are damaged, are replaced by those of the same names and otherwise ignored,
+    and anything else with the name of the next checkpoint, such as an incomplete folder, is renamed to a hidden name,
+    which is logged.
 
     Raises:
         TypeError: A setting is of the wrong type.
@@ -227,8 +231,12 @@ class CheckpointSaver(Callback):
             )
         self._batches = _Batches()
         with failing_in_all(self._names(state).folder):
-            if self._opened is None and state.rank == 0:
-                self._open(state)
+            if state.rank == 0:
+                folder = self._opened or self._open(state)
+                if self.keep_best is not None:
+                    earlier = self._own(folder, state.run_name, state.timestamp)
+                    values = map(self.keep_best.value, self.keep_best.best(earlier))
+                    self._best_values = [value for value in values if value is not None]
 
     def eval_end(self, state: State, logger: Logger) -> None:
         """Note that the weights have been evaluated, or the training metrics of an epoch computed."""
@@ -324,7 +332,7 @@ class CheckpointSaver(Callback):
             name,
             overwrite=overwrite,
             prepare=lambda: self._set_aside(folder, name),
-            finish=lambda manifest: self._finish(folder, names, manifest.run_name),
+            finish=lambda manifest: self._finish(folder, names, manifest),
         )
 
     def _wait(self) -> None:
@@ -388,21 +396,27 @@ class CheckpointSaver(Callback):
         """The label of the data whose metric chooses the best checkpoint."""
         return (self.monitored_metric or "").removeprefix("metrics/").partition("/")[0]
 
-    def _finish(self, folder: Folder, names: _Names, run_name: str) -> None:
+    def _finish(self, folder: Folder, names: _Names, manifest: Manifest) -> None:
         """List a checkpoint that has been written, update the links to the latest and best, and delete old ones."""
         path = folder.at(names.checkpoint)
-        if path not in self._saved:
-            self._saved.append(path)
-        self._link(folder, names.latest, names.checkpoint)
-        # After the link was moved, which would otherwise point to a deleted checkpoint for a moment.
-        keeping = self.num_checkpoints_to_keep, self.keep_best
-        gone = {folder.at(one) for one in delete_old(folder, run_name, *keeping, weights_only=self.weights_only)}
-        self._saved = [path for path in self._saved if path not in gone]
-        if self.keep_best is not None:
-            best = self.keep_best.best(own_checkpoints(folder, run_name, weights_only=self.weights_only))
-            if best:
+        self._saved = [*(one for one in self._saved if one != path), path]
+        try:
+            self._link(folder, names.latest, names.checkpoint)
+            if self.keep_best is None and self.num_checkpoints_to_keep < 0:
+                return
+            own = self._own(folder, manifest.run_name, manifest.timestamp)
+            if self.keep_best is not None and (best := self.keep_best.best(own)):
                 self._best = folder.at(best[0].name)
                 self._link(folder, names.best, best[0].name)
+            # After the links were moved, which would otherwise point to deleted checkpoints for a moment.
+            gone = {folder.at(one) for one in delete_old(folder, own, self.num_checkpoints_to_keep, self.keep_best)}
+        except CheckpointSaveError as error:
+            outcome = "is complete, and a link to it was not updated, or an old checkpoint not deleted"
+            raise CheckpointSaveError(path, f"{error.path}: {error.reason}", outcome=outcome) from error
+        self._saved = [one for one in self._saved if one not in gone]
+
+    def _own(self, folder: Folder, run_name: str, until: Timestamp) -> list[FoundCheckpoint]:
+        return own_checkpoints(folder, run_name, until, weights_only=self.weights_only)
 
     def _link(self, folder: Folder, link: str | None, name: str) -> None:
         if link is not None:
@@ -426,10 +440,6 @@ class CheckpointSaver(Callback):
             folder.tidy()
         if not self.overwrite and not self.continues:
             _check_no_later_ones(folder, state)
-        if self.keep_best is not None:
-            earlier = own_checkpoints(folder, state.run_name, weights_only=self.weights_only)
-            values = map(self.keep_best.value, self.keep_best.best(earlier))
-            self._best_values = [value for value in values if value is not None]
         self._opened = folder
         return folder
 

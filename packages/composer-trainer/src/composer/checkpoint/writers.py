@@ -189,19 +189,13 @@ class Snapshot:
                 its files in time. Existing checkpoints are unchanged.
         """
         if self.writers.rank == 0:
-            self._lead(folder, name, overwrite=overwrite, prepare=prepare, finish=finish)
+            manifest = self._lead(folder, name, overwrite=overwrite, prepare=prepare)
+            if finish is not None:
+                finish(manifest)
         else:
             self._follow(folder, name)
 
-    def _lead(
-        self,
-        folder: Folder,
-        name: str,
-        *,
-        overwrite: bool,
-        prepare: Callable[[], object] | None,
-        finish: Callable[[Manifest], object] | None,
-    ) -> None:
+    def _lead(self, folder: Folder, name: str, *, overwrite: bool, prepare: Callable[[], object] | None) -> Manifest:
         """Write the first process's files, wait for the others, and commit the checkpoint."""
         draft, key, failed = None, "draft", None
         try:
@@ -219,14 +213,14 @@ class Snapshot:
                 if failed is not None:
                     raise CheckpointSaveError(folder.at(name), failed["error"])  # noqa: TRY301  (as any other failure)
                 manifest = self._commit(folder, name, draft, answers)
-            if finish is not None:
-                finish(manifest)
             # If an equal checkpoint exists, this answers where the others expect a draft: they have nothing to write.
             self._send_all(key, {})
         except BaseException as error:
             with contextlib.suppress(Exception):  # this error is the one to raise
                 self._send_all(key, failed or _failure(0, error))
             raise
+        else:
+            return manifest
         finally:
             if draft is not None:
                 folder.abandon(draft)  # unfinished files, or a replaced checkpoint, for which no process has to wait
