@@ -63,8 +63,11 @@ def main() -> None:
     num_seeds = 0
     while options.seeds is None or num_seeds < options.seeds:
         for name, algorithms in recipes.items():
-            explain = num_seeds == 0 and bool(algorithms)
-            results[name].append(train(name, algorithms, num_seeds, options.epochs, options.output, explain=explain))
+            run, plan = train(name, algorithms, num_seeds, options.epochs, options.output)
+            print(
+                f"{name}, seed {num_seeds}: {run.errors:.1f} % errors after {run.seconds:.1f} s of training", flush=True
+            )
+            results[name].append(run)
         num_seeds += 1
         spent = time.perf_counter() - began
         if options.seeds is None and spent + spent / num_seeds > options.seconds:
@@ -73,6 +76,8 @@ def main() -> None:
             report(results, options.output)
             print("More seeds follow, to distinguish the effect from chance.\n")
     report(results, options.output)
+    if options.algorithms:
+        print(f"{plan}\n")
     draw_curves(results, options.output / "curves.png")
     print(f"Metrics, settings and curves.png are in {options.output}.\n\n{NEXT}")
 
@@ -97,8 +102,8 @@ class Result:
         return self.curve[-1][1]
 
 
-def train(name: str, algorithms: list[str], seed: int, epochs: int, output: Path, *, explain: bool = False) -> Result:
-    """Train one network with a seed and return its results."""
+def train(name: str, algorithms: list[str], seed: int, epochs: int, output: Path) -> tuple[Result, str]:
+    """Train one network with a seed and return its results, and what its algorithms did at which event."""
     seed_all(seed)
     curve = Curve()
     with make_trainer(
@@ -108,12 +113,11 @@ def train(name: str, algorithms: list[str], seed: int, epochs: int, output: Path
         callbacks=curve,
         loggers=FileLogger(str(output / f"{name}-seed{seed}.jsonl"), overwrite=True),
         run_name=f"{name}, seed {seed}",
+        progress_bar=False,
     ) as trainer:
-        if explain:
-            print(trainer.engine.explain(), end="\n\n")
         trainer.fit()
         clock = trainer.state.timestamp
-    return Result(clock.total_wct.total_seconds(), int(clock.batch), curve.points)
+        return Result(clock.total_wct.total_seconds(), int(clock.batch), curve.points), trainer.engine.explain()
 
 
 class Curve(Callback):
@@ -131,8 +135,10 @@ class Curve(Callback):
 def report(results: dict[str, list[Result]], output: Path) -> None:
     """Print the table and write its numbers to ``results.json``."""
     baseline = [run.errors for run in results["baseline"]]
+    several = len(baseline) > 1
     table = Table(title=f"Digits with 10 labels a class: errors on the test images, {count(len(baseline))}")
-    for column in ("", "errors", "range", "fewer errors\n(95 % interval)", "seconds\na run", "steps a\nsecond"):
+    fewer_title = "fewer errors" + several * "\n(95 % interval)"
+    for column in ("", "errors", *several * ["range"], fewer_title, "seconds\na run", "steps a\nsecond"):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     rows = {}
     for name, runs in results.items():
@@ -150,7 +156,7 @@ def report(results: dict[str, list[Result]], output: Path) -> None:
         table.add_row(
             name,
             f"{statistics.mean(errors):.2f} %",
-            f"{min(errors):.1f} to {max(errors):.1f} %",
+            *several * [f"{min(errors):.1f} to {max(errors):.1f} %"],
             "" if fewer is None else show(**fewer),
             f"{seconds:.1f}",
             f"{runs[0].steps / seconds:.0f}",
@@ -170,7 +176,7 @@ def fewer_errors(baseline: list[float], recipe: list[float]) -> dict[str, float 
 
 def show(mean: float, low: float | None, high: float | None) -> str:
     """Return a reduction of errors as a string."""
-    return f"{mean:.0f} % (one seed)" if low is None else f"{mean:.0f} % ({low:.0f} to {high:.0f} %)"
+    return f"{mean:.0f} %" if low is None else f"{mean:.0f} % ({low:.0f} to {high:.0f} %)"
 
 
 def count(seeds: int) -> str:
@@ -189,9 +195,9 @@ def draw_curves(results: dict[str, list[Result]], path: Path) -> None:
         left.plot(seconds, errors.mean(dim=0), color=COLOURS[name], label=label, linewidth=2, marker="o", markersize=4)
         left.fill_between(seconds, errors.amin(dim=0), errors.amax(dim=0), color=COLOURS[name], alpha=0.18, linewidth=0)
         right.scatter([name] * len(runs), errors[:, -1], color=COLOURS[name], zorder=2)
-    for runs in zip(*results.values(), strict=True):
-        right.plot(list(results), [run.errors for run in runs], color="#c9ccd1", linewidth=1, zorder=1)
     num_seeds = len(results["baseline"])
+    for runs in zip(*results.values(), strict=True) if num_seeds > 1 else ():
+        right.plot(list(results), [run.errors for run in runs], color="#c9ccd1", linewidth=1, zorder=1)
     band = "" if num_seeds == 1 else ": mean, and lowest to highest"
     left.set(title=f"During training{band}", xlabel="seconds of training", ylabel="errors on the test images")
     left.set(yscale="log", yticks=[1, 2, 5, 10, 20, 50, 100])

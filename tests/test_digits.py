@@ -46,23 +46,28 @@ def finished(tmp_path_factory):
 
 
 class TestRun:
-    def test_prints_plan_bars_and_table(self, finished):
-        """The output shows the plan, the progress and the results."""
+    def test_prints_lines_table_and_plan(self, finished):
+        """The output has a line for each run, the table, and below it what runs at which event."""
         result, _ = finished
 
-        for algorithm in ("Augment", "BlurPool", "LabelSmoothing"):
-            assert algorithm in result.stdout
-        assert "after_dataloader" in result.stdout
-        assert "epoch 24/24" in result.stderr
-        assert "steps a" in result.stdout
+        runs = [line for line in result.stdout.splitlines() if "s of training" in line]
+        assert [line.split(":")[0] for line in runs] == [
+            f"{name}, seed {seed}" for seed in range(2) for name in ("baseline", "recipe")
+        ]
+        assert result.stderr == ""
+        plan = result.stdout.rpartition("steps a")[2]
+        for word in ("after_dataloader", "Augment", "BlurPool", "LabelSmoothing"):
+            assert word in plan
 
     def test_reports_after_the_first_seed_and_at_the_end(self, finished):
-        """The first table has no interval; the last one has it, and is followed by what to do next."""
+        """The first table has no range and no interval; the last one has both, and is followed by what to do next."""
         result, _ = finished
 
         first, last = result.stdout.split("More seeds follow")
         assert "one seed" in first
-        assert "(one seed)" in first
+        assert "range" not in first
+        assert "interval" not in first
+        assert "range" in last
         assert "2 seeds" in last
         assert " to " in last
         assert last.strip().splitlines()[-4] == "What to do next:"
