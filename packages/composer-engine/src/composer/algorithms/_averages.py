@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from composer.algorithms._idle import warn_of_no_effect
-from composer.core import Algorithm, Event, ExclusiveResource, Stage, State, Time, TimeUnit
+from composer.core import Algorithm, Event, Stage, State, Time, TimeUnit
+from composer.core.declarations import owned
 from composer.core.model_state import bare_model, bare_name
 from composer.core.serializable import read_state
 from composer.core.serialization import from_data
@@ -50,12 +51,10 @@ class WeightAveraging(Algorithm):
     runs_at: ClassVar = dict.fromkeys(
         (Event.FIT_START, Event.BATCH_END, Event.EPOCH_END, Event.FIT_END, *sorted(SWAPS)), Stage.WEIGHTS
     )
-    owns: ClassVar = {
-        ExclusiveResource(
-            "the weights used for evaluation",
-            remedy="Use one average for evaluation: that of the entire training (EMA) or of its last part (SWA).",
-        )
-    }
+    owns: ClassVar = owned(
+        "the weights used for evaluation",
+        "Use one average for evaluation: that of the entire training (EMA) or of its last part (SWA).",
+    )
 
     def check_update_interval(self) -> None:
         """Raise a ValueError unless the interval of updates is a number of batches or epochs."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from abc import abstractmethod
 
 # At run time, too, as attrs looks up what the annotations of a subclass and of its bases mean.
 from collections.abc import Callable, Mapping
@@ -40,21 +39,25 @@ class ModelSurgery(Algorithm):
             parameters, and with the state's ``optimizers`` and ``precision`` if it has these parameters.
         former_names: The names under which MosaicML Composer logs the number of new layers, with the class of these
             layers; None for all. They will not be logged any more after one release.
+        changes_weights: Whether the replaced layers have other weights, or other names in the saved weights.
+        found_nothing: What the class ``{model}`` lacks if nothing was replaced, and the remedy.
     """
 
     _kernel: ClassVar[Callable[..., SurgeryReport]]
     reads: ClassVar[AbstractSet[str]] = {"model", "optimizers"}
     writes: ClassVar[AbstractSet[str]] = {"model", "optimizers"}
     former_names: ClassVar[Mapping[str, str | None]] = {}
+    changes_weights: ClassVar[bool] = True
+    found_nothing: ClassVar[str]
 
-    @abstractmethod
     def explain_nothing(self, model: str) -> str:
         """Return what a model of this class lacks if nothing was replaced, and the remedy."""
+        return self.found_nothing.format(model=model, self=self)
 
-    @staticmethod
-    def required_on_load() -> bool:
-        """Return True: the replaced layers have other weights, or other names in the saved weights."""
-        return True
+    @classmethod
+    def required_on_load(cls) -> bool:
+        """Return whether saved weights only fit a model that it has changed."""
+        return cls.changes_weights
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Replace the layers, update the optimizers and log the number of replaced layers."""
@@ -87,15 +90,11 @@ class LowPrecisionNorm(ModelSurgery):
 
     runs_at: ClassVar = dict.fromkeys((Event.INIT, Event.AFTER_LOAD), Stage.PRECISION)
     reads: ClassVar = {"model", "optimizers", "precision"}
+    changes_weights: ClassVar = False
 
     def runs_at_events(self) -> Mapping[Event, Stage]:
         """Return the one event at which it runs."""
         return {self.apply_at: Stage.PRECISION}
-
-    @staticmethod
-    def required_on_load() -> bool:
-        """Return False: the weights are those of the replaced norms."""
-        return False
 
 
 def to_apply_at(apply_at: Event | str) -> Event:

@@ -47,11 +47,8 @@ class ActivationCheckpointing(ModelSurgery):
     reads: ClassVar = {"model"}
     writes: ClassVar = {"model"}
     owns: ClassVar = {FORWARD_PASSES}
-
-    @staticmethod
-    def required_on_load() -> bool:
-        """Return False: weights keep their names and shapes."""
-        return False
+    changes_weights: ClassVar = False
+    found_nothing: ClassVar = "{model} has no such blocks. Pass their class, modules=..., or remove it."
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Change the blocks; at ``FIT_START`` check that the model's own checkpointing was not enabled since."""
@@ -59,7 +56,3 @@ class ActivationCheckpointing(ModelSurgery):
             check_not_recomputed(state.model)
         else:
             self.replace(state, logger)
-
-    def explain_nothing(self, model: str) -> str:
-        """Return what the model lacks, and the remedy."""
-        return f"{model} has no such blocks. Pass their class, modules=..., or remove it."

@@ -13,8 +13,9 @@ from torch import nn
 
 from composer import functional as cf
 from composer.algorithms._surgery import ModelSurgery
-from composer.core import Event, ExclusiveResource, FieldsByEvent, Logger, Stage, State
+from composer.core import Event, FieldsByEvent, Logger, Stage, State
 from composer.core.checks import is_flag, number, whole_number_from
+from composer.core.declarations import owned
 
 __all__ = ["Alibi"]
 
@@ -65,9 +66,8 @@ class Alibi(ModelSurgery):
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE, Event.AFTER_DATALOADER: Stage.RESHAPE}
     reads: ClassVar = FieldsByEvent({Event.INIT: {"model", "optimizers"}, Event.AFTER_DATALOADER: {"batch"}})
     writes: ClassVar = reads
-    owns: ClassVar = {
-        ExclusiveResource("the position embeddings", remedy="A second one would find none: choose one set of settings.")
-    }
+    owns: ClassVar = owned("the position embeddings", "A second one would find none: choose one set of settings.")
+    found_nothing: ClassVar = "{model} already has this bias. Remove it."
 
     def runs_at_events(self) -> Mapping[Event, Stage]:
         """Return the events at which it runs: at each batch only if sequences are folded."""
@@ -82,7 +82,3 @@ class Alibi(ModelSurgery):
             state.batch = cf.set_batch_sequence_length(state.batch, shorter, truncate=False)
             return
         self.replace(state, logger)
-
-    def explain_nothing(self, model: str) -> str:
-        """Return what the model lacks, and the remedy."""
-        return f"{model} already has this bias. Remove it."

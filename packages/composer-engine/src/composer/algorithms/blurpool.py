@@ -8,8 +8,9 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._surgery import ModelSurgery
-from composer.core import Event, ExclusiveResource, Stage
+from composer.core import Event, Stage
 from composer.core.checks import integer, is_flag
+from composer.core.declarations import owned
 
 __all__ = ["BlurPool"]
 
@@ -46,12 +47,9 @@ class BlurPool(ModelSurgery):
     }
     _kernel: ClassVar = staticmethod(cf.apply_blurpool)
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
-    owns: ClassVar = {
-        ExclusiveResource(
-            "the strided convolutions and pools",
-            remedy="Blurred layers are not blurred again: combine the settings in one.",
-        )
-    }
+    owns: ClassVar = owned(
+        "the strided convolutions and pools", "Blurred layers are not blurred again: combine the settings in one."
+    )
 
     def __attrs_post_init__(self) -> None:
         if not (self.replace_convs or self.replace_maxpools):

@@ -8,7 +8,8 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._idle import warn_of_no_effect
-from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State
+from composer.core import Algorithm, Event, Logger, Stage, State
+from composer.core.declarations import owned
 
 __all__ = ["ChannelsLast"]
 
@@ -27,11 +28,7 @@ class ChannelsLast(Algorithm):
     runs_at: ClassVar = {Event.INIT: Stage.LAYOUT}
     reads: ClassVar = {"model"}
     writes: ClassVar = {"model"}
-    owns: ClassVar = {
-        ExclusiveResource(
-            "the model's memory format", remedy="There is one memory format for all weights: one is enough."
-        )
-    }
+    owns: ClassVar = owned("the model's memory format", "There is one memory format for all weights: one is enough.")
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Change the memory format of the model's weights."""

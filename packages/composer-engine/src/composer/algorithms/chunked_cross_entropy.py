@@ -8,8 +8,9 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._surgery import ModelSurgery
-from composer.core import Event, ExclusiveResource, Stage
+from composer.core import Event, Stage
 from composer.core.checks import integer, number
+from composer.core.declarations import owned
 
 __all__ = ["ChunkedCrossEntropy"]
 
@@ -46,13 +47,6 @@ class ChunkedCrossEntropy(ModelSurgery):
     runs_at: ClassVar = {Event.INIT: Stage.PRECISION}
     reads: ClassVar = {"model"}
     writes: ClassVar = {"model"}
-    owns: ClassVar = {ExclusiveResource("the output head", remedy="Choose one set of settings.")}
-
-    @staticmethod
-    def required_on_load() -> bool:
-        """Return False: the weights are those of the replaced head."""
-        return False
-
-    def explain_nothing(self, model: str) -> str:
-        """Return what the model lacks, and the remedy."""
-        return f"the head of {model} has been replaced before. Remove it."
+    owns: ClassVar = owned("the output head", "Choose one set of settings.")
+    changes_weights: ClassVar = False
+    found_nothing: ClassVar = "the head of {model} has been replaced before. Remove it."

@@ -8,8 +8,9 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._surgery import ModelSurgery
-from composer.core import Event, ExclusiveResource, Stage
+from composer.core import Event, Stage
 from composer.core.checks import by_name, integer, is_flag
+from composer.core.declarations import owned
 from composer.functional.layers.factorized import resolve_latent_size
 
 __all__ = ["Factorize"]
@@ -51,12 +52,9 @@ class Factorize(ModelSurgery):
     }
     _kernel: ClassVar = staticmethod(cf.apply_factorization)
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
-    owns: ClassVar = {
-        ExclusiveResource(
-            "the factorized layers",
-            remedy="A second one would factorize the factors: lower the latent sizes of one instead.",
-        )
-    }
+    owns: ClassVar = owned(
+        "the factorized layers", "A second one would factorize the factors: lower the latent sizes of one instead."
+    )
 
     def __attrs_post_init__(self) -> None:
         if not (self.factorize_convs or self.factorize_linears):

@@ -27,12 +27,5 @@ class FusedLayerNorm(ModelSurgery):
     _kernel: ClassVar = staticmethod(cf.apply_fused_layernorm)
     runs_at: ClassVar = {Event.INIT: Stage.PRECISION}
     owns: ClassVar = {LAYER_NORMS}
-
-    @staticmethod
-    def required_on_load() -> bool:
-        """Return False: the weights are those of the replaced norms."""
-        return False
-
-    def explain_nothing(self, model: str) -> str:
-        """Return what the model lacks, and the remedy."""
-        return f"{model} has no norm that is written in Python. Remove it."
+    changes_weights: ClassVar = False
+    found_nothing: ClassVar = "{model} has no norm that is written in Python. Remove it."

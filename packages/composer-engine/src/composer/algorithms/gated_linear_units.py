@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from composer import functional as cf
 from composer.algorithms._surgery import ModelSurgery
-from composer.core import Event, ExclusiveResource, Stage
+from composer.core import Event, Stage
 from composer.core.checks import is_flag
+from composer.core.declarations import owned
 
 __all__ = ["GatedLinearUnits"]
 
@@ -48,16 +49,9 @@ class GatedLinearUnits(ModelSurgery):
 
     _kernel: ClassVar = staticmethod(cf.apply_gated_linear_units)
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
-    owns: ClassVar = {
-        ExclusiveResource(
-            "the feed-forward layers", remedy="A second one would find no plain layers: choose one act_fn."
-        )
-    }
+    owns: ClassVar = owned("the feed-forward layers", "A second one would find no plain layers: choose one act_fn.")
+    found_nothing: ClassVar = "the feed-forward layers of {model} already have gates."
 
     def __attrs_post_init__(self) -> None:
         if self.act_fn is not None and not callable(self.act_fn):
             raise TypeError(f"act_fn must be a function of a tensor such as torch.nn.GELU(), got {self.act_fn!r}.")
-
-    def explain_nothing(self, model: str) -> str:
-        """Return what the model lacks, and the remedy."""
-        return f"the feed-forward layers of {model} already have gates."

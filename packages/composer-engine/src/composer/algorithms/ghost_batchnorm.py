@@ -8,8 +8,9 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._surgery import ModelSurgery
-from composer.core import Event, ExclusiveResource, Stage
+from composer.core import Event, Stage
 from composer.core.checks import integer
+from composer.core.declarations import owned
 from composer.functional.layers.ghost_batchnorm import GHOST_BATCH_SIZE
 
 __all__ = ["GhostBatchNorm"]
@@ -38,12 +39,5 @@ class GhostBatchNorm(ModelSurgery):
     former_names: ClassVar = {"GhostBatchNorm/num_new_modules": None}
     _kernel: ClassVar = staticmethod(cf.apply_ghost_batchnorm)
     runs_at: ClassVar = {Event.INIT: Stage.NORMALIZATION}
-    owns: ClassVar = {
-        ExclusiveResource(
-            "the batch norms", remedy="A second one would find no plain norms: choose one ghost_batch_size."
-        )
-    }
-
-    def explain_nothing(self, model: str) -> str:
-        """Return what the model lacks, and the remedy."""
-        return f"{model} has no plain nn.BatchNorm1d, 2d or 3d. Remove it."
+    owns: ClassVar = owned("the batch norms", "A second one would find no plain norms: choose one ghost_batch_size.")
+    found_nothing: ClassVar = "{model} has no plain nn.BatchNorm1d, 2d or 3d. Remove it."

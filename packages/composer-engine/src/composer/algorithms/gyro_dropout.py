@@ -11,8 +11,9 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._idle import warn_if_idle
 from composer.algorithms._surgery import FORWARD_PASSES, ModelSurgery
-from composer.core import Event, ExclusiveResource, Logger, Stage, State, TimeUnit
+from composer.core import Event, Logger, Stage, State, TimeUnit
 from composer.core.checks import integer, number
+from composer.core.declarations import owned
 from composer.functional.surgery.gyro_dropout import check_not_recomputed
 
 __all__ = ["GyroDropout"]
@@ -48,11 +49,10 @@ class GyroDropout(ModelSurgery):
     reads: ClassVar = {"model", "max_duration", "train_dataloader", "dataloader_len", "device_train_microbatch_size"}
     writes: ClassVar = {"model"}
     owns: ClassVar = {
-        ExclusiveResource(
-            "the dropout layers", remedy="A second one would find no plain layers: choose one set of settings."
-        ),
+        *owned("the dropout layers", "A second one would find no plain layers: choose one set of settings."),
         FORWARD_PASSES,
     }
+    found_nothing: ClassVar = "{model} has no nn.Dropout of a positive p outside attention. Remove it."
 
     def __attrs_post_init__(self) -> None:
         if self.sigma < self.tau:
@@ -78,10 +78,6 @@ class GyroDropout(ModelSurgery):
                 )
             return
         self.replace(state, logger, iters_per_epoch=passes, max_epoch=1)
-
-    def explain_nothing(self, model: str) -> str:
-        """Return what the model lacks, and the remedy."""
-        return f"{model} has no nn.Dropout of a positive p outside attention. Remove it."
 
 
 def _count_passes(state: State) -> int | None:

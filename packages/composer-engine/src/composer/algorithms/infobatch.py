@@ -15,19 +15,9 @@ from composer import functional as cf
 from composer.algorithms._idle import warn_if_idle
 from composer.algorithms._progress import FRACTION_OF_TRAINING, elapsed_duration
 from composer.algorithms._sample_losses import check_processes, check_reduction
-from composer.core import (
-    Algorithm,
-    Event,
-    ExclusiveResource,
-    FieldsByEvent,
-    Logger,
-    Stage,
-    State,
-    TimeUnit,
-    get_precision_context,
-    saved,
-)
+from composer.core import Algorithm, Event, FieldsByEvent, Logger, Stage, State, TimeUnit, get_precision_context, saved
 from composer.core.checks import number
+from composer.core.declarations import owned
 from composer.core.randomness import derive_seed
 from composer.core.serializable import reset_fields, transient
 from composer.functional.training.selective_backprop import mean_losses
@@ -168,9 +158,7 @@ class InfoBatch(Algorithm):
             Event.AFTER_LOSS: {"loss"},
         }
     )
-    owns: ClassVar = {
-        ExclusiveResource("the choice of samples", remedy="A second one would select from the rest: choose one.")
-    }
+    owns: ClassVar = owned("the choice of samples", "A second one would select from the rest: choose one.")
 
     def __attrs_post_init__(self) -> None:
         if self.ratio == 1:

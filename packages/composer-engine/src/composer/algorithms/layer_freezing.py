@@ -9,8 +9,9 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._idle import warn_if_idle, warn_of_no_effect
 from composer.algorithms._progress import FRACTION_OF_TRAINING, elapsed_duration
-from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State, TimeUnit, saved
+from composer.core import Algorithm, Event, Logger, Stage, State, TimeUnit, saved
 from composer.core.checks import number
+from composer.core.declarations import owned
 from composer.core.serializable import transient
 
 __all__ = ["LayerFreezing"]
@@ -45,12 +46,10 @@ class LayerFreezing(Algorithm):
     runs_at: ClassVar = dict.fromkeys((Event.FIT_START, Event.EPOCH_END, Event.FIT_END), Stage.WEIGHTS)
     reads: ClassVar = {"model", "optimizers", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"model", "gradients"}
-    owns: ClassVar = {
-        ExclusiveResource(
-            "which layers are frozen",
-            remedy="Two schedules would contradict each other: choose one freeze_start and freeze_level.",
-        )
-    }
+    owns: ClassVar = owned(
+        "which layers are frozen",
+        "Two schedules would contradict each other: choose one freeze_start and freeze_level.",
+    )
 
     def __attrs_post_init__(self) -> None:
         warn_if_idle(self, freeze_start=self.freeze_start == 1, freeze_level=self.freeze_level == 0)

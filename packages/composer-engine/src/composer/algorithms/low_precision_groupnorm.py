@@ -8,7 +8,8 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._surgery import LowPrecisionNorm, to_apply_at
-from composer.core import Event, ExclusiveResource
+from composer.core import Event
+from composer.core.declarations import owned
 
 __all__ = ["LowPrecisionGroupNorm"]
 
@@ -33,10 +34,5 @@ class LowPrecisionGroupNorm(LowPrecisionNorm):
     apply_at: Event = attrs.field(default="after_load", converter=to_apply_at)  # type: ignore[assignment]  # mypy overlooks the converter
 
     _kernel: ClassVar = staticmethod(cf.apply_low_precision_groupnorm)
-    owns: ClassVar = {
-        ExclusiveResource("the group norms", remedy="A second one would find no plain norms: one is enough.")
-    }
-
-    def explain_nothing(self, model: str) -> str:
-        """Return what the model lacks, and the remedy."""
-        return f"{model} has no nn.GroupNorm, or the run's precision is fp32. Remove it."
+    owns: ClassVar = owned("the group norms", "A second one would find no plain norms: one is enough.")
+    found_nothing: ClassVar = "{model} has no nn.GroupNorm, or the run's precision is fp32. Remove it."

@@ -34,7 +34,4 @@ class LowPrecisionLayerNorm(LowPrecisionNorm):
 
     _kernel: ClassVar = staticmethod(cf.apply_low_precision_layernorm)
     owns: ClassVar = {LAYER_NORMS}
-
-    def explain_nothing(self, model: str) -> str:
-        """Return what the model lacks, and the remedy."""
-        return f"{model} has no nn.LayerNorm, or the run's precision is fp32. Remove it."
+    found_nothing: ClassVar = "{model} has no nn.LayerNorm, or the run's precision is fp32. Remove it."

@@ -10,8 +10,9 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._idle import warn_if_idle
 from composer.algorithms._surgery import ModelSurgery
-from composer.core import BatchKey, Event, ExclusiveResource, FieldsByEvent, Logger, Stage, State
+from composer.core import BatchKey, Event, FieldsByEvent, Logger, Stage, State
 from composer.core.checks import number
+from composer.core.declarations import owned
 from composer.core.serializable import transient
 
 __all__ = ["NEFTune"]
@@ -49,7 +50,9 @@ class NEFTune(ModelSurgery):
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE, Event.BEFORE_FORWARD: Stage.AUGMENT}
     reads: ClassVar = FieldsByEvent({Event.INIT: {"model"}, Event.BEFORE_FORWARD: {"batch", "model"}})
     writes: ClassVar = {"model"}
-    owns: ClassVar = {ExclusiveResource("the noise on embeddings", remedy="Choose one size of the noise.")}
+    owns: ClassVar = owned("the noise on embeddings", "Choose one size of the noise.")
+    changes_weights: ClassVar = False
+    found_nothing: ClassVar = "the embedding of {model} has been replaced before. Remove it."
 
     def __attrs_post_init__(self) -> None:
         warn_if_idle(self, alpha=self.alpha == 0)
@@ -66,12 +69,3 @@ class NEFTune(ModelSurgery):
         mask = mask if mask is None or mask.ndim == 2 else None  # one of pairs of tokens, as within packed documents
         ids, size = state.batch_get_item(self.input_key), self._layer.embedding_dim
         self._layer.noise = cf.draw_embedding_noise(ids, size, self.alpha, mask, generator=state.generator(self))
-
-    @staticmethod
-    def required_on_load() -> bool:
-        """Return False: the weights are those of the plain embedding."""
-        return False
-
-    def explain_nothing(self, model: str) -> str:
-        """Return what the model lacks, and the remedy."""
-        return f"the embedding of {model} has been replaced before. Remove it."

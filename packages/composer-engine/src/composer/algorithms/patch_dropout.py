@@ -9,8 +9,9 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._idle import warn_if_idle
 from composer.algorithms._surgery import ModelSurgery
-from composer.core import Event, ExclusiveResource, Stage
+from composer.core import Event, Stage
 from composer.core.checks import number
+from composer.core.declarations import owned
 
 __all__ = ["PatchDropout"]
 
@@ -39,21 +40,12 @@ class PatchDropout(ModelSurgery):
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
     reads: ClassVar = {"model"}
     writes: ClassVar = {"model"}
-    owns: ClassVar = {
-        ExclusiveResource("the patches of a vision transformer", remedy="Choose one fraction of patches to drop.")
-    }
+    owns: ClassVar = owned("the patches of a vision transformer", "Choose one fraction of patches to drop.")
+    changes_weights: ClassVar = False
+    found_nothing: ClassVar = (
+        "{model} has no vision transformer of timm, torchvision or Transformers that keeps all patches. Insert "
+        "cf.PatchDropout(p) behind the position embeddings of your model."
+    )
 
     def __attrs_post_init__(self) -> None:
         warn_if_idle(self, p=self.p == 0)
-
-    @staticmethod
-    def required_on_load() -> bool:
-        """Return False: the inserted layers have no weights and are the identity in evaluation."""
-        return False
-
-    def explain_nothing(self, model: str) -> str:
-        """Return what the model lacks, and the remedy."""
-        return (
-            f"{model} has no vision transformer of timm, torchvision or Transformers that keeps all patches. Insert "
-            "cf.PatchDropout(p) behind the position embeddings of your model."
-        )

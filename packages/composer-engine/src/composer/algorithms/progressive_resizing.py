@@ -9,8 +9,9 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._idle import warn_if_idle
 from composer.algorithms._progress import FRACTION_OF_TRAINING, elapsed_duration
-from composer.core import Algorithm, BatchKey, Event, ExclusiveResource, Logger, Stage, State
+from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
 from composer.core.checks import integer, is_flag, number, one_of
+from composer.core.declarations import owned
 
 __all__ = ["ProgressiveResizing"]
 
@@ -53,9 +54,7 @@ class ProgressiveResizing(Algorithm):
     runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.RESHAPE}
     reads: ClassVar = {"batch.input", "batch.target", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"batch.input", "batch.target"}
-    owns: ClassVar = {
-        ExclusiveResource("the size of images", remedy="Two would multiply their scales: choose one initial_scale.")
-    }
+    owns: ClassVar = owned("the size of images", "Two would multiply their scales: choose one initial_scale.")
 
     def __attrs_post_init__(self) -> None:
         if self.delay_fraction + self.finetune_fraction > 1:

@@ -8,8 +8,9 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._idle import warn_if_idle, warn_of_no_effect
-from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State
+from composer.core import Algorithm, Event, Logger, Stage, State
 from composer.core.checks import integer, number
+from composer.core.declarations import owned
 
 __all__ = ["SAM"]
 
@@ -42,7 +43,7 @@ class SAM(Algorithm):
     runs_at: ClassVar = {Event.AFTER_LOAD: Stage.GRADIENT}
     reads: ClassVar = {"optimizers"}
     writes: ClassVar = {"optimizers"}
-    owns: ClassVar = {ExclusiveResource("the optimizers' step", remedy="Two SAM double the radius: choose one rho.")}
+    owns: ClassVar = owned("the optimizers' step", "Two SAM double the radius: choose one rho.")
 
     def __attrs_post_init__(self) -> None:
         warn_if_idle(self, rho=self.rho == 0)

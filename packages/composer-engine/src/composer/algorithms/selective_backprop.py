@@ -17,7 +17,6 @@ from composer.core import (
     Batch,
     BatchKey,
     Event,
-    ExclusiveResource,
     FieldsByEvent,
     Logger,
     Stage,
@@ -27,6 +26,7 @@ from composer.core import (
     get_precision_context,
 )
 from composer.core.checks import integer, number, one_of
+from composer.core.declarations import owned
 from composer.core.serializable import transient
 from composer.functional.training.selective_backprop import highest_losses, sample_losses
 
@@ -82,9 +82,7 @@ class SelectiveBackprop(Algorithm):
         }
     )
     writes: ClassVar = FieldsByEvent({Event.AFTER_DATALOADER: {"batch"}})
-    owns: ClassVar = {
-        ExclusiveResource("the choice of samples", remedy="A second one would select from the rest: choose one.")
-    }
+    owns: ClassVar = owned("the choice of samples", "A second one would select from the rest: choose one.")
 
     def __attrs_post_init__(self) -> None:
         if self.end < self.start:

@@ -8,8 +8,9 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._progress import FRACTION_OF_TRAINING, elapsed_duration
-from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State
+from composer.core import Algorithm, Event, Logger, Stage, State
 from composer.core.checks import integer, is_flag
+from composer.core.declarations import owned
 
 __all__ = ["SeqLengthWarmup"]
 
@@ -51,9 +52,7 @@ class SeqLengthWarmup(Algorithm):
     runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.RESHAPE}
     reads: ClassVar = {"batch", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"batch"}
-    owns: ClassVar = {
-        ExclusiveResource("the length of sequences", remedy="The shorter length would win: choose one set of settings.")
-    }
+    owns: ClassVar = owned("the length of sequences", "The shorter length would win: choose one set of settings.")
 
     def __attrs_post_init__(self) -> None:
         if self.max_seq_length < self.min_seq_length:

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from composer import functional as cf
-from composer.core import Algorithm, BatchKey, Event, ExclusiveResource, Logger, Precision, Stage, State, saved
+from composer.core import Algorithm, BatchKey, Event, Logger, Precision, Stage, State, saved
 from composer.core.checks import integer, number_between, one_of
+from composer.core.declarations import owned
 from composer.core.optimizers import unwrapped
 from composer.core.serializable import reset_fields, transient
 from composer.core.step import total_of
@@ -95,11 +96,9 @@ class SkipSpikes(Algorithm):
     }
     reads: ClassVar = {"optimizers", "loss", "batch", "timestamp"}
     writes: ClassVar = {"model", "optimizers", "gradients"}
-    owns: ClassVar = {
-        ExclusiveResource(
-            "the optimizers' step", remedy="A step that SAM computes twice cannot be undone: use GradientClipping."
-        )
-    }
+    owns: ClassVar = owned(
+        "the optimizers' step", "A step that SAM computes twice cannot be undone: use GradientClipping."
+    )
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Measure the batch before the step; undo the step after it; report at the end of an epoch."""

@@ -8,8 +8,9 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._surgery import ModelSurgery
-from composer.core import Event, ExclusiveResource, Stage
+from composer.core import Event, Stage
 from composer.core.checks import by_name, integer
+from composer.core.declarations import owned
 from composer.functional.layers.factorized import resolve_latent_size
 
 __all__ = ["SqueezeExcite"]
@@ -41,14 +42,9 @@ class SqueezeExcite(ModelSurgery):
     former_names: ClassVar = {"squeeze_excite/num_squeeze_excite_layers": None}
     _kernel: ClassVar = staticmethod(cf.apply_squeeze_excite)
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
-    owns: ClassVar = {
-        ExclusiveResource(
-            "the squeeze-and-excite blocks",
-            remedy="A second one would add blocks after blocks: choose one latent_channels.",
-        )
-    }
-
-    def explain_nothing(self, model: str) -> str:
-        """Return what the model lacks, and the remedy."""
-        missing = f"{model} has no Conv2d with at least {self.min_channels} channels."
-        return f"{missing} Remove it, or lower min_channels."
+    owns: ClassVar = owned(
+        "the squeeze-and-excite blocks", "A second one would add blocks after blocks: choose one latent_channels."
+    )
+    found_nothing: ClassVar = (
+        "{model} has no Conv2d with at least {self.min_channels} channels. Remove it, or lower min_channels."
+    )

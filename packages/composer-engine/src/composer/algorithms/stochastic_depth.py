@@ -11,8 +11,9 @@ from composer import functional as cf
 from composer.algorithms._idle import warn_if_idle
 from composer.algorithms._progress import FRACTION_OF_TRAINING, elapsed_duration
 from composer.algorithms._surgery import ModelSurgery
-from composer.core import Event, ExclusiveResource, Logger, Stage, State, Time, TimeUnit
+from composer.core import Event, Logger, Stage, State, Time, TimeUnit
 from composer.core.checks import number, one_of
+from composer.core.declarations import owned
 
 __all__ = ["StochasticDepth"]
 
@@ -61,12 +62,11 @@ class StochasticDepth(ModelSurgery):
     _kernel: ClassVar = staticmethod(cf.apply_stochastic_depth)
     runs_at: ClassVar = dict.fromkeys((Event.INIT, Event.AFTER_LOAD, Event.BATCH_START), Stage.ARCHITECTURE)
     reads: ClassVar = {"model", "optimizers", "timestamp", "max_duration", "dataloader_len"}
-    owns: ClassVar = {
-        ExclusiveResource(
-            "the residual blocks",
-            remedy="A second one would find no plain blocks: pass all kinds of blocks to one, target_layer_name={...}.",
-        )
-    }
+    owns: ClassVar = owned(
+        "the residual blocks",
+        "A second one would find no plain blocks: pass all kinds of blocks to one, target_layer_name={...}.",
+    )
+    found_nothing: ClassVar = "{model} has no such block. Pass another name or class."
 
     def __attrs_post_init__(self) -> None:
         warn_if_idle(self, drop_rate=self.drop_rate == 0)
@@ -95,7 +95,3 @@ class StochasticDepth(ModelSurgery):
             return
         report = self.replace(state, logger)
         logger.log_metrics({"stochastic_depth/num_stochastic_layers": len(report)})  # the name in MosaicML Composer
-
-    def explain_nothing(self, model: str) -> str:
-        """Return what the model lacks, and the remedy."""
-        return f"{model} has no such block. Pass another name or class."

@@ -8,8 +8,9 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._surgery import ModelSurgery
-from composer.core import Event, ExclusiveResource, Stage
+from composer.core import Event, Stage
 from composer.core.checks import integer
+from composer.core.declarations import owned
 
 __all__ = ["WeightStandardization"]
 
@@ -39,14 +40,8 @@ class WeightStandardization(ModelSurgery):
     runs_at: ClassVar = {Event.INIT: Stage.NORMALIZATION}
     reads: ClassVar = {"model"}
     writes: ClassVar = {"model"}
-    owns: ClassVar = {
-        ExclusiveResource(
-            "the standardization of weights",
-            remedy="Standardized weights do not change again: one is enough.",
-        )
-    }
-
-    def explain_nothing(self, model: str) -> str:
-        """Return what the model lacks, and the remedy."""
-        missing = f"{model} has no convolution except the last {self.n_last_layers_ignore}."
-        return f"{missing} Remove it, or lower n_last_layers_ignore."
+    owns: ClassVar = owned("the standardization of weights", "Standardized weights do not change again: one is enough.")
+    found_nothing: ClassVar = (
+        "{model} has no convolution except the last {self.n_last_layers_ignore}. "
+        "Remove it, or lower n_last_layers_ignore."
+    )

@@ -179,6 +179,11 @@ class ExclusiveResource(str):
         return type(self), (str(self), self.remedy)
 
 
+def owned(words: str, remedy: str) -> frozenset[ExclusiveResource]:
+    """Return the declaration of an algorithm that owns one resource."""
+    return frozenset({ExclusiveResource(words, remedy)})
+
+
 @attrs.frozen
 class Conflict:
     """Two algorithms that cannot run together.
