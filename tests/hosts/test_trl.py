@@ -10,7 +10,7 @@ from datasets import Dataset  # noqa: E402
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast  # noqa: E402
 
-from composer.algorithms import EMA, Alibi, ChunkedCrossEntropy, LabelSmoothing, SeqLengthWarmup  # noqa: E402
+from composer.algorithms import EMA, Alibi, ChunkedCrossEntropy, Distillation, LabelSmoothing, SeqLengthWarmup  # noqa: E402
 from composer.core.evaluator import evaluation_weights  # noqa: E402
 from composer.integrations.transformers import composer_trainer  # noqa: E402
 
@@ -45,31 +45,35 @@ def arguments(folder, **settings):
     }
 
 
-def train(folder, algorithms=None, **settings):
-    """Train a tiny language model for four steps by TRL, and return the trainer, which counts its forward passes."""
+def count_calls(trainer):
+    """Train, and return the trainer, which counts the forward passes of the model."""
+    trainer.calls = 0
+    trainer.model.transformer.register_forward_hook(lambda *_: setattr(trainer, "calls", trainer.calls + 1))
+    trainer.train()
+    return trainer
+
+
+def make_trainer(folder, algorithms=None, **settings):
+    """Return a trainer of TRL for a tiny language model."""
     model, tokenizer = make_parts()
-    trainer = (trl.SFTTrainer if algorithms is None else composer_trainer(trl.SFTTrainer))(
+    return (trl.SFTTrainer if algorithms is None else composer_trainer(trl.SFTTrainer))(
         model=model,
         args=trl.SFTConfig(**arguments(folder, **settings)),
         train_dataset=Dataset.from_dict({"text": [" ".join(WORDS[place % 8 :]) + " a b" for place in range(16)]}),
         processing_class=tokenizer,
         **({} if algorithms is None else {"algorithms": algorithms}),
     )
-    trainer.calls = 0
-    model.transformer.register_forward_hook(lambda *_: setattr(trainer, "calls", trainer.calls + 1))
-    trainer.train()
-    return trainer
 
 
-def train_preferences(folder, algorithms=None):
-    """Train a tiny language model for four steps on pairs of answers by TRL, and return its weights."""
+def make_preference_trainer(folder, algorithms=None):
+    """Return a trainer of TRL for a tiny language model on pairs of answers."""
     model, tokenizer = make_parts()
     pairs = {
         "prompt": ["a b"] * 16,
         "chosen": [" " + " ".join(WORDS[place % 8 :]) for place in range(16)],
         "rejected": [" " + " ".join(WORDS[: 1 + place % 8]) for place in range(16)],
     }
-    trainer = (trl.DPOTrainer if algorithms is None else composer_trainer(trl.DPOTrainer))(
+    return (trl.DPOTrainer if algorithms is None else composer_trainer(trl.DPOTrainer))(
         model=model,
         ref_model=make_parts()[0],
         args=trl.DPOConfig(**arguments(folder)),
@@ -77,8 +81,16 @@ def train_preferences(folder, algorithms=None):
         processing_class=tokenizer,
         **({} if algorithms is None else {"algorithms": algorithms}),
     )
-    trainer.train()
-    return model.state_dict()
+
+
+def train(folder, algorithms=None, **settings):
+    """Train for four steps on texts."""
+    return count_calls(make_trainer(folder, algorithms, **settings))
+
+
+def train_preferences(folder, algorithms=None):
+    """Train for four steps on pairs of answers."""
+    return count_calls(make_preference_trainer(folder, algorithms))
 
 
 def test_weights_of_trl(tmp_path):
@@ -118,15 +130,20 @@ def test_packed_sequences(tmp_path, make, settings):
     assert samples > 16 if "packing" in settings else samples == 16
 
 
-def test_changed_labels(tmp_path):
-    """TRL computes the loss of SFTTrainer without logits, so labels cannot be changed after the forward pass."""
-    with pytest.raises(TypeError, match=r"ComposerSFTTrainer\.compute_loss must let the model return 'logits'"):
-        train(tmp_path, [LabelSmoothing(0.1)])
+@pytest.mark.parametrize("make", [lambda: LabelSmoothing(0.1), lambda: Distillation(make_parts()[0])])
+@pytest.mark.parametrize("construct", [make_trainer, make_preference_trainer])
+def test_changed_labels(tmp_path, construct, make):
+    """TRL computes losses of its own, so algorithms that change labels or the loss raise at construction."""
+    message = r"(LabelSmoothing|Distillation) cannot run in (SFT|DPO)Trainer, which computes its loss without"
+    with pytest.raises(ValueError, match=message):
+        construct(tmp_path, [make()])
 
 
 def test_pairs_of_answers(tmp_path):
-    """DPO with averages alone trains as in TRL."""
-    assert_same(train_preferences(tmp_path, [EMA("2ba")]), train_preferences(tmp_path))
+    """DPO with averages alone trains as in TRL, with as many forward passes of the model."""
+    ours, alone = train_preferences(tmp_path, [EMA("2ba")]), train_preferences(tmp_path)
+    assert_same(ours.model.state_dict(), alone.model.state_dict())
+    assert ours.calls == alone.calls == 4
 
 
 @pytest.mark.parametrize(

@@ -206,13 +206,15 @@ class Adapter:
         return self.state.optimizers
 
     @property
-    def needs_outputs(self) -> bool:
-        """Whether an algorithm needs the outputs, so that the forward pass and the loss must be separate calls."""
-        return any(
-            entry.kind == "algorithm" and ({"losses"} | _NEEDED.get(event, frozenset())) & {*entry.reads, *entry.writes}
+    def needs_outputs(self) -> list[str]:
+        """The algorithms that need the outputs, so that the forward pass and the loss must be separate calls."""
+        return [
+            entry.key
             for event, entries in self.explain().entries.items()
             for entry in entries
-        )
+            if entry.kind == "algorithm"
+            and ({"losses"} | _NEEDED.get(event, frozenset())) & {*entry.reads, *entry.writes}
+        ]
 
     @property
     def is_in_epoch(self) -> bool:

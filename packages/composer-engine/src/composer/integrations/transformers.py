@@ -173,14 +173,7 @@ class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no typ
         if hides_labels:
             return self._split().forward({name: value for name, value in batch.items() if name != "labels"})
         if self._needs_outputs:
-            outputs = self._split().forward(batch)
-            if _next_method(self, "compute_loss") is not Trainer.compute_loss and "logits" not in outputs:
-                raise TypeError(
-                    f"{type(self).__name__}.compute_loss must let the model return 'logits' with algorithms that "
-                    f"change labels, but it returns outputs {_described(outputs)}. Remove those algorithms; labels are "
-                    "smoothed by label_smoothing_factor= of the training's arguments."
-                )
-            return outputs
+            return self._split().forward(batch)
         call.loss, outputs = self._host_loss(batch, return_outputs=call.returns_outputs)
         return outputs
 
@@ -493,7 +486,14 @@ def _check_algorithms(trainer: ComposerTrainer) -> None:
         raise ValueError(
             f"fp16 must be False with {(stepping or clipping)[0]}, which does not unscale gradients. Use bf16=True."
         )
-    if args.label_smoothing_factor and trainer.algorithm_adapter.needs_outputs:
+    needing = trainer.algorithm_adapter.needs_outputs
+    of_trl = [one for one in type(trainer).__mro__ if one.__module__.startswith("trl.") and "compute_loss" in vars(one)]
+    if needing and of_trl:
+        raise ValueError(
+            f"{needing[0]} cannot run in {of_trl[0].__name__}, which computes its loss without the logits and labels "
+            "that algorithms change after the forward pass. Remove it. SFTConfig has label_smoothing_factor=."
+        )
+    if args.label_smoothing_factor and needing:
         raise ValueError(
             f"label_smoothing_factor must be 0 with algorithms that change labels, got {args.label_smoothing_factor}. "
             "Use composer.algorithms.LabelSmoothing."
