@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from composer.ablation.statistics import Difference
+    from composer.ablation.table import Row
 
 DOCS = Path(__file__).parent
 PLAN = DOCS / "guides" / "plan.svg"
@@ -330,6 +331,44 @@ def measured(kind: str) -> str:
     )
 
 
+def effects() -> str:
+    """Return a table of the effect of each method alone in each task: on the metric, the time and the memory."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for task, one in studies().items():
+        baseline, *others = one.rows
+        for row in others:
+            if len(row.arm) == 1 and row.difference is not None:
+                kind = one.settings.algorithms[row.arm[0]].partition("(")[0]
+                name = kind if kind in composer.algorithms.__all__ else row.arm[0]
+                found[name][task] = f"{_verdict(one, row)}: {_effect(one, row, baseline)}"
+    cards = {
+        path.read_text().partition("\n")[0].removeprefix("# "): path.name for path in sorted(DOCS.glob("methods/*.md"))
+    }
+    tasks = [task for task in TASKS if any(task in cells for cells in found.values())]
+    return _table(
+        ("method", *(f"[{TASKS[task]}]({task.removesuffix('_each')}.md)" for task in tasks)),
+        (
+            (f"[{name}](../methods/{cards[name]})", *(cells.get(task, "") for task in tasks))
+            for name, cells in sorted(found.items(), key=lambda item: item[0].lower())
+        ),
+    )
+
+
+def _verdict(study: Study, row: Row) -> str:
+    """Return whether the method improves the metric, with a p-value that is adjusted for the number of methods."""
+    if row.adjusted_p is None or row.adjusted_p >= 0.05:
+        return "unclear"
+    return "**helps**" if study.settings.sign * row.difference.mean > 0 else "costs"
+
+
+def _effect(study: Study, row: Row, baseline: Row) -> str:
+    rough = "~" if study.settings.is_rough else ""
+    parts = [_interval(row.difference, "{:+.2g}"), f"{_interval(row.time_ratio, rough + '{:.2f}')} × time"]  # noqa: RUF001
+    if row.memory and baseline.memory:
+        parts.append(f"{row.memory / baseline.memory:.2f} × memory")  # noqa: RUF001
+    return ", ".join(parts)
+
+
 def defaults(kind: str) -> str:
     """Return the call of a method with its defaults, and the names of settings without one."""
     settings = [
@@ -490,6 +529,7 @@ TABLES = {
     "errors": errors,
     "differences": differences,
     "speed": speed,
+    "effects": effects,
     "environment": environment,
     "measured": measured,
 }
