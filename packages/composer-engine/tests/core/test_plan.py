@@ -50,10 +50,11 @@ def test_recipe(make):
 
         Callbacks and loggers (explain(verbose=True) shows where): Watch
 
-        Stages, in their order: select, reshape, augment, mix, label, loss, architecture, normalization,
-        precision, layout, gradient, weights. Within a stage the list's order counts; at after_* events its
-        reverse. After_forward, after_loss and after_backward reverse the stages, too, so that each
-        algorithm undoes its own change.""")
+        Stages, in their order: select, reshape, augment, mix, label, loss,
+        architecture, normalization, precision, layout, gradient, weights. Within a
+        stage the list's order counts; at after_* events its reverse. After_forward,
+        after_loss and after_backward reverse the stages, too, so that each algorithm
+        undoes its own change.""")
 
 
 def test_verbose_plan_shows_callbacks_at_their_events(make):
@@ -198,7 +199,7 @@ def test_lines_are_wrapped(make):
     """Long docstrings are wrapped."""
     algorithm = make.algorithm("A" * 20, {Event.INIT: Stage.LAYOUT}, __doc__="word " * 60, writes={"model"})
 
-    assert max(map(len, str(explain(algorithm)).splitlines())) <= 100
+    assert max(map(len, str(explain(algorithm)).splitlines())) <= 80
 
 
 SVG = "{http://www.w3.org/2000/svg}"

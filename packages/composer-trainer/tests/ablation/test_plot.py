@@ -4,11 +4,19 @@ import itertools
 
 import attrs
 import pytest
+from matplotlib import pyplot
 
 from composer.ablation import Study
 from composer.ablation.plot import front
 from composer.ablation.results import Result
 from fixtures.studies import SETTINGS, runs
+
+
+@pytest.fixture(autouse=True)
+def closed_figures():
+    """Close the figures that a notebook would show."""
+    yield
+    pyplot.close("all")
 
 
 class TestPicture:
@@ -64,6 +72,15 @@ class TestPicture:
         found = front(times, lambda one, other: (losses[one] < losses[other], times[one] > times[other] + 0.7))
 
         assert found == [("a",), ("b",), ("e",)]
+
+    def test_a_notebook_shows_it(self, tmp_path):
+        """Without a path, the figure is the current one of pyplot, which notebooks show; a file needs none."""
+        Study(SETTINGS, runs()).plot(tmp_path / "study.png")
+        assert not pyplot.get_fignums()
+
+        figure = Study(SETTINGS, runs()).plot()
+
+        assert pyplot.gcf() is figure
 
     def test_nothing_to_draw(self):
         """A study without a result cannot be plotted."""

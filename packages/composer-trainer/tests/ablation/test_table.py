@@ -6,10 +6,10 @@ from fixtures.studies import SETTINGS, runs
 
 
 def test_the_table_names_failures():
-    """Text and Markdown have a line for each arm, and the reason of each failure."""
+    """Text, Markdown and the table of notebooks have a line for each arm, and the reason of each failure."""
     study = Study(SETTINGS, runs())
 
-    for text in (str(study), study.to_markdown()):
+    for text in (str(study), study.to_markdown(), study._repr_html_()):
         assert "bad failed with seed 1: RuntimeError: no memory" in text
         assert "5.00x" in text
         assert "never (0/2 runs)" in text

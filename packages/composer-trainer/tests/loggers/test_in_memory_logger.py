@@ -1,5 +1,7 @@
 """Logged values can be read."""
 
+import re
+
 import pytest
 import torch
 
@@ -189,6 +191,33 @@ class TestPlot:
         assert axes.lines[2].get_marker() == "o"
         assert (tmp_path / "picture.png").stat().st_size > 1000
 
+    def test_plot_scales(self):
+        """Metrics whose values differ by a factor of ten or more have axes of their own, over one axis of the time."""
+        history = InMemoryLogger()
+        for step in range(5):
+            history.log_metrics({"loss": 2.0 - step / 10, "speed": 3000.0 + step, "accuracy": 0.5, "lr": 0.001}, step)
+
+        axes = history.plot(["loss", "speed", "accuracy", "lr"])
+
+        shown = [[line.get_label() for line in one.lines] for one in axes.figure.axes]
+        assert shown == [["loss", "accuracy"], ["speed"], ["lr"]]
+        assert [one.get_xlabel() for one in axes.figure.axes] == ["", "", "batch"]
+        assert axes is axes.figure.axes[0]
+
+    def test_plot_many_values(self):
+        """Of 100 values, the mean of each with its two neighbours on both sides is drawn above them."""
+        history = InMemoryLogger()
+        values = [float(step % 7) for step in range(100)]
+        for step, value in enumerate(values):
+            history.log_metrics({"loss": value}, step)
+
+        thin, bold = history.plot("loss").lines
+
+        assert thin.get_ydata().tolist() == values
+        assert thin.get_alpha() < 1
+        assert bold.get_ydata()[50] == pytest.approx(sum(values[48:53]) / 5)
+        assert bold.get_ydata()[0] == pytest.approx(sum(values[:3]) / 3)
+
     def test_unknown_names_raise(self, make_loop):
         """An unknown metric or unit raises."""
         history = InMemoryLogger()
@@ -208,3 +237,12 @@ def test_values_keep_their_order():
 
     assert history.get_timeseries("loss")["loss"] == [1, 2, 3, 4]
     assert history.get_timeseries("rate")["rate"] == [0.1, 0.2]
+
+
+def test_in_a_notebook():
+    """A table shows the number of values of each metric, the last one, the lowest and the highest."""
+    history = InMemoryLogger()
+    for value in (2.0, 0.5, 1.0):
+        history.log_metrics({"loss<x>": value, "name": "no number"})
+
+    assert re.findall(r"<td[^>]*>([^<]*)<", history._repr_html_()) == ["loss&lt;x&gt;", "3", "1", "0.5", "2"]

@@ -36,6 +36,15 @@ class TestFitResult:
         }
         assert result.metrics == {name: float(log.most_recent_values[name]) for name in result.metrics}
 
+    def test_in_a_notebook(self):
+        """The table has the rows of the printed one, in which names are escaped."""
+        result = attrs.evolve(small_run(max_duration="1ep").fit(), run_name="a<b")
+
+        html = result._repr_html_()
+
+        assert ">a&lt;b</td>" in html
+        assert html.count("<tr>") == len(str(result).splitlines())
+
     def test_further_call_counts_its_own_steps(self):
         """The steps are those of the call, the clock is that of the run."""
         trainer = small_run(max_duration="1ep")

@@ -39,7 +39,8 @@ _PHASES: Mapping[str, tuple[Event, Event, int]] = {
 """The phases of a run, in their order, each with its first and last event, and the number of loops that it is in."""
 
 _HEADER = ("EVENT", "RUNS", "STAGE", "WHY HERE")
-_COLUMNS = 100
+_COLUMNS, _REASON = 80, 20
+"""The width of the table, and the least width of the reasons, which make it wider beside long names."""
 _RULES = (
     f"Stages, in their order: {', '.join(stage.name.lower() for stage in Stage if stage is not Stage.UNDECLARED)}. "
     "Within a stage the list's order counts; at after_* events its reverse. After_forward, after_loss and "
@@ -317,15 +318,15 @@ def _text_lines(plan: Plan) -> Iterator[str]:
         yield from _table(plan)
     if folded := plan.folded():
         line = f"Callbacks and loggers (explain(verbose=True) shows where): {', '.join(folded)}"
-        yield from ("", *textwrap.wrap(line, _COLUMNS, subsequent_indent="  ")) if shown else [line]
+        yield from ("", *_wrap(line, _COLUMNS, subsequent_indent="  ")) if shown else [line]
     algorithms = [entry for entry in shown if entry.kind == "algorithm"]
     if algorithms:
         without_stage = any(entry.stage is None for entry in algorithms)
-        yield from ("", *textwrap.wrap(_RULES + _WITHOUT_STAGE if without_stage else _RULES, _COLUMNS))
+        yield from ("", *_wrap(_RULES + _WITHOUT_STAGE if without_stage else _RULES, _COLUMNS))
     if plan.batch:
-        yield from ("", *textwrap.wrap(plan.batch, _COLUMNS))
+        yield from ("", *_wrap(plan.batch, _COLUMNS))
     for warning in plan.warnings:
-        yield from ("", *textwrap.wrap(f"WARNING: {warning}", _COLUMNS, subsequent_indent="  "))
+        yield from ("", *_wrap(f"WARNING: {warning}", _COLUMNS, subsequent_indent="  "))
 
 
 def _declared(declaration: Declaration, name_width: int) -> Iterator[str]:
@@ -335,9 +336,16 @@ def _declared(declaration: Declaration, name_width: int) -> Iterator[str]:
     declared += [f"reads {', '.join(only_read)}"] if only_read else []
     declared += [f"owns {' and '.join(declaration.owns)}"] if declaration.owns else []
     texts = [declaration.summary, "; ".join(declared) or "does not declare what it reads and changes"]
-    lines = [line for text in texts for line in textwrap.wrap(text, _COLUMNS - len(indent))]
+    lines = [line for text in texts for line in _wrap(text, _COLUMNS - len(indent))]
     yield f"  {declaration.name:<{name_width}}  {lines[0]}"
     yield from (f"{indent}{line}" for line in (*lines[1:], *declaration.settings))
+
+
+def _wrap(text: str, width: int, subsequent_indent: str = "") -> list[str]:
+    """Return the lines of a paragraph; words are not broken."""
+    return textwrap.wrap(
+        text, width, subsequent_indent=subsequent_indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _by_phase(plan: Plan) -> Iterator[tuple[str, int, list[tuple[Event, list[Entry]]]]]:
@@ -367,7 +375,7 @@ def _table(plan: Plan) -> Iterator[str]:
     for phase, shown in phases.items():
         if shown:
             yield f"  {phase}"
-            yield from (_line(row, widths, indent=4) for row in shown)
+            yield from chain.from_iterable(_lines(row, widths) for row in shown)
 
 
 def _rows(plan: Plan, event: Event, entries: Sequence[Entry]) -> list[Row]:
@@ -379,6 +387,14 @@ def _rows(plan: Plan, event: Event, entries: Sequence[Entry]) -> list[Row]:
 def _reason(entry: Entry) -> str:
     often = "" if entry.every is None else f"every {entry.every}"
     return "; ".join(filter(None, [entry.why, often, "if match()" if entry.asked else ""]))
+
+
+def _lines(row: Row, widths: Sequence[int]) -> Iterator[str]:
+    """Yield the lines of a row, of which its reason needs several if it is long."""
+    width = max(_REASON, _COLUMNS - sum(widths) - 4 - 2 * 3)
+    first, *others = _wrap(row[3], width) or [""]
+    yield _line((*row[:3], first), widths, indent=4)
+    yield from (_line(("", "", "", other), widths, indent=4) for other in others)
 
 
 def _line(row: Row, widths: Sequence[int], indent: int) -> str:

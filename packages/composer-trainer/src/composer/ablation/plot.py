@@ -48,7 +48,6 @@ def front(times: Mapping[Arm, float], compare: Callable[[Arm, Arm], tuple[bool, 
 
 def plot_study(study: Study, path: str | os.PathLike[str] | None = None) -> Figure:
     """Plot each arm's metric against its time of training; see :meth:`.Study.plot`."""
-    figures = import_product("matplotlib.figure", "ablation")
     settings, rows = study.settings, {row.arm: row for row in study.rows}
     points = {
         arm: (row.seconds, row.metric)
@@ -57,8 +56,9 @@ def plot_study(study: Study, path: str | os.PathLike[str] | None = None) -> Figu
     }
     if not points:
         raise ValueError("A study must have a result to be plotted, and no arm has one.")
-    # A figure of its own: pyplot would keep it open, and need a display in some environments.
-    figure: Figure = figures.Figure(figsize=(8, 5), layout="constrained")
+    # A picture needs a figure of its own: pyplot would keep it open, and need a display in some environments.
+    module, make = ("matplotlib.pyplot", "figure") if path is None else ("matplotlib.figure", "Figure")
+    figure: Figure = getattr(import_product(module, "ablation"), make)(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     gains = {arm for arm in points if not arm or study.compare(arm)[0] or study.compare((), arm)[1]}
     best = front({arm: points[arm][0] for arm in gains}, study.compare)

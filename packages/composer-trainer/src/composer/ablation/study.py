@@ -14,7 +14,7 @@ from composer.ablation.plot import plot_study
 from composer.ablation.report import write_report
 from composer.ablation.results import Result, ResultsFile, Settings
 from composer.ablation.statistics import Difference, adjusted_p_values, paired_difference, paired_ratio, time_to
-from composer.ablation.table import Row, sentences, to_markdown, to_string
+from composer.ablation.table import Row, sentences, to_html, to_markdown, to_string
 from composer.core.files import write_atomically
 
 if TYPE_CHECKING:
@@ -112,6 +112,9 @@ class Study:
     def __str__(self) -> str:
         return to_string(self.rows, self.settings)
 
+    def _repr_html_(self) -> str:  # the method that notebooks call
+        return to_html(self.rows, self.settings)
+
     def to_markdown(self) -> str:
         """Return the table and its sentences in Markdown."""
         return to_markdown(self.rows, self.settings)
@@ -157,7 +160,8 @@ class Study:
         of which each takes clearly longer than the one before, and is clearly better.
 
         Args:
-            path: The picture to write, if any; its suffix selects the format.
+            path: The picture to write; its suffix selects the format. Without one, the figure is one of pyplot, which
+                a notebook shows.
 
         Returns:
             The figure.

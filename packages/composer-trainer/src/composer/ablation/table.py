@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from html import escape
 
 import attrs
 
 from composer.ablation.results import Settings, label
 from composer.ablation.statistics import Difference, seeds_needed
-from composer.loggers.values import aligned
+from composer.loggers.values import aligned, html_table
 
-__all__ = ["Row", "sentences", "to_markdown", "to_string"]
+__all__ = ["Row", "sentences", "to_html", "to_markdown", "to_string"]
 
 _SIGNIFICANT = 0.05
 
@@ -79,6 +80,13 @@ def to_markdown(rows: Sequence[Row], settings: Settings) -> str:
     lines = [f"| {' | '.join(row)} |" for row in (head, rule, *others)]
     points = [f"- {one}" for one in sentences(rows, settings)]
     return "\n".join([_title(settings), "", *lines, "", *points]).rstrip() + "\n"
+
+
+def to_html(rows: Sequence[Row], settings: Settings) -> str:
+    """Return the table and its sentences for notebooks."""
+    head, *others = _cells(rows, settings)
+    below = "".join(f"<li>{escape(one)}</li>" for one in sentences(rows, settings))
+    return f"{html_table(others, head, _title(settings))}<ul>{below}</ul>"
 
 
 def sentences(rows: Sequence[Row], settings: Settings) -> list[str]:

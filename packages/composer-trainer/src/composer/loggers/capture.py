@@ -8,12 +8,15 @@ from typing import Any, Literal
 
 __all__ = ["CapturedStream"]
 
+_UP = "\x1b[A"
+"""Moves the cursor up, from a second progress bar to the first, which is drawn again."""
+
 
 class CapturedStream:
     """Replace ``sys.stdout`` or ``sys.stderr``: pass all output to the original stream, and each line to a function.
 
-    If a line is redrawn, such as a progress bar, only the last drawing is passed. All other attributes (``isatty``,
-    ``encoding``, …) are those of the original stream.
+    A line that is redrawn, such as a progress bar, is not passed. All other attributes (``isatty``, ``encoding``, …)
+    are those of the original stream.
 
     Args:
         name: ``"stdout"`` or ``"stderr"``.
@@ -53,20 +56,18 @@ class CapturedStream:
         """Write to the original stream, and pass complete lines to the function."""
         count: int = self._original.write(text)
         if self._sink is not None:
-            *lines, self._line = (self._line + text).split("\n")
+            *lines, unfinished = (self._line + text.replace(_UP, "\r\r")).split("\n")
             for line in lines:
-                self._take_line(line)
-            # Drop earlier drawings of the line, which would grow with each update of a progress bar.
-            self._line = self._line[max(0, self._line.rfind("\r")) :]
+                self._take_line(_newest_drawing(line.removesuffix("\r")))
+            self._line = _newest_drawing(unfinished)
         return count
 
     def __getattr__(self, attribute: str) -> Any:
         return getattr(self._original, attribute)
 
     def _take_line(self, line: str) -> None:
-        drawn = line.rstrip("\r").rpartition("\r")[2]
-        if drawn.strip() and self._sink is not None:
-            self._sink(drawn)
+        if line.strip() and not line.startswith("\r") and self._sink is not None:
+            self._sink(line)
 
     def _active_stream(self) -> Any:
         # Streams that were captured earlier and removed since then are skipped.
@@ -74,3 +75,10 @@ class CapturedStream:
         while isinstance(stream, CapturedStream) and stream._sink is None:  # noqa: SLF001
             stream = stream._original  # noqa: SLF001
         return stream
+
+
+def _newest_drawing(line: str) -> str:
+    """Return a line without its earlier drawings; it begins with a carriage return if it was not cleared between."""
+    earlier, carriage_return, newest = line.rpartition("\r")
+    before = earlier.rpartition("\r")[2]
+    return newest if before and not before.strip() else carriage_return + newest

@@ -68,7 +68,7 @@ class FileLogger(GatheringLogger):
             ``{run_name}`` and ``{rank}`` are filled in. Not uploaded if None.
         capture_stdout: Whether to write the lines printed to ``sys.stdout``, from ``INIT`` until the run is closed.
             They are still printed.
-        capture_stderr: The same for ``sys.stderr``. Only the last drawing of a progress bar is written.
+        capture_stderr: The same for ``sys.stderr``. Progress bars are not written, only the lines above them.
         buffer_size: Bytes to buffer before a system call, as in :func:`open`; with 0 or 1 each line is written
             separately.
         log_traces: Whether to write which algorithms ran, if the run logs it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from composer.core.interval import to_interval
 from composer.core.time import Counts
 from composer.loggers.images import to_images
 from composer.loggers.products import import_product
-from composer.loggers.values import detach_to_host, read
+from composer.loggers.values import detach_to_host, html_table, read, smoothed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["InMemoryLogger"]
 
 _MOST_UNREAD = 10_000
+_MANY_VALUES = 40
+"""Fewer values are not smoothed."""
 _FIRST_VALUE = 1 + len(Counts._fields)
 _STORED_UNCHANGED = frozenset({int, float, str, bool, type(None)})
 
@@ -108,34 +111,46 @@ class InMemoryLogger(LoggerDestination):
         }
 
     def plot(self, metrics: str | Sequence[str], ax: Axes | None = None, x: str = "batch") -> Axes:
-        """Plot metrics as lines.
+        """Plot metrics as lines, those with many values with a moving average over a twentieth of them.
 
         Args:
             metrics: One or several names.
-            ax: Axes to draw into; new axes if None.
+            ax: Axes to draw into. If None, metrics of one scale get new axes, below those of another scale.
             x: The field of the clock on the x-axis: ``"batch"``, ``"epoch"``, ``"sample"``, ``"total_wct"`` (seconds),
                 …
 
         Returns:
-            The axes; ``ax.figure.savefig("loss.png")`` saves the figure.
+            The axes, the uppermost ones if there are several; ``ax.figure.savefig("loss.png")`` saves the figure.
 
         Raises:
             ValueError: Nothing was logged under a name, or the clock has no such field.
             ModuleNotFoundError: Matplotlib is not installed.
         """
+        drawn: Sequence[Axes]
         names = [metrics] if isinstance(metrics, str) else list(metrics)
         series = {name: self.get_timeseries(name) for name in names}
         parts = list(Timestamp().state_dict())
         if x not in parts:
             raise ValueError(f"x must be one of {', '.join(parts)}, got {x!r}.")
+        groups = [names] if ax is not None else _by_scale({name: series[name][name] for name in names})
+        drawn = [] if ax is None else [ax]
         if ax is None:
-            ax = import_product("matplotlib.pyplot", "plot").subplots(layout="constrained")[1]
-        for name, columns in series.items():
-            # A line through a single value would be invisible.
-            ax.plot(columns[x], columns[name], label=name, marker="o" if len(columns[x]) == 1 else None)
-        ax.set_xlabel("seconds" if x.endswith("_wct") else x)
-        ax.legend() if len(names) > 1 else ax.set_ylabel(names[0])
-        return ax
+            pyplot = import_product("matplotlib.pyplot", "plot")
+            drawn = pyplot.subplots(len(groups), sharex=True, squeeze=False, layout="constrained")[1][:, 0]
+        for one, group in zip(drawn, groups, strict=True):
+            for name in group:
+                _draw(one, name, series[name][x], series[name][name])
+            one.legend() if len(group) > 1 else one.set_ylabel(group[0])
+        drawn[-1].set_xlabel("seconds" if x.endswith("_wct") else x)
+        return drawn[0]
+
+    def _repr_html_(self) -> str:  # the method that notebooks call
+        rows = []
+        for name, entries in self.data.items():
+            if numbers := [value for _, value in entries if isinstance(value, (int, float))]:
+                shown = [f"{value:.4g}" for value in (numbers[-1], min(numbers), max(numbers))]
+                rows.append((name, len(numbers), *shown))
+        return html_table(rows, ("metric", "values", "last", "lowest", "highest"))
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Store hyperparameters."""
@@ -208,3 +223,23 @@ class InMemoryLogger(LoggerDestination):
         for place in unread:
             rows[place] = tuple(itertools.islice(values, len(rows[place])))
         self._num_read = len(rows)
+
+
+def _by_scale(values: Mapping[str, list[Any]]) -> list[list[str]]:
+    """Return the names in groups, in which the largest absolute values differ by less than a factor of ten."""
+    groups: dict[float, list[str]] = {}
+    for name, each in values.items():
+        numbers = [abs(value) for value in each if isinstance(value, (int, float)) and math.isfinite(value)]
+        scale = math.log10(max(numbers, default=0.0) or 1.0)
+        near = next((other for other in groups if abs(other - scale) < 1), scale)
+        groups.setdefault(near, []).append(name)
+    return list(groups.values())
+
+
+def _draw(ax: Axes, name: str, places: list[Any], values: list[Any]) -> None:
+    is_long = len(values) >= _MANY_VALUES and all(isinstance(value, (int, float)) for value in values)
+    # A line through a single value would be invisible.
+    (line,) = ax.plot(places, values, label=name, marker="o" if len(values) == 1 else None)
+    if is_long:
+        line.set(alpha=0.3, label="_" + name)
+        ax.plot(places, smoothed(values, len(values) // _MANY_VALUES), color=line.get_color(), label=name)

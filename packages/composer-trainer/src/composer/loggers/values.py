@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from numbers import Real
 from typing import Any, TextIO, TypeAlias
 
@@ -20,11 +21,13 @@ __all__ = [
     "check_stream",
     "detach_to_host",
     "flat",
+    "html_table",
     "matches",
     "numbers_by_name",
     "open_stream",
     "read",
     "show",
+    "smoothed",
 ]
 
 Number: TypeAlias = int | float
@@ -140,6 +143,44 @@ def aligned(rows: Sequence[Sequence[str]], left: int | None = None) -> list[str]
         "  ".join(one(cell, width) for one, cell, width in zip(justify, row, widths, strict=True)).rstrip()
         for row in rows
     ]
+
+
+def html_table(rows: Iterable[Sequence[object]], head: Sequence[str] = (), caption: str = "", left: int = 1) -> str:
+    """Return a table for notebooks, with escaped strings.
+
+    Args:
+        rows: The cells.
+        head: The heads of the columns.
+        caption: A paragraph above the table; its lines are kept.
+        left: The number of columns that are aligned to the left, the others to the right.
+
+    Example:
+        >>> html_table([["a<b", 1]], left=1)
+        '<table><tr><td style="text-align: left">a&lt;b</td><td style="text-align: right">1</td></tr></table>'
+    """
+
+    def line(cells: Sequence[object], tag: str) -> str:
+        sides = ["left"] * left + ["right"] * (len(cells) - left)
+        shown = [
+            f'<{tag} style="text-align: {side}">{escape(str(cell))}</{tag}>'
+            for side, cell in zip(sides, cells, strict=False)
+        ]
+        return f"<tr>{''.join(shown)}</tr>"
+
+    above = f'<caption style="text-align: left; white-space: pre-line">{escape(caption)}</caption>' if caption else ""
+    heads = line(head, "th") if head else ""
+    return f"<table>{above}{heads}{''.join(line(row, 'td') for row in rows)}</table>"
+
+
+def smoothed(values: Sequence[float], reach: int) -> list[float]:
+    """Return each value averaged with up to ``reach`` neighbours before and after it.
+
+    Example:
+        >>> smoothed([1.0, 2.0, 6.0], reach=1)
+        [1.5, 3.0, 4.0]
+    """
+    line = torch.tensor(values, dtype=torch.float64)[None]
+    return torch.nn.functional.avg_pool1d(line, 2 * reach + 1, 1, reach, count_include_pad=False)[0].tolist()
 
 
 def check_stream(stream: Stream) -> Stream:

@@ -9,7 +9,7 @@ import attrs
 
 from composer.core import TimeUnit
 from composer.core.checks import printable
-from composer.loggers.values import Number, numbers_by_name
+from composer.loggers.values import Number, aligned, html_table, numbers_by_name
 
 if TYPE_CHECKING:
     from composer.core import State, Time, Timestamp
@@ -56,6 +56,12 @@ class FitResult:
 
     def __repr__(self) -> str:
         """Return the table."""
+        return printable("\n".join(aligned(self._rows())))
+
+    def _repr_html_(self) -> str:  # the method that notebooks call
+        return html_table(self._rows(), left=2)
+
+    def _rows(self) -> list[tuple[str, str]]:
         speed = f", {self.steps / self.seconds:.1f} per second" if self.steps and self.seconds else ""
         units = (TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.SAMPLE)
         rows = {
@@ -68,8 +74,7 @@ class FitResult:
             "best": self.best_checkpoint,
             **{name: f"{value:.4g}" for name, value in self.metrics.items()},
         }
-        width = max(map(len, rows))
-        return printable("\n".join(f"{name:<{width}}  {value}" for name, value in rows.items() if value is not None))
+        return [(name, value) for name, value in rows.items() if value is not None]
 
 
 def final_metrics(state: State, losses: Mapping[str, Any]) -> dict[str, Number]:

@@ -536,7 +536,8 @@ class Trainer(Assembly):
             stop_factor: The search ends early at a loss that is higher than the first one and so many times the lowest.
 
         Returns:
-            The rates and losses; ``search.suggestion`` is a first guess, ``search.plot()`` draws them.
+            The rates and losses; ``search.suggestion`` is a first guess, ``search.suggestions`` has
+            those of several rules, and ``search.plot()`` draws all of this.
 
         Raises:
             ValueError: A value is out of range, there is no data, or the first loss is not finite.

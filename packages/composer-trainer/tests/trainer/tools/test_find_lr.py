@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -202,11 +203,39 @@ class TestSearch:
 
 
 class TestResult:
-    def test_suggestion_is_the_steepest_step(self):
-        """The suggested rate is that of the step with the largest decrease, before the lowest loss."""
+    def test_suggestions(self):
+        """Smoothed, the losses are 2, 2, 1.97, 1.77, 1.4, 1.05, 0.87, 1.57 and 1.93: what each rule makes of these."""
         losses = (2.0, 2.0, 2.0, 1.9, 1.4, 0.9, 0.85, 0.85, 3.0)
 
-        assert LRSearch(tuple(10.0**n for n in range(-9, 0)), losses).suggestion == pytest.approx(1e-6)
+        search = LRSearch(tuple(10.0**n for n in range(-9, 0)), losses)
+
+        expected = {"halfway": 1e-5, "steepest": 1e-5, "valley": 1e-6, "minimum": 1e-4}
+        assert search.suggestions == pytest.approx(expected)
+        assert search.suggestion == search.suggestions["halfway"]
+
+    def test_suggestion_depends_little_on_the_batches(self):
+        """Of ten searches whose losses differ by noise, the suggestions differ by less than a factor of 1.5."""
+        found = []
+        for seed in range(10):
+            noise = np.random.default_rng(seed)
+            lrs = np.geomspace(1e-6, 10, 100)
+            losses = 0.4 + 1.9 / (1 + (lrs / 3e-3) ** 1.5) + 5 * lrs**2 + 0.15 * noise.standard_normal(100)
+            found.append(LRSearch(tuple(lrs.tolist()), tuple(losses.tolist())).suggestion)
+
+        assert max(found) < 1.5 * min(found)
+        assert 2e-3 < np.mean(found) < 4e-3
+
+    def test_in_a_notebook(self):
+        """A table shows the rules with their rates."""
+        html = LRSearch(lrs=(0.001, 0.01, 0.1, 1.0, 10.0), losses=(2.3, 2.2, 1.5, 0.9, 8.0))._repr_html_()
+
+        assert "5 steps, from 0.001 to 10" in html
+        assert re.findall(r">(\w+)</td><td[^>]*>([\d.]+)<", html) == [
+            ("halfway", "0.1"),
+            ("steepest", "0.1"),
+            ("valley", "0.01"),
+            ("minimum", "0.01"),
+        ]
 
     @pytest.mark.parametrize("losses", [(), (1.0,), (1.0, 2.0, 3.0, 4.0)])
     def test_no_suggestion(self, losses):
@@ -214,14 +243,17 @@ class TestResult:
         assert LRSearch((0.1, 0.2, 0.3, 0.4)[: len(losses)], losses).suggestion is None
 
     def test_plot(self):
-        """The plot has both curves on a logarithmic axis, and a line at the suggestion."""
+        """The plot has both curves on a logarithmic axis, a line at each suggestion, and the range between them."""
         search = small_run(train_dataloader=make_loader(batch_size=20)).find_lr(num_batches=30)
 
         ax = search.plot(plt.figure().gca())
 
         assert ax.get_xscale() == "log"
-        assert [len(line.get_xdata()) for line in ax.lines] == [len(search.lrs), len(search.lrs), 2]
-        assert ax.lines[2].get_xdata()[0] == search.suggestion
+        assert [len(line.get_xdata()) for line in ax.lines[:2]] == [len(search.lrs)] * 2
+        rates = list(search.suggestions.values())
+        assert [line.get_xdata()[0] for line in ax.lines[2:]] == rates
+        (span,) = ax.patches
+        assert (span.get_x(), span.get_x() + span.get_width()) == pytest.approx((min(rates), max(rates)))
         plt.close(ax.figure)
 
 

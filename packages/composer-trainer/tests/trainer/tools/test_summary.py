@@ -159,6 +159,16 @@ class TestNothingStaysChanged:
         assert not any(module._forward_hooks for module in trainer.state.model.modules())
 
 
+def test_in_a_notebook():
+    """The table has the layers, and the totals above them."""
+    summary = small_run().summary()
+
+    html = summary._repr_html_()
+
+    assert html.count("<tr>") == 1 + len(summary.layers)
+    assert f"of which {summary.num_trainable:,} are trained\nbatch" in html
+
+
 def test_sample_input():
     """A given batch is used instead of the data's first one."""
     summary = small_run(train_dataloader=None).summary((torch.rand(7, 4), torch.zeros(7, dtype=torch.long)))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -16,6 +17,7 @@ from composer.core.step import Step
 from composer.distributed import get_world_size
 from composer.functional.checks import check_interval, check_whole
 from composer.loggers.products import import_product
+from composer.loggers.values import html_table, smoothed
 from composer.trainer.data.order import make_order
 from composer.trainer.data.settings import check_trainable
 from composer.trainer.evaluation.evaluate import prepare_batch
@@ -45,7 +47,7 @@ class LRSearch:
     Example:
         >>> search = LRSearch(lrs=(0.001, 0.01, 0.1, 1.0, 10.0), losses=(2.3, 2.2, 1.5, 0.9, 8.0))
         >>> search.suggestion
-        0.01
+        0.1
     """
 
     lrs: tuple[float, ...]
@@ -54,23 +56,48 @@ class LRSearch:
     @property
     def smoothed(self) -> tuple[float, ...]:
         """The losses, each averaged with its neighbours before and after it."""
-        reach = max(1, len(self.losses) // _WINDOW)
-        windows = [self.losses[max(0, step - reach) : step + reach + 1] for step in range(len(self.losses))]
-        return tuple(sum(window) / len(window) for window in windows)
+        return tuple(smoothed(self.losses, max(1, len(self.losses) // _WINDOW))) if self.losses else ()
+
+    @property
+    def suggestions(self) -> dict[str, float]:
+        """The learning rates that several rules suggest; empty if no step decreases the smoothed loss.
+
+        - ``"halfway"``: from where the smoothed loss stays below the middle between its first and its lowest value.
+        - ``"steepest"``: where it decreases most, over a tenth of the steps.
+        - ``"valley"``: the middle of the longest sequence of steps, not only adjacent ones, of which each has a lower
+          loss than the one before.
+        - ``"minimum"``: a tenth of the rate with the lowest loss.
+        """
+        values = self.smoothed
+        lowest = values.index(min(values)) if values else 0
+        if not lowest:
+            return {}
+        middle, reach = (values[0] + values[lowest]) / 2, max(1, len(values) // _WINDOW)
+        above = max(step for step in range(lowest) if values[step] > middle)
+        windows = [(max(0, step - reach), min(lowest, step + reach)) for step in range(lowest + 1)]
+        slopes = [(values[last] - values[first]) / (last - first) for first, last in windows]
+        return {
+            "halfway": self.lrs[above + 1],
+            "steepest": self.lrs[slopes.index(min(slopes))],
+            "valley": self.lrs[_middle_of_descent(values)],
+            "minimum": self.lrs[lowest] / 10,
+        }
 
     @property
     def suggestion(self) -> float | None:
-        """The learning rate whose step decreases the smoothed loss most; None if no step decreases it.
+        """The suggestion ``"halfway"``, which depends least on the batches; None if no step decreases the loss.
 
         It is a first guess for a constant rate; a schedule with a warm-up may start from a larger one.
         """
-        smoothed = self.smoothed
-        until_lowest = smoothed[: smoothed.index(min(smoothed)) + 1] if smoothed else ()
-        changes = [after - before for before, after in itertools.pairwise(until_lowest)]
-        return self.lrs[changes.index(min(changes))] if changes else None
+        return self.suggestions.get("halfway")
+
+    def _repr_html_(self) -> str:  # the method that notebooks call
+        rows = [(rule, f"{rate:.2g}") for rule, rate in self.suggestions.items()]
+        ends = f"{len(self.lrs)} steps, from {self.lrs[0]:.2g} to {self.lrs[-1]:.2g}" if self.lrs else "no steps"
+        return html_table(rows, ("rule", "learning rate"), f"Learning rate range test: {ends}")
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Plot the loss over the learning rate, with the suggestion.
+        """Plot the loss over the learning rate, with the suggestions and the range between them.
 
         Args:
             ax: Axes to draw into; new axes if None.
@@ -86,13 +113,28 @@ class LRSearch:
         assert ax is not None
         ax.plot(self.lrs, self.losses, alpha=0.35, label="loss")
         ax.plot(self.lrs, self.smoothed, label="smoothed loss")
-        if self.suggestion is not None:
-            ax.axvline(self.suggestion, color="gray", linestyle="--", label=f"steepest at {self.suggestion:.2g}")
+        found = self.suggestions
+        if found:
+            ax.axvspan(min(found.values()), max(found.values()), color="gray", alpha=0.12, linewidth=0)
+        for (rule, rate), style in zip(found.items(), ("-", "--", "-.", ":"), strict=False):
+            ax.axvline(rate, color="gray", linestyle=style, label=f"{rule}: {rate:.2g}")
         low, high = min(self.smoothed), max(self.smoothed[0], self.losses[0])
         ax.set(xscale="log", xlabel="learning rate", ylabel="loss")
         ax.set_ylim(low - 0.1 * (high - low) - 1e-9, high + 0.5 * (high - low) + 1e-9)
         ax.legend()
         return ax
+
+
+def _middle_of_descent(values: Sequence[float]) -> int:
+    """Return the middle of the range of the longest decreasing subsequence."""
+    ends: list[float] = []  # the smallest ends of increasing subsequences of the negative values, by length
+    lengths = []
+    for value in values:
+        place = bisect.bisect_left(ends, -value)
+        ends[place : place + 1] = [-value]
+        lengths.append(place + 1)
+    last = lengths.index(max(lengths))
+    return last - max(lengths) // 2
 
 
 def find_lr(

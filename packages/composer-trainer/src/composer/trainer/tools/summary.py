@@ -14,7 +14,7 @@ from composer.core import DataSpec, Event, State, get_precision_context
 from composer.core.data_spec import describe_batch, move_batch, note_batch
 from composer.functional.dtensors import is_sharded
 from composer.functional.nested import leaves
-from composer.loggers.values import aligned
+from composer.loggers.values import aligned, html_table
 from composer.trainer.evaluation.evaluate import first_batch
 from composer.trainer.microbatching import split_microbatches
 from composer.trainer.tools.trial import trial
@@ -78,18 +78,29 @@ class ModelSummary:
 
     def __repr__(self) -> str:
         """Return the tables."""
-        rows = [("LAYER", "CLASS", "INPUT", "OUTPUT", "PARAMETERS", "REPLACED BY")]
+        return "\n".join([*aligned(self._rows()), "", *self._totals()])
+
+    def _repr_html_(self) -> str:  # the method that notebooks call
+        head, *rows = self._rows()
+        shown = [(name.replace("  ", "\N{NO-BREAK SPACE}" * 4), *cells) for name, *cells in rows]
+        return html_table(shown, head, "\n".join(self._totals()), left=4)
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = [("LAYER", "CLASS", "INPUT", "OUTPUT", "PARAMETERS", "REPLACED BY")]
         for layer in self.layers:
             depth, name = layer.path.count(".") + bool(layer.path), layer.path.rpartition(".")[2] or "(model)"
             count = f"{layer.num_parameters:,}" if layer.num_parameters else ""
             shapes = (_cut(layer.input), _cut(layer.output))
             rows.append((f"{'  ' * depth}{name}", layer.kind, *shapes, count, layer.replaced))
-        rows = rows if any(layer.replaced for layer in self.layers) else [(*row[:-1], "") for row in rows]
-        lines = aligned(rows)
+        return rows if any(layer.replaced for layer in self.layers) else [(*row[:-1], "") for row in rows]
+
+    def _totals(self) -> list[str]:
         memory = ", ".join(f"{name} {_size(number)}" for name, number in self.memory.items() if number)
-        lines += ["", f"parameters: {self.num_parameters:,}, of which {self.num_trainable:,} are trained"]
-        lines += [f"batch: {self.batch}", f"memory: {memory}; in all {_size(sum(self.memory.values()))}"]
-        return "\n".join(lines)
+        return [
+            f"parameters: {self.num_parameters:,}, of which {self.num_trainable:,} are trained",
+            f"batch: {self.batch}",
+            f"memory: {memory}; in all {_size(sum(self.memory.values()))}",
+        ]
 
 
 def summarize(state: State, spec: DataSpec | None, sample_input: Any, *, max_depth: int) -> ModelSummary:
