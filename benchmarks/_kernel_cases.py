@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from composer import functional as cf
 from composer.functional.augmentations import batch_operations
 from composer.functional.augmentations.operations import GEOMETRIC, OPERATIONS
+from composer.functional.random import send
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -464,12 +465,12 @@ def operation(name: str, magnitude: float, mode: str = "bilinear", tolerance: fl
 
         def ours() -> Tensor:
             numbers = batch_operations._numbers(operations, magnitudes, *shape[2:]).to(images.dtype)
-            return function(images.clone(), batch_operations.send(numbers, images.device), 1.0, **options)
+            return function(images.clone(), send(numbers, images.device), 1.0, **options)
 
         theirs, others = with_kornia(name, mode), with_torchvision(name, magnitude, mode)
         return [
             ("ours", ours),
-            ("kornia", lambda: theirs(images.clone(), batch_operations.send(magnitudes, images.device))),
+            ("kornia", lambda: theirs(images.clone(), send(magnitudes, images.device))),
             ("torchvision v2, one magnitude for the batch", lambda: others(images.clone())),
         ]
 

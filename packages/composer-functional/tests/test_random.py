@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer import functional as cf
+from composer.functional.random import send
 
 
 def _beta_cdf(alpha: float, points: torch.Tensor) -> torch.Tensor:
@@ -124,3 +125,28 @@ class TestDrawPermutation:
         """Reading a number drawn on a device would synchronize."""
         with pytest.raises(ValueError, match="generator must be on the CPU"):
             cf.draw_permutation(3, generator=torch.Generator("cuda"))
+
+
+class _Recorder:
+    """Records calls on a tensor instead of using a GPU."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, steps: tuple[object, ...] = ()) -> None:
+        self.steps = steps
+
+    def pin_memory(self) -> _Recorder:
+        return _Recorder((*self.steps, "pinned"))
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> _Recorder:
+        return _Recorder((*self.steps, device.type, non_blocking))
+
+
+@pytest.mark.parametrize(("is_compiling", "steps"), [(False, ("pinned", "cuda", True)), (True, ("cuda", False))])
+def test_does_not_pin_memory_while_compiling(
+    is_compiling: bool, steps: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+):
+    """Fake tensors cannot be pinned; outside of compilation, pinning avoids a synchronization."""
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: is_compiling)
+
+    assert send(_Recorder(), torch.device("cuda")).steps == steps

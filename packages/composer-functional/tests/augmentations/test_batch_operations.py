@@ -12,7 +12,6 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as tv
 
 from composer import functional as cf
-from composer.functional.augmentations.batch_operations import send
 
 NAMES = [
     "identity",
@@ -270,26 +269,3 @@ class TestEveryOperation:
 
         assert images.grad is not None
         assert images.grad.isfinite().all()
-
-
-class _Recorder:
-    """Records calls on a tensor instead of using a GPU."""
-
-    def __init__(self, steps: tuple[object, ...] = ()) -> None:
-        self.steps = steps
-
-    def pin_memory(self) -> _Recorder:
-        return _Recorder((*self.steps, "pinned"))
-
-    def to(self, device: torch.device, *, non_blocking: bool = False) -> _Recorder:
-        return _Recorder((*self.steps, device.type, non_blocking))
-
-
-@pytest.mark.parametrize(("is_compiling", "steps"), [(False, ("pinned", "cuda", True)), (True, ("cuda", False))])
-def test_does_not_pin_memory_while_compiling(
-    is_compiling: bool, steps: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
-):
-    """Fake tensors cannot be pinned; outside of compilation, pinning avoids a synchronization."""
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: is_compiling)
-
-    assert send(_Recorder(), torch.device("cuda")).steps == steps

@@ -14,8 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kornia.geometry.boxes import Boxes
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.torch_version import TorchVersion
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -671,29 +669,6 @@ class TestBadInput:
 
 
 @pytest.mark.skipif(TorchVersion(torch.__version__) < "2.8", reason="torch 2.7 makes no other class of fake tensors")
-class TestDevices:
-    @pytest.mark.parametrize("device", ["cpu", "cuda"])
-    @pytest.mark.parametrize("as_list", [True, False])
-    def test_annotations_keep_their_device(self, monkeypatch, device, as_list):
-        """Boxes, labels and keypoints beside images on a GPU are returned on their own device; needs no GPU."""
-        monkeypatch.setattr(pipelines, "_apply", lambda augmentation, draws, items: dict(items))
-        monkeypatch.setattr(pipelines, "draw_augmentation", lambda *_, **__: None)
-
-        with FakeTensorMode(shape_env=ShapeEnv()):  # the sizes of what is kept depend on data
-            given = [torch.zeros(1, 4, device=device), torch.zeros(2, 4, device=device)]
-            moved = cf.augment_batch(
-                torch.zeros(2, 3, 8, 8, device="cuda"),
-                ka.RandomHorizontalFlip(),
-                boxes=given if as_list else torch.zeros(2, 3, 4, device=device),
-                labels=[torch.zeros(1), torch.zeros(2)] if as_list else None,
-                keypoints=torch.zeros(2, 3, 2, device=device),
-            )
-
-            assert moved.input.is_cuda
-            assert {one.device.type for one in (*moved.boxes, moved.keypoints)} == {device}
-            assert {one.device.type for one in moved.labels or ()} <= {"cpu"}
-
-
 @pytest.mark.gpu
 class TestGPU:
     """Images on a GPU."""

@@ -20,6 +20,7 @@ from composer.core.checks import number
 from composer.core.declarations import owned
 from composer.core.randomness import derive_seed
 from composer.core.serializable import reset_fields, transient
+from composer.functional.random import send
 from composer.functional.training.selective_backprop import mean_losses
 
 __all__ = ["InfoBatch", "InfoBatchDataset"]
@@ -240,7 +241,7 @@ class InfoBatch(Algorithm):
         if not len(indices) and state.microbatch > 0:
             return  # a copy of the last microbatch, with weight 0, while other processes have more of them
         losses = mean_losses(losses, len(indices))
-        self._losses, self._weights = self._losses.to(losses.device), self._weights.to(losses.device)
+        self._losses, self._weights = send(self._losses, losses.device), send(self._weights, losses.device)
         if state.batch_counts:
             self._losses[indices] = losses.detach().to(self._losses.dtype)
         state.loss = (losses * self._weights[indices]).mean() * state.loss_share

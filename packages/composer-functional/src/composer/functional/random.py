@@ -68,10 +68,18 @@ def draw_permutation(count: int | Tensor, *, generator: torch.Generator | None =
         return torch.randperm(count, generator=generator, device="cpu")
     if count.ndim == 0:
         raise ValueError("count must be a number or a batch of shape (N, ...), got a tensor without dimensions.")
-    on_cuda = count.device.type == "cuda"
-    # A copy from pinned memory does not wait for pending work of the device.
-    order = torch.randperm(count.shape[0], generator=generator, device="cpu", pin_memory=on_cuda)
-    return order.to(count.device, non_blocking=on_cuda)
+    return send(torch.randperm(count.shape[0], generator=generator, device="cpu"), count.device)
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy from the CPU to a device, without waiting for pending work of the device.
+
+    CUDA copies asynchronously from pinned memory only. The kernels that follow on the same stream start after the copy,
+    and torch reuses the pinned memory only after the event that it records behind the copy.
+    """
+    # A tensor on a device cannot be pinned, nor a fake one.
+    is_pinned = device.type == "cuda" and tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+    return tensor.pin_memory().to(device, non_blocking=True) if is_pinned else tensor.to(device)
 
 
 def spread_words(numbers: Tensor) -> Tensor:

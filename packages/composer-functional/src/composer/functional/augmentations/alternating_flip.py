@@ -118,5 +118,5 @@ class AlternatingFlip(Dataset[Any]):
 def _turns(indices: Tensor, epoch: int, seed: int) -> Tensor:
     """Return which images are mirrored in an epoch, bool."""
     check_whole("seed", seed)
-    key = hash_words(spread_words(torch.tensor(seed, device=indices.device)))
+    key = hash_words(spread_words(torch.tensor(seed, device="cpu")))  # copying it to a device would wait for it
     return (hash_words(key ^ spread_words(indices)) + epoch) % 2 == 1

@@ -13,7 +13,6 @@ from composer.functional.augmentations.batch_operations import (
     check_draws,
     check_images,
     map_samples,
-    send,
 )
 from composer.functional.augmentations.operations import (
     AugmentationSet,
@@ -26,7 +25,7 @@ from composer.functional.augmentations.operations import (
     mix_tensors,
 )
 from composer.functional.checks import check_whole
-from composer.functional.random import check_alpha
+from composer.functional.random import check_alpha, send
 
 if TYPE_CHECKING:
     from PIL.Image import Image

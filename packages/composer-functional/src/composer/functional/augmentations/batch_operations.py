@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample
 
 from composer.functional.augmentations.operations import GEOMETRIC, OPERATIONS
+from composer.functional.random import send
 
 _BYTE = 255.0
 _FIRST_GEOMETRIC = OPERATIONS.index(GEOMETRIC[0])
@@ -95,13 +96,6 @@ def apply_steps(images: Tensor, bound: float, operations: Tensor, magnitudes: Te
     if torch.compiler.is_compiling():
         return _apply_everywhere(images, groups, numbers, (*_POINTWISE, *warps), bound)
     return _apply_to_groups(images, groups, numbers, (*_POINTWISE, *warps), bound)
-
-
-def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy from the CPU; a copy from pinned memory does not wait for pending work of the device."""
-    if torch.compiler.is_compiling():  # fake tensors cannot be pinned
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _apply_to_groups(

@@ -233,7 +233,8 @@ def _select_annotations(
         boxes = Ragged.of(batch.boxes, "boxes", count)
         low, high = boxes.xyxy(box_format).chunk(2, dim=-1)
         mapped = torch.cat([_map_points(corner, old, rows, columns) for corner in (low, high)], dim=-1)
-        keep = None if boxes.lengths is None else to_keep(clip(mapped, 0, 0, size[1], size[0])[1]) & boxes.present()
+        visible = clip(mapped, 0, 0, size[1], size[0])[1]
+        keep = None if boxes.lengths is None else to_keep(visible, boxes.present())
         if batch.labels is not None:
             boxes.check_labels(batch.labels)
             assert keep is not None

@@ -224,7 +224,7 @@ def augment_batch(
         corners, points = points[:, :num_corners].view(count, -1, 4, 2), points[:, num_corners:]
         xyxy = from_corners(corners).to(all_boxes.padded.device)
         clipped, visible = clip(xyxy, 0, 0, width, height)
-        keep = None if all_boxes.lengths is None else to_keep(visible, min_visible) & all_boxes.present()
+        keep = None if all_boxes.lengths is None else to_keep(visible, all_boxes.present(), min_visible)
         result = result._replace(
             boxes=all_boxes.restore_boxes(clipped, keep, box_format, (height, width)),
             labels=None if labels is None or keep is None else select(labels, keep, all_boxes.present()),

@@ -1,0 +1,70 @@
+"""What a step on the device may not do: wait for it, or compute in float64 on it."""
+
+import contextlib
+import ctypes
+import importlib.util
+import warnings
+from pathlib import Path
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["EXCEPTIONS", "cases_of", "is_there", "standard_attention", "step"]
+
+EXCEPTIONS = {
+    r"\[PostHocEMA\]": (90, "Each snapshot that is saved waits for copies of the averages, at its interval."),
+    r"(augment|colout)_batch, annotated": (1, "The sizes of the results are the numbers of boxes that stay."),
+    r"(cutmix|mixup)_batch, annotated": (2, "The same, and lists of labels are joined by the order of the partners."),
+}
+"""Tests that wait within steps, by a pattern of their names: how many times, and the reason. At most ten lines."""
+
+_LIBRARY = ctypes.CDLL(None)
+
+
+def is_there():
+    """Return whether the stand-in is loaded in this process."""
+    return hasattr(_LIBRARY, "fake_device_waits")
+
+
+def cases_of(path):
+    """Return the module of a package's tests, whose cases are used here, too."""
+    file = Path(__file__).parents[2] / "packages" / path
+    spec = importlib.util.spec_from_file_location(f"cases_of_{file.stem}", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class NoFloat64(TorchDispatchMode):
+    """Raises an error for an operation with a result in float64 on the device, which computes it at 1/64 the speed."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        on_device = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor) and one.is_cuda]
+        if any(one.dtype in (torch.float64, torch.complex128) for one in on_device):
+            raise TypeError(f"{func} has computed in float64 on the device.")
+        return result
+
+
+@contextlib.contextmanager
+def step(*, may_wait=False):
+    """Raise an error if the code inside waits for the device, or computes in float64 on it; yield a list of waits."""
+    before, waits = _LIBRARY.fake_device_waits(), []
+    with warnings.catch_warnings(), NoFloat64():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype feature")
+        torch.cuda.set_sync_debug_mode("default" if may_wait else "error")  # an error shows the line that waits
+        try:
+            yield waits
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    # That mode overlooks what waits for a stream or an event.
+    waits.append(_LIBRARY.fake_device_waits() - before)
+    assert may_wait or not waits[0], f"The host has waited {waits[0]} times for a stream or an event."
+
+
+def standard_attention(model):
+    """Let models of Transformers build each mask; with their default, they read the batch's mask from the device."""
+    for module in model.modules():
+        if hasattr(module, "set_attn_implementation"):
+            module.set_attn_implementation("eager")
