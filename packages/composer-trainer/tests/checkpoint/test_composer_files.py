@@ -2,6 +2,8 @@
 
 import collections
 import datetime
+import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -311,13 +313,14 @@ def _clock(state):
     state["timestamp"] = {"Timestamp": {"epoch": -1, "batch": "8"}}
 
 
-def _middle(state):
-    state["timestamp"]["Timestamp"]["batch_in_epoch"] = 3
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [(_indices, "the optimizers"), (_clock, "the clock"), (_middle, "the position in the epoch, which starts again")],
+    [
+        (_indices, "the optimizers"),
+        (_clock, "the clock"),
+        (dict, "the order of the data of a DataLoader with shuffle=True"),
+        (dict, "the generators of random numbers"),  # the state of Python's is too short
+    ],
 )
 def test_what_is_not_restored_is_named(change, reason, tmp_path):
     """State that is not plain data by name is not loaded, and the warning names it."""
@@ -391,3 +394,118 @@ def test_other_files_of_weights_raise(tmp_path):
 
     with pytest.raises(CheckpointError, match="is a file of weights, not a checkpoint; set weights_only"):
         load_checkpoint(tmp_path / "weights.pt", run())
+
+
+REST = [
+    (0.567166, [4, 21, 14, 11]),
+    (0.763446, [16, 1, 5, 15]),
+    (0.694854, [22, 3, 10, 0]),
+    (0.738508, [12, 9, 19, 8]),
+    (0.717801, [0, 19, 7, 12]),
+    (0.684335, [22, 11, 6, 4]),
+    (0.588125, [16, 15, 3, 9]),
+    (0.720881, [23, 10, 1, 17]),
+    (0.568948, [13, 20, 5, 14]),
+    (0.393625, [18, 21, 8, 2]),
+]
+"""The loss and the samples of each batch from the ninth on; see :func:`continue_run`."""
+
+
+def continue_run(tmp_path, load_path, **options):
+    """Continue the run of the file from MosaicML Composer 0.32.1, and return the loss and the samples of each batch.
+
+    This program wrote the file there after the eighth batch, the second of the second epoch, with torch 2.7 and a
+    constant schedule (its description of the machine was removed), and ``REST`` when it continued from it. Both were
+    equal to the same batches of a run without a stop.
+    """
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from composer import Trainer
+    from composer.distributed import get_sampler
+    from composer.models import ComposerClassifier
+
+    model = ComposerClassifier(nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.Linear(4, 2)), num_classes=2)
+    data = TensorDataset(torch.arange(48.0).reshape(24, 2) / 48, torch.arange(24) % 3 % 2)
+    trainer = Trainer(
+        model=model,
+        train_dataloader=DataLoader(data, batch_size=4, sampler=get_sampler(data, shuffle=True)),
+        optimizers=torch.optim.Adam(model.parameters(), lr=0.05),
+        max_duration="3ep",
+        load_path=load_path,
+        save_folder=tmp_path,
+        device="cpu",
+        progress_bar=False,
+        seed=3,
+        **options,
+    )
+    batches = []
+    trainer.engine.on(
+        "batch_end",
+        lambda state, _: batches.append((state.loss.item(), (state.batch[0][:, 0] * 24).round().int().tolist())),
+    )
+    trainer.fit()
+    assert trainer.state.timestamp.batch == 18
+    return batches
+
+
+def test_the_epoch_continues_with_the_losses_of_composer(tmp_path):
+    """All further batches are those of Composer, and the losses until the end of the epoch, also with dropout."""
+    with pytest.warns(UserWarning, match="is a checkpoint of MosaicML Composer") as caught:
+        batches = continue_run(tmp_path, Path(__file__).parent / "composer_0_32_1_ba8.pt")
+
+    assert [samples for _, samples in batches] == [samples for _, samples in REST]
+    assert [loss for loss, _ in batches[:4]] == pytest.approx([loss for loss, _ in REST[:4]], abs=1e-6)
+    assert "generators" not in str(caught[0].message)
+
+
+def test_the_order_of_composer_is_kept_in_own_checkpoints(tmp_path):
+    """A run that continues from a file of Composer, and is stopped between two epochs, keeps the order of its data."""
+    with pytest.warns(UserWarning, match="is a checkpoint of MosaicML Composer"):
+        continue_run(tmp_path, Path(__file__).parent / "composer_0_32_1_ba8.pt", save_interval="1ep")
+
+    batches = continue_run(tmp_path, tmp_path / "ep2-ba12", save_overwrite=True)
+
+    assert [samples for _, samples in batches] == [samples for _, samples in REST[4:]]
+
+
+def test_a_loader_that_saves_its_position_continues_there(tmp_path):
+    """The state of a StreamingDataset is given to its loader."""
+    from torch.utils.data import DataLoader
+
+    from composer import Trainer
+    from composer.models import ComposerClassifier
+
+    class Loader(DataLoader):
+        loaded = None
+
+        def __iter__(self):
+            batches, started = super().__iter__(), self.loaded
+            yield from itertools.islice(batches, started["sample_in_epoch"] // 4, None)
+
+        def state_dict(self):
+            return self.loaded
+
+        def load_state_dict(self, state):
+            self.loaded = state
+
+    def change(state):
+        state["timestamp"]["Timestamp"] |= {"batch": 9, "batch_in_epoch": 1, "sample": 36, "sample_in_epoch": 4}
+        state["dataset_state"]["train"] = {"epoch": 2, "sample_in_epoch": 4}
+
+    written(tmp_path / "old.pt", "MixUp", model=network(3, {}), change=change)
+    model = ComposerClassifier(network(7, {}).module, num_classes=3)
+    loader = Loader([(torch.zeros(3, 16, 16), 0)] * 16, batch_size=4)
+    with pytest.warns(UserWarning, match="is a checkpoint of MosaicML Composer"):
+        trainer = Trainer(
+            model=model,
+            optimizers=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+            max_duration="3ep",
+            load_path=tmp_path / "old.pt",
+            device="cpu",
+            progress_bar=False,
+        )
+
+    trainer.fit(train_dataloader=loader)
+
+    assert loader.loaded == {"epoch": 2, "sample_in_epoch": 4}
+    assert trainer.state.timestamp.epoch == 3

@@ -35,7 +35,7 @@ def test_each_entry_is_found(entry):
         "from composer import Trainer\nTrainer(model=None, load_path='a').state.model.anything",
         "from composer.core import State, Time\nTime.from_input('1ep')",
         "import composer.functional as cf\ncf.apply_blurpool(None)",
-        "from composer.trainer import Trainer\nfrom composer.optim.scheduler import CosineAnnealingScheduler",
+        "from composer.trainer import Trainer\nfrom composer.optim.scheduler import compile_composer_scheduler",
         "from . import utils\nfrom .utils import dist\nimport numpy\nnumpy.nothing",
         "class Device:\n    def batch_to_device(self, batch): ...\nDevice().batch_to_device(1)",
         "from composer.models import *",
@@ -176,6 +176,28 @@ def test_yaml(tmp_path):
     assert len(list(scan(tmp_path / "train.yaml"))) == 4
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from composer.optim.scheduler import CosineAnnealingScheduler\n",
+        "import composer.optim as optim\nschedule = optim.CosineAnnealingScheduler()\n",
+        "from composer.optim import ComposerScheduler\nclass Own(ComposerScheduler): ...\n",
+        "schedule:\n  _target_: composer.optim.CosineAnnealingScheduler\n",
+    ],
+)
+def test_schedulers_have_other_rates(source, tmp_path, capsys):
+    """A scheduler of Composer is named with what differs, and the program runs unchanged."""
+    path = tmp_path / ("train.yaml" if "_target_" in source else "train.py")
+    path.write_text(source)
+
+    assert main(["scan", str(path)]) == 0
+
+    [line] = capsys.readouterr().out.splitlines()
+    assert "each batch has its own rate" in line
+    assert "composer.compat.lag_schedules" in line
+    assert line.endswith("(works, with other numbers)")
+
+
 def test_what_a_program_can_do_without():
     """A missing name is not reported if the program catches the error, or imports it for type checkers only."""
     source = (
@@ -211,18 +233,29 @@ def test_methods_of_other_objects():
 @pytest.mark.parametrize(
     ("source", "code", "expected"),
     [
-        ("import os\n", 0, "0 work, with a warning; 0 have to change; 0 files cannot be read.\nThe program runs"),
+        (
+            "import os\n",
+            0,
+            "0 work, with a warning or other numbers; 0 have to change; 0 files cannot be read.\nThe program runs",
+        ),
         (
             "from composer.utils import dist, get_file\n",
             0,
-            "2 work, with a warning; 0 have to change; 0 files cannot be read.\nThe program runs",
+            "2 work, with a warning or other numbers; 0 have to change; 0 files cannot be read.\nThe program runs",
         ),
         (
             "import composer.datasets\n",
             1,
-            "0 work, with a warning; 1 have to change; 0 files cannot be read.\nThe program does not run",
+            (
+                "0 work, with a warning or other numbers; 1 have to change; 0 files cannot be read.\n"
+                "The program does not run"
+            ),
         ),
-        ("print 'a'\n", 2, "0 work, with a warning; 0 have to change; 1 files cannot be read.\nThe program runs"),
+        (
+            "print 'a'\n",
+            2,
+            "0 work, with a warning or other numbers; 0 have to change; 1 files cannot be read.\nThe program runs",
+        ),
     ],
 )
 def test_the_summary(tmp_path, capsys, source, code, expected):

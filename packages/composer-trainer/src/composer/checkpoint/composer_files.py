@@ -5,15 +5,18 @@ from __future__ import annotations
 import ast
 import datetime
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
+import torch
 
 from composer.core import Timestamp
+from composer.core.randomness import check_rng_state
 
 __all__ = ["ComposerFile", "names_here"]
 
+_COUNTS = ("epoch", "batch", "sample", "token", "batch_in_epoch", "sample_in_epoch", "token_in_epoch")
 _CONSTANTS = ("blur_filter", "filt2d", "alibi")
 """Buffers of layers that compute them here."""
 _RENAMED = (
@@ -77,6 +80,7 @@ class ComposerFile:
 
     Args:
         state: What it has under ``"state"``.
+        generators: What it has under ``"rng"``, an entry for each process.
 
     Example:
         >>> clock = {"epoch": 2, "batch": 8, "sample": 64, "token": 0, "batch_in_epoch": 0}
@@ -86,13 +90,15 @@ class ComposerFile:
     """
 
     state: Mapping[str, Any]
+    generators: Any = None
 
     @classmethod
     def of(cls, content: object) -> ComposerFile | None:
         """Return the content of a file as such, or None if it is of another library."""
-        state = content.get("state") if isinstance(content, Mapping) else None
-        is_composer = isinstance(state, Mapping) and isinstance(state.get("model"), Mapping) and "timestamp" in state
-        return cls(state) if isinstance(state, Mapping) and is_composer else None
+        found = _mapping(content)
+        state = _mapping(found.get("state"))
+        is_composer = isinstance(state.get("model"), Mapping) and "timestamp" in state
+        return cls(state, found.get("rng")) if is_composer else None
 
     def surgery(self) -> list[dict[str, Any]]:
         """Return the algorithms that can be constructed again from their ``repr``, as records of a saved state.
@@ -168,11 +174,10 @@ class ComposerFile:
         return optimizers or None
 
     def timestamp(self) -> Timestamp | None:
-        """Return the clock, at the beginning of its epoch; None if it is not plain data."""
+        """Return the clock; None if it is not plain data."""
         saved = _mapping(_mapping(self.state.get("timestamp")).get("Timestamp"))
-        names = ("epoch", "batch", "sample", "token")
-        counts = {name: saved[name] for name in names if type(saved.get(name)) is int and saved[name] >= 0}
-        if len(counts) < len(names):
+        counts = {name: saved[name] for name in _COUNTS if type(saved.get(name)) is int and saved[name] >= 0}
+        if not counts.keys() >= {"epoch", "batch", "sample", "token"}:
             return None
         total = saved.get("total_wct")
         has_time = isinstance(total, datetime.timedelta) and total >= datetime.timedelta()
@@ -183,13 +188,54 @@ class ComposerFile:
         saved = _mapping(_mapping(self.state.get("schedulers")).get(key))
         return {name: saved.get(name, value) for name, value in own.items()}
 
+    def resume_data(self, rng: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return what a Trainer saves beside the state: the place in the data, and the generators of each process.
+
+        Args:
+            rng: The states of the generators.
+        """
+        clock = self.timestamp() or Timestamp()
+        done = clock.counts.batch_in_epoch
+        objects: dict[str, Any] = {"states": {}, "generators": {}}
+        place = {
+            "epoch": clock.counts.epoch,
+            "place": done,
+            "global_batch_size": None,
+            "sizes": {},
+            "order": None,
+            "loader": _mapping(self.state.get("dataset_state")).get("train"),
+            "objects": objects,
+            "has_ended": False,
+            "is_over": not done,
+            "as_sampler": True,
+        }
+        own = {"data": place, "loggers": {}, "metrics": {}, "objects": objects}
+        return {
+            "clock_before": clock.state_dict(),  # the file has none
+            "cooldown": None,
+            "interrupted": {},
+            "microbatch_size": None,
+            "processes": [{**own, "rng": states} for states in rng],
+            "skipped_steps": torch.zeros((), dtype=torch.int64),
+            "tensor_parallel": 1,
+            "world_size": len(rng),
+        }
+
+    def rng(self, device: torch.device) -> list[dict[str, Any]]:
+        """Return the states of the global generators of each process; nothing if a device or a library differs."""
+        try:
+            states = [_generators(one) for one in self.generators]
+            for one in states:
+                check_rng_state(one, device, "rng")
+        except (TypeError, ValueError, KeyError):
+            return []
+        return states
+
     def unread(self, progress: Collection[str]) -> list[str]:
         """Return what is not read of the file, in words; ``progress`` are the parts that are."""
         with_state = [name for name, state in self._algorithms().items() if set(state) - {"repr"}]
-        clock = _mapping(_mapping(self.state.get("timestamp")).get("Timestamp"))
-        unread = ["the generators of random numbers", "the order of the data"]
+        unread = ["the order of the data of a DataLoader with shuffle=True"]
         unread += [f"the state of {name}" for name in with_state]
-        unread += ["the position in the epoch, which starts again"] if clock.get("batch_in_epoch") else []
         unread += [] if "optimizers" in progress else ["the optimizers"]
         return unread + ([] if "timestamp" in progress else ["the clock"])
 
@@ -202,6 +248,22 @@ class ComposerFile:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
+
+
+def _generators(states: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the states of the generators of a process as :func:`composer.core.randomness.rng_state` does."""
+    version, words, gauss = states["python"]
+    name, key, pos, has_gauss, cached = states["numpy"]
+    return {
+        "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
+        "numpy": {
+            "bit_generator": name,
+            "state": {"key": key.tolist(), "pos": pos},
+            "has_gauss": has_gauss,
+            "gauss": cached,
+        },
+        **{name: {"torch": states[name]} for name in ("torch", "cuda") if name in states},
+    }
 
 
 def _parse_call(text: object, name: str) -> dict[str, Any] | None:

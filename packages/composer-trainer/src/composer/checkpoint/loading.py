@@ -28,6 +28,7 @@ from composer.checkpoint.tensors import is_reference, sharded_likes
 from composer.checkpoint.torch_files import read_weights_file
 from composer.core import LoadReport, State, StateMismatchError, join_tensors, model_state, saved_state
 from composer.core.checks import abridged, to_strings
+from composer.core.randomness import rng_state
 from composer.core.serialization import from_data
 from composer.distributed import get_global_rank
 from composer.distributed.collectives import all_agree, failing_in_all_processes
@@ -326,14 +327,18 @@ class LoadRequest:
 
     def _check_composer(self, read: _ReadState, file: ComposerFile, names: Mapping[str, str]) -> CheckedCheckpoint:
         """Check a checkpoint of MosaicML Composer; the run keeps what the file lacks."""
-        own = self.state.state_dict()
+        own, rng = self.state.state_dict(), file.rng(self.state.device)
         read.saved |= file.progress(names, own)
-        lacking = file.unread(read.saved)
+        lacking = [*([] if rng else ["the generators of random numbers"]), *file.unread(read.saved)]
+        extra = file.resume_data(rng or [rng_state(self.state.device)])
         read.ignore(self.ignore_keys, self.state)
         checked = self._compare(read, saved_state.check_state, own | read.saved)
         restored = tuple(name for name in read.saved if name not in read.ignored)
         report = attrs.evolve(checked.report, restored=restored)
-        if problems := self._weights_that_differ(report):
+        problems = self._weights_that_differ(report)
+        if self.check_extra is not None:
+            problems += self.check_extra(extra, read.ignored)
+        if problems:
             raise CheckpointMismatchError(read.path, problems)
 
         def load_into(state: Any, state_dict: Mapping[str, Any]) -> None:
@@ -345,7 +350,7 @@ class LoadRequest:
             f"have there: not restored are {', '.join(lacking)}."
         )
         fits = attrs.evolve(checked, report=report, load_into=load_into)
-        return CheckedCheckpoint(read.result(report), fits, self.logger, warning)
+        return CheckedCheckpoint(read.result(report, extra=extra), fits, self.logger, warning)
 
     def _weights_that_differ(self, report: LoadReport) -> list[str]:
         differences = (*report.missing, *report.unexpected) if self.strict_model_weights else ()

@@ -5,6 +5,7 @@ This package is imported only after the import of a module or name below ``compo
 """
 
 from composer.compat.scan import Finding, scan, scan_source
+from composer.compat.schedules import lag_schedules
 from composer.compat.table import Entry, entries
 
-__all__ = ["Entry", "Finding", "entries", "scan", "scan_source"]
+__all__ = ["Entry", "Finding", "entries", "lag_schedules", "scan", "scan_source"]

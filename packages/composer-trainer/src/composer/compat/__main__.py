@@ -32,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     code = max((kind for kind, count in enumerate(counts) if count), default=0)
     if given.summary:
         print(  # noqa: T201
-            f"{counts[0]} work, with a warning; {counts[1]} have to change; {counts[2]} files cannot be read.\n"
+            f"{counts[0]} work, with a warning or other numbers; {counts[1]} have to change; "
+            f"{counts[2]} files cannot be read.\n"
             f"The program {'does not run' if counts[1] else 'runs'} unchanged, as far as names and arguments show."
         )
     return code

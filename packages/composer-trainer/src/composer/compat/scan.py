@@ -22,6 +22,8 @@ _LARGEST = 2**20
 """Bytes of a program; longer files are data, and take minutes."""
 _YAML = (".yaml", ".yml")
 _NAME = re.compile(r"(?<![\w./-])composer(?:\.\w+)+(?![\w/-])")
+_SCHEDULE = re.compile(r"composer\.optim\.(scheduler\.)?\w+Scheduler")
+_RATES = "each batch has its own rate, not that of the one before; composer.compat.lag_schedules gives the former ones"
 _BLOCK = re.compile(r"[\s-]*[\"']?(algorithms|callbacks|loggers)[\"']?:")
 
 
@@ -33,6 +35,7 @@ class Finding(NamedTuple):
         former: The name or argument in it.
         change: What to write instead.
         works: Whether the line works unchanged, with a ``DeprecationWarning``.
+        has_other_numbers: Whether it works without a warning, and the training has other numbers.
 
     Example:
         >>> print(Finding(3, "composer.utils.dist", "from composer import distributed as dist", works=True))
@@ -43,19 +46,22 @@ class Finding(NamedTuple):
     former: str
     change: str
     works: bool
+    has_other_numbers: bool = False
 
     def __str__(self) -> str:
-        return f"{self.line}: {self.former} -> {self.change}{' (works, with a warning)' if self.works else ''}"
+        kind = "other numbers" if self.has_other_numbers else "a warning"
+        return f"{self.line}: {self.former} -> {self.change}{f' (works, with {kind})' if self.works else ''}"
 
 
 def scan(path: str | Path) -> Iterator[tuple[Path, Finding]]:
     r"""Yield the findings in a file, or in all Python and YAML files below a folder, sorted by file and line.
 
     In YAML these are full names (``_target_: composer.utils.dist``), and names of algorithms, callbacks and loggers in
-    blocks of these titles that are not available. A Python file that cannot be read (it is no valid Python, or longer
-    than 1 MiB) has one finding with the reason, and the others are read. Folders, pipes and devices with names of files
-    are no files. What a program imports only for type checkers, or can do without (``except ImportError``), is found
-    only if it works.
+    blocks of these titles that are not available. Schedulers of ``composer.optim`` work, and are found because of
+    other learning rates: see :func:`composer.compat.lag_schedules`. A Python file that cannot be read (it is no valid
+    Python, or longer than 1 MiB) has one finding with the reason, and the others are read. Folders, pipes and devices
+    with names of files are no files. What a program imports only for type checkers, or can do without (``except
+    ImportError``), is found only if it works.
 
     Raises:
         FileNotFoundError: There is no such file or folder.
@@ -234,6 +240,8 @@ class _Visitor(ast.NodeVisitor):
         entry = next((one for one in known if one.module is None), known[-1] if known else None)
         if entry is None:
             missing = _first_missing(name)
+            if missing is None and _SCHEDULE.fullmatch(name):
+                self.findings.append(Finding(line, name, _RATES, works=True, has_other_numbers=True))
             if missing is not None and not f"{base}.".startswith(f"{missing}."):
                 self._add(line, missing, "not available here, and without a known replacement")
             return

@@ -63,6 +63,11 @@ def documented(folder):
     return Loader(Dataset(), batch_size=BATCH, collate_fn=collate)
 
 
+def in_other_loader(folder):
+    """Return a loader of torch, which does not save the position."""
+    return DataLoader(Dataset(), batch_size=BATCH, collate_fn=collate)
+
+
 def streaming(folder):
     """Return a loader of mosaicml-streaming, of .mds files."""
     library = pytest.importorskip("streaming", reason="needs mosaicml-streaming")
@@ -76,7 +81,12 @@ def streaming(folder):
     return library.StreamingDataLoader(data, batch_size=BATCH, collate_fn=collate)
 
 
-@pytest.mark.parametrize("make", [documented, streaming])
+def streaming_in_other_loader(folder):
+    """Return a loader of torch over the same data set."""
+    return DataLoader(streaming(folder).dataset, batch_size=BATCH, collate_fn=collate)
+
+
+@pytest.mark.parametrize("make", [documented, in_other_loader, streaming, streaming_in_other_loader])
 @pytest.mark.parametrize("stop", ["3ba", "10ba", "13ba"])
 def test_a_resumed_run_continues_at_the_position_of_the_loader(make, stop, tmp_path):
     """Stopped within and between epochs, the rest of the batches and the weights are those of one run."""

@@ -275,6 +275,7 @@ class Batches:
             "objects": self._at_begin if in_epoch else save_objects(self.objects.replayed),
             "has_ended": position.own_is_over,
             "is_over": position.data_is_over if position.place else self._took_all,
+            "as_sampler": self._order.as_sampler,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], samples: int | None = None) -> None:
@@ -286,6 +287,7 @@ class Batches:
         """
         self.rewind(state["epoch"])
         position, counted = self.position, None
+        self._order.as_sampler = state.get("as_sampler", False)
         position.restore(state)
         in_epoch = position.is_in_epoch
         # A loader may have saved the end of the finished epoch as its position.

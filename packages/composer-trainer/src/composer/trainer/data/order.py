@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_
 
 from composer.core.data_spec import length_of
 from composer.core.randomness import derive_seed
-from composer.distributed import ScheduledBatchSampler
+from composer.distributed import ScheduledBatchSampler, get_world_size
 from composer.distributed.environment import get_data_rank
 from composer.distributed.samplers import is_plain_distributed, num_real_samples, real_indices, set_epoch
 from composer.trainer.data.sampling import Keys, WithDigests, is_known, order_of, shared_order_of
@@ -31,7 +31,7 @@ from composer.trainer.data.seeding import (
     preserve_torch_rng_state,
     seeded_batches,
 )
-from composer.trainer.resume.contract import has_state
+from composer.trainer.resume.contract import has_state, takes_position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -58,6 +58,7 @@ class DataOrder:
         global_batch_size: The number of samples in a batch of all processes, if a place is a number of samples;
             otherwise None.
         is_scheduled: Whether a place is a number of batches of all processes, whose sizes depend on the clock.
+        as_sampler: Whether a ``DistributedSampler`` gives its own order, without the run's seed.
     """
 
     skips = True
@@ -65,6 +66,7 @@ class DataOrder:
     is_collated_by_torch = False
     global_batch_size: int | None = None
     is_scheduled = False
+    as_sampler = False
 
     def __init__(self, loader: Iterable[Batch], seed: int) -> None:
         self.loader, self.seed = loader, seed
@@ -289,7 +291,7 @@ class SharedOrder(IndexedOrder):
         sampler: Any = self._distributed
         # It is split from ``place`` on and not from its start, so that another number of processes continues with
         # exactly the samples that are left.
-        order = shared_order_of(sampler, self._order_seed, epoch)
+        order = shared_order_of(sampler, None if self.as_sampler else self._order_seed, epoch)
         left = max(0, self.end(place) - place)
         part = order[place + sampler.rank : place + left : sampler.num_replicas]
         if len(part) * sampler.num_replicas < left:
@@ -320,24 +322,36 @@ class ScheduledOrder(IndexedOrder):
 
 
 class StreamOrder(_CopiedOrder):
-    """A ``DataLoader`` of an ``IterableDataset``, which is iterated over from its beginning."""
+    """A ``DataLoader`` of an ``IterableDataset``, which is iterated over from its beginning.
 
-    skips = False
+    A ``StreamingDataset`` of mosaicml-streaming, which has an order for each epoch, begins at any place.
+    """
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         super().__init__(loader, seed)
         self._next_epoch = 0
+        self.skips = takes_position(loader.dataset) and loader.batch_size is not None
         self._stream = self.loader.__dict__["dataset"] = SeededStream(loader.dataset, self.seed, loader.batch_size)
+
+    def end(self, place: int) -> None:
+        """Return None, as only the loader can show its end."""
 
     def sizes(self) -> dict[str, int]:
         """Return the known sizes, and the number of workers, over which streams are usually split."""
         return {**super().sizes(), "workers": max(1, self.loader.num_workers)}
 
     def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
-        """Return the epoch's batches from a place on; those before it are loaded and discarded."""
+        """Return the epoch's batches from a place on; those before it are loaded and discarded, if it cannot skip."""
         self._set_epoch(epoch)
         if epoch != self._next_epoch:  # persistent workers count epochs themselves
             self.close()
+        if self.skips and (place or epoch != self._next_epoch):
+            dataset: Any = self._given.dataset
+            ranks = get_world_size() // (getattr(dataset, "replication", None) or 1)
+            # The last batch of an epoch may have fewer samples.
+            samples = min(place * (self.loader.batch_size or 1), len(dataset)) * ranks
+            dataset.load_state_dict({**dataset.state_dict(samples, from_beginning=True), "epoch": epoch})
+            place = 0
         self._next_epoch = epoch + 1
         self._stream.begin(epoch)
         return itertools.islice(self._iterate(epoch), place, None)

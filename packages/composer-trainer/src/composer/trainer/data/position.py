@@ -40,6 +40,7 @@ class SavedPlace:
     objects: SavedObjects
     has_ended: bool
     is_over: bool
+    as_sampler: bool = False
 
 
 class EpochPosition:

@@ -66,10 +66,15 @@ def _draw(sampler: Any, seed: int, epoch: int) -> Iterable[Any]:
         return list(sampler)
 
 
-def shared_order_of(sampler: Any, seed: int, epoch: int) -> list[Any]:
-    """Return the order of a ``DistributedSampler`` for an epoch that all processes share, as if there were one."""
+def shared_order_of(sampler: Any, seed: int | None, epoch: int) -> list[Any]:
+    """Return the order of a ``DistributedSampler`` for an epoch that all processes share, as if there were one.
+
+    Without a seed it is the sampler's own.
+    """
     drawing = copy.copy(sampler)
-    drawing.seed, drawing.epoch = derive_seed(derive_seed(seed, "order", epoch), sampler.seed), 0
+    drawing.epoch = epoch
+    if seed is not None:
+        drawing.seed, drawing.epoch = derive_seed(derive_seed(seed, "order", epoch), sampler.seed), 0
     drawing.num_replicas, drawing.rank, drawing.drop_last = 1, 0, False
     drawing.num_samples = drawing.total_size = len(sampler.dataset)
     return list(drawing)

@@ -43,6 +43,7 @@ __all__ = [
     "objects_of",
     "objects_to_evaluate",
     "save_objects",
+    "takes_position",
     "warn_of_changes",
 ]
 
@@ -70,15 +71,29 @@ def has_state(one: Any) -> bool:
     if isinstance(one, type) or not callable(save) or not callable(getattr(one, "load_state_dict", None)):
         return False
     try:
-        # mosaicml-streaming's StreamingDataset has a method of this name that takes the number of samples.
         parameters = inspect.signature(save).parameters.values()
     except ValueError:  # some functions written in C have no signature
         return True
     return all(one.default is not one.empty or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters)
 
 
+def takes_position(dataset: Any) -> bool:
+    """Return whether a dataset begins at the epoch and sample of a state, as mosaicml-streaming's StreamingDataset.
+
+    Its ``state_dict`` has to be called with the number of samples.
+
+    Example:
+        >>> takes_position([1, 2])
+        False
+    """
+    save = getattr(dataset, "state_dict", None)
+    return callable(save) and {"num_samples", "from_beginning"} <= inspect.signature(save).parameters.keys()
+
+
 def objects_of(loader: Any) -> dict[str, Any]:
     """Return the objects that a loader consists of, by name; none if it is a list, or saves itself.
+
+    A dataset that takes its position has no other state.
 
     Example:
         >>> list(objects_of(DataLoader([1, 2, 3])))
@@ -88,7 +103,7 @@ def objects_of(loader: Any) -> dict[str, Any]:
         return {}
     if not isinstance(loader, DataLoader):
         return {"loader": loader}
-    names = ["dataset", "collate_fn"]
+    names = ["collate_fn"] if takes_position(loader.dataset) else ["dataset", "collate_fn"]
     if not isinstance(loader.dataset, IterableDataset):
         names += ["batch_sampler", "sampler"]
     return {name: getattr(loader, name) for name in names if getattr(loader, name) is not None}
