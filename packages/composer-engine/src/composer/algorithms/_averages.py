@@ -19,8 +19,9 @@ from composer.core.model_state import bare_model, bare_name
 from composer.core.serializable import read_state
 from composer.core.serialization import from_data
 from composer.functional import update_averages
+from composer.functional.checks import few
 from composer.functional.dtensors import is_dtensor, local_parts, reshard, shard_like
-from composer.functional.training.ema import average_dtype, is_dense
+from composer.functional.training.ema import average_dtype, is_dense, tensor_slots
 
 __all__ = ["SWAPS", "AveragedWeights", "WeightAveraging", "to_time"]
 
@@ -40,6 +41,11 @@ SWAPS = frozenset({*_SWAP_IN, *_SWAP_OUT})
 def to_time(value: Time | str | int, name: str) -> Time:
     """Return a time; an int is a number of batches. Errors contain the name of the setting."""
     return Time.from_input(value, TimeUnit.BATCH, name=name)
+
+
+def to_update_interval(value: Time | str | int) -> Time:
+    """Return ``update_interval`` as a time."""
+    return to_time(value, "update_interval")
 
 
 class WeightAveraging(Algorithm):
@@ -303,7 +309,7 @@ class AveragedWeights:
     def _check_loaded(self, model: nn.Module) -> None:
         """Compare names and shapes of loaded weights with those of the model; buffers may be missing, or have grown."""
         weights = {name: holder[key] for name, (holder, key) in _find_slots(model).items()}
-        for name in _find_slots(model, empty=True):  # a cache that is filled later
+        for name in map(bare_name, tensor_slots(bare_model(model), empty=True)):  # a cache that is filled later
             self._outside.pop(name, None)
         for name, weight in weights.items():
             if not isinstance(weight, nn.Parameter) and not _has_shape_of(weight, self._outside.get(name)):
@@ -312,8 +318,8 @@ class AveragedWeights:
         unexpected = sorted(self._outside.keys() - weights.keys())
         if missing or unexpected:
             raise ValueError(
-                f"The weights that {self.owner} saved are of another model: missing are {_shown(missing)}, unexpected "
-                f"are {_shown(unexpected)}. Build the model, and apply the surgery, as when they were saved."
+                f"The weights that {self.owner} saved are of another model: missing are {few(missing)}, unexpected "
+                f"are {few(unexpected)}. Build the model, and apply the surgery, as when they were saved."
             )
         for name, weight in weights.items():
             if isinstance(weight, nn.Parameter) and weight.shape != self._outside[name].shape:
@@ -366,21 +372,8 @@ def _has_shape_of(tensor: Tensor, other: Tensor | None) -> bool:
     return other is not None and is_dense(tensor) and is_dense(other) and tensor.shape == other.shape
 
 
-def _find_slots(model: nn.Module, *, empty: bool = False) -> dict[str, _Slot]:
-    """Return, by its name in the unwrapped model, the place of each parameter and buffer; shared tensors once.
-
-    With ``empty``, the places of those that are None.
-    """
-    slots: dict[str, _Slot] = {}
-    seen: set[int] = set()
-    for path, module in bare_model(model).named_modules():
-        for holder in (vars(module)["_parameters"], vars(module)["_buffers"]):
-            for name, tensor in holder.items():
-                if (tensor is None) is empty and (empty or id(tensor) not in seen):
-                    seen.add(id(tensor))
-                    slots[bare_name(f"{path}.{name}" if path else name)] = holder, name
-    return slots
-
-
-def _shown(names: list[str]) -> str:
-    return ", ".join([*names[:3], *(["…"] if len(names) > 3 else [])]) or "none"
+def _find_slots(model: nn.Module) -> dict[str, _Slot]:
+    """Return, by its name in the unwrapped model, the place of each parameter and buffer; shared tensors once."""
+    slots = tensor_slots(bare_model(model))
+    first = {id(holder[key]): name for name, (holder, key) in reversed(slots.items())}
+    return {bare_name(name): slot for name, slot in slots.items() if first[id(slot[0][slot[1]])] == name}

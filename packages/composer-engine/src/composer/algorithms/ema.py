@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import attrs
 from torch import nn
 
-from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveraging, to_time
+from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveraging, to_time, to_update_interval
 from composer.algorithms._idle import warn_if_idle
 from composer.core import Event, Logger, State, Time, Timestamp, TimeUnit, saved
 from composer.core.checks import number
@@ -27,10 +27,6 @@ def _to_half_life(value: Time | str | int | None) -> Time | None:
 
 def _to_ema_start(value: Time | str | int) -> Time:
     return to_time(value, "ema_start")
-
-
-def _to_update_interval(value: Time | str | int | None) -> Time | None:
-    return None if value is None else to_time(value, "update_interval")
 
 
 @attrs.define(eq=False)
@@ -60,7 +56,7 @@ class EMA(WeightAveraging):
     half_life: Time | None = attrs.field(default="1000ba", converter=_to_half_life)  # type: ignore[assignment]  # mypy overlooks the converter
     smoothing: float | None = number(None, 0, 1, below=True, meaning="It is the weight of the old average.")
     ema_start: Time = attrs.field(default="0.0dur", converter=_to_ema_start)
-    update_interval: Time | None = attrs.field(default=None, converter=_to_update_interval)
+    update_interval: Time | None = attrs.field(default=None, converter=attrs.converters.optional(to_update_interval))
 
     _averages: AveragedWeights = transient(factory=lambda: AveragedWeights("EMA"))
     _updated_at: Timestamp = saved(factory=Timestamp)

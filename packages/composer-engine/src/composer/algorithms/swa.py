@@ -9,7 +9,7 @@ from typing import ClassVar
 import attrs
 from torch import nn
 
-from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveraging, to_time
+from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveraging, to_time, to_update_interval
 from composer.algorithms._idle import warn_if_idle, warn_of_no_effect
 from composer.core import Event, Logger, Stage, State, Time, TimeUnit, saved
 from composer.core.checks import integer, is_flag, number, one_of
@@ -25,10 +25,6 @@ def _to_swa_start(value: Time | str | int) -> Time:
 
 def _to_swa_end(value: Time | str | int) -> Time:
     return to_time(value, "swa_end")
-
-
-def _to_update_interval(value: Time | str | int) -> Time:
-    return to_time(value, "update_interval")
 
 
 @attrs.define(eq=False)
@@ -60,7 +56,7 @@ class SWA(WeightAveraging):
 
     swa_start: Time = attrs.field(default="0.7dur", converter=_to_swa_start)
     swa_end: Time = attrs.field(default="0.97dur", converter=_to_swa_end)
-    update_interval: Time = attrs.field(default="1ep", converter=_to_update_interval)
+    update_interval: Time = attrs.field(default="1ep", converter=to_update_interval)
     schedule_swa_lr: bool = attrs.field(default=False, validator=is_flag)
     anneal_strategy: str = attrs.field(default="linear", validator=one_of("linear", "cos"))
     anneal_steps: int = integer(10, 0, meaning="It is a number of updates.")

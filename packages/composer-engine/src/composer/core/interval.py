@@ -59,6 +59,11 @@ def _to_length(every: Time | str | int, name: str = "An interval") -> Time:
     return length
 
 
+def interval_time(given: Interval | Time | str | int) -> Time:
+    """Return the length of an ``interval``, as a converter of attrs."""
+    return Interval.named("interval", given).every
+
+
 @attrs.frozen
 class Interval:
     """A length of time after which something is due again, such as ``Interval("10ba")`` or ``Interval("0.1dur")``.

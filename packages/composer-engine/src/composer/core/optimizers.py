@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from composer.functional.checks import few
+
 __all__: list[str] = []
 
 _REMEDY = "Pass optimizers=state.optimizers to the surgery, so that it moves them over."
@@ -97,7 +99,7 @@ class Ownership:
             if stale:
                 raise RuntimeError(
                     f"{component} replaced parameters of the model, but an optimizer still holds the former "
-                    f"{_names(stale)}, so the new ones would never learn. {_REMEDY}"
+                    f"{few([*map(repr, stale)])}, so the new ones would never learn. {_REMEDY}"
                 )
             owned_all = all(name in self._owned_before for name, old in self._before.items() if old.requires_grad)
             expected = now if owned_all else self._owned_before
@@ -108,7 +110,7 @@ class Ownership:
             ]
             if missing:
                 raise RuntimeError(
-                    f"{component} added parameters to the model that no optimizer holds, {_names(missing)}, "
+                    f"{component} added parameters to the model that no optimizer holds, {few([*map(repr, missing)])}, "
                     f"so they would never learn. {_REMEDY}"
                 )
         self.begin()
@@ -127,8 +129,3 @@ class Ownership:
 
 def _ids(parameters: Mapping[str, nn.Parameter]) -> set[int]:
     return {id(parameter) for parameter in parameters.values()}
-
-
-def _names(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:3]))
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

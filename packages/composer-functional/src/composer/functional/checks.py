@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -144,6 +145,11 @@ def check_pixels(**values: object) -> None:
     """Raise a TypeError for every value that is neither an integer nor two of them, such as a stride."""
     for name, pixels in values.items():
         (check_pairs if isinstance(pixels, (tuple, list)) else check_whole_numbers)(**{name: pixels})
+
+
+def few(names: Sequence[str]) -> str:
+    """Return the first three names, and the number of the others, for errors."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") or "none"
 
 
 def described(value: object) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from composer import functional as cf
+from composer.functional.checks import few
 from composer.functional.dtensors import is_dtensor, reshard
 from composer.functional.surgery.activation_checkpointing import CheckpointedBlock
 from composer.models._huggingface_peft import base_of, is_peft_model, with_adapters
@@ -332,8 +333,8 @@ def _load_weights(model: PreTrainedModel | PeftModel, weights: Mapping[str, Tens
     missing = [name for name, value in own.items() if name not in weights and value.data_ptr() not in loaded]
     if wrong or (missing and not has_base):
         raise ValueError(
-            f"The saved weights do not fit {type(model).__name__}: missing {_some(missing)}, unknown or of another "
-            f"shape {_some(wrong)}. If an algorithm changed the model's layers, it is no longer a model of "
+            f"The saved weights do not fit {type(model).__name__}: missing {few(missing)}, unknown or of another "
+            f"shape {few(wrong)}. If an algorithm changed the model's layers, it is no longer a model of "
             "Transformers: build it, change it in the same way, and load the checkpoint into it."
         )
     model.load_state_dict(dict(weights), strict=False)
@@ -355,18 +356,14 @@ def _load_shared_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) 
     new = [name for name, value in own.items() if name not in shared and value.data_ptr() not in loaded]
     if not shared:
         raise ValueError(
-            f"{type(model).__name__} shares no weight with the checkpoint, which has {_some(list(weights))}. Pass a "
+            f"{type(model).__name__} shares no weight with the checkpoint, which has {few(list(weights))}. Pass a "
             "class of the same architecture as model_instantiation_class."
         )
     if new or len(shared) < len(weights):
         warnings.warn(
-            f"{type(model).__name__} is not the class that was saved. New weights, to be trained: {_some(new)}. Saved "
-            f"weights that it does not have: {_some([name for name in weights if name not in shared])}.",
+            f"{type(model).__name__} is not the class that was saved. New weights, to be trained: {few(new)}. Saved "
+            f"weights that it does not have: {few([name for name in weights if name not in shared])}.",
             UserWarning,
             stacklevel=5,
         )
     _load_weights(model, {**{name: own[name] for name in new}, **shared})
-
-
-def _some(names: list[str]) -> str:
-    return (", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")) or "none"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from composer.functional.checks import few
 from composer.models.classifier import ComposerClassifier
 from composer.models.detector import ComposerDetector
 from composer.models.names import suggest
@@ -189,7 +190,7 @@ def _load_all_but_scores(module: nn.Module, weights: WeightsEnum) -> None:
     ]
     if unfit:
         raise ValueError(
-            f"{weights} does not fit the model, which was built with other settings: {', '.join(unfit[:3])} and "
-            f"{max(len(unfit) - 3, 0)} more. Omit the settings that change its layers, or weights."
+            f"{weights} does not fit the model, which was built with other settings: {few(unfit)}. "
+            "Omit the settings that change its layers, or weights."
         )
     module.load_state_dict(fitting, strict=False)

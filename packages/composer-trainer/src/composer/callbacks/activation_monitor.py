@@ -12,18 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from composer.core import Callback, Event, Interval, Logger, LoggerDestination, State, Time, TimeUnit
+from composer.core import Callback, Event, Logger, LoggerDestination, State, Time, TimeUnit
 from composer.core.checks import is_flag, to_strings
+from composer.core.interval import interval_time
 from composer.core.serializable import reset_fields
 from composer.functional.nested import leaves
 
 __all__ = ["ActivationMonitor"]
 
 _WANDB = "WandBLogger"
-
-
-def _to_time(given: Time | str | int) -> Time:
-    return Interval.named("interval", given).every
 
 
 def _to_kinds(given: Sequence[str] | str | None) -> tuple[str, ...]:
@@ -57,7 +54,7 @@ class ActivationMonitor(Callback):
         ActivationMonitor(interval=Time(100, TimeUnit.BATCH), ignore_module_types=('Dropout',), only_log_wandb=False)
     """
 
-    interval: Time = attrs.field(default=Time(25, TimeUnit.BATCH), converter=_to_time)
+    interval: Time = attrs.field(default=Time(25, TimeUnit.BATCH), converter=interval_time)
     ignore_module_types: tuple[str, ...] = attrs.field(default=None, converter=_to_kinds)
     only_log_wandb: bool = attrs.field(default=True, validator=is_flag)
 

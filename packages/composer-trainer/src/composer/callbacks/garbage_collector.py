@@ -9,12 +9,9 @@ import attrs
 
 from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
+from composer.core.interval import interval_time
 
 __all__ = ["GarbageCollector"]
-
-
-def _to_interval(given: Time | str | int) -> Time:
-    return Interval.named("interval", given).every
 
 
 @attrs.define(eq=False)
@@ -42,7 +39,7 @@ class GarbageCollector(Callback):
         GarbageCollector(interval=Time(100, TimeUnit.BATCH))
     """
 
-    interval: Time = attrs.field(default=Time(100, TimeUnit.BATCH), converter=_to_interval)
+    interval: Time = attrs.field(default=Time(100, TimeUnit.BATCH), converter=interval_time)
 
     _is_active: bool = attrs.field(default=False, init=False, repr=False)
     _was_enabled: bool = attrs.field(default=False, init=False, repr=False)

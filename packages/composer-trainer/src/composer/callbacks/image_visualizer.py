@@ -8,8 +8,9 @@ import attrs
 import torch
 from torch import Tensor
 
-from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
+from composer.core import Callback, Event, Logger, State, Time, TimeUnit
 from composer.core.checks import integer, is_flag, one_of
+from composer.core.interval import interval_time
 from composer.core.serializable import reset_fields
 
 if TYPE_CHECKING:
@@ -18,10 +19,6 @@ if TYPE_CHECKING:
     from composer.core import BatchKey
 
 __all__ = ["ImageVisualizer"]
-
-
-def _to_time(given: Time | str | int) -> Time:
-    return Interval.named("interval", given).every
 
 
 @attrs.define(eq=False)
@@ -50,7 +47,7 @@ class ImageVisualizer(Callback):
         Time(50, TimeUnit.BATCH)
     """
 
-    interval: Time = attrs.field(default=Time(100, TimeUnit.BATCH), converter=_to_time)
+    interval: Time = attrs.field(default=Time(100, TimeUnit.BATCH), converter=interval_time)
     mode: Literal["input", "segmentation"] = attrs.field(default="input", validator=one_of("input", "segmentation"))
     num_images: int = integer(8, 1, meaning="It is the number of images to log.")
     channels_last: bool = attrs.field(default=False, validator=is_flag)

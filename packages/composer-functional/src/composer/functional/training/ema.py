@@ -7,7 +7,7 @@ import operator
 import torch
 from torch import Tensor, nn
 
-from composer.functional.checks import check_interval, check_modules, described
+from composer.functional.checks import check_interval, check_modules, described, few
 
 __all__ = ["compute_ema", "update_averages"]
 
@@ -165,87 +165,52 @@ def pair_tensors(model: nn.Module, average: nn.Module, name: str) -> tuple[list[
             tensors; nothing has been changed then.
     """
     check_modules(model=model, **{name: average})
-    averaged: list[Tensor] = []
-    current: list[Tensor] = []
+    own, others = tensor_slots(average), tensor_slots(model)
+    remedy = "Create it by copy.deepcopy(model), after every surgery and before any wrapping (DDP, torch.compile)."
+    if own.keys() != others.keys():
+        only_model, only_average = sorted(others.keys() - own.keys()), sorted(own.keys() - others.keys())
+        raise ValueError(
+            f"{name} must have the names of model's parameters and buffers; only model has {few(only_model)}, "
+            f"only {name} has {few(only_average)}. {remedy}"
+        )
+    pairs: dict[int, tuple[Tensor, Tensor]] = {}  # tied weights, one tensor under two names, are updated once
     copied: list[tuple[dict[str, Tensor], str, Tensor]] = []
-    if not _collect_pairs(average, model, averaged, current, copied, set()):
-        raise ValueError(_describe_difference(average, model, name))
-    if averaged and all(map(operator.is_, averaged, current)):
+    for where, (holder, key) in own.items():
+        old, new = holder[key], others[where][0][key]
+        if not is_dense(old) or not is_dense(new):
+            copied.append((holder, key, new))
+        elif old.shape == new.shape:
+            pairs.setdefault(id(old), (old, new))
+        elif isinstance(old, nn.Parameter):
+            raise ValueError(
+                f"{name} must have the shapes of model's parameters, got {tuple(old.shape)} for {tuple(new.shape)} as "
+                f"{where}. {remedy}"
+            )
+        else:
+            copied.append((holder, key, new))
+    if pairs and all(old is new for old, new in pairs.values()):
         raise ValueError(f"{name} must have tensors of its own, got those of model. Create it by copy.deepcopy(model).")
+    for old, _ in pairs.values():
+        if 0 in old.stride():  # an expanded buffer, whose elements share memory
+            old.data = old.clone()
     for holder, key, new in copied:
-        value = new.detach().clone()
-        if value.device != holder[key].device:
-            value = value.to(holder[key].device)
+        value = new.detach().clone().to(holder[key].device)
         if isinstance(holder[key], nn.Parameter):
             holder[key].data = value
         else:
             holder[key] = value  # assigned data would keep the shape of a nested tensor
-    return averaged, current
+    return [old for old, _ in pairs.values()], [new for _, new in pairs.values()]
 
 
-def _collect_pairs(
-    averaged: nn.Module,
-    current: nn.Module,
-    old_tensors: list[Tensor],
-    new_tensors: list[Tensor],
-    copied: list[tuple[dict[str, Tensor], str, Tensor]],
-    seen: set[int],
-) -> bool:
-    """List tensors of equal names, faster than named_parameters and named_buffers; return False for a difference."""
-    own, others = vars(averaged), vars(current)
-    if any(own[kind].keys() != others[kind].keys() for kind in ("_parameters", "_buffers", "_modules")):
-        return False
-    for kind in ("_parameters", "_buffers"):
-        for name, old in own[kind].items():
-            new = others[kind][name]
-            if (old is None) != (new is None):
-                return False
-            if old is None:
-                continue
-            are_dense = is_dense(old) and is_dense(new)
-            if not are_dense or old.shape != new.shape:
-                if are_dense and kind == "_parameters":
-                    return False
-                copied.append((own[kind], name, new))
-            # Tied weights are one tensor under two names, which must be updated once.
-            elif id(old) not in seen:
-                seen.add(id(old))
-                if 0 in old.stride():  # an expanded buffer, whose elements share memory
-                    old.data = old.clone()
-                old_tensors.append(old)
-                new_tensors.append(new)
-    for name, child in own["_modules"].items():
-        counterpart = others["_modules"][name]
-        if (child is None) != (counterpart is None) or (
-            child is not None and not _collect_pairs(child, counterpart, old_tensors, new_tensors, copied, seen)
-        ):
-            return False
-    return True
+def tensor_slots(module: nn.Module, *, empty: bool = False) -> dict[str, tuple[dict[str, Tensor], str]]:
+    """Return, by its name, the dictionary of a module, and the key, of each parameter and buffer; shared ones too.
 
-
-def _describe_difference(average: nn.Module, model: nn.Module, name: str) -> str:
-    def tensors(module: nn.Module) -> dict[str, Tensor]:
-        return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-    def some(names: set[str]) -> str:
-        shown = ", ".join(sorted(names)[:3])
-        return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown or "nothing"
-
-    averaged, current = tensors(average), tensors(model)
-    if averaged.keys() == current.keys():
-        [(old, new, where), *_] = [
-            (tuple(averaged[each].shape), tuple(parameter.shape), each)
-            for each, parameter in model.named_parameters()
-            if averaged[each].shape != parameter.shape
-        ]
-        difference = f"the shapes of model's parameters, got {old} for {new} as {where}"
-    else:
-        only_current, only_averaged = some(current.keys() - averaged.keys()), some(averaged.keys() - current.keys())
-        difference = (
-            f"the names of model's parameters and buffers; only model has {only_current}, only {name} has "
-            f"{only_averaged}"
-        )
-    return (
-        f"{name} must have {difference}. Create it by copy.deepcopy(model), after every surgery and before any "
-        "wrapping (DDP, torch.compile)."
-    )
+    With ``empty``, of those that are None.
+    """
+    return {
+        f"{path}.{key}" if path else key: (holder, key)
+        for path, child in module.named_modules(remove_duplicate=False)
+        for holder in (vars(child)["_parameters"], vars(child)["_buffers"])
+        for key, tensor in holder.items()
+        if (tensor is None) is empty
+    }
