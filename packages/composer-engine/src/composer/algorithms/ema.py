@@ -141,7 +141,6 @@ class EMA(WeightAveraging):
                 f"The averages of EMA will be mostly the weights that averaging begins with: their influence halves in "
                 f"{half_life:.0f} batches, and the fit averages over {averaged:.0f}. Choose a shorter half_life, such "
                 f"as '{int(averaged) // 10}ba'.",
-                UserWarning,
                 stacklevel=3,
             )
 

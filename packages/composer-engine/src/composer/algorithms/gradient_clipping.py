@@ -63,6 +63,5 @@ class GradientClipping(Algorithm):
                 f"GradientClipping by norm has little effect on {muon}, whose updates of matrices have the same size "
                 "for all gradients: it changes only how much a batch counts in the momentum, and scales the "
                 "gradients of all other parameters by the norm of the matrices' gradients. Remove it.",
-                UserWarning,
                 stacklevel=3,
             )

@@ -156,7 +156,6 @@ class Callback(Serializable):
                     warnings.warn(
                         f"{cls.__name__}.{name} is called at no event, as none has this name: did you mean "
                         f"{str(close[0])!r}? A method that is no hook can have other names of its arguments.",
-                        UserWarning,
                         stacklevel=2,
                     )
 

@@ -200,7 +200,7 @@ class Engine:
             fresh = [warning for warning in self._plan.warnings if warning not in self._warned]
             self._warned.update(fresh)
             for warning in fresh:
-                warnings.warn(warning, UserWarning, stacklevel=3)
+                warnings.warn(warning, stacklevel=3)
         return attrs.evolve(self._plan, verbose=True) if verbose else self._plan
 
     def restore(self) -> None:
@@ -320,7 +320,6 @@ class Engine:
                 warnings.warn(
                     f"This {name} is still open in another Trainer or Engine, whose end may close it while this one "
                     f"uses it. Call close() of the other one first, or make another {name}.",
-                    UserWarning,
                     stacklevel=6,
                 )
 

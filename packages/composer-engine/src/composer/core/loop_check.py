@@ -71,12 +71,12 @@ class LoopCheck:
                 shown = new if len(new) <= 3 else [*new[:3], f"{len(new) - 3} more"]
                 names = " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
                 who = f"{names} {'runs' if len(new) == 1 else 'run'}"
-                warnings.warn(f"{who} at {missed.value!r}, but {text}", UserWarning, stacklevel=4)
+                warnings.warn(f"{who} at {missed.value!r}, but {text}", stacklevel=4)
         if event in _TRAINING:
             self._optimizers.begin()
         if event in _AFTER_A_STEP:
             for text in self._optimizers.passed_over():
-                warnings.warn(text, UserWarning, stacklevel=4)
+                warnings.warn(text, stacklevel=4)
 
     def close(self) -> None:
         """Stop observing optimizers."""

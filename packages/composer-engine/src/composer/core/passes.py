@@ -119,7 +119,6 @@ def warn_if_multiple_loss_interpolation(algorithms: Algorithms, event: Event) ->
         warnings.warn(
             f"{' and '.join(names)} all interpolate the loss, so each blends a loss that the other has blended "
             "already. Use interpolate_loss=False for all but one of them.",
-            UserWarning,
             stacklevel=2,
         )
     return algorithms

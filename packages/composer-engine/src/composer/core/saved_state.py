@@ -285,7 +285,7 @@ class CheckedState:
         self.load_into(self.state, self.saved)
         if self.report.differences:
             title = "The saved state was loaded, and this run differs from it:"
-            warnings.warn(bulleted(title, self.report.differences), UserWarning, stacklevel=stacklevel)
+            warnings.warn(bulleted(title, self.report.differences), stacklevel=stacklevel)
         return self.report
 
 

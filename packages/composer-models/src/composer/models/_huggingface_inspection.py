@@ -60,7 +60,6 @@ def fit_embedding(model: PreTrainedModel, num_tokens: int, *, allow: bool) -> tu
         warnings.warn(
             f"{type(model).__name__} cannot resize its embedding of {num_rows} rows for the {num_tokens} tokens of "
             "the tokenizer. Build it with a larger vocab_size.",
-            UserWarning,
             stacklevel=3,
         )
         return ()

@@ -363,7 +363,6 @@ def _load_shared_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) 
         warnings.warn(
             f"{type(model).__name__} is not the class that was saved. New weights, to be trained: {few(new)}. Saved "
             f"weights that it does not have: {few([name for name in weights if name not in shared])}.",
-            UserWarning,
             stacklevel=5,
         )
     _load_weights(model, {**{name: own[name] for name in new}, **shared})

@@ -73,7 +73,6 @@ class ActivationMonitor(Callback):
             warnings.warn(
                 "ActivationMonitor logs nothing: only_log_wandb is True, and there is no WandBLogger among the "
                 "loggers. Set only_log_wandb=False to log to the others.",
-                UserWarning,
                 stacklevel=2,
             )
 

@@ -76,7 +76,6 @@ class MemoryMonitor(Callback):
         if not self._is_on:
             warnings.warn(
                 f"MemoryMonitor logs nothing: it reads CUDA's allocator, and the run is on {state.device}.",
-                UserWarning,
                 stacklevel=2,
             )
 

@@ -164,7 +164,6 @@ def is_recordable(state: State, who: str) -> bool:
         return True
     warnings.warn(
         f"{who} has nothing to record: it records the memory of CUDA devices, and the run is on {state.device}.",
-        UserWarning,
         stacklevel=3,
     )
     return False

@@ -132,6 +132,5 @@ class SavePretrained(Callback):
             warnings.warn(
                 f"The upload to {self.push_to_hub} has failed ({type(error).__name__}: {error}). The folder is "
                 "complete: upload it with `hf upload`.",
-                UserWarning,
                 stacklevel=2,
             )

@@ -169,7 +169,6 @@ class SpeedMonitor(Callback):
             warnings.warn(
                 f"SpeedMonitor has no peak performance for {name!r} in {state.precision.value}, so it logs no "
                 "throughput/device/mfu. Set it: SpeedMonitor(gpu_flops_available=312e12).",
-                UserWarning,
                 stacklevel=2,
             )
 
@@ -191,7 +190,6 @@ class SpeedMonitor(Callback):
             warnings.warn(
                 "SpeedMonitor(count_flops=True) found no countable operation in the first batch, so it logs no "
                 "throughput/flops_per_sec. Define flops_per_batch on the model.",
-                UserWarning,
                 stacklevel=2,
             )
 

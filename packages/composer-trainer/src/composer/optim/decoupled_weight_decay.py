@@ -200,6 +200,5 @@ def _warn_of_large_decay(optimizer: SteppingOptimizer) -> None:
             f"weight_decay={large} removes that fraction of the weights at each step: {type(optimizer).__name__} does "
             "not multiply it by the learning rate. Values about 1e-5 are usual. The equivalent of weight_decay in "
             "torch.optim.AdamW is lr * weight_decay here.",
-            UserWarning,
             stacklevel=3,
         )

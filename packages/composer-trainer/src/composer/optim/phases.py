@@ -166,6 +166,5 @@ def warn_of_endless_warmup(schedule: WarmsUp, state: State, ssr: float) -> None:
         warnings.warn(
             f"t_warmup={schedule.t_warmup} is longer than the training of {state.max_duration}: the learning rate "
             "never reaches its full value. Shorten the warm-up, or pass a fraction of the training: t_warmup='0.1dur'.",
-            UserWarning,
             stacklevel=4,
         )

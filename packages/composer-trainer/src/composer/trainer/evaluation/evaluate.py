@@ -217,7 +217,6 @@ def prepare_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
             f"The data to evaluate on ({', '.join(unmeasured)}) are evaluated without a metric, as "
             f"{type(state.model).__name__}.get_metrics(is_train=False) returns none. Return some there; if only "
             "callbacks use the outputs, give Evaluator(metric_names=[]).",
-            UserWarning,
             stacklevel=2,
         )
     for evaluator in evaluators:
@@ -323,7 +322,6 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int, signals: St
         warnings.warn(
             f"The loader of {evaluator.label!r} has a length of {length} batches and returned only {found}, which are "
             "evaluated. Correct its __len__; its data set may also have raised StopIteration.",
-            UserWarning,
             stacklevel=2,
         )
     values = compute_metrics(metrics)

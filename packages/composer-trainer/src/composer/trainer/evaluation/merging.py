@@ -60,7 +60,6 @@ def merge_metrics(
                         f"Training metric {called!r} ({type(part).__name__}) is reset and counts only what follows, "
                         f"as its state {problem!r} of {len(records)} processes cannot be divided among {world_size}; "
                         "an exact value requires as many processes as before.",
-                        UserWarning,
                         stacklevel=2,
                     )
             own = updates // world_size + (rank < updates % world_size)

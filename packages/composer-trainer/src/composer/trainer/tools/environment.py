@@ -25,6 +25,5 @@ def warn_of_mosaicml() -> None:
         "composer/__init__.py and other files of the same name, of which only the last installed exist. Run: "
         "pip uninstall -y mosaicml && pip install --force-reinstall --no-deps composer-functional composer-engine "
         "composer-models composer-trainer",
-        UserWarning,
         stacklevel=4,
     )
