@@ -1,6 +1,7 @@
 """fit: duration, continuation and results."""
 
 import datetime
+import itertools
 import time
 
 import pytest
@@ -12,7 +13,7 @@ from composer.algorithms import LabelSmoothing
 from composer.core import Callback, DataSpec, Time
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
-from composer.optim import LinearWithWarmupScheduler
+from composer.optim import ConstantScheduler, LinearWithWarmupScheduler
 from fixtures import make_classifier, make_loader, small_run, weights
 
 
@@ -232,6 +233,14 @@ class TestDuration:
         assert trainer.state.timestamp.epoch == 2
 
 
+def plain_settings(trainer):
+    """Return what arguments of ``fit`` change."""
+    state, schedule = trainer.state, trainer._schedule
+    settings = (state.max_duration, state.device_train_microbatch_size, state.precision, state.timestamp)
+    data = (state.train_dataloader, state.dataloader, state.dataloader_label, trainer._data.batches)
+    return (*settings, *data, schedule.schedulers, schedule.end_of_part)
+
+
 class TestContinueTraining:
     def test_two_fits_equal_one(self):
         """After a stop within an epoch, another fit continues with bit-identical results."""
@@ -255,6 +264,40 @@ class TestContinueTraining:
 
         assert parts.state.timestamp.epoch == 4
         assert torch.equal(weights(complete), weights(parts))
+
+    @pytest.mark.parametrize("change", [{"schedulers": ConstantScheduler()}, {"step_schedulers_every_batch": False}])
+    def test_the_rest_with_other_schedulers(self, change):
+        """The rest after a part is trained with other schedulers, too."""
+        trainer = small_run(max_duration="3ep", schedulers=ConstantScheduler())
+        trainer.fit(duration="1ep")
+
+        assert trainer.fit(**change).steps == 10
+        assert trainer.state.timestamp.epoch == 3
+
+    @pytest.mark.parametrize("reset_time", [False, True])
+    def test_rejected_call(self, reset_time):
+        """A call that raises an error changes neither the data, nor their position, nor the clock or the settings."""
+        trainer = small_run(max_duration="3ep", precision="fp32", device_train_microbatch_size=2)
+        trainer.fit(duration="1ep")
+        endless = {"train_dataloader": itertools.cycle(make_loader()), "train_dataloader_label": "other"}
+        changes = {"precision": "amp_bf16", "device_train_microbatch_size": 4, "schedulers": ConstantScheduler()}
+        before = plain_settings(trainer)
+
+        with pytest.raises(ValueError, match="train_dataloader is endless"):
+            trainer.fit(duration="1ep", reset_time=reset_time, **endless, **changes)
+
+        assert plain_settings(trainer) == before
+        assert trainer.fit().steps == 10
+
+    def test_schedulers_of_a_completed_training(self):
+        """Schedulers that are given after the end of a training apply to the next part, as data and precision do."""
+        trainer = small_run(max_duration="1ep", schedulers=ConstantScheduler())
+        trainer.fit()
+
+        assert trainer.fit(schedulers=ConstantScheduler(0.5, "9ep")).steps == 0
+        trainer.fit(duration="1ba")
+
+        assert trainer.state.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.05)
 
     def test_no_rest_after_an_early_end(self):
         """What a callback has ended in a part of the training does not continue."""

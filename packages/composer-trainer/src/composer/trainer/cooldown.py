@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import attrs
 
 from composer.core import State, Time, TimeUnit
 from composer.optim import WarmupStableDecayScheduler
 from composer.trainer.schedules import TrainingSchedule, scaled
-
-if TYPE_CHECKING:
-    from composer.trainer.resume.state import ResumeState
 
 __all__ = ["Cooldown", "check_cooldown", "cooled_down"]
 
@@ -27,6 +22,11 @@ class Cooldown:
 
     begin: Time
     length: Time
+
+    @property
+    def end(self) -> Time:
+        """The clock at its end."""
+        return self.begin + self.length
 
 
 def check_cooldown(cooldown: int | str | Time | None, duration: Time | None) -> Time | None:
@@ -51,26 +51,24 @@ def check_cooldown(cooldown: int | str | Time | None, duration: Time | None) -> 
 
 
 def cooled_down(
-    schedule: TrainingSchedule, state: State, length: Time | None, progress: ResumeState, *, anywhere: bool = False
-) -> TrainingSchedule:
-    """Return the schedule of a training that ends with a cool-down from here, and set its end in the state.
+    schedule: TrainingSchedule, state: State, length: Time | None, before: Cooldown | None, *, anywhere: bool = False
+) -> tuple[TrainingSchedule, Cooldown | None]:
+    """Return the schedule of a training that ends with a cool-down from here, and the cool-down.
 
     A run that was saved in a cool-down of this length continues it.
 
     Args:
         schedule: The schedule of the training.
         state: The run.
-        length: The length of the cool-down; None returns ``schedule``.
-        progress: Saves the cool-down, and has that of the loaded checkpoint.
+        length: The length of the cool-down; None returns ``schedule`` and None.
+        before: The cool-down that the run is in.
         anywhere: Whether it may begin outside of the stable phase, as in a dry run.
 
     Raises:
         ValueError: A schedule has no stable phase, the run is not in it, or in a cool-down of another length.
     """
-    before = progress.cooldown
     if length is None:
-        progress.cooldown = None
-        return schedule
+        return schedule, None
     if before is None:
         _check_has_stable(schedule, state, length)
         if not anywhere:
@@ -81,10 +79,10 @@ def cooled_down(
             f"cooldown must be {str(before.length)!r}, the length of the cool-down in which the checkpoint was saved, "
             f"got {str(length)!r}. For another length load a checkpoint of the stable phase."
         )
-    progress.cooldown, state.max_duration = before, before.begin + length
     # The warm-up is over, and could have another unit.
     schedulers = [attrs.evolve(one, t_warmup=Time(0, length.unit), t_decay=length) for one in _stable(schedule)]
-    return attrs.evolve(schedule, max_duration=state.max_duration, schedulers=schedulers, scale_schedule_ratio=1.0)
+    cooled = attrs.evolve(schedule, max_duration=before.end, schedulers=schedulers, scale_schedule_ratio=1.0)
+    return cooled, before
 
 
 def _stable(schedule: TrainingSchedule) -> list[WarmupStableDecayScheduler]:

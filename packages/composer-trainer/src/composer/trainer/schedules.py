@@ -185,7 +185,9 @@ class TrainingSchedule:
             )
         new: dict[str, Any] = {} if schedulers is None else {"schedulers": schedulers, "scale_schedule_ratio": ratio}
         new |= {} if step_every_batch is None else {"step_schedulers_every_batch": step_every_batch}
-        return attrs.evolve(self, **new) if new else self
+        changed = attrs.evolve(self, **new) if new else self
+        changed.end_of_part = self.end_of_part
+        return changed
 
     def check_phases(self, state: State) -> None:
         """Raise a ValueError if the phases of a schedule exceed the training, provided that its length is known."""
@@ -194,22 +196,19 @@ class TrainingSchedule:
                 if isinstance(schedule, WarmsUp) and not isinstance(schedule, LRScheduler):
                     schedule(state, self.ratio)
 
-    def take_duration(self, state: State, duration: Time | None) -> Time:
-        """Set the state's ``max_duration`` to ``duration`` more; after a part of the training, to its whole again.
-
-        Returns:
-            The ``max_duration``.
+    def end(self, state: State, duration: Time | None) -> Time:
+        """Return the clock after ``duration`` more, or at the end of the training; after a part, of all of it.
 
         Raises:
             ValueError: There is neither a duration nor a ``max_duration``.
         """
         if duration is not None:
-            state.max_duration = self.end_of_part = state.timestamp.get(duration.unit) + duration
-        elif self.max_duration is not None and state.max_duration is self.end_of_part:  # nothing has ended it early
-            state.max_duration = self.max_duration
-        if state.max_duration is None:
+            return state.timestamp.get(duration.unit) + duration
+        has_ended_early = state.max_duration is not self.end_of_part
+        end = state.max_duration if has_ended_early or self.max_duration is None else self.max_duration
+        if end is None:
             raise ValueError("There is no duration: give max_duration to the Trainer or duration to fit().")
-        return state.max_duration
+        return end
 
     def prepare_schedulers(self, state: State) -> None:
         """Create the schedulers, so that their saved states can be loaded.
@@ -224,19 +223,13 @@ class TrainingSchedule:
             state.schedulers = [*ready, *(ClockLR(optimizer, lambda: 1.0) for _, optimizer in pairs)]
 
     def take_schedulers(self, state: State) -> Schedules:
-        """Return the schedules, and make them those of the state; the first call compiles them for it.
-
-        Raises:
-            ValueError: A scheduler belongs to an optimizer that is not in the state, or functions do not fit the
-                optimizers.
-        """
+        """Return the schedules, and make them those of the state; the first call compiles them for it."""
         if self.schedules is None:
             self.schedules = self._compile(state)
         state.schedulers = (*self.schedules.every_batch, *self.schedules.every_epoch)
         return self.schedules
 
     def _compile(self, state: State) -> Schedules:
-        check_optimizers_of(self.schedulers, state.optimizers)
         ready = [scheduler for scheduler in self.schedulers if isinstance(scheduler, LRScheduler)]
         by_clock = [
             compile_composer_scheduler(function, state, self.ratio, optimizer)

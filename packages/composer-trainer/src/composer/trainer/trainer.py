@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
@@ -39,7 +40,7 @@ from composer.trainer.loop import train
 from composer.trainer.optimization import Optimization, change_precision, warn_of_default_optimizer
 from composer.trainer.result import FitResult, reason_of_end
 from composer.trainer.run import Run
-from composer.trainer.schedules import SchedulerLike, TrainingSchedule, scaled
+from composer.trainer.schedules import SchedulerLike, TrainingSchedule, check_optimizers_of, scaled
 from composer.trainer.settings.assembly import Assembly
 from composer.trainer.settings.checkpoints import Loading, Saving
 from composer.trainer.settings.compute import Compute, check_microbatch_size, choose_precision
@@ -392,47 +393,48 @@ class Trainer(Assembly):
         check_flags(reset_time=reset_time)
         state, began = self.state, time.perf_counter()
         self.engine.check_open()
-        more = None if duration is None else scaled(duration, scale_schedule_ratio, "duration")
-        decay = check_cooldown(cooldown, more)
-        planned = self._schedule.changed(more, schedulers, scale_schedule_ratio, step_schedulers_every_batch)
-        check_trainable(state.model)
-        if self._has_default_optimizer:
-            warn_of_default_optimizer()
         if self._dry_run:
             train_subset_num_batches = self._dry_run
             eval_dataloader = None if eval_dataloader is None else short_evaluators(eval_dataloader, self._dry_run)
-        evaluations = self._evaluations
-        if (eval_dataloader, eval_interval, eval_subset_num_batches) != (None, None, None):
-            evaluations = evaluations.with_changes(eval_dataloader, eval_interval, eval_subset_num_batches)
-        check_labels(evaluations.evaluators, train_dataloader_label or self._data.label)
-        self._data.change(state, train_dataloader, train_dataloader_label, train_subset_num_batches, spin_dataloaders)
-        if evaluations is not self._evaluations:
-            self._evaluations = evaluations
-            evaluations.install(state)
-        # Not those of former data, which nothing evaluates during this training.
-        labels = evaluations.labels()
-        state.eval_metrics = {label: own for label, own in state.eval_metrics.items() if label in labels}
-        if device_train_microbatch_size is not None:
-            check_microbatch_size("device_train_microbatch_size", device_train_microbatch_size)
-            self._set_microbatch_size(device_train_microbatch_size)
-        if precision is not None:
-            change_precision(state, choose_precision(precision, state.device))
-        assert self._data.batches is not None
+        # First all checks, so that a call which raises an error changes nothing.
+        check_trainable(state.model)
+        if self._has_default_optimizer:
+            warn_of_default_optimizer()
+        check_microbatch_size("device_train_microbatch_size", device_train_microbatch_size)
+        other_precision = state.precision if precision is None else choose_precision(precision, state.device)
+        more = None if duration is None else scaled(duration, scale_schedule_ratio, "duration")
+        decay = check_cooldown(cooldown, more)
+        planned = self._schedule.changed(more, schedulers, scale_schedule_ratio, step_schedulers_every_batch)
+        check_optimizers_of(planned.schedulers, state.optimizers)
+        data = self._data.changed(train_dataloader, train_dataloader_label, train_subset_num_batches, spin_dataloaders)
+        evaluations = self._evaluations.with_changes(eval_dataloader, eval_interval, eval_subset_num_batches)
+        check_labels(evaluations.evaluators, data.label)
+        start, before = copy.copy(state), self._progress.cooldown
         if reset_time:
-            state.timestamp = state.previous_timestamp = Timestamp()
-            self._data.batches.rewind(epoch=0)
+            start.timestamp, before = Timestamp(), None
+        schedule, cooling = cooled_down(planned, start, decay, before, anywhere=self._dry_run > 0)
+        end = planned.end(start, more) if cooling is None else cooling.end
+        data.check_end(end)
+        check_same_run(state, end, evaluations.labels())
+        if device_train_microbatch_size is not None:
+            self._set_microbatch_size(device_train_microbatch_size)
+        change_precision(state, other_precision)
+        batches = self._data.take(data, state)
+        evaluations.replace(self._evaluations, state)
+        if reset_time:
+            state.timestamp = state.previous_timestamp = start.timestamp
+            batches.rewind(epoch=0)
             self._progress.forget()
-        schedule = cooled_down(planned, state, decay, self._progress, anywhere=self._dry_run > 0)
-        length, first_batch = schedule.take_duration(state, more), int(state.timestamp.batch)
-        self._data.check_end(length)
-        check_same_run(state)
-        if state.has_reached(length) and not (state.evaluators and self._progress.interrupted):
-            return self._result(f"max_duration='{length}' was reached before", began)
-        # Only now, so that a call which has raised an error leaves the schedule as it was.
-        self._schedule = planned
+        self._schedule, self._evaluations = planned, evaluations
+        self._progress.cooldown, state.max_duration = cooling, end
+        if more is not None:
+            planned.end_of_part = end
+        if state.has_reached(end) and not (state.evaluators and self._progress.interrupted):
+            return self._result(f"max_duration='{end}' was reached before", began)
+        first_batch = int(state.timestamp.batch)
         run = Run(
             self.engine,
-            self._data.batches,
+            batches,
             Optimization(state, self._progress.skipped_steps),
             schedule.take_schedulers(state),
             self._evaluations,
@@ -446,7 +448,7 @@ class Trainer(Assembly):
             train(run)
             losses = run.final_losses()  # all processes, before one of them raises for a signal that only it received
         steps = int(state.timestamp.batch) - first_batch
-        reason = f"fast_dev_run={self._dry_run} is complete" if self._dry_run else reason_of_end(run, length)
+        reason = f"fast_dev_run={self._dry_run} is complete" if self._dry_run else reason_of_end(run, end)
         return self._result(reason, began, steps, losses)
 
     @suggests_names

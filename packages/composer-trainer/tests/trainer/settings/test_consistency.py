@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from composer.core import State
+from composer.core import State, Time
 from composer.trainer.settings.consistency import check_same_run, check_same_values
 
 PROGRAM = """
@@ -12,13 +12,13 @@ import torch.distributed as dist
 rank, store = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
 from composer.algorithms import EMA
-from composer.core import State
+from composer.core import State, Time
 from composer.trainer.settings.consistency import check_same_run, check_same_values
 check_same_values({"one": 1, "two": [1, 2]})
 for check in (
     lambda: check_same_values({"same": 0, "save_folder": f"runs/{rank}"}),
-    lambda: check_same_run(State(model=None, max_duration=f"{rank + 1}ep")),
-    lambda: check_same_run(State(model=None, max_duration="1ep", algorithms=[EMA()][rank:])),
+    lambda: check_same_run(State(model=None), Time.from_timestring(f"{rank + 1}ep"), []),
+    lambda: check_same_run(State(model=None, algorithms=[EMA()][rank:]), Time.from_timestring("1ep"), []),
 ):
     try:
         check()
@@ -49,4 +49,4 @@ def test_different_values_raise_in_each_process(tmp_path):
 def test_single_process():
     """One process agrees with itself."""
     check_same_values({"seed": 1})
-    check_same_run(State(model=None, max_duration="1ep"))
+    check_same_run(State(model=None), Time.from_timestring("1ep"), [])

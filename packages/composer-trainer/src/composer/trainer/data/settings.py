@@ -93,46 +93,41 @@ class TrainingData:
             reduce_over_data(state.train_metrics.values())
 
     def select(self, state: State) -> None:
-        """Make this the dataloader in use.
-
-        Raises:
-            ValueError: There is no training data.
-        """
-        if self.batches is None or self.spec is None:
-            raise ValueError("There is nothing to train on: give train_dataloader to the Trainer or to fit().")
+        """Make this the dataloader in use."""
+        assert self.spec is not None
+        assert self.batches is not None
         state.set_dataloader(self.spec.dataloader, self.label, self.batches.position.length)
 
-    def change(
-        self,
-        state: State,
-        loader: DataSpec | Iterable[Any] | None,
-        label: str | None,
-        subset: int | None,
-        spin: bool | None,
-    ) -> None:
-        """Apply the arguments that are not None; the position is kept for the same loader and length of an epoch."""
-        if label is not None:
-            self.label = label
-        if spin is not None:
-            self.spin = spin
-            if self.batches is not None:
-                self.batches.spin = spin
-        spec = self.spec if loader is None else ensure_data_spec(loader)
-        is_other = spec is not None and (self.spec is None or spec.dataloader is not self.spec.dataloader)
-        is_new = is_other or (subset is not None and subset != self.subset_num_batches)
-        before = self.spec, self.subset_num_batches
-        self.spec = spec
-        if subset is not None:
-            self.subset_num_batches = subset
-        if is_new:
-            try:
-                self.install(state)
-            except BaseException:  # the data of the training stay those before
-                self.spec, self.subset_num_batches = before
-                raise
-        elif spec is not None and self.batches is not None:
-            self.batches.spec = state.train_dataloader = spec
-        self.select(state)
+    def changed(
+        self, loader: DataSpec | Iterable[Any] | None, label: str | None, subset: int | None, spin: bool | None
+    ) -> TrainingData:
+        """Return a copy with the arguments that are not None, for :meth:`take`.
+
+        Raises:
+            TypeError: ``loader`` cannot be iterated over.
+            ValueError: There is no training data, or an argument is out of range.
+        """
+        given: dict[str, Any] = {"dataloader": loader, "dataloader_label": label, "subset_num_batches": subset}
+        new = {f"train_{name}": one for name, one in given.items() if one is not None}
+        changed = attrs.evolve(self, **new, spin_dataloaders=self.spin if spin is None else spin)
+        if changed.spec is None:
+            raise ValueError("There is nothing to train on: give train_dataloader to the Trainer or to fit().")
+        return changed
+
+    def take(self, new: TrainingData, state: State) -> Batches:
+        """Train on other data, and return its batches; the same loader and length of an epoch keep the position."""
+        assert new.spec is not None
+        is_same = self.spec is not None and new.spec.dataloader is self.spec.dataloader
+        if self.batches is None or not is_same or new.subset_num_batches != self.subset_num_batches:
+            new.install(state)
+        else:
+            new.batches, self.batches.spec, self.batches.spin = self.batches, new.spec, new.spin
+            state.train_dataloader = new.spec
+            new.select(state)
+        for field in attrs.fields(TrainingData):
+            setattr(self, field.name, getattr(new, field.name))
+        assert self.batches is not None
+        return self.batches
 
 
 def _is_endless(loader: object) -> bool:

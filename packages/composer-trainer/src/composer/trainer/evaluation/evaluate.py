@@ -119,7 +119,7 @@ class Evaluations:
         ]
 
     def with_changes(self, data: EvalData | None, interval: EvalInterval | None, subset: int | None) -> Evaluations:
-        """Return a copy with the arguments that are not None.
+        """Return a copy with the arguments that are not None, or this without any.
 
         Raises:
             ValueError: An interval is given without data to evaluate on.
@@ -127,7 +127,8 @@ class Evaluations:
         if data is None and interval is not None and self.data is None:
             raise ValueError("eval_interval is given without data to evaluate on: give eval_dataloader, too.")
         given: dict[str, Any] = {"eval_dataloader": data, "eval_interval": interval, "eval_subset_num_batches": subset}
-        return attrs.evolve(self, **{name: value for name, value in given.items() if value is not None})
+        new = {name: value for name, value in given.items() if value is not None}
+        return attrs.evolve(self, **new) if new else self
 
     def labels(self) -> list[str]:
         """Return the labels of the evaluators."""
@@ -141,6 +142,12 @@ class Evaluations:
                 check_sampler(evaluator.dataloader.dataloader, f"eval_dataloader ({evaluator.label!r})")
             state.evaluators = self.evaluators
             prepare_metrics(state, state.evaluators)
+
+    def replace(self, former: Evaluations, state: State) -> None:
+        """Set a state's evaluators in place of former ones, whose metrics nothing computes from now on."""
+        if self is not former:
+            self.install(state)
+        state.eval_metrics = {label: own for label, own in state.eval_metrics.items() if label in self.labels()}
 
     def run_if_due(self, engine: Engine, event: Event, signals: StopSignals, interrupted: dict[str, list[str]]) -> None:
         """Evaluate with the evaluators that are due at an event.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer.core import State
+from composer.core import State, Time
 from composer.core.interval import Interval
 from composer.distributed import all_gather_object
 from composer.trainer.resume.state import SavesProgress
@@ -13,10 +13,15 @@ from composer.trainer.resume.state import SavesProgress
 __all__ = ["check_same_run", "check_same_values"]
 
 
-def check_same_run(state: State) -> None:
+def check_same_run(state: State, max_duration: Time, labels: Sequence[str]) -> None:
     """Reject runs that differ between processes: they would wait for each other forever, or train other weights.
 
     All processes must call it.
+
+    Args:
+        state: The run.
+        max_duration: How long it will train.
+        labels: The labels of its evaluators.
 
     Raises:
         ValueError: The duration, the evaluators, the algorithms, the optimizers or the intervals of saving differ.
@@ -24,8 +29,8 @@ def check_same_run(state: State) -> None:
     savers = [callback for callback in state.callbacks if isinstance(callback, SavesProgress)]
     check_same_values(
         {
-            "max_duration": str(state.max_duration),
-            "eval_dataloader": [evaluator.label for evaluator in state.evaluators],
+            "max_duration": str(max_duration),
+            "eval_dataloader": [*labels],
             "algorithms": [state.component_key(algorithm) for algorithm in state.algorithms],
             "optimizers": [_settings_of(optimizer) for optimizer in state.optimizers],
             "save_folder and save_interval": [_interval_of(saver) for saver in savers],
