@@ -8,7 +8,7 @@ from types import MappingProxyType
 import pytest
 import torch
 
-from composer.functional.nested import leaves, rebuild, sizes
+from composer.functional.nested import join, leaves, rebuild, sizes
 
 Pair = collections.namedtuple("Pair", "image label")
 
@@ -53,3 +53,54 @@ class TestSizes:
         batch = [torch.zeros(3, 2), ["a", "b"], [torch.zeros(4), torch.tensor(1)], Pair("c", "d")]
 
         assert sizes(batch) == [3, 2, 4]
+
+
+class TestJoin:
+    """The results of batches as one."""
+
+    def test_structures(self):
+        """Tensors in mappings and tuples are joined each with each, and attributes of classes are kept."""
+        parts = [collections.OrderedDict(a=(torch.full((n, 2), float(n)), None), b=[torch.ones(n)] * 3) for n in (3, 2)]
+
+        joined = join(parts, [3, 2])
+
+        assert type(joined) is collections.OrderedDict
+        assert torch.equal(joined["a"][0], torch.cat([torch.full((3, 2), 3.0), torch.full((2, 2), 2.0)]))
+        assert joined["a"][1] is None
+        assert [len(one) for one in joined["b"]] == [5, 5, 5]
+
+    def test_lists_of_samples(self):
+        """Lists with an item for each sample, as detectors return, are joined to one list."""
+        parts = [[{"boxes": torch.zeros(boxes, 4)} for boxes in number] for number in ([2, 0], [1])]
+
+        joined = join(parts, [2, 1])
+
+        assert [len(one["boxes"]) for one in joined] == [2, 0, 1]
+
+    def test_ragged(self):
+        """Tensors of different lengths become a list with that of each sample, in order."""
+        joined = join([torch.zeros(2, 5, 3), torch.ones(1, 4, 3)], [2, 1])
+
+        assert [tuple(one.shape) for one in joined] == [(5, 3), (5, 3), (4, 3)]
+        assert [one.unique().item() for one in joined] == [0, 0, 1]
+
+    @pytest.mark.parametrize(
+        ("parts", "expected"),
+        [
+            ([torch.tensor(1.0), torch.tensor(2.0)], torch.tensor([1.0, 2.0])),
+            ([torch.zeros(1, dtype=torch.bfloat16)] * 2, torch.zeros(2, dtype=torch.bfloat16)),
+            ([torch.zeros(2)], torch.zeros(2)),
+        ],
+    )
+    def test_dtypes(self, parts, expected):
+        """Numbers are stacked, and dtypes are kept."""
+        joined = join(parts, [1] * len(parts))
+
+        assert torch.equal(joined, expected)
+        assert joined.dtype == expected.dtype
+
+    def test_other_results(self):
+        """What is not the same kind in all batches, and other objects, are in a list with one for each batch."""
+        assert join(["a", "b"], [1, 1]) == ["a", "b"]
+        assert join([None, 3], [1, 1]) == [None, 3]
+        assert join([{"a": 1}, {"b": 1}], [1, 1]) == [{"a": 1}, {"b": 1}]

@@ -133,8 +133,9 @@ class DataSpec(NamesArguments):
 
     @dataloader.validator
     def _check_dataloader(self, _: object, dataloader: object) -> None:
-        # A data set that can be iterated over yields samples; with_format is a method of those of Hugging Face.
-        is_dataset = isinstance(dataloader, IterableDataset) or hasattr(dataloader, "with_format")
+        # These can be iterated over, and yield samples or layers; with_format is a method of those of Hugging Face.
+        kinds = (IterableDataset, Tensor, torch.nn.Module)
+        is_dataset = isinstance(dataloader, kinds) or hasattr(dataloader, "with_format")
         if is_dataset or not hasattr(dataloader, "__iter__") or isinstance(dataloader, (str, bytes, type)):
             got = repr(dataloader) if isinstance(dataloader, (str, bytes, type)) else type(dataloader).__name__
             raise TypeError(

@@ -7,9 +7,10 @@ tokenizer's ``BatchEncoding``, and are fast enough for a training step.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 __all__: list[str] = []
@@ -36,6 +37,45 @@ def rebuild(container: Any, items: Iterable[Any]) -> Any:
         for key, item in new.items():
             rebuilt[key] = item
     return rebuilt
+
+
+def join(parts: Sequence[Any], lengths: Sequence[int]) -> Any:
+    """Return the results of several batches as one of the same structure.
+
+    Tensors are concatenated along their first dimension, and those without dimensions are stacked. Tensors that differ
+    in another dimension, as of padded texts, become a list with the tensor of each sample. Lists with an item for each
+    sample are joined to one list, and so is everything that is no tensor, mapping, list or tuple.
+
+    Args:
+        parts: The results, at least one.
+        lengths: The number of samples of each.
+
+    Example:
+        >>> join([{"id": torch.tensor([1, 2])}, {"id": torch.tensor([3])}], [2, 1])
+        {'id': tensor([1, 2, 3])}
+        >>> [len(one) for one in join([torch.zeros(2, 5), torch.zeros(1, 4)], [2, 1])]
+        [5, 5, 4]
+    """
+    first, joined = parts[0], [*parts]
+    if any(type(part) is not type(first) for part in parts):
+        return joined
+    if isinstance(first, Tensor):
+        return _join_tensors(joined)
+    if isinstance(first, Mapping) and all(part.keys() == first.keys() for part in parts):
+        return rebuild(first, [join([part[key] for part in parts], lengths) for key in first])
+    if isinstance(first, (list, tuple)):
+        if all(is_list_of_samples(part, length) for part, length in zip(parts, lengths, strict=True)):
+            joined = [item for part in parts for item in part]
+        elif all(len(part) == len(first) for part in parts):
+            return rebuild(first, [join(column, lengths) for column in zip(*parts, strict=True)])
+    return None if first is None else joined
+
+
+def _join_tensors(parts: list[Tensor]) -> Tensor | list[Tensor]:
+    shapes = {part.shape[1:] if part.ndim else None for part in parts}
+    if len(shapes) == 1:
+        return torch.stack(parts) if None in shapes else torch.cat(parts)
+    return parts if None in shapes else [row for part in parts for row in part]
 
 
 def leaves(nested: Any) -> Iterator[Any]:

@@ -320,13 +320,8 @@ class Trainer(Assembly):
         Example:
             >>> import torch
             >>> from composer.models import ComposerClassifier
-            >>> config = {
-            ...     "max_duration": "2ep",
-            ...     "optimizers": {"SGD": {"lr": 0.1}},
-            ...     "algorithms": ["LabelSmoothing", {"EMA": {"half_life": "10ba"}}],
-            ...     "device": "cpu",
-            ...     "progress_bar": False,
-            ... }
+            >>> config = {"max_duration": "2ep", "optimizers": {"SGD": {"lr": 0.1}}, "progress_bar": False}
+            >>> config["algorithms"] = ["LabelSmoothing", {"EMA": {"half_life": "10ba"}}]
             >>> data = [(torch.rand(8, 4), torch.zeros(8, dtype=torch.long))]
             >>> model = ComposerClassifier(torch.nn.Linear(4, 2), num_classes=2)
             >>> trainer = Trainer.from_config(config, model=model, train_dataloader=data)
@@ -487,26 +482,42 @@ class Trainer(Assembly):
         self.state.eval_metrics |= metrics  # restores the metrics of labels that the given data used, too
         return results
 
-    def predict(self, dataloader: Loader, subset_num_batches: int = -1, *, return_outputs: bool = True) -> list[Any]:
+    @suggests_names
+    def predict(
+        self,
+        dataloader: Loader,
+        subset_num_batches: int = -1,
+        *,
+        return_outputs: bool = True,
+        join: bool = False,
+        with_targets: bool = False,
+    ) -> Any:
         """Run the model over data, in all processes; outputs are in ``state.outputs``. Signals end it as :meth:`eval`.
 
         Args:
             dataloader: Batches as the model's ``eval_forward`` (or else ``forward``) takes them.
             subset_num_batches: The number of batches; -1 for all.
             return_outputs: Whether to collect the outputs; else only callbacks see them.
+            join: Whether to return one result: a tensor with a row for each sample, or a dictionary of them; a list
+                with a tensor for each sample if shapes differ between batches.
+            with_targets: Whether to return pairs of outputs and targets.
 
         Returns:
-            The outputs of each batch, on the CPU; an empty list unless ``return_outputs``.
+            A list with the outputs of each batch, on the CPU; empty unless ``return_outputs``. With ``join`` all as
+            one. In several processes, each returns those of its own batches.
 
         Raises:
             TypeError: ``dataloader`` cannot be iterated over.
-            ValueError: ``subset_num_batches`` is out of range.
+            KeyError, ValueError: The batches have no targets, or ``subset_num_batches`` is out of range.
         """
-        check_flags(return_outputs=return_outputs)
+        check_flags(return_outputs=return_outputs, join=join, with_targets=with_targets)
         check_subset("subset_num_batches", subset_num_batches)
         spec, subset = ensure_data_spec(dataloader), self._dry_run or subset_num_batches
         with self._closing_on_error(), StopSignals(lambda: int(self.state.predict_timestamp.batch)) as signals:
-            return predict(self.engine, spec, subset, signals, return_outputs=return_outputs)
+            collected = predict(
+                self.engine, spec, subset, signals, return_outputs=return_outputs, with_targets=with_targets
+            )
+        return collected.joined() if join else collected.outputs
 
     def summary(self, sample_input: Any = None, *, max_depth: int = 3) -> ModelSummary:
         """Compute one batch and return the layers, their shapes and parameters, and the memory; prints as a table.

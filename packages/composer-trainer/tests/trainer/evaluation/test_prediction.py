@@ -29,6 +29,18 @@ class Seen(Callback):
         self.events.append("end")
 
 
+class Line(torch.nn.Linear):
+    """A model without metrics."""
+
+    def forward(self, batch):
+        """Return the outputs for a tensor, alone or in a dictionary."""
+        return super().forward(batch["x"] if isinstance(batch, dict) else batch)
+
+    def loss(self, outputs, batch):
+        """Return a mean."""
+        return outputs.mean()
+
+
 class TestPredict:
     def test_returns_the_outputs_of_each_batch(self):
         """Outputs are computed in evaluation mode, without gradients, in order."""
@@ -41,6 +53,50 @@ class TestPredict:
         assert len(outputs) == 3
         assert all(torch.equal(one, other) for one, other in zip(outputs, expected, strict=True))
         assert not outputs[0].requires_grad
+
+    def test_joins_the_outputs(self):
+        """The outputs of all batches are one tensor, and so are the targets, row by row."""
+        trainer, loader = small_run(), make_loader(samples=10, batch_size=4)
+
+        outputs, targets = trainer.predict(loader, join=True, with_targets=True)
+        pairs = trainer.predict(loader, with_targets=True)
+
+        batches = [*loader]
+        assert torch.equal(outputs, torch.cat(trainer.predict(loader)))
+        assert torch.equal(targets, torch.cat([labels for _, labels in batches]))
+        assert torch.equal(trainer.predict(loader, join=True), outputs)
+        assert torch.equal(torch.cat([labels for _, labels in pairs]), targets)
+        assert trainer.predict(loader, join=True, return_outputs=False) == []
+
+    @pytest.mark.parametrize(
+        ("batch", "error", "message"),
+        [(torch.zeros(3, 4), TypeError, "needs batches"), ({"x": torch.zeros(3, 4)}, KeyError, "has no item 1")],
+    )
+    def test_targets_that_do_not_exist(self, batch, error, message):
+        """Batches without targets raise an error that names their items."""
+        trainer = small_run(model=Line(4, 2), train_dataloader=None)
+
+        with pytest.raises(error, match=message):
+            trainer.predict([batch], with_targets=True)
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"dataloaders": []}, r"predict\(\) has no argument 'dataloaders': did you mean 'dataloader'"),
+            ({"test_dataloader": []}, r"predict\(\) has no argument 'test_dataloader': did you mean 'dataloader'"),
+            ({"model": None, "dataloader": []}, r"predict\(\) has no argument 'model': give it to the Trainer"),
+        ],
+    )
+    def test_names_of_other_trainers(self, arguments, message):
+        """The error suggests the right name."""
+        with pytest.raises(TypeError, match=message):
+            small_run().predict(**arguments)
+
+    @pytest.mark.parametrize("data", [torch.zeros(3, 4), torch.nn.Sequential(torch.nn.ReLU())])
+    def test_no_batches(self, data):
+        """A tensor and a model are no loaders, although they can be iterated over."""
+        with pytest.raises(TypeError, match="Wrap a dataset in a DataLoader"):
+            small_run().predict(data)
 
     def test_streams_to_callbacks(self):
         """Callbacks receive each batch's outputs and the clock, also with return_outputs=False."""
@@ -92,11 +148,6 @@ class TestPredict:
 
     def test_model_without_metrics(self):
         """Only forward is required."""
-
-        class Line(torch.nn.Linear):
-            def loss(self, outputs, batch):
-                return outputs.mean()
-
         trainer = small_run(model=Line(4, 2), train_dataloader=None)
 
         (outputs,) = trainer.predict([torch.zeros(3, 4)])

@@ -36,7 +36,7 @@ from composer.core import (
     get_precision_context,
 )
 from composer.core.checks import is_subset
-from composer.core.data_spec import move_batch, note_batch
+from composer.core.data_spec import batch_get, move_batch, note_batch
 from composer.core.evaluator import evaluation_mode
 from composer.core.randomness import preserve_rng_state
 from composer.distributed import (
@@ -49,6 +49,7 @@ from composer.distributed import (
 )
 from composer.distributed.samplers import in_step, is_split_by_rank
 from composer.functional.dtensors import is_sharded
+from composer.functional.nested import join
 from composer.trainer.data.loaders import batch_is_none, warn_of_repeats
 from composer.trainer.data.order import make_order
 from composer.trainer.evaluation.metrics import SupportsMetrics, compute_metrics, metrics_of, reduce_over_data
@@ -402,16 +403,30 @@ def _evaluate_batch(engine: Engine, evaluator: Evaluator, batch: Any, counts: bo
     engine.run_event(Event.EVAL_BATCH_END)
 
 
-def predict(engine: Engine, spec: DataSpec, subset: int, signals: StopSignals, *, return_outputs: bool) -> list[Any]:
+@attrs.frozen
+class Predictions:
+    """The outputs of each batch, or pairs of outputs and targets, on the CPU; and the number of samples of each."""
+
+    outputs: list[Any] = attrs.field(factory=list)
+    counts: list[int] = attrs.field(factory=list)
+
+    def joined(self) -> Any:
+        """Return the outputs of all batches as one; an empty list for none."""
+        return join(self.outputs, self.counts) if self.outputs else []
+
+
+def predict(
+    engine: Engine, spec: DataSpec, subset: int, signals: StopSignals, *, return_outputs: bool, with_targets: bool
+) -> Predictions:
     """Run the model over the data; algorithms and callbacks see the ``PREDICT_*`` events.
 
     Returns:
-        The outputs of each batch, on the CPU; an empty list unless ``return_outputs``.
+        What was computed, nothing unless ``return_outputs``.
 
     Raises:
         Stopped: A signal has stopped the prediction.
     """
-    state, outputs = engine.state, []
+    state, collected = engine.state, Predictions()
     with in_evaluation(engine), with_evaluation_weights(state):
         lengths = [length for length in (spec.length, subset) if length is not None and length != -1]
         state.set_dataloader(spec.dataloader, "predict", min(lengths, default=None))
@@ -423,15 +438,23 @@ def predict(engine: Engine, spec: DataSpec, subset: int, signals: StopSignals, *
             engine.run_event(Event.PREDICT_BATCH_START)
             # The batch is its only microbatch.
             _forward(engine, spec, state.batch, Event.PREDICT_BEFORE_FORWARD, Event.PREDICT_AFTER_FORWARD)
-            if return_outputs and counts:
-                outputs.append(move_batch(state.outputs, torch.device("cpu")))
             num_samples = spec.get_num_samples_in_batch(state.batch)
+            if return_outputs and counts:
+                result = (state.outputs, _targets_of(state.batch)) if with_targets else state.outputs
+                collected.outputs.append(move_batch(result, torch.device("cpu")))
+                collected.counts.append(num_samples)
             num_tokens = spec.get_num_tokens_in_batch(state.batch)
             elapsed = datetime.timedelta(seconds=time.perf_counter() - began)
             state.predict_timestamp = state.predict_timestamp.to_next_batch(num_samples, num_tokens, elapsed)
             engine.run_event(Event.PREDICT_BATCH_END)
         engine.run_event(Event.PREDICT_END)
-    return outputs
+    return collected
+
+
+def _targets_of(batch: Any) -> Any:
+    if isinstance(batch, torch.Tensor):
+        raise TypeError("with_targets=True needs batches (input, target) or dictionaries with targets, got a tensor.")
+    return batch_get(batch, 1)
 
 
 def first_batch(state: State, spec: DataSpec, name: str) -> Any:
