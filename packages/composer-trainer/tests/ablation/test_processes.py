@@ -5,6 +5,7 @@ import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from importlib.util import find_spec
 
 import pytest
 from distributed import Client, LocalCluster
@@ -16,7 +17,17 @@ from composer.ablation import ablate
 class TestForks:
     """Runs are forks of an interpreter that has imported the modules of make_trainer, where this is possible."""
 
-    @pytest.mark.parametrize("opened", ["None", "os.open(__file__, os.O_RDONLY)"])
+    @pytest.mark.parametrize(
+        "opened",
+        [
+            "None",
+            pytest.param(
+                "__import__('pyarrow') and None",
+                marks=pytest.mark.skipif(find_spec("pyarrow") is None, reason="pyarrow is not installed"),
+            ),
+            "os.open(__file__, os.O_RDONLY)",
+        ],
+    )
     def test_each_run_is_isolated(self, problem, tmp_path, monkeypatch, opened):
         """No run sees what another has changed; forks would share a file that an import opens: they are not used."""
         (tmp_path / "users.py").write_text(f"import os\n\nOPENED = {opened}\n{MAKE_TRAINER}")

@@ -187,8 +187,11 @@ def _fork_for_each() -> tuple[Path | None, int]:
 
 def _shared_with_forks() -> tuple[int, int, bool]:
     """Return the numbers of threads and open files, and whether a GPU is in use."""
-    threads, files = (len(list(Path("/proc/self", kind).iterdir())) for kind in ("task", "fd"))
-    return threads, files, torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    threads = sum(
+        name != "jemalloc_bg_thd\n" for name in names
+    )  # pyarrow's, which scikit-learn imports: it allows forks
+    return threads, len(list(Path("/proc/self/fd").iterdir())), torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
 def _exit_with_parent() -> None:
