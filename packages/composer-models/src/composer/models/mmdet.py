@@ -1,4 +1,4 @@
-"""Detectors of MMDetection, versions 2 and 3."""
+"""Detectors of MMDetection, version 3."""
 
 from __future__ import annotations
 
@@ -17,16 +17,11 @@ __all__ = ["MMDetModel"]
 
 
 class MMDetModel(DetectionModel):
-    """A detector of MMDetection with its metrics.
+    """A detector of MMDetection 3 with its metrics.
 
-    The detector is built with MMDetection, which this module does not import: ``MODELS.build(config)`` in version 3,
-    ``build_detector(config)`` in version 2. Its methods determine the version. Batches are those of MMDetection's
-    loaders:
-
-    * version 3: ``{"inputs": images, "data_samples": samples}``. The model's ``data_preprocessor`` normalises, pads and
-      stacks the images. The samples have ``gt_instances`` with ``bboxes`` and ``labels``.
-    * version 2: ``{"img": tensor, "img_metas": dictionaries, "gt_bboxes": tensors, "gt_labels": tensors}``, without
-      data containers.
+    The detector is built by ``MODELS.build(config)`` of MMDetection, which this module does not import. Batches are
+    those of MMDetection's loaders, ``{"inputs": images, "data_samples": samples}``. The model's ``data_preprocessor``
+    normalises, pads and stacks the images. The samples have ``gt_instances`` with ``bboxes`` and ``labels``.
 
     As in MMDetection, predicted boxes have the coordinates of the original images, before resizing, and for evaluation
     the boxes of the batch must have the same coordinates.
@@ -41,7 +36,7 @@ class MMDetModel(DetectionModel):
             ``(predictions, targets)``; an empty list for none. :class:`~composer.metrics.MAP` if ``None``.
 
     Raises:
-        TypeError: ``model`` is not an ``nn.Module`` with the methods of either version.
+        TypeError: ``model`` is not an ``nn.Module`` with the methods ``loss`` and ``predict``.
         ModuleNotFoundError: pycocotools, which ``MAP`` needs, is not installed.
 
     Example:
@@ -57,8 +52,14 @@ class MMDetModel(DetectionModel):
 
     def __init__(self, model: nn.Module, val_metrics: Metrics | None = None) -> None:
         super().__init__()
-        self._interface = _interface_of(model)
-        self.model = model
+        if not isinstance(model, nn.Module) or not all(
+            callable(getattr(model, name, None)) for name in ("loss", "predict")
+        ):
+            raise TypeError(
+                "model must be a detector of MMDetection 3, with the methods loss and predict, got "
+                f"{type(model).__name__}. Use MODELS.build(config)."
+            )
+        self.model: Any = model
         self._set_metrics(val_metrics)
 
     def forward(self, batch: Mapping[str, Any]) -> Any:
@@ -75,10 +76,12 @@ class MMDetModel(DetectionModel):
             TypeError: ``batch`` is not a dictionary.
             ValueError: The batch lacks a part.
         """
-        self._interface.check(batch)
+        _check_keys(batch)
+        data = self._prepared(batch)
         if self.training:
-            return self._interface.losses(self.model, batch)
-        return self._interface.predictions(self.model, batch)
+            return self.model.loss(data["inputs"], data["data_samples"])
+        predicted = [sample.pred_instances for sample in self.model.predict(data["inputs"], data["data_samples"])]
+        return [{"boxes": _as_tensor(each.bboxes), "scores": each.scores, "labels": each.labels} for each in predicted]
 
     def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Return the losses that the forward pass has computed: all entries with "loss" in the name, as in MMDetection.
@@ -99,94 +102,32 @@ class MMDetModel(DetectionModel):
         return {name: _total(value) for name, value in losses.items() if "loss" in name}
 
     def _targets(self, batch: Mapping[str, Any]) -> list[Any]:
-        self._interface.check(batch)
-        return self._interface.targets(batch)
-
-
-class _Version3:
-    def check(self, batch: Any) -> None:
-        _check_keys(batch, {"inputs", "data_samples"}, 3)
-
-    def losses(self, model: Any, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        data = self._prepared(model, batch, training=True)
-        losses: Mapping[str, Any] = model.loss(data["inputs"], data["data_samples"])
-        return losses
-
-    def predictions(self, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Tensor]]:
-        data = self._prepared(model, batch, training=False)
-        predicted = [sample.pred_instances for sample in model.predict(data["inputs"], data["data_samples"])]
-        return [{"boxes": _as_tensor(each.bboxes), "scores": each.scores, "labels": each.labels} for each in predicted]
-
-    def targets(self, batch: Mapping[str, Any]) -> list[dict[str, Tensor]]:
+        _check_keys(batch)
         annotated = [sample.gt_instances for sample in batch["data_samples"]]
         return [{"boxes": _as_tensor(each.bboxes), "labels": each.labels} for each in annotated]
 
-    def _prepared(self, model: Any, batch: Mapping[str, Any], *, training: bool) -> Mapping[str, Any]:
-        preprocessor = getattr(model, "data_preprocessor", None)
+    def _prepared(self, batch: Mapping[str, Any]) -> Any:
+        preprocessor = getattr(self.model, "data_preprocessor", None)
         if preprocessor is None:
             return batch
         # Its device changes only by its own .to, which nn.Module does not call for submodules.
-        device = next(model.parameters()).device
+        device = next(self.model.parameters()).device
         if preprocessor.device != device:
             preprocessor.to(device)
-        prepared: Mapping[str, Any] = preprocessor(dict(batch), training)
-        return prepared
+        return preprocessor(dict(batch), self.training)
 
 
-class _Version2:
-    def check(self, batch: Any) -> None:
-        _check_keys(batch, {"img", "img_metas", "gt_bboxes", "gt_labels"}, 2)
-
-    def losses(self, model: Any, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        losses: Mapping[str, Any] = model(return_loss=True, **batch)
-        return losses
-
-    def predictions(self, model: Any, batch: Mapping[str, Any]) -> list[dict[str, Tensor]]:
-        images = batch["img"]
-        # The outer lists are for test-time augmentation.
-        results = model(return_loss=False, rescale=True, img=[images], img_metas=[batch["img_metas"]])
-        return [self._prediction(result, images.device) for result in results]
-
-    def _prediction(self, result: Any, device: torch.device) -> dict[str, Tensor]:
-        """Convert an array ``(n, 5)`` of boxes and scores for each class to one prediction."""
-        of_classes = result[0] if isinstance(result, tuple) else result  # the second part is for masks
-        rows = [torch.as_tensor(each, dtype=torch.float32, device=device).reshape(-1, 5) for each in of_classes]
-        labels = [torch.full((len(each),), label, device=device) for label, each in enumerate(rows)]
-        boxes = torch.cat(rows)
-        return {"boxes": boxes[:, :4], "scores": boxes[:, 4], "labels": torch.cat(labels)}
-
-    def targets(self, batch: Mapping[str, Any]) -> list[dict[str, Tensor]]:
-        pairs = zip(batch["gt_bboxes"], batch["gt_labels"], strict=True)
-        return [{"boxes": boxes, "labels": labels} for boxes, labels in pairs]
-
-
-def _interface_of(model: object) -> _Version3 | _Version2:
-    if isinstance(model, nn.Module):
-        if _offers(model, "loss", "predict"):
-            return _Version3()
-        if _offers(model, "forward_train", "simple_test"):
-            return _Version2()
-    raise TypeError(
-        "model must be a detector of MMDetection, with the methods loss and predict (version 3) or forward_train and "
-        f"simple_test (version 2), got {type(model).__name__}. Use MODELS.build(config) or build_detector(config)."
-    )
-
-
-def _offers(model: nn.Module, *names: str) -> bool:
-    return all(callable(getattr(model, name, None)) for name in names)
-
-
-def _check_keys(batch: Any, keys: set[str], version: int) -> None:
+def _check_keys(batch: Any) -> None:
     if not isinstance(batch, Mapping):
         raise TypeError(
-            f"MMDetModel takes batches of MMDetection {version}, dictionaries with {', '.join(sorted(keys))}, got "
+            "MMDetModel takes batches of MMDetection 3, dictionaries with inputs and data_samples, got "
             f"{type(batch).__name__}."
         )
-    missing = sorted(keys - batch.keys())
+    missing = {"inputs", "data_samples"} - batch.keys()
     if missing:
         raise ValueError(
-            f"A batch for a detector of MMDetection {version} must have {', '.join(sorted(keys))}, got "
-            f"{', '.join(sorted(map(str, batch)))}: {', '.join(missing)} is missing."
+            "A batch for a detector of MMDetection 3 must have inputs and data_samples, got "
+            f"{', '.join(sorted(map(str, batch)))}: {', '.join(sorted(missing))} is missing."
         )
 
 
