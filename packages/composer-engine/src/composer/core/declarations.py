@@ -107,7 +107,6 @@ def _by_event(fields: Mapping[Event, Iterable[str]]) -> dict[Event, frozenset[st
 
 
 def _check_known(served: object, attribute: attrs.Attribute[Any], by_event: Mapping[Event, frozenset[str]]) -> None:
-    del served
     names = {name for name in chain.from_iterable(by_event.values()) if not name.startswith("batch.")}
     unknown = sorted(names - FIELDS - ALWAYS_SERVED)
     if unknown:

@@ -112,7 +112,6 @@ sort_low_precision_layernorm_last = sort_fused_layernorm_last
 
 def warn_if_multiple_loss_interpolation(algorithms: Algorithms, event: Event) -> Algorithms:
     """Warn if several algorithms blend losses: each blends a loss that is already blended."""
-    del event
     # Sorted, so that the warning is the same, and shown once, at events with the reverse order.
     names = sorted(type(algorithm).__name__ for algorithm in algorithms if algorithm.interpolate_loss)
     if len(names) > 1:

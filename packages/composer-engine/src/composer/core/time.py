@@ -594,5 +594,4 @@ class Timestamp:
         Raises:
             TypeError: Always.
         """
-        del state
         raise TypeError("A Timestamp is immutable. Write state.timestamp = Timestamp.from_state_dict(...).")

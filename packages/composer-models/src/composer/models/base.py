@@ -120,7 +120,6 @@ class ComposerModel(nn.Module, ABC):
         Returns:
             A tensor of one number on the device, which is not waited for; None for samples, the default.
         """
-        del batch
         return None
 
     @property
@@ -163,7 +162,6 @@ class ComposerModel(nn.Module, ABC):
         Returns:
             Metrics by the name under which they are logged.
         """
-        del is_train
         return {}
 
     def update_metric(self, batch: Any, outputs: Any, metric: Metric) -> None:

@@ -50,7 +50,6 @@ class DetectionModel(ComposerModel):
         Raises:
             TypeError: The outputs are predictions.
         """
-        del batch, args, kwargs
         if not isinstance(outputs, Mapping):
             raise TypeError(
                 "A detector computes its losses in the forward pass in training, and in evaluation only predictions. "

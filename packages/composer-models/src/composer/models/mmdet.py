@@ -133,8 +133,7 @@ def _check_keys(batch: Any) -> None:
 
 def _as_tensor(boxes: Any) -> Tensor:
     """Return boxes as a tensor; MMDetection has a class for boxes."""
-    tensor: Tensor = boxes if isinstance(boxes, Tensor) else boxes.tensor
-    return tensor
+    return boxes if isinstance(boxes, Tensor) else boxes.tensor
 
 
 def _total(loss: Any) -> Tensor:

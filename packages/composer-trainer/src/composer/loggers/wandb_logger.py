@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -131,7 +132,8 @@ class WandBLogger(TrackerLogger):
     def write_file(self, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
         """Upload a file or a folder as an artifact; an existing artifact gets a new version."""
         kind = "file" if file_path.is_file() else "folder"
-        artifact = self._wandb.Artifact(name=_allowed(remote_file_name), type=kind)
+        name = re.sub(r"[^\w.-]", "-", remote_file_name)  # W&B accepts letters, digits and these three
+        artifact = self._wandb.Artifact(name=name, type=kind)
         artifact.add_file(str(file_path)) if file_path.is_file() else artifact.add_dir(str(file_path))
         self.run.log_artifact(artifact)
 
@@ -156,7 +158,3 @@ class WandBLogger(TrackerLogger):
             {name: {"mask_data": classes[place].numpy(), **named} for name, classes in by_name.items()}
             for place in range(count)
         ]
-
-
-def _allowed(name: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)

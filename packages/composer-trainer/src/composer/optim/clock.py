@@ -125,7 +125,6 @@ class ClockLR(LRScheduler):
 
     def step(self, epoch: int | None = None) -> None:
         """Set the learning rates; ``epoch`` is ignored."""
-        del epoch
         self._step_count += 1
         self.last_epoch += 1
         self._last_lr = self.get_lr()

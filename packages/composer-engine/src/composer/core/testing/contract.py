@@ -302,12 +302,10 @@ class _Drawer(Algorithm):
 
     def match(self, event: Event, state: State) -> bool:
         """Return True."""
-        del event, state
         return True
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Draw."""
-        del event, logger
         torch.rand(3, generator=state.generator(self))
 
 

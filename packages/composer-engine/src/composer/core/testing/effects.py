@@ -152,7 +152,6 @@ class _Noting(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        del types
 
         def use(value: Any) -> Any:
             if isinstance(value, _Noting):

@@ -45,8 +45,7 @@ class _GhostBatchNorm(_BatchNorm):
         samples = input.shape[0]
         count = -(-samples // self.ghost_batch_size)
         if not self.training or count < 2:
-            output: Tensor = super().forward(input)
-            return output
+            return super().forward(input)
         sizes = [samples // count + (ghost < samples % count) for ghost in range(count)]
         if sizes[-1] * math.prod(input.shape[2:]) == 1:
             raise ValueError(
