@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent
 PACKAGES = ["functional", "engine", "models", "trainer"]
 PYTHONS = ["3.11", "3.12", "3.13"]
 CONSTRAINTS = "constraints.txt"
-EXAMPLES = ["cloudpickle", "matplotlib", "rich", "scikit-learn", "scipy"]
+EXAMPLES = ["cloudpickle", "matplotlib", "optuna", "rich", "scikit-learn", "scipy"]
 TOOLS = {
     "tests": ["pytest-xdist>=3.8"],
     "hosts": ["jsonargparse[signatures]", "trl"],

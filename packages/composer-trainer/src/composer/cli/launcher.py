@@ -12,8 +12,14 @@ __all__ = ["main", "torchrun_arguments"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the equivalent torchrun command and run it; exit with its status."""
-    command = torchrun_arguments(sys.argv[1:] if arguments is None else arguments)
+    """Print the equivalent torchrun command and run it; exit with its status. ``train`` is another command."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["train"]:
+        from composer.cli.train import main as train  # noqa: PLC0415  (imports torch)
+
+        train(given[1:])
+        return
+    command = torchrun_arguments(given)
     print(shlex.join(["torchrun", *command]), file=sys.stderr, flush=True)  # noqa: T201
     # Restarted processes of several hosts may read the addresses of those that have ended from a store that is kept.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
@@ -78,7 +84,9 @@ class _NotAvailable(argparse.Action):
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="composer", description="Start a training in several processes with torchrun, whose command is printed."
+        prog="composer",
+        description="Start a training in several processes with torchrun, whose command is printed.",
+        epilog="Train by a configuration: composer train --help",
     )
     parser.add_argument("-n", "--nproc", type=_positive, help="processes on this machine; by default one for each GPU")
     parser.add_argument("--stdout", action=_NotAvailable, help="not available: see torchrun --redirects")

@@ -47,7 +47,7 @@ from composer.trainer.settings.compute import Compute, check_microbatch_size, ch
 from composer.trainer.settings.consistency import check_same_run
 from composer.trainer.settings.groups import Components, Console, Identity, Problems, Processes, Settings
 from composer.trainer.stopping import StopSignals
-from composer.trainer.tools.config import trainer_arguments
+from composer.trainer.tools.config import read_config, trainer_arguments
 from composer.trainer.tools.dry_run import check_dry_run, dry_run_settings, short_evaluators
 from composer.trainer.tools.environment import warn_of_mosaicml
 from composer.trainer.tools.find_lr import LRSearch, find_lr
@@ -300,7 +300,13 @@ class Trainer(Assembly):
             raise missing_attribute(self, name)
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any] | str | os.PathLike[str], **arguments: Any) -> Self:
+    def from_config(
+        cls,
+        config: Mapping[str, Any] | str | os.PathLike[str],
+        *,
+        overrides: Mapping[str, Any] | None = None,
+        **arguments: Any,
+    ) -> Self:
         """Return a trainer from plain data: a dictionary of arguments by name, or the path of a YAML file with one.
 
         ``algorithms``, ``callbacks``, ``loggers``, ``optimizers``, ``schedulers`` and ``model`` are names of the public
@@ -309,26 +315,24 @@ class Trainer(Assembly):
 
         Args:
             config: The configuration; a file needs PyYAML, ``pip install "composer-trainer[config]"``.
-            arguments: Further arguments of the trainer, such as the data, and the model if it is an object. They
-                replace those of the configuration.
+            overrides: New values of entries by their paths: ``{"optimizers.AdamW.lr": 0.001}``.
+            arguments: Further arguments, such as data and a model; they replace those of the configuration.
 
         Raises:
             ModuleNotFoundError: PyYAML is not installed.
-            TypeError: An entry is of the wrong type.
-            ValueError: A name is unknown, or an argument of a component is unknown, missing or out of range.
+            TypeError, ValueError: An entry is of the wrong type, unknown, missing or out of range.
 
         Example:
             >>> import torch
             >>> from composer.models import ComposerClassifier
-            >>> config = {"max_duration": "2ep", "optimizers": {"SGD": {"lr": 0.1}}, "progress_bar": False}
-            >>> config["algorithms"] = ["LabelSmoothing", {"EMA": {"half_life": "10ba"}}]
+            >>> config = {"max_duration": "2ep", "optimizers": {"SGD": {"lr": 0.1}}, "algorithms": ["LabelSmoothing"]}
             >>> data = [(torch.rand(8, 4), torch.zeros(8, dtype=torch.long))]
             >>> model = ComposerClassifier(torch.nn.Linear(4, 2), num_classes=2)
-            >>> trainer = Trainer.from_config(config, model=model, train_dataloader=data)
-            >>> trainer.fit().steps
-            2
+            >>> options = {"overrides": {"optimizers.SGD.lr": 0.01}, "max_duration": "1ep"}
+            >>> Trainer.from_config(config, **options, model=model, train_dataloader=data).fit().steps
+            1
         """
-        return cls(**trainer_arguments(config, arguments))
+        return cls(**trainer_arguments(read_config(config, overrides), arguments))
 
     @suggests_names
     def fit(
@@ -498,8 +502,7 @@ class Trainer(Assembly):
             dataloader: Batches as the model's ``eval_forward`` (or else ``forward``) takes them.
             subset_num_batches: The number of batches; -1 for all.
             return_outputs: Whether to collect the outputs; else only callbacks see them.
-            join: Whether to return one result: a tensor with a row for each sample, or a dictionary of them; a list
-                with a tensor for each sample if shapes differ between batches.
+            join: Whether to return one result with a row for each sample; if their shapes differ, a list of samples.
             with_targets: Whether to return pairs of outputs and targets.
 
         Returns:
@@ -514,9 +517,7 @@ class Trainer(Assembly):
         check_subset("subset_num_batches", subset_num_batches)
         spec, subset = ensure_data_spec(dataloader), self._dry_run or subset_num_batches
         with self._closing_on_error(), StopSignals(lambda: int(self.state.predict_timestamp.batch)) as signals:
-            collected = predict(
-                self.engine, spec, subset, signals, return_outputs=return_outputs, with_targets=with_targets
-            )
+            collected = predict(self.engine, spec, subset, signals, collect=return_outputs, targets=with_targets)
         return collected.joined() if join else collected.outputs
 
     def summary(self, sample_input: Any = None, *, max_depth: int = 3) -> ModelSummary:

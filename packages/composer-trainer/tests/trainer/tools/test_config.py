@@ -1,5 +1,6 @@
 """A trainer from plain data: names of registries, checked arguments, nothing else."""
 
+import copy
 import sys
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from composer.optim import (
     WarmupStableDecayScheduler,
 )
 from composer.trainer import Trainer
-from composer.trainer.tools.config import registered, trainer_arguments
+from composer.trainer.tools.config import read_config, registered, trainer_arguments
 from fixtures import make_classifier, make_loader, small_run, weights
 
 RECIPE = """
@@ -140,6 +141,57 @@ class TestComponents:
         trainer = from_config({"optimizers": {name: {"lr": 0.01}}, "device": "cpu", "progress_bar": False})
 
         assert type(trainer.state.optimizers[0]).__name__ == name
+
+
+class TestOverrides:
+    @pytest.mark.parametrize(
+        ("config", "path", "expected"),
+        [
+            ({"seed": 1}, "seed", {"seed": 5}),
+            ({}, "seed", {"seed": 5}),
+            ({"optimizers": {"AdamW": {"lr": 1}}}, "optimizers.AdamW.lr", {"optimizers": {"AdamW": {"lr": 5}}}),
+            ({"optimizers": "AdamW"}, "optimizers.AdamW.lr", {"optimizers": {"AdamW": {"lr": 5}}}),
+            (
+                {"algorithms": ["A", {"B": {"x": 1, "y": 2}}]},
+                "algorithms.B.x",
+                {"algorithms": ["A", {"B": {"x": 5, "y": 2}}]},
+            ),
+            ({"algorithms": ["A", "B"]}, "algorithms.A.x", {"algorithms": [{"A": {"x": 5}}, "B"]}),
+            ({"algorithms": {"A": None}}, "algorithms.A.x", {"algorithms": {"A": {"x": 5}}}),
+            ({"callbacks": {"A": {"x": {"z": 1}}}}, "callbacks.A.x.z", {"callbacks": {"A": {"x": {"z": 5}}}}),
+        ],
+    )
+    def test_entries(self, config, path, expected):
+        """The entry is replaced in all forms of components, and the configuration is not changed."""
+        before = copy.deepcopy(config)
+
+        assert read_config(config, {path: 5}) == expected
+        assert config == before
+
+    def test_trainer(self, from_config, tmp_path):
+        """A trainer has the new values, and the others of the file."""
+        (tmp_path / "run.yaml").write_text(RECIPE)
+
+        trainer = from_config(
+            tmp_path / "run.yaml", overrides={"optimizers.DecoupledSGDW.lr": 0.5, "max_duration": "3ep"}
+        )
+
+        group = trainer.state.optimizers[0].param_groups[0]
+        assert (group["lr"], group["momentum"], str(trainer.state.max_duration)) == (0.5, 0.9, "3ep")
+
+    @pytest.mark.parametrize(
+        ("path", "message"),
+        [
+            ("optimizers.SGD.lr", r"optimizers\.SGD\.lr must lead to an entry .* no 'SGD' there, but \['AdamW'\]"),
+            ("schedulers.A.lr", r"no 'schedulers' there, but \['algorithms', 'optimizers'\]"),
+            ("algorithms.C.x", r"no 'C' there, but \['A', 'B'\]"),
+            ("optimizers.AdamW.lr.x", r"no 'x' there, but 1"),
+        ],
+    )
+    def test_missing_entries(self, path, message):
+        """A path that leads nowhere raises an error, as it would add a second optimizer or nothing."""
+        with pytest.raises(ValueError, match=message):
+            read_config({"optimizers": {"AdamW": {"lr": 1}}, "algorithms": ["A", "B"]}, {path: 5})
 
 
 class TestErrors:

@@ -416,12 +416,12 @@ class Predictions:
 
 
 def predict(
-    engine: Engine, spec: DataSpec, subset: int, signals: StopSignals, *, return_outputs: bool, with_targets: bool
+    engine: Engine, spec: DataSpec, subset: int, signals: StopSignals, *, collect: bool, targets: bool
 ) -> Predictions:
     """Run the model over the data; algorithms and callbacks see the ``PREDICT_*`` events.
 
     Returns:
-        What was computed, nothing unless ``return_outputs``.
+        What was computed, with the targets if ``targets``; nothing unless ``collect``.
 
     Raises:
         Stopped: A signal has stopped the prediction.
@@ -439,8 +439,8 @@ def predict(
             # The batch is its only microbatch.
             _forward(engine, spec, state.batch, Event.PREDICT_BEFORE_FORWARD, Event.PREDICT_AFTER_FORWARD)
             num_samples = spec.get_num_samples_in_batch(state.batch)
-            if return_outputs and counts:
-                result = (state.outputs, _targets_of(state.batch)) if with_targets else state.outputs
+            if collect and counts:
+                result = (state.outputs, _targets_of(state.batch)) if targets else state.outputs
                 collected.outputs.append(move_batch(result, torch.device("cpu")))
                 collected.counts.append(num_samples)
             num_tokens = spec.get_num_tokens_in_batch(state.batch)

@@ -20,7 +20,7 @@ from composer.core.model_state import check_settings
 from composer.loggers.products import import_product
 from composer.trainer.reproducibility import seed_all
 
-__all__ = ["registered", "trainer_arguments"]
+__all__ = ["read_config", "read_value", "registered", "trainer_arguments"]
 
 
 def _kind_of(base: type) -> Callable[[str, Any], bool]:
@@ -72,8 +72,7 @@ def trainer_arguments(config: Mapping[str, Any] | str | os.PathLike[str], given:
         TypeError: The configuration, or an entry, is of the wrong type.
         ValueError: A name is not registered, or an argument of a component is unknown, missing or out of range.
     """
-    settings = dict(config) if isinstance(config, Mapping) else _read(config)
-    settings = {name: value for name, value in settings.items() if name not in given}
+    settings = {name: value for name, value in read_config(config).items() if name not in given}
     for name, value in settings.items():
         if name in _OBJECTS:
             raise ValueError(f"{name} cannot be in a configuration: give it as an argument of from_config.")
@@ -94,9 +93,67 @@ def trainer_arguments(config: Mapping[str, Any] | str | os.PathLike[str], given:
     return arguments
 
 
+def read_config(
+    config: Mapping[str, Any] | str | os.PathLike[str], overrides: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return a configuration as a dictionary, with entries replaced.
+
+    Args:
+        config: The arguments by name, as plain data, or the path of a YAML file with them.
+        overrides: New values by path, such as ``{"optimizers.AdamW.lr": 0.001}``.
+
+    Raises:
+        ModuleNotFoundError: PyYAML is not installed.
+        TypeError: The configuration is of the wrong type.
+        ValueError: The file is not valid, or the configuration has no entry that a path leads through.
+
+    Example:
+        >>> read_config({"optimizers": ["AdamW"], "seed": 1}, {"optimizers.AdamW.lr": 0.1, "seed": 2})
+        {'optimizers': [{'AdamW': {'lr': 0.1}}], 'seed': 2}
+    """
+    settings = dict(config) if isinstance(config, Mapping) else _read(config)
+    for path, value in (overrides or {}).items():
+        settings = _replaced(settings, str(path).split("."), value, path)
+    return settings
+
+
+def _replaced(entry: Any, names: list[str], value: Any, path: str) -> Any:
+    """Return a copy of an entry in which the one that the names lead to is replaced."""
+    if not names:
+        return value
+    name, *rest = names
+    if entry == name:  # a component without arguments
+        return {name: _replaced({}, rest, value, path)}
+    if isinstance(entry, Mapping) and (name in entry or not rest):
+        inner = {} if entry.get(name) is None else entry[name]
+        return {**entry, name: _replaced(inner, rest, value, path)}
+    for index, item in enumerate(entry) if isinstance(entry, (list, tuple)) else ():
+        if item == name or (isinstance(item, Mapping) and name in item):
+            return [*entry[:index], _replaced(item, names, value, path), *entry[index + 1 :]]
+    has = sorted(map(str, entry)) if isinstance(entry, Mapping) else shortened(entry)
+    raise ValueError(f"{path} must lead to an entry of the configuration, which has no {name!r} there, but {has}.")
+
+
+def read_value(text: str) -> Any:
+    """Return the value of a string as it would be in a YAML file: ``"1e-3"`` is a number.
+
+    Example:
+        >>> read_value("1e-3"), read_value("10ep"), read_value("[0.9, 0.95]")
+        (0.001, '10ep', [0.9, 0.95])
+    """
+    return _parsed(text, shortened(text))
+
+
 def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"config must be a dictionary or the path of a YAML file, got {shortened(path)}.")
+    settings = _parsed(Path(path).read_text(encoding="utf-8"), path)
+    if not isinstance(settings, dict):
+        raise TypeError(f"{path} must contain arguments of the Trainer by name, got a {type(settings).__name__}.")
+    return settings
+
+
+def _parsed(text: str, path: object) -> Any:
     yaml = import_product("yaml", "config")
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc, name-defined]
@@ -111,12 +168,9 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789"))
     try:
-        settings = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=Loader)
+        return yaml.load(text, Loader=Loader)
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
-    if not isinstance(settings, dict):
-        raise TypeError(f"{path} must contain arguments of the Trainer by name, got a {type(settings).__name__}.")
-    return settings
 
 
 def _check_plain(value: Any, place: str) -> None:
