@@ -97,6 +97,62 @@ def test_custom_algorithm(run):
     assert variables["trainer"].state.algorithms[0].num_replaced == 1
 
 
+@pytest.mark.filterwarnings("ignore:A checkpoint is a folder")  # the program names a file
+def test_diffusion(run, tmp_path):
+    """A model of the program's own is averaged, evaluated, and sampled with its averages."""
+    variables = run("diffusion.py", "--folder", tmp_path / "out")
+
+    samples = torch.load(tmp_path / "out" / "samples.pt")
+    assert list(samples) == [6, 12]
+    assert samples[12].shape == (4, 1, 8, 8)
+    logged = variables["memory"].data
+    assert [step.batch.value for step, _ in logged["metrics/shapes/MeanSquaredError-late"]] == [6, 12]
+    assert [step.batch.value for step, _ in logged["gradients/norm"]] == [0, 4, 8]
+    assert (tmp_path / "out" / "shapes" / "ba12").is_dir()
+    (ema,) = (one for one in variables["trainer"].state.algorithms if type(one).__name__ == "EMA")
+    averages = ema.get_ema_model(variables["trainer"].state.model)
+    drawn = averages.generate(torch.arange(4), 8).add(1).div(2)
+    torch.testing.assert_close(drawn, samples[12])
+
+
+def test_bert_pretraining(run, tmp_path):
+    """A configuration chooses algorithms, and a schedule of the program's own sets the learning rates."""
+    tokenizer = tmp_path / "bert"
+    tokenizer.mkdir()
+    write_tiny_bert(tokenizer)
+
+    variables = run("bert_pretraining.py", f"tokenizer={tokenizer}", "algorithms=gradient_clipping,alibi")
+
+    trainer = variables["trainer"]
+    (logger,) = (one for one in trainer.logger.destinations if type(one).__name__ == "InMemoryLogger")
+    rates = [rate / 5e-3 for _, rate in logger.data["lr-DecoupledAdamW/group0"]]
+    falling = [passed**-0.5 for passed in range(1, 11)]
+    assert rates == pytest.approx([0, 0.25, 0.5, 0.75, 1, 1, *falling])
+    assert "Alibi" in [type(one).__name__ for one in trainer.state.algorithms]
+    assert "model.bert.embeddings.position_embeddings.weight" not in trainer.state.model.state_dict()
+    assert 0 < trainer.state.eval_metric_values["MaskedAccuracy"] <= 1
+    tokens = logger.data["tokens/all"][-1][1]
+    assert tokens == 16 * 8 * 16
+    assert [path.name for path in (tmp_path / "bert").glob("ep*")] == ["ep2-ba16"]
+
+
+@pytest.mark.parametrize("recipe", ["mild", "medium", "hot"])
+def test_imagenet(run, recipe):
+    """Each recipe trains and evaluates, in the end the classifier alone, on images of the size of the evaluation."""
+    variables = run("imagenet.py", "--recipe_name", recipe)
+
+    trainer, fix = variables["trainer"], variables["fix"]
+    assert fix.began_at == 8
+    assert [name for name, one in trainer.state.model.named_parameters() if one.requires_grad] == [
+        "module.fc.weight",
+        "module.fc.bias",
+    ]
+    assert {"BlurConv2d", "BlurMaxPool2d"} <= {type(module).__name__ for module in trainer.state.model.modules()}
+    logged = variables["memory"].data
+    assert len(logged["metrics/eval/MulticlassAccuracy"]) == 3
+    assert all(torch.isfinite(torch.as_tensor(loss)) for _, loss in logged["loss/train/total"])
+
+
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
 def test_the_scan_finds_former_names_alone(program):
     """Everything that the scan finds works; with the advised imports in place of the former ones, it finds nothing."""
