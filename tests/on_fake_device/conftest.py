@@ -13,7 +13,8 @@ collect_ignore_glob = [] if guards.is_there() else ["test_*.py"]
 
 @pytest.fixture(autouse=True)
 def _device():
-    """Compute convolutions without cuDNN, which has its own copy of the runtime."""
+    """Compute convolutions and attention without cuDNN, which has its own copy of the runtime."""
+    torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     with torch.backends.cudnn.flags(enabled=False):
         torch.manual_seed(0)
         yield

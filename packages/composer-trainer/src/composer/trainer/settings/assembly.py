@@ -15,7 +15,7 @@ from composer.distributed.meta import is_on_meta
 from composer.functional.checks import check_flags
 from composer.functional.dtensors import is_sharded
 from composer.trainer.optimization import default_optimizer, move_state
-from composer.trainer.reproducibility import configure_deterministic_mode
+from composer.trainer.reproducibility import configure_deterministic_mode, explain_determinism
 from composer.trainer.result import FitResult, final_metrics
 from composer.trainer.resume.state import ResumeState, SavesProgress
 from composer.trainer.settings.consistency import check_same_values
@@ -220,6 +220,7 @@ class Assembly:
             yield
         except BaseException as error:
             explain_loss(error)
+            explain_determinism(error, self.state.model)
             with self._noting_further_errors(error):
                 self.close()
             raise
