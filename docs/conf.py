@@ -79,6 +79,8 @@ html_title = "composer"
 html_favicon = "_site/static/icon.svg"
 html_show_sourcelink = False
 html_static_path = ["_site/static"]
+html_css_files = ["site.css"]
+html_search_scorer = str(DOCS / "_site" / "scorer.js")
 html_theme_options = {
     "show_prev_next": False,
     "navigation_with_keys": False,

@@ -178,7 +178,7 @@ def _to_patience(given: Time | str | int) -> Time:
 
 @attrs.define(eq=False)
 class EarlyStopper(MetricStopper):
-    """End the training when a metric has not improved for more than ``patience``.
+    """Early stopping: end the training when a metric has not improved for more than ``patience``.
 
     The metric is read at the end of each evaluation, or of each epoch if it is a training metric. NaN is never better.
     The best value and its time are saved, so that a resumed training ends at the same batch as an uninterrupted one. A
