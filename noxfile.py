@@ -99,6 +99,14 @@ def ray(session: nox.Session) -> None:
     session.run(*command, env=TEST_ENV | {"FAULTS": "all"})
 
 
+@nox.session
+def trackio(session: nox.Session) -> None:
+    """Test the logger for Trackio, which needs an older Pillow than that of constraints.txt."""
+    install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES), "trackio", pins=only_torch(session))
+    tests = ["loggers/test_trackio_logger.py", "trainer/test_reuse.py"]
+    session.run(*PYTEST, *(f"packages/composer-trainer/tests/{test}" for test in tests), *session.posargs, env=TEST_ENV)
+
+
 @nox.session(python=PYTHONS[0])
 @nox.parametrize("releases", ["newest", "oldest"], ids=["newest", "oldest"])
 def hosts(session: nox.Session, releases: str) -> None:

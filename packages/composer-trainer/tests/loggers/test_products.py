@@ -12,6 +12,7 @@ from composer.loggers import (
     NeptuneLogger,
     SlackLogger,
     TensorboardLogger,
+    TrackioLogger,
     WandBLogger,
 )
 from composer.loggers.products import import_product
@@ -23,6 +24,7 @@ MAKERS = {
     "psutil": (MLFlowLogger, "mlflow"),
     "comet_ml": (CometMLLogger, "comet"),
     "neptune": (NeptuneLogger, "neptune"),
+    "trackio": (lambda: TrackioLogger("digits"), "trackio"),
     "slack_sdk": (lambda: SlackLogger(["a"], slack_logging_api_key="x", channel_id="y"), "slack"),
 }
 

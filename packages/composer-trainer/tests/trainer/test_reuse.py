@@ -52,6 +52,7 @@ from composer.loggers import (
     ProgressBarLogger,
     SlackLogger,
     TensorboardLogger,
+    TrackioLogger,
     WandBLogger,
 )
 from composer.models import ComposerClassifier
@@ -123,6 +124,11 @@ def file_of(logger):
     return {"lines": [line["metrics"] for line in lines if "metrics" in line], "begins": set(lines[0])}
 
 
+def _make_trackio():
+    pytest.importorskip("trackio", reason="nox -s trackio installs it")
+    return TrackioLogger("digits")
+
+
 def stored(logger):
     return {"stored": list(logger.stored)}
 
@@ -143,9 +149,10 @@ LOGGERS = {
     ProgressBarLogger: Case(lambda folder: ProgressBarLogger(stream=io.StringIO())),
     SlackLogger: Case(lambda folder: SlackLogger("loss/*", slack_logging_api_key="x", channel_id="C"), stored),
     TensorboardLogger: Case(lambda folder: TensorboardLogger(f"{folder}/runs"), stored),
+    TrackioLogger: Case(lambda folder: _make_trackio(), stored),
     WandBLogger: Case(lambda folder: WandBLogger(), stored),
 }
-TRACKERS = (CometMLLogger, MLFlowLogger, NeptuneLogger, TensorboardLogger, WandBLogger)
+TRACKERS = (CometMLLogger, MLFlowLogger, NeptuneLogger, TensorboardLogger, TrackioLogger, WandBLogger)
 COMPONENTS = {**CALLBACKS, **LOGGERS}
 
 

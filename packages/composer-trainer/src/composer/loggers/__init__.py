@@ -12,6 +12,7 @@ from composer.loggers.neptune_logger import NeptuneLogger
 from composer.loggers.progress_bar_logger import ProgressBarLogger
 from composer.loggers.slack_logger import SlackLogger
 from composer.loggers.tensorboard_logger import TensorboardLogger
+from composer.loggers.trackio_logger import TrackioLogger
 from composer.loggers.wandb_logger import WandBLogger
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "ProgressBarLogger",
     "SlackLogger",
     "TensorboardLogger",
+    "TrackioLogger",
     "WandBLogger",
 ]
 
