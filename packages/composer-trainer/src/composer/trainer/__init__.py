@@ -3,9 +3,9 @@
 from composer.functional.signatures import unquote_annotations
 from composer.trainer.result import FitResult
 from composer.trainer.tools.find_lr import LRSearch
-from composer.trainer.tools.summary import ModelSummary
+from composer.trainer.tools.summary import ModelSummary, estimate_memory
 from composer.trainer.trainer import Trainer
 
-__all__ = ["FitResult", "LRSearch", "ModelSummary", "Trainer"]
+__all__ = ["FitResult", "LRSearch", "ModelSummary", "Trainer", "estimate_memory"]
 
 unquote_annotations(globals())

@@ -6,7 +6,8 @@ from torch import nn
 
 from composer.algorithms import BlurPool
 from composer.models import ComposerClassifier
-from fixtures import small_run
+from composer.trainer import estimate_memory
+from fixtures import make_classifier, small_run
 
 
 def make_images(**options):
@@ -180,3 +181,56 @@ def test_no_batch():
     """Without data and sample there is no batch."""
     with pytest.raises(ValueError, match="summary has no batch to compute: give sample_input"):
         small_run(train_dataloader=None).summary()
+
+
+class TestEstimateMemory:
+    @pytest.mark.parametrize(("batch_size", "given"), [(64, 64), (64, 16)])
+    def test_equals_what_a_step_allocates(self, batch_size, given):
+        """The sum is within 10 % of the peak that torch's tracker of tensors measures in a step with Adam."""
+        from torch.distributed._tools.mem_tracker import MemTracker
+
+        network = nn.Sequential(
+            *[part for _ in range(4) for part in (nn.Linear(256, 256), nn.GELU())], nn.Linear(256, 4)
+        )
+        model = ComposerClassifier(network, num_classes=4)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=False)
+        data = torch.rand(given, 256), torch.randint(4, (given,))
+        trainer = small_run(model=model, optimizers=optimizer, train_dataloader=None)
+        weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+        estimate = estimate_memory(trainer, batch_size, sample_input=data)
+
+        assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
+        assert not optimizer.state
+        inputs, targets = torch.rand(batch_size, 256), torch.randint(4, (batch_size,))
+        tracker = MemTracker()
+        tracker.track_external(network, optimizer, inputs)
+        with tracker:
+            for _ in range(2):
+                tracker.reset_mod_stats()
+                torch.nn.functional.cross_entropy(network(inputs), targets).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        (peak,) = (parts["Total"] for parts in tracker.get_tracker_snapshot("peak").values())
+        assert estimate["total"] == pytest.approx(peak, rel=0.1)
+
+    def test_optimizer_state(self):
+        """Adam has two numbers for each weight and one step for each tensor; SGD without momentum has none."""
+        for make, numbers in ((torch.optim.SGD, 0), (torch.optim.Adam, 2)):
+            model = make_classifier()
+            trainer = small_run(model=model, optimizers=make(model.parameters(), lr=0.1))
+
+            memory = estimate_memory(trainer)
+
+            steps = 4 * len(list(model.parameters())) if numbers else 0
+            assert memory["optimizer state"] == numbers * memory["parameters"] + steps
+
+    def test_half_precision_stores_less(self):
+        """With autocast to bfloat16, activations take less memory, and weights the same."""
+        trainer = small_run()
+
+        full, half = estimate_memory(trainer, 256), estimate_memory(trainer, 256, "amp_bf16")
+
+        assert half["activations"] < full["activations"]
+        assert half["parameters"] == full["parameters"]
+        assert trainer.state.precision.value == "fp32"

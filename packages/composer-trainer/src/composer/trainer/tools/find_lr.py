@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from composer.core import State
 
-__all__ = ["LRSearch", "find_lr"]
+__all__ = ["LRSearch", "find_lr", "train_step"]
 
 _WINDOW = 20
 """A loss is smoothed over a tenth of the steps: over this part of them before it, and as many after it."""
@@ -160,7 +160,7 @@ def find_lr(
         for lr, batch in zip(lrs, _batches(spec, state), strict=False):
             _set_lr(state, lr)
             state.batch = batch
-            loss = _step(state, spec, optimization)
+            loss = train_step(state, spec, optimization)
             if not math.isfinite(loss):
                 break
             losses.append(loss)
@@ -202,7 +202,7 @@ def _set_lr(state: State, lr: float) -> None:
             group["initial_lr"] = group["lr"]
 
 
-def _step(state: State, spec: DataSpec, optimization: Optimization) -> float:
+def train_step(state: State, spec: DataSpec, optimization: Optimization) -> float:
     """Train on the state's batch without events, and return its loss before the step."""
     forward, loss = optimization.in_precision(state.model), optimization.in_precision(state.compute_loss)
     step = Step(

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from composer.core import DataSpec, Event, State, get_precision_context
+from composer.core import DataSpec, Event, Precision, State, get_precision_context
 from composer.core.data_spec import describe_batch, move_batch, note_batch
+from composer.core.optimizers import unwrapped
+from composer.functional.checks import check_whole
 from composer.functional.dtensors import is_sharded
 from composer.functional.nested import leaves
 from composer.loggers.values import aligned, html_table
 from composer.trainer.evaluation.evaluate import first_batch
 from composer.trainer.microbatching import split_microbatches
+from composer.trainer.optimization import Optimization
+from composer.trainer.tools.find_lr import train_step
 from composer.trainer.tools.trial import trial
 
-__all__ = ["Layer", "ModelSummary", "summarize"]
+if TYPE_CHECKING:
+    from composer.trainer.trainer import Trainer
+
+__all__ = ["Layer", "ModelSummary", "estimate_memory", "summarize"]
 
 _LONGEST = 40
 """The number of characters of a shape in the table."""
@@ -161,6 +169,76 @@ def summarize(state: State, spec: DataSpec | None, sample_input: Any, *, max_dep
             "activations": num_stored,
         },
     )
+
+
+def estimate_memory(
+    trainer: Trainer,
+    batch_size: int | None = None,
+    precision: str | Precision | None = None,
+    *,
+    sample_input: Any = None,
+) -> dict[str, int]:
+    """Return the bytes that a step needs: of weights, gradients, optimizer state, buffers, batch and activations.
+
+    It computes the losses of two batches, and trains one step, after which everything is restored bit for bit. The
+    total is that of all parts at once: what an operation needs while it runs comes on top.
+
+    Args:
+        trainer: The trainer, before ``fit``.
+        batch_size: The samples of a microbatch; those of the batch if None. Activations of more samples than the batch
+            has are extrapolated linearly.
+        precision: The precision; the trainer's if None.
+        sample_input: A batch as the model's ``forward`` takes it; the first microbatch to train on if None.
+
+    Returns:
+        The bytes by the names of ``trainer.summary().memory``, and their sum, ``"total"``.
+
+    Raises:
+        ValueError: A value is out of range, there is no batch, or the model is sharded.
+
+    Example:
+        >>> from composer import Trainer
+        >>> from composer.models import ComposerClassifier
+        >>> model = ComposerClassifier(torch.nn.Linear(4, 2), num_classes=2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> trainer = Trainer(model=model, optimizers=optimizer, device="cpu", progress_bar=False)
+        >>> memory = estimate_memory(trainer, 64, sample_input=(torch.rand(8, 4), torch.zeros(8, dtype=torch.long)))
+        >>> memory["parameters"], memory["optimizer state"], memory["batch"]
+        (40, 40, 1536)
+    """
+    state, spec = trainer.state, trainer._data.spec  # noqa: SLF001  (the data of the trainer)
+    if batch_size is not None:
+        check_whole("batch_size", batch_size, 1, "It counts samples.")
+    if is_sharded(state.model):
+        raise ValueError("estimate_memory must be called before fit(), which shards the model over processes.")
+    trained = [one for one in state.model.parameters() if one.requires_grad]
+    former = state.precision
+    with trial(state, None if spec is None else spec.dataloader, steps=True):
+        state.precision = former if precision is None else Precision(precision)
+        try:
+            batch = _batch(state, spec, sample_input)
+            spec = spec or DataSpec([batch])
+            samples = int(spec.get_num_samples_in_batch(batch))
+            wanted = batch_size or samples
+            # Activations grow by the same number of bytes for each sample.
+            few, more = min(samples, wanted), min(samples, wanted, max(2, min(samples, wanted) // 2))
+            first, second = (split_microbatches(batch, spec, size)[0][0] for size in (few, more))
+            stored = [_compute(state, one)[1] for one in (first, second)]
+            each = (stored[0] - stored[1]) / (few - more) if few > more else stored[0] / few
+            state.batch = second
+            train_step(state, spec, Optimization(state, torch.zeros((), dtype=torch.int64, device=state.device)))
+            states = [tensor for one in state.optimizers for tensor in _tensors([*unwrapped(one).state.values()])]
+            parts = {
+                "parameters": _bytes(state.model.parameters()),
+                "gradients": _bytes(trained),
+                "optimizer state": _bytes(states),
+                "buffers": _bytes(state.model.buffers()),
+                "batch": _bytes(_tensors(first)) * wanted // few,
+                "activations": round(stored[0] + each * (wanted - few)),
+            }
+        finally:
+            state.precision = former
+    return {**parts, "total": sum(parts.values())}
 
 
 def _batch(state: State, spec: DataSpec | None, sample_input: Any) -> Any:
