@@ -109,6 +109,6 @@ class TestAgreedPath:
         (three_checkpoints / "best").symlink_to("ba20")
         monkeypatch.setattr(finding, "get_world_size", lambda: 2)
 
-        path = agreed_path(lambda: str(three_checkpoints / "best"), "load_path")
+        path = agreed_path(str(three_checkpoints / "best"), "load_path")
 
         assert path == str(three_checkpoints / "ba20")

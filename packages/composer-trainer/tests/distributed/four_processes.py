@@ -362,7 +362,7 @@ def check_resuming_from_own_disks(folder):
     finding.locate = lambda path, *rest: locate(place / Path(path).name, *rest)
     try:
         path = newest_checkpoint(place).path
-        return error_of(lambda: finding.agreed_path(lambda: path, "save_folder")), len(find_checkpoints(place))
+        return error_of(lambda: finding.agreed_path(path, "save_folder")), len(find_checkpoints(place))
     finally:
         finding.locate = locate
 

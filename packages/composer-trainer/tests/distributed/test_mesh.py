@@ -174,8 +174,11 @@ class TestUnconnected:
         assert not is_sharded(model)
 
     def test_data_follows_the_mesh(self):
-        """The rank among the data is that of the group, and a sampler splits the data over groups."""
-        cd.Parallelism({"mesh": {"replicate": 2, "tp": 2}, "tp": {"plan": PLAN}})
+        """The rank among the data is that of the group of the settings in use, and a sampler splits over groups."""
+        parallel = cd.Parallelism({"mesh": {"replicate": 2, "tp": 2}, "tp": {"plan": PLAN}})
+        assert cd.get_data_world_size() == 4
+        parallel.activate()
+        cd.Parallelism()
 
         assert (cd.get_data_rank(), cd.get_data_world_size()) == (1, 2)
         assert list(cd.get_sampler(range(8))) == [1, 3, 5, 7]
@@ -184,7 +187,7 @@ class TestUnconnected:
         """A sampler that was constructed before the mesh is known splits the data over groups."""
         sampler = cd.get_sampler(range(8))
         before = list(sampler)
-        cd.Parallelism({"mesh": {"replicate": 2, "tp": 2}, "tp": {"plan": PLAN}})
+        cd.Parallelism({"mesh": {"replicate": 2, "tp": 2}, "tp": {"plan": PLAN}}).activate()
 
         cd.check_sampler(torch.utils.data.DataLoader(range(8), sampler=sampler))
 

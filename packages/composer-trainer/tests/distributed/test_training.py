@@ -177,7 +177,7 @@ class TestOneCheckpoint:
 
         own = messages.pop(2)
         assert own == "CheckpointError: lost://run cannot be read: PermissionError: the key has expired"
-        assert {*messages} == {f"RuntimeError: Looking for checkpoints failed in process 2: {own}"}
+        assert {*messages} == {f"RuntimeError: Looking for checkpoints failed in process 2: {own}."}
 
     def test_different_checkpoints_of_one_name_raise(self, four_processes):
         """With separate disks, different manifests raise in every process."""
@@ -197,14 +197,14 @@ class TestOneCheckpoint:
         """The failed process raises its own error, the others name it."""
         reported = [result["failing"] for result in four_processes]
 
-        other = "RuntimeError: Reading failed in process 2: KeyError: 'settings'"
+        other = "RuntimeError: Reading failed in process 2: KeyError: 'settings'."
         assert reported == [other, other, "KeyError: 'settings'", other]
 
     def test_ctrl_c_in_one_process_ends_all(self, four_processes):
         """The others do not wait for a process that was interrupted, and name it."""
         reported = [result["interrupted"] for result in four_processes]
 
-        other = "RuntimeError: Reading failed in process 2: KeyboardInterrupt"
+        other = "RuntimeError: Reading failed in process 2: KeyboardInterrupt."
         assert reported == [other, other, "KeyboardInterrupt: ", other]
 
     def test_unusable_save_folder_is_reported_in_all_processes(self, four_processes):

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from composer.core import Algorithm, Callback
+from composer.distributed.environment import get_tensor_parallel_size, set_tensor_parallel_size
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 from composer.trainer import Trainer
-from fixtures import make_classifier, runs, small_run
+from fixtures import make_classifier, make_loader, runs, small_run
 
 
 class TestErrors:
@@ -113,6 +114,18 @@ class TestErrors:
 
         assert [warning.filename for warning in warned] == [__file__]
         assert trainer.state.optimizers[0].param_groups[0]["lr"] == 0.1
+
+
+@pytest.mark.parametrize("use", ["fit", "eval", "predict", "save_checkpoint"])
+def test_mesh_of_another_trainer(tmp_path, use):
+    """A trainer counts the processes by its own mesh, also if another one was constructed after it."""
+    with small_run(max_duration="1ba", eval_dataloader=make_loader()) as trainer:
+        arguments = {"predict": (make_loader(),), "save_checkpoint": (str(tmp_path / "one"),)}
+        set_tensor_parallel_size(2)  # as the construction of a trainer with a mesh does
+
+        getattr(trainer, use)(*arguments.get(use, ()))
+
+        assert get_tensor_parallel_size() == 1
 
 
 class TestOptimizers:

@@ -83,7 +83,7 @@ class LoadCheckpoint(Callback):
         if event is not self.event or self.loaded is not None:
             return
         given = self.load_path.replace("{run_name}", state.run_name)
-        path = agreed_path(lambda: given, "load_path") or given
+        path = agreed_path(given, "load_path") or given
         self.loaded = LoadRequest(
             state,
             weights_only=self.load_weights_only,

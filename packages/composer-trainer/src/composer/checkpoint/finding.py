@@ -1,6 +1,6 @@
 """From a path or URL to a checkpoint: which folder it is in, which checkpoint is the newest, and its files.
 
-A load takes the path from :func:`agreed_newest` or the user, and :func:`agreed_path` lets all processes agree on it.
+A load takes the path from :func:`agreed_newest`, or from the user with :func:`agreed_path`; all processes agree on it.
 :func:`locate` follows links and chooses within a folder, where it never chooses an incomplete checkpoint, and the
 result of :func:`open_checkpoint` reads the files. Nothing here changes a folder.
 """
@@ -29,7 +29,7 @@ from composer.distributed import all_gather_object, from_rank_zero, get_global_r
 from composer.distributed.collectives import failing_in_all_processes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Collection, Mapping
 
     from torch import Tensor
 
@@ -152,25 +152,25 @@ def newest_checkpoint(
 
 
 def agreed_newest(folder: str | os.PathLike[str], run_name: str) -> str | None:
-    """Return the newest undamaged checkpoint from which a run resumes; None if there is none.
+    """Return the newest undamaged checkpoint from which all processes resume a run; None if there is none.
 
     All processes have to call it. Rank 0 decides which checkpoints there are. Files with tensors are
     distributed over the processes, which compare them with their checksums; each process compares all other files, so
-    that none waits longer than ``dist_timeout`` for another. Use the result with :func:`agreed_path`, which reports
-    processes that see other checkpoints: one that does not see rank 0's compares nothing here, and if rank 0 has none,
-    each process gets its own.
+    that none waits longer than ``dist_timeout`` for another. Processes that see other checkpoints raise an error as in
+    :func:`agreed_path`: one that does not see rank 0's compares nothing before.
 
     Args:
-        folder: A path or URL.
+        folder: A path or URL; the Trainer's ``save_folder``.
         run_name: The run that has saved it.
 
     Raises:
-        CheckpointError: The folder cannot be read, or looking for a checkpoint failed in another process.
+        CheckpointError: The folder cannot be read, looking for a checkpoint failed in another process, or the processes
+            see different ones.
     """
-    opened = open_folder(folder)
+    opened, argument = open_folder(folder), "save_folder"
 
     def failed(reason: str) -> CheckpointError:
-        return CheckpointError(folder, f"cannot be resumed from: {reason.rstrip('.')}.")
+        return CheckpointError(folder, f"cannot be resumed from: {reason}")
 
     with failing_in_all_processes("looking for a checkpoint", failed):
         own = _candidates(opened, run_name, weights_only=False)
@@ -180,10 +180,10 @@ def agreed_newest(folder: str | os.PathLike[str], run_name: str) -> str | None:
             problem = known or _problem(opened, name, get_global_rank(), get_world_size())
         problems = [one for one in all_gather_object(problem) if one is not None]
         if not problems:
-            return opened.at(name)
+            return agreed_path(opened.at(name), argument)
         _warn_of_skipped(problems[0])
     names = {name for name, _ in listed}
-    return next((one.path for one in own if one.is_complete and one.name not in names), None)
+    return agreed_path(next((one.path for one in own if one.is_complete and one.name not in names), None), argument)
 
 
 def _candidates(opened: Folder, run_name: str | None, *, weights_only: bool | None) -> list[FoundCheckpoint]:
@@ -349,32 +349,29 @@ def open_checkpoint(path: str | os.PathLike[str], folder: str | os.PathLike[str]
     return OpenCheckpoint(opened, name, opened.manifest(name))
 
 
-def agreed_path(
-    find: Callable[[], str | None], argument: str, folder: str | os.PathLike[str] | None = None
-) -> str | None:
+def agreed_path(own: str | None, argument: str, folder: str | os.PathLike[str] | None = None) -> str | None:
     """Return the checkpoint that all processes load; all have to call it, and nothing is loaded before they agree.
 
     Args:
-        find: Returns the checkpoint or file of weights that this process would load, or None. Rank 0 decides.
+        own: The checkpoint or file of weights that this process would load, or None. Rank 0 decides.
         argument: The Trainer's argument with the path, for the error.
         folder: Where to look for ``"latest"``.
 
     Raises:
         CheckpointError: In every process, if the checkpoint of rank 0 is missing or a different one in any process, or
-            if rank 0 has none and another process does; and in the other processes, if ``find`` fails in one.
+            if rank 0 has none and another process does.
 
     Example:
-        >>> agreed_path(lambda: "runs/ep1-ba5", "load_path")
+        >>> agreed_path("runs/ep1-ba5", "load_path")
         'runs/ep1-ba5'
     """
     if get_world_size() == 1:
-        return find()
+        return own
 
     def failed(reason: str) -> CheckpointError:
-        return CheckpointError(argument, f"cannot be loaded: {reason.rstrip('.')}.")
+        return CheckpointError(argument, f"cannot be loaded: {reason}")
 
     with failing_in_all_processes("looking for it", failed):
-        own = find()  # in all processes at the same time, as none may wait longer than dist_timeout for another
         if own is not None and get_global_rank() == 0 and not is_weights_file(own):
             opened, name = locate(own, folder)  # a link may change before another process follows it
             own = opened.at(name)

@@ -189,7 +189,7 @@ def load_checkpoint(
     if not is_sharded(state.model):
         return request.check(path).load()
     # A link may change, or a file system be behind, between the reads of two processes.
-    return request.load_in_all_processes(agreed_path(lambda: os.fspath(path), "path", folder=folder) or path)
+    return request.load_in_all_processes(agreed_path(os.fspath(path), "path", folder) or path)
 
 
 @attrs.frozen
@@ -222,12 +222,12 @@ class LoadRequest:
         """
 
         def failed(reason: str) -> CheckpointError:
-            return CheckpointError(path, f"was not loaded, and nothing has been changed: {reason.rstrip('.')}.")
+            return CheckpointError(path, f"was not loaded, and nothing has been changed: {reason}")
 
         with failing_in_all_processes("it", failed):
             checked = self.check(path)
         if not all_agree(checked.result.manifest):
-            raise failed("it was replaced by another while the processes read it. Load it again")
+            raise failed("it was replaced by another while the processes read it. Load it again.")
         with failing_in_all_processes("Loading a checkpoint"):
             loaded = checked.load()
             load_extra(loaded)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -128,9 +129,7 @@ def failing_in_all(path: str) -> AbstractContextManager[None]:
     Args:
         path: The checkpoint, for the error.
     """
-    return failing_in_all_processes(
-        "Saving a checkpoint", lambda reason: CheckpointSaveError(path, f"{reason.rstrip('.')}.")
-    )
+    return failing_in_all_processes("Saving a checkpoint", partial(CheckpointSaveError, path))
 
 
 @attrs.define(eq=False)

@@ -320,7 +320,7 @@ def failing_in_all_processes(doing: str, to_error: Callable[[str], Exception] = 
         raise
     for rank, failure in enumerate(all_gather_object("")):
         if failure:
-            raise to_error(f"{doing} failed in process {rank}: {failure}")
+            raise to_error(f"{doing} failed in process {rank}: {failure.rstrip('.')}.")
 
 
 def is_connected() -> bool:

@@ -108,7 +108,7 @@ def get_tensor_parallel_size() -> int:
 
 
 def set_tensor_parallel_size(size: int) -> None:
-    """Set the number of processes in a group of tensor parallelism, for the run that is constructed."""
+    """Set the number of processes in a group of tensor parallelism, for the run that is in use."""
     os.environ[_TENSOR_PARALLEL] = f"{size} {os.getpid()}"
 
 

@@ -96,7 +96,6 @@ class Parallelism:
         ddp_sync_strategy: DDPSyncStrategy | str | None = None,
     ) -> None:
         self.config = ParallelismConfig.from_arguments(parallelism_config, ddp_sync_strategy)
-        set_tensor_parallel_size(self.config.layer_size)
         self.compile_config: Mapping[str, Any] | None = None
         self.forward: Callable[..., Any] = _not_prepared
         self.is_trial = False
@@ -107,6 +106,10 @@ class Parallelism:
         self._synced: Any = None
         self._syncs = True
         self._exchange: CountExchange | None = None  # with several processes
+
+    def activate(self) -> None:
+        """Let the mesh of these settings determine which processes have the same samples, until others do."""
+        set_tensor_parallel_size(self.config.layer_size)
 
     def prepare(self, state: State) -> None:
         """Broadcast the model of rank 0 to all processes, and wrap or shard the state's current model.
@@ -123,6 +126,7 @@ class Parallelism:
                 algorithm with FSDP2 uses different layers in each process.
             RuntimeError: There are several processes that are not connected.
         """
+        self.activate()
         model: nn.Module = state.model
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if model is self._model and [*map(id, trainable)] == [*map(id, self._trainable)]:

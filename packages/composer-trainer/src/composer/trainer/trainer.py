@@ -392,6 +392,7 @@ class Trainer(Assembly):
         check_flags(reset_time=reset_time)
         state, began = self.state, time.perf_counter()
         self.engine.check_open()
+        self._parallel.activate()
         if self._dry_run:
             train_subset_num_batches = self._dry_run
             eval_dataloader = None if eval_dataloader is None else short_evaluators(eval_dataloader, self._dry_run)
@@ -426,8 +427,7 @@ class Trainer(Assembly):
             self._progress.forget()
         self._schedule, self._evaluations = planned, evaluations
         self._progress.cooldown, state.max_duration = cooling, end
-        if more is not None:
-            planned.end_of_part = end
+        planned.end_of_part = planned.end_of_part if more is None else end
         if state.has_reached(end) and not (state.evaluators and self._progress.interrupted):
             return self._result(f"max_duration='{end}' was reached before", began)
         first_batch = int(state.timestamp.batch)

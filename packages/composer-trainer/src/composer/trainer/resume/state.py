@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
@@ -19,6 +19,7 @@ from attrs.validators import ge, optional
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Event, Timestamp
 from composer.core.components import by_key
 from composer.core.randomness import check_rng_state, derive_seed, load_rng_state, rng_state
@@ -48,12 +49,12 @@ from composer.trainer.resume.contract import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from composer.core import Logger, State
     from composer.trainer.data.settings import TrainingData
 
-__all__ = ["ResumeState", "SavesProgress"]
+__all__ = ["ResumeState"]
 
 
 _COOLDOWN = Cooldown | None
@@ -95,16 +96,6 @@ class _Saved:
     cooldown: Cooldown | None
 
 
-@runtime_checkable
-class SavesProgress(Protocol):
-    """A callback that saves checkpoints; ``extra`` returns the data to save with the state."""
-
-    extra: Callable[[], Mapping[str, Any]] | None
-
-    def save(self, state: State) -> None:
-        """Save now."""
-
-
 class ResumeState:
     """Saves and restores the data of an exact resume that is not in the state.
 
@@ -136,8 +127,8 @@ class ResumeState:
     def attach_to(self, callbacks: Iterable[object]) -> None:
         """Let the callbacks that save checkpoints save this data with the state."""
         for callback in callbacks:
-            if isinstance(callback, SavesProgress):
-                callback.extra = partial(self.to_data, reports=not getattr(callback, "weights_only", False))
+            if isinstance(callback, CheckpointSaver):
+                callback.extra = partial(self.to_data, reports=not callback.weights_only)
 
     def to_data(self, *, reports: bool = True) -> dict[str, Any]:
         """Return plain data and tensors; all processes must call it.

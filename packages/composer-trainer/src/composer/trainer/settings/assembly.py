@@ -6,6 +6,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any, Self
 
+from composer.checkpoint.saver import CheckpointSaver
 from composer.checkpoint.saving import save_in_all_processes
 from composer.core import Engine, Event, Logger
 from composer.core.checks import as_list
@@ -17,7 +18,7 @@ from composer.functional.dtensors import is_sharded
 from composer.trainer.optimization import default_optimizer, move_state
 from composer.trainer.reproducibility import configure_deterministic_mode, explain_determinism
 from composer.trainer.result import FitResult, final_metrics
-from composer.trainer.resume.state import ResumeState, SavesProgress
+from composer.trainer.resume.state import ResumeState
 from composer.trainer.settings.consistency import check_same_values
 from composer.trainer.settings.groups import Problems
 from composer.trainer.tools.hyperparameters import hyperparameters, plain_settings
@@ -57,6 +58,7 @@ class Assembly:
         self._parallel, self._schedule = settings.processes.parallel, settings.schedule
         if compute.is_deterministic:
             configure_deterministic_mode()
+        self._parallel.activate()
         initialize_dist(compute.device, settings.processes.dist_timeout)
         # Processes that split the model differently would wait for each other forever in the exchanges below.
         check_same_values(plain_settings(self._parallel.config.sections()))
@@ -137,6 +139,7 @@ class Assembly:
             CheckpointSaveError: The checkpoint could not be written.
         """
         check_flags(weights_only=weights_only)
+        self._parallel.activate()
         extra = self._progress.to_data(reports=not weights_only)
         return save_in_all_processes(self.state, name, extra=extra, weights_only=weights_only)
 
@@ -146,22 +149,24 @@ class Assembly:
         Raises:
             ValueError: The trainer has no ``save_folder``.
         """
-        saving = [callback for callback in self.state.callbacks if isinstance(callback, SavesProgress)]
-        if not saving and not self._dry_run:
+        if not self._savers and not self._dry_run:
             raise ValueError("There is no folder to save to: give save_folder to the Trainer.")
-        for callback in saving:
-            callback.save(self.state)
+        for saver in self._savers:
+            saver.save(self.state)
+
+    @property
+    def _savers(self) -> list[CheckpointSaver]:
+        return [callback for callback in self.state.callbacks if isinstance(callback, CheckpointSaver)]
 
     @property
     def saved_checkpoints(self) -> list[str]:
         """The paths of the checkpoints that this trainer has saved and not deleted, the oldest first."""
-        return [path for callback in self.state.callbacks for path in getattr(callback, "saved_checkpoints", [])]
+        return [path for saver in self._savers for path in saver.saved_checkpoints]
 
     @property
     def best_checkpoint(self) -> str | None:
         """The path of the best checkpoint by ``save_best``; None until one with a value of the metric is saved."""
-        paths = (getattr(callback, "best_checkpoint", None) for callback in self.state.callbacks)
-        return next((path for path in paths if path is not None), None)
+        return next((saver.best_checkpoint for saver in self._savers if saver.best_checkpoint is not None), None)
 
     def _result(
         self, reason: str, began: float, steps: int = 0, losses: Mapping[str, torch.Tensor] | None = None
@@ -216,6 +221,7 @@ class Assembly:
     @contextlib.contextmanager
     def _closing_on_error(self) -> Iterator[None]:
         """Close callbacks and loggers after an error, and name the process that failed after a lost connection."""
+        self._parallel.activate()  # another run of this process may have another mesh
         try:
             yield
         except BaseException as error:

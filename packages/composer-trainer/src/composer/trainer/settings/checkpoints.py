@@ -108,8 +108,7 @@ class Loading:
             assert folder is not None
             # Also without a checkpoint: loggers continue an earlier start of this run.
             engine.logger.load_state_dict({})
-            found = agreed_newest(folder, state.run_name)
-            newest = agreed_path(lambda: found, "save_folder")
+            newest = agreed_newest(folder, state.run_name)
             if newest is not None:
                 loaded = self._load(newest, folder, engine, progress, passes)
                 clock: Any = state.timestamp
@@ -130,7 +129,7 @@ class Loading:
         if self.path is None:
             return None
         given = str(self.path).replace("{run_name}", state.run_name)
-        path = agreed_path(lambda: given, "load_path", folder=folder)
+        path = agreed_path(given, "load_path", folder)
         return self._load(path or given, folder, engine, progress, passes, weights_only=self.weights_only, is_path=True)
 
     def _load(

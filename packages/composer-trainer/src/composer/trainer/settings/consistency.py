@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from composer.checkpoint.saver import CheckpointSaver
 from composer.core import State, Time
 from composer.core.interval import Interval
 from composer.distributed import all_gather_object
-from composer.trainer.resume.state import SavesProgress
 
 __all__ = ["check_same_run", "check_same_values"]
 
@@ -26,7 +26,7 @@ def check_same_run(state: State, max_duration: Time, labels: Sequence[str]) -> N
     Raises:
         ValueError: The duration, the evaluators, the algorithms, the optimizers or the intervals of saving differ.
     """
-    savers = [callback for callback in state.callbacks if isinstance(callback, SavesProgress)]
+    savers = [callback for callback in state.callbacks if isinstance(callback, CheckpointSaver)]
     check_same_values(
         {
             "max_duration": str(max_duration),
@@ -66,6 +66,6 @@ def _settings_of(optimizer: Any) -> str:
     return f"{type(optimizer).__name__} with {groups}"
 
 
-def _interval_of(saver: SavesProgress) -> str:
-    interval = getattr(saver, "save_interval", None)
+def _interval_of(saver: CheckpointSaver) -> str:
+    interval = saver.save_interval
     return f"every {interval.every}" if isinstance(interval, Interval) else "as its own method decides"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TextIO, TypeVar, cast
 import attrs
 from attrs.validators import optional
 
+from composer.checkpoint.saver import CheckpointSaver
 from composer.checkpoint.saving import reject_fsdp1
 from composer.core import AlgorithmPass, Callback, Interval, State
 from composer.core.checks import as_list, by_name, check_run_name, is_flag, is_string
@@ -29,7 +30,6 @@ from composer.trainer.data.settings import check_model, check_trainable
 from composer.trainer.evaluation.evaluate import check_can_be_evaluated
 from composer.trainer.optimization import check_optimizers, make_scaler
 from composer.trainer.reproducibility import choose_seed, seed_all
-from composer.trainer.resume.state import SavesProgress
 from composer.trainer.schedules import check_optimizers_of
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ class Settings:
         if labels:
             collect(check_can_be_evaluated, model)
         savers = collect(self.saving.make_savers, model, labels, autoresume=self.loading.autoresume)
-        if savers or self.loading.is_given() or any(isinstance(one, SavesProgress) for one in callbacks):
+        if savers or self.loading.is_given() or any(isinstance(one, CheckpointSaver) for one in callbacks):
             collect(reject_fsdp1, model)
         collect(self.loading.check, self.saving.save_folder, has_name=self.identity.found_name is not None)
         collect(parallel.config.check_microbatch_size, self.compute.microbatch_size)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Evaluator, evaluate_periodically
 from composer.core.checks import as_list
 from composer.trainer.evaluation.evaluate import to_evaluators
-from composer.trainer.resume.state import SavesProgress
 
 if TYPE_CHECKING:
     from composer.trainer.evaluation.evaluate import EvalData
@@ -36,7 +36,7 @@ def check_dry_run(fast_dev_run: int) -> int:
 def dry_run_settings(settings: Settings, batches: int) -> Settings:
     """Return the settings of a run of a few batches without checkpoints and files of loggers."""
     components, data, loading = settings.components, settings.evaluations.data, settings.loading
-    callbacks = [one for one in as_list(components.callbacks) if not isinstance(one, SavesProgress)]
+    callbacks = [one for one in as_list(components.callbacks) if not isinstance(one, CheckpointSaver)]
     return attrs.evolve(
         settings,
         components=attrs.evolve(components, callbacks=callbacks, loggers=None, profiler=None),
