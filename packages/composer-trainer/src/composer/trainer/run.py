@@ -251,7 +251,7 @@ class Run:
             self.step.scale_losses(factor)
         self.optimization.unscale()
 
-    def final_losses(self) -> dict[str, Tensor]:
+    def mean_losses(self) -> dict[str, Tensor]:
         """Return the losses of the last batch, their means over all processes; all of them must call it."""
         if self._batch.has_local_losses:
             self._batch.has_local_losses = False
@@ -264,7 +264,7 @@ class Run:
         batch.totals, batch.has_local_losses = batch.weights.totals(), True
         if not batch.totals.logs:
             return
-        self.final_losses()  # all processes, also those without a logger
+        self.mean_losses()  # all processes, also those without a logger
         if not self.engine.logger.is_heard:
             return
         now, state = self.state.timestamp.counts, self.state

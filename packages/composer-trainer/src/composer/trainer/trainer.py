@@ -445,7 +445,7 @@ class Trainer(Assembly):
         with self._closing_on_error(), run.signals, explaining_loss():
             self._progress.resume()
             train(run)
-            losses = run.final_losses()  # all processes, before one of them raises for a signal that only it received
+            losses = run.mean_losses()  # all processes, before one of them raises for a signal that only it received
         steps = int(state.timestamp.batch) - first_batch
         reason = f"fast_dev_run={self._dry_run} is complete" if self._dry_run else reason_of_end(run, end)
         return self._result(reason, began, steps, losses)
