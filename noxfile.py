@@ -108,6 +108,16 @@ def trackio(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHONS[0])
+def streaming(session: nox.Session) -> None:
+    """Stop and resume with data of mosaicml-streaming."""
+    # It allows only older versions of other libraries than those pinned.
+    pins = only_torch(session)
+    install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES), "mosaicml-streaming", pins=pins)
+    tests = "packages/composer-trainer/tests/trainer/data/test_streaming.py"
+    session.run(*PYTEST, tests, *session.posargs, env=TEST_ENV)
+
+
+@nox.session(python=PYTHONS[0])
 @nox.parametrize("releases", ["newest", "oldest"], ids=["newest", "oldest"])
 def hosts(session: nox.Session, releases: str) -> None:
     """Compare Lightning, Transformers, Accelerate and Ignite with our Trainer, in their newest and oldest releases."""

@@ -70,7 +70,7 @@ def in_other_loader(folder):
 
 def streaming(folder):
     """Return a loader of mosaicml-streaming, of .mds files."""
-    library = pytest.importorskip("streaming", reason="needs mosaicml-streaming")
+    library = pytest.importorskip("streaming", reason="needs mosaicml-streaming: nox -s streaming")
     np = pytest.importorskip("numpy")
     library.base.util.clean_stale_shared_memory()
     if not folder.exists():
