@@ -40,7 +40,7 @@ PLAN = DOCS / "guides" / "plan.svg"
 PAGES = sorted(
     path for folder in ("evidence", "guides", "how_it_works", "methods") for path in (DOCS / folder).glob("*.md")
 )
-TABLE = re.compile(r"(<!-- table: (?P<name>\S+)(?: (?P<argument>\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)
+TABLE = re.compile(r"(<!-- table: (?P<name>\S+)(?P<arguments>[^>]*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 STATE = {
     "max_duration": "`max_duration`",
@@ -68,6 +68,13 @@ TASKS = {
     "language_model_each": "language model, 300 steps",
 }
 """The tasks of the studies of single methods."""
+
+CARDS_OF_ARMS = {
+    "CautiousUpdates": "DecoupledAdamW",
+    "ScheduledBatches": "ScheduledBatchSampler",
+    "WarmupStableDecay": "WarmupStableDecayScheduler",
+}
+"""The cards of arms that have another name."""
 
 MEETINGS = {
     (Event.INIT, Stage.ARCHITECTURE): (
@@ -132,8 +139,7 @@ def with_tables(text: str) -> str:
     """Return the content of a page with updated tables."""
 
     def write(found: re.Match[str]) -> str:
-        arguments = [found["argument"]] if found["argument"] else []
-        return f"{found[1]}{TABLES[found['name']](*arguments)}{found[4]}"
+        return f"{found[1]}{TABLES[found['name']](*found['arguments'].split())}{found[4]}"
 
     return TABLE.sub(write, text)
 
@@ -239,10 +245,11 @@ def study(task: str) -> str:
     return f"\n{studies()[task].to_markdown()}\n"
 
 
-def errors(task: str) -> str:
-    """Return a table of the errors of each arm, for a study whose metric is an accuracy."""
+def errors(task: str, arms: str = "all") -> str:
+    """Return a table of the errors of arms, for a study whose metric is an accuracy: all, of one method or several."""
     one = studies()[task]
     baseline, *others = one.rows
+    others = [row for row in others if arms == "all" or (len(row.arm) == 1) == (arms == "single")]
     remaining = 1 - baseline.metric
     rough = "~" if one.settings.is_rough else ""
     return _table(
@@ -259,6 +266,24 @@ def errors(task: str) -> str:
                 for row in others
                 if row.metric is not None
             ),
+        ),
+    )
+
+
+def trials(task: str) -> str:
+    """Return a table of the trials by which settings were selected, on data for validation."""
+    one = studies()[task]
+    return _table(
+        ("settings", f"{one.settings.metric.removeprefix('eval/')} on validation data", "difference", "relative time"),
+        (
+            (
+                ", ".join(f"`{name}`" for name in row.arm) or "before the search",
+                f"{row.metric:.4g}",
+                _interval(row.difference, "{:+.2g}"),
+                "" if row.time_ratio is None else f"{row.time_ratio.mean:.2f}",
+            )
+            for row in one.rows
+            if row.metric is not None
         ),
     )
 
@@ -318,15 +343,19 @@ def measured(kind: str) -> str:
         (
             (
                 f"[{TASKS.get(task, task)}](../evidence/{task.removesuffix('_each')}.md)",
-                f"`{_changed_settings(kind, text)}`",
+                f"`{_changed_settings(kind, text) if text.startswith(f'{kind}(') else text}`",
                 one.settings.metric.removeprefix("eval/"),
                 _interval(row.difference, "{:+.3g}"),
                 "" if row.adjusted_p is None else f"{row.adjusted_p:.2g}",
                 _interval(row.time_ratio, "~{:.2f}" if one.settings.is_rough else "{:.2f}"),
             )
             for task, one in studies().items()
+            if task in TASKS
             for row in one.rows
-            if len(row.arm) == 1 and (text := one.settings.algorithms[row.arm[0]]).startswith(f"{kind}(")
+            if len(row.arm) == 1
+            and row.difference is not None
+            and card_of(row.arm[0], one) == kind
+            and (text := one.settings.algorithms[row.arm[0]])
         ),
     )
 
@@ -338,9 +367,7 @@ def effects() -> str:
         baseline, *others = one.rows
         for row in others:
             if len(row.arm) == 1 and row.difference is not None:
-                kind = one.settings.algorithms[row.arm[0]].partition("(")[0]
-                name = kind if kind in composer.algorithms.__all__ else row.arm[0]
-                found[name][task] = f"{_verdict(one, row)}: {_effect(one, row, baseline)}"
+                found[card_of(row.arm[0], one)][task] = f"{_verdict(one, row)}: {_effect(one, row, baseline)}"
     cards = {
         path.read_text().partition("\n")[0].removeprefix("# "): path.name for path in sorted(DOCS.glob("methods/*.md"))
     }
@@ -350,8 +377,15 @@ def effects() -> str:
         (
             (f"[{name}](../methods/{cards[name]})", *(cells.get(task, "") for task in tasks))
             for name, cells in sorted(found.items(), key=lambda item: item[0].lower())
+            if name in cards  # a shorter training is no method
         ),
     )
+
+
+def card_of(name: str, one: Study) -> str:
+    """Return the title of the card of a method of a study."""
+    kind = one.settings.algorithms[name].partition("(")[0]
+    return kind if kind in composer.algorithms.__all__ else CARDS_OF_ARMS.get(name, name)
 
 
 def _verdict(study: Study, row: Row) -> str:
@@ -529,6 +563,7 @@ TABLES = {
     "errors": errors,
     "differences": differences,
     "speed": speed,
+    "trials": trials,
     "effects": effects,
     "environment": environment,
     "measured": measured,

@@ -1,6 +1,6 @@
-"""Learn handwritten digits from 10 labelled images of each, with and without a recipe of algorithms.
+"""Learn handwritten digits from 10 labelled images of each, with and without a recipe of methods.
 
-The task, the network and the recipe are those of ``few_labels.py``, which measures each algorithm separately. For each
+The task, the network and the recipe are those of ``few_labels.py``, which measures each method separately. For each
 seed, the same small network is trained once as a baseline and once with the recipe, with the same labelled images. The
 output folder then contains:
 
@@ -13,6 +13,7 @@ output folder then contains:
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import platform
 import statistics
@@ -26,15 +27,7 @@ import attrs
 import matplotlib as mpl
 import sklearn
 import torch
-from few_labels import (
-    BATCH_SIZE,
-    EPOCHS,
-    LEARNING_RATE,
-    METHODS,
-    RECIPE,
-    WEIGHT_DECAY,
-    make_trainer,
-)
+from few_labels import METHODS, RECIPE, construct, make_trainer
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, NullLocator
 from rich.console import Console
@@ -47,7 +40,7 @@ from composer.trainer.reproducibility import seed_all
 
 COLOURS = {"baseline": "#8a8f98", "recipe": "#d1495b"}
 NEXT = """What to do next:
-- Try other methods:               python examples/digits.py --algorithms Augment,MixUp
+- Try other methods:               python examples/digits.py --methods Augment,MixUp
 - Measure each method separately:  python examples/few_labels.py
 - Measure them on your own task:   copy examples/few_labels.py, and replace its network and its data."""
 
@@ -56,14 +49,14 @@ def main() -> None:
     """Train with one seed after the other; report the results after the first and at the end."""
     began = time.perf_counter()
     options = parse_options()
-    recipes = {"baseline": [], "recipe": options.algorithms} if options.algorithms else {"baseline": []}
+    recipes = {"baseline": [], "recipe": options.methods} if options.methods else {"baseline": []}
     write_settings(options)
 
     results: dict[str, list[Result]] = {name: [] for name in recipes}
     num_seeds = 0
     while options.seeds is None or num_seeds < options.seeds:
-        for name, algorithms in recipes.items():
-            run, plan = train(name, algorithms, num_seeds, options.epochs, options.output)
+        for name, methods in recipes.items():
+            run, plan = train(name, methods, num_seeds, options.epochs, options.output)
             print(
                 f"{name}, seed {num_seeds}: {run.errors:.1f} % errors after {run.seconds:.1f} s of training", flush=True
             )
@@ -76,7 +69,7 @@ def main() -> None:
             report(results, options.output)
             print("More seeds follow, to distinguish the effect from chance.\n")
     report(results, options.output)
-    if options.algorithms:
+    if options.methods:
         print(f"{plan}\n")
     draw_curves(results, options.output / "curves.png")
     print(f"Metrics, settings and curves.png are in {options.output}.\n\n{NEXT}")
@@ -102,14 +95,15 @@ class Result:
         return self.curve[-1][1]
 
 
-def train(name: str, algorithms: list[str], seed: int, epochs: int, output: Path) -> tuple[Result, str]:
+def train(name: str, methods: list[str], seed: int, epochs: int | None, output: Path) -> tuple[Result, str]:
     """Train one network with a seed and return its results, and what its algorithms did at which event."""
     seed_all(seed)
     curve = Curve()
+    algorithms, arguments = construct(methods)
     with make_trainer(
-        [METHODS[algorithm]() for algorithm in algorithms],
+        algorithms,
         seed,
-        epochs=epochs,
+        **(arguments if epochs is None else arguments | {"epochs": epochs}),
         callbacks=curve,
         loggers=FileLogger(str(output / f"{name}-seed{seed}.jsonl"), overwrite=True),
         run_name=f"{name}, seed {seed}",
@@ -221,10 +215,12 @@ def write_settings(options: argparse.Namespace) -> None:
     settings = {
         "seeds": options.seeds,
         "epochs": options.epochs,
-        "algorithms": {name: {k: str(v) for k, v in METHODS[name]().settings().items()} for name in options.algorithms},
-        "batch_size": BATCH_SIZE,
-        "optimizer": {"name": "AdamW", "lr": LEARNING_RATE, "weight_decay": WEIGHT_DECAY},
-        "schedule": "cosine with a warm-up over the first tenth",
+        "methods": {name: describe(name) for name in options.methods},
+        "baseline": {
+            name: one.default
+            for name, one in inspect.signature(make_trainer).parameters.items()
+            if one.kind is one.KEYWORD_ONLY
+        },
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -233,6 +229,13 @@ def write_settings(options: argparse.Namespace) -> None:
         "threads": torch.get_num_threads(),
     }
     (options.output / "settings.json").write_text(json.dumps(settings, indent=2))
+
+
+def describe(name: str) -> dict[str, str]:
+    """Return the settings of a method as strings."""
+    algorithms, arguments = construct([name])
+    settings = {**arguments, **(algorithms[0].settings() if algorithms else {})}
+    return {key: str(value) for key, value in settings.items()}
 
 
 class OneSentence(argparse.ArgumentParser):
@@ -259,12 +262,10 @@ def parse_options() -> argparse.Namespace:
         metavar="N",
         help="start no seed that would not finish within this time (default: %(default)s)",
     )
+    parser.add_argument("--epochs", type=at_least_one, metavar="N", help="epochs of each run (default: its own)")
     parser.add_argument(
-        "--epochs", type=at_least_one, default=EPOCHS, metavar="N", help="epochs of each run (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--algorithms",
-        type=known_algorithms,
+        "--methods",
+        type=known_methods,
         default=RECIPE,
         metavar="NAMES",
         help=f"the recipe: of {', '.join(METHODS)}, separated by commas; 'none' runs only the baseline "
@@ -293,12 +294,12 @@ def at_least_one(text: str) -> int:
     return int(text)
 
 
-def known_algorithms(text: str) -> list[str]:
+def known_methods(text: str) -> list[str]:
     """Return the names between the commas."""
     names = [] if text == "none" else [name.strip() for name in text.split(",")]
     for name in names:
         if name not in METHODS:
-            raise argparse.ArgumentTypeError(f"unknown algorithm {name!r}, choose from {', '.join(METHODS)}, or none")
+            raise argparse.ArgumentTypeError(f"unknown method {name!r}, choose from {', '.join(METHODS)}, or none")
         if names.count(name) > 1:
             raise argparse.ArgumentTypeError(f"{name!r} is listed twice")
     return names

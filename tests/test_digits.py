@@ -11,6 +11,7 @@ import pytest
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "digits.py"
 STEPS = 4  # an epoch
+RECIPE = ["Augment", "BlurPool", "LabelSmoothing", "Muon", "ChannelsLast", "FewerEpochs"]
 
 
 def run(*options):
@@ -92,7 +93,10 @@ class TestRun:
         settings = json.loads((folder / "settings.json").read_text())
         results = json.loads((folder / "results.json").read_text())
         assert (settings["seeds"], settings["epochs"]) == (2, 24)
-        assert list(settings["algorithms"]) == ["Augment", "BlurPool", "LabelSmoothing"]
+        assert list(settings["methods"]) == RECIPE
+        assert settings["methods"]["Muon"] == {"optimizer": "muon"}
+        assert settings["methods"]["LabelSmoothing"]["smoothing"] == "0.1"
+        assert settings["baseline"]["lr"] == 5e-3
         assert all(0 <= errors < 20 for row in results.values() for errors in row["errors"])
 
     def test_the_interval_is_that_of_a_paired_t_test(self, finished):
@@ -124,8 +128,8 @@ class TestRun:
         (["--seeds", "0"], "argument --seeds: must be an integer of at least 1, got '0'"),
         (["--seconds", "-1"], "argument --seconds: must be an integer of at least 1, got '-1'"),
         (["--epochs", "many"], "argument --epochs: must be an integer of at least 1, got 'many'"),
-        (["--algorithms", "BlurPool,Mixup"], "unknown algorithm 'Mixup', choose from Augment, BlurPool"),
-        (["--algorithms", "EMA,EMA"], "'EMA' is listed twice"),
+        (["--methods", "BlurPool,Mixup"], "unknown method 'Mixup', choose from Augment, BlurPool"),
+        (["--methods", "EMA,EMA"], "'EMA' is listed twice"),
         (["--output", str(EXAMPLE)], "cannot write into"),
         (["--colour", "red"], "unrecognized arguments: --colour red"),
     ],
@@ -144,5 +148,5 @@ def test_help_explains_every_option(parse):
     status, output = parse("--help")
 
     assert status == 0
-    for option in ("--seeds", "--seconds", "--epochs", "--algorithms", "--output", "default: 60"):
+    for option in ("--seeds", "--seconds", "--epochs", "--methods", "--output", "default: 60"):
         assert option in output.out

@@ -63,12 +63,24 @@ class TestMakeTrainer:
     def test_the_recipe_learns(self, example):
         """A few epochs with the recipe are sufficient for most digits; kornia is imported, which takes a second."""
         seed_all(0)
-        algorithms = [example.METHODS[name]() for name in example.RECIPE]
+        algorithms, arguments = example.construct(example.RECIPE)
 
-        with example.make_trainer(algorithms, 0, epochs=24, progress_bar=False) as trainer:
+        with example.make_trainer(algorithms, 0, **arguments | {"epochs": 24}, progress_bar=False) as trainer:
             trainer.fit()
 
         assert trainer.state.eval_metric_values["MulticlassAccuracy"] > 0.85
+
+    @pytest.mark.filterwarnings("ignore::composer.core.NoEffectWarning")  # some begin after the first batch
+    @pytest.mark.filterwarnings("ignore:weight_decay=")  # the decay of the baseline is a large one
+    def test_every_method_trains(self, example):
+        """Each method alone, and what the search compares, is a training that the trainer accepts."""
+        example.METHODS = {**example.METHODS, **example.SETTINGS, **example.AUGMENTS}
+        for name in {name for trial in example.TRIALS for name in trial}:
+            seed_all(0)
+            algorithms, arguments = example.construct([name])
+            with example.make_trainer(algorithms, 0, **arguments, progress_bar=False) as trainer:
+                trainer.fit(duration="1ba")
+            assert trainer.state.timestamp.batch == 1
 
     def test_weights_depend_on_the_seed(self, example):
         """The same seed gives the same initial weights, another seed gives others."""

@@ -70,12 +70,13 @@ def test_every_page_with_a_table_is_written(tables):
 
 def test_every_measured_method_has_its_table(tables):
     """The card of each algorithm that a study measured alone has the table of the measurements."""
-    texts = {text for study in tables.studies().values() for text in study.settings.algorithms.values()}
+    studies = {name: study for name, study in tables.studies().items() if name in tables.TASKS}
+    names = {tables.card_of(name, study) for study in studies.values() for name in study.settings.algorithms}
     cards = {path.name: path.read_text() for path in (DOCS / "methods").glob("*.md")}
     linked = dict(re.findall(r"\[(\w+)\]\((\w+\.md)\)", cards["README.md"]))
 
-    assert texts
-    for kind in {text.partition("(")[0] for text in texts}:
+    assert {"BlurPool", "Muon", "WarmupStableDecayScheduler"} <= names
+    for kind in names - {"FewerEpochs"}:  # a shorter training is no method
         assert f"<!-- table: measured {kind} -->" in cards[linked[kind]]
 
 
@@ -98,7 +99,7 @@ def test_every_algorithm_has_a_card(tables):
     assert names <= cards.keys()
     assert {card.read_text().partition("\n")[0] for card in cards.values()} == {f"# {name}" for name in cards}
     assert set(CARDS) == set(cards.values())
-    assert f"library of {len(names)} methods" in readme
+    assert f"It has {len(names)} methods" in readme
     assert f"[{len(names)}, with a card each]" in readme
 
 
