@@ -7,16 +7,13 @@ import inspect
 # At run time, too, as attrs looks up what the annotations of a subclass and of its bases mean.
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import attrs
 
 from composer.algorithms._idle import warn_of_no_effect
-from composer.core import Algorithm, Event, ExclusiveResource, Stage
-
-if TYPE_CHECKING:
-    from composer.core import Logger, State
-    from composer.functional import SurgeryReport
+from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State
+from composer.functional import SurgeryReport
 
 __all__ = ["FORWARD_PASSES", "LAYER_NORMS", "LowPrecisionNorm", "ModelSurgery", "to_apply_at"]
 

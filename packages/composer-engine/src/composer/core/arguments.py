@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self
 
 from composer.core.checks import nearest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 __all__ = ["NamesArguments", "unknown_arguments"]
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
 
 import attrs
 
+from composer.core import Adapter, Batch, Event, LoadReport, Plan, ServedFields, State
 from composer.functional.signatures import unquote_annotations
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
-    from composer.core import Adapter, Batch, Event, LoadReport, Plan, ServedFields, State
 
 __all__ = ["HostAlgorithms", "call_model", "not_writable_at"]
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+
+from torch import Tensor
 
 from composer.functional import soft_cross_entropy
 from composer.loss.binary_cross_entropy import binary_cross_entropy_with_logits
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
 
 __all__ = ["loss_registry"]
 

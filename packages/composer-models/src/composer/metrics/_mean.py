@@ -18,6 +18,7 @@ class MeanMetricBase(Metric, ABC):
     ignored targets. Subclasses call :meth:`add` in ``update``.
 
     Args:
+        ignore_index: The class id of targets that do not count.
         dist_sync_on_step: Gather over all processes at every ``forward`` of the metric, not only at ``compute``.
     """
 
@@ -29,8 +30,9 @@ class MeanMetricBase(Metric, ABC):
     loss_rest: Tensor
     count: Tensor
 
-    def __init__(self, dist_sync_on_step: bool = False) -> None:
+    def __init__(self, ignore_index: int = -100, dist_sync_on_step: bool = False) -> None:
         super().__init__(dist_sync_on_step=dist_sync_on_step)
+        self.ignore_index = ignore_index
         self.add_state("loss_sum", torch.tensor(0.0), dist_reduce_fx="sum")
         self.add_state("loss_rest", torch.tensor(0.0), dist_reduce_fx="sum")
         self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
+from torch import Tensor
 from torchmetrics.classification import BinaryF1Score as TorchBinaryF1Score
 
 from composer.metrics._logits import logits_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
 
 __all__ = ["BinaryF1Score"]
 

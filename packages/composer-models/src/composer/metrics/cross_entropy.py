@@ -27,10 +27,6 @@ class CrossEntropy(MeanMetricBase):
         tensor(0.6931)
     """
 
-    def __init__(self, ignore_index: int = -100, dist_sync_on_step: bool = False) -> None:
-        super().__init__(dist_sync_on_step=dist_sync_on_step)
-        self.ignore_index = ignore_index
-
     def update(self, preds: Tensor, targets: Tensor) -> None:
         """Add a batch.
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from torch import Tensor
 
 from composer.metrics.overlap import OverlapMetric, class_mean, count_overlap
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 __all__ = ["Dice"]
 

@@ -21,14 +21,13 @@ class _TokenMean(MeanMetricBase):
     def __init__(
         self, dist_sync_on_step: bool = False, ignore_index: int = -100, *, vocab_size: int | None = None
     ) -> None:
-        super().__init__(dist_sync_on_step=dist_sync_on_step)
+        super().__init__(ignore_index, dist_sync_on_step)
         if vocab_size is not None:
             warnings.warn(
                 f"vocab_size is ignored: {type(self).__name__} reads it from the logits. Omit it.",
                 DeprecationWarning,
                 stacklevel=2,
             )
-        self.ignore_index = ignore_index
 
     def update(self, output: Tensor | Mapping[str, Any], target: Tensor) -> None:
         """Add a batch.

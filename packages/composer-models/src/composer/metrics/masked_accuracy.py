@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
 
 from composer.metrics._logits import flat_logits_and_targets
 from composer.metrics._mean import MeanMetricBase
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
 
 __all__ = ["MaskedAccuracy"]
 
@@ -31,10 +29,6 @@ class MaskedAccuracy(MeanMetricBase):
     """
 
     higher_is_better = True
-
-    def __init__(self, ignore_index: int = -100, dist_sync_on_step: bool = False) -> None:
-        super().__init__(dist_sync_on_step=dist_sync_on_step)
-        self.ignore_index = ignore_index
 
     def update(self, preds: Tensor | Mapping[str, Any], target: Tensor) -> None:
         """Add a batch.

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import attrs
 import torch
+from torch import nn
 
 from composer.core import Callback, Logger, State, evaluation_weights
 from composer.core.checks import one_of, to_path
 from composer.core.data_spec import move_batch
 from composer.core.files import check_template, fill_in_run
 from composer.export import export_for_inference
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Sequence
-
-    from torch import nn
 
 __all__ = ["ExportForInferenceCallback"]
 

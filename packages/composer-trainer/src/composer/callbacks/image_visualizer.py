@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import attrs
 import torch
 from torch import Tensor
 
-from composer.core import Callback, Event, Logger, State, Time, TimeUnit
+from composer.core import BatchKey, Callback, Event, Logger, State, Time, TimeUnit
 from composer.core.checks import integer, is_flag, one_of
 from composer.core.interval import interval_time
 from composer.core.serializable import reset_fields
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from composer.core import BatchKey
 
 __all__ = ["ImageVisualizer"]
 

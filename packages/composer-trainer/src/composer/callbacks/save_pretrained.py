@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit, evaluation_weights
 from composer.core.background import Background
@@ -13,9 +14,6 @@ from composer.core.checks import to_path
 from composer.core.files import check_template, fill_in_run
 from composer.core.interval import at_checkpoints
 from composer.loggers.products import require_product
-
-if TYPE_CHECKING:
-    import os
 
 __all__ = ["SavePretrained"]
 

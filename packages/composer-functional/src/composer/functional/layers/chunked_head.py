@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable, Mapping
 from types import EllipsisType, NoneType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +17,6 @@ from torch.utils._pytree import tree_map_only
 from composer.functional.checks import check_flags, check_sizes
 from composer.functional.dtensors import is_dtensor
 from composer.functional.linear_cross_entropy import check_head_settings, linear_cross_entropy, softcap
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 __all__ = ["ChunkedHead"]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +12,6 @@ from torch import Tensor, nn
 from composer.functional.checks import check_choice, check_interval
 from composer.functional.layers.derived import DerivedModule, plain_class
 from composer.functional.modes import kept_modes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["ResidualRule", "StochasticDepthBlock"]
 

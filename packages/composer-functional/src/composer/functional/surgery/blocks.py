@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from torch import nn
 
 from composer.functional.layers.derived import plain_class
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 __all__: list[str] = []
 

@@ -6,20 +6,16 @@ The training metrics are in ``state.train_metrics``, and those of each evaluator
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from composer.core import Batch, Logger, State
 from composer.distributed.collectives import data_group
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from composer.core import Batch, Logger, State
 
 __all__ = [
     "SavedMetric",

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
+from composer.core import State
 from composer.core.evaluator import enter_training_mode
 from composer.core.optimizers import unwrapped
 from composer.core.randomness import generator_state, preserve_rng_state, set_generator_state
 from composer.functional.modes import kept_modes
 from composer.trainer.optimization import make_scaler
 from composer.trainer.resume.contract import generators_of, has_state, objects_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from composer.core import State
 
 __all__ = ["trial"]
 
