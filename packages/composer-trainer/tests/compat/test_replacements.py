@@ -10,9 +10,6 @@ import torch
 
 from composer.callbacks import CheckpointSaver
 from composer.compat.replacements import (
-    DeviceCPU,
-    DeviceGPU,
-    DeviceMPS,
     FSDPConfig,
     MissingConditionalImportError,
     ParallelismConfig,
@@ -20,7 +17,6 @@ from composer.compat.replacements import (
     check_max_duration,
     create_interval_scheduler,
     ensure_tuple,
-    get_device,
     get_node_signal_file_name,
     get_rng_state,
     is_model_ddp,
@@ -43,18 +39,6 @@ from fixtures import small_run
 def test_ensure_tuple(given, expected):
     """Sequences and values of mappings become tuples; anything else is one item."""
     assert ensure_tuple(given) == expected
-
-
-def test_devices_are_torch_devices():
-    """The device of the CPU is torch's, and devices that do not exist here raise an error."""
-    assert get_device("cpu") == DeviceCPU() == torch.device("cpu")
-    assert isinstance(get_device(), torch.device)
-    if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="cannot be used here"):
-            DeviceGPU()
-    if not torch.backends.mps.is_available():
-        with pytest.raises(ValueError, match="cannot be used here"):
-            DeviceMPS()
 
 
 @pytest.mark.parametrize(
@@ -249,3 +233,25 @@ def test_other_strategies():
     """A strategy of FSDP1 without an equal is an error that states what to pass."""
     with pytest.raises(ValueError, match="got 'HYBRID_SHARD'"):
         FSDPConfig("HYBRID_SHARD")
+
+
+@pytest.mark.filterwarnings("ignore:composer.algorithms:DeprecationWarning")
+def test_the_registry_of_alibi():
+    """A function that is registered for a class of modules changes those of a model."""
+    from composer.algorithms.alibi.attention_surgery_functions import policy_registry
+
+    from composer.functional import apply_alibi
+
+    class Attention(torch.nn.Module):
+        length = 8
+
+    @policy_registry.register(Attention)
+    def lengthen(module, index, max_sequence_length):
+        module.length = max_sequence_length + index
+        return module
+
+    model = torch.nn.Sequential(Attention(), torch.nn.Linear(2, 2), Attention())
+    apply_alibi(model, max_sequence_length=64)
+    del policy_registry[Attention]
+
+    assert [model[0].length, model[2].length] == [64, 65]

@@ -63,11 +63,11 @@ def test_a_module_is_reported_once():
 
 def test_full_names():
     """With ``import composer``, each use of a former name is reported."""
-    source = "import composer\n\ncomposer.utils.dist.barrier()\ncomposer.loggers.MosaicMLLogger()\n"
+    source = "import composer\n\ncomposer.utils.dist.barrier()\ncomposer.callbacks.MLPerfCallback()\n"
 
     assert found(source) == [
         (3, "composer.utils.dist.barrier", True),
-        (4, "composer.loggers.MosaicMLLogger", False),
+        (4, "composer.callbacks.MLPerfCallback", False),
     ]
 
 
@@ -98,7 +98,7 @@ def test_arguments_and_methods():
     assert found(source) == [
         (4, "Trainer(fsdp_config=...)", False),
         (5, "Trainer(load_object_store=...)", False),
-        (9, ".batch_to_device()", False),
+        (9, ".batch_to_device()", True),
         (10, "export_for_inference(save_object_store=...)", False),
     ]
 
@@ -158,20 +158,20 @@ def test_yaml(tmp_path):
         "image: mosaicml/composer.datasets/x\n"
         "callbacks:\n  speed_monitor:\n    window_size: 3\n  mlperf_callback: {}\n"
         "names: mlperf_callback\n"
-        "loggers:\n- wandb\n- MosaicMLLogger\n"
+        "callbacks:\n- wandb\n- MLPerfCallback\n"
         "algorithms: [blurpool]\n"
     )
-    (tmp_path / "broken.yml").write_bytes(b"a: \xff [\n_target_: composer.datasets\n")
-    (tmp_path / "large.yaml").write_bytes(b"#" * 2**20 + b"\n_target_: composer.datasets\n")
+    (tmp_path / "broken.yml").write_bytes(b"a: \xff [\n_target_: composer.datasets.cifar\n")
+    (tmp_path / "large.yaml").write_bytes(b"#" * 2**20 + b"\n_target_: composer.datasets.cifar\n")
 
     result = [(path.name, finding.line, finding.former, finding.works) for path, finding in scan(tmp_path)]
 
     assert result == [
-        ("broken.yml", 2, "composer.datasets", False),
+        ("broken.yml", 2, "composer.datasets.cifar", False),
         ("train.yaml", 4, "composer.utils.get_file", True),
         ("train.yaml", 5, "composer.optim.NothingScheduler", False),
         ("train.yaml", 10, "composer.callbacks.MLPerfCallback", False),
-        ("train.yaml", 14, "composer.loggers.MosaicMLLogger", False),
+        ("train.yaml", 14, "composer.callbacks.MLPerfCallback", False),
     ]
     assert len(list(scan(tmp_path / "train.yaml"))) == 4
 
@@ -202,21 +202,21 @@ def test_what_a_program_can_do_without():
     """A missing name is not reported if the program catches the error, or imports it for type checkers only."""
     source = (
         "from typing import TYPE_CHECKING\n"
-        "try:\n    from composer.loggers import MosaicMLLogger\n    from composer.utils import dist\n"
-        "except (ImportError, KeyError):\n    MosaicMLLogger = None\n"
-        "if TYPE_CHECKING:\n    from composer.loggers import MosaicMLLogger\n"
-        "else:\n    from composer.datasets import a\n"
-        "try:\n    import composer.datasets\nexcept ImportError as error:\n    raise ValueError from error\n"
-        "try:\n    import composer.datasets\nexcept KeyError:\n    pass\n"
-        "if not TYPE_CHECKING:\n    import composer.datasets\n"
+        "try:\n    from composer.callbacks import MLPerfCallback\n    from composer.utils import dist\n"
+        "except (ImportError, KeyError):\n    MLPerfCallback = None\n"
+        "if TYPE_CHECKING:\n    from composer.callbacks import MLPerfCallback\n"
+        "else:\n    from composer.datasets import cifar\n"
+        "try:\n    import composer.datasets.cifar\nexcept ImportError as error:\n    raise ValueError from error\n"
+        "try:\n    import composer.datasets.cifar\nexcept KeyError:\n    pass\n"
+        "if not TYPE_CHECKING:\n    import composer.datasets.cifar\n"
     )
 
     assert found(source) == [
         (4, "composer.utils.dist", True),
-        (10, "composer.datasets", False),
-        (12, "composer.datasets", False),
-        (16, "composer.datasets", False),
-        (20, "composer.datasets", False),
+        (10, "composer.datasets.cifar", False),
+        (12, "composer.datasets.cifar", False),
+        (16, "composer.datasets.cifar", False),
+        (20, "composer.datasets.cifar", False),
     ]
 
 
@@ -227,7 +227,7 @@ def test_methods_of_other_objects():
         "self.mover.batch_to_device(batch)\nstate.device.batch_to_device(batch)\nself._device.module_to_device(m)\n"
     )
 
-    assert found(source) == [(3, ".batch_to_device()", False), (4, ".module_to_device()", False)]
+    assert found(source) == [(3, ".batch_to_device()", True), (4, ".module_to_device()", True)]
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_methods_of_other_objects():
             "2 work, with a warning or other numbers; 0 have to change; 0 files cannot be read.\nThe program runs",
         ),
         (
-            "import composer.datasets\n",
+            "import composer.datasets.cifar\n",
             1,
             (
                 "0 work, with a warning or other numbers; 1 have to change; 0 files cannot be read.\n"
@@ -279,7 +279,7 @@ def test_nothing_is_run(tmp_path):
     [
         ("import os\n", 0, ""),
         ("from composer.utils import dist\n", 0, ":1: composer.utils.dist -> from composer import distributed as dist"),
-        ("import composer.datasets\n", 1, ":1: composer.datasets -> Use torchvision.datasets"),
+        ("import composer.datasets.cifar\n", 1, ":1: composer.datasets.cifar -> Use torchvision.datasets"),
     ],
 )
 def test_the_command(tmp_path, capsys, source, code, output):
@@ -318,12 +318,12 @@ def test_files_that_cannot_be_read(tmp_path, capsys, content):
 def test_one_unreadable_file_does_not_end_the_scan(tmp_path, capsys, content):
     """The file is reported with the reason, and the files after it are read."""
     (tmp_path / "a.py").write_bytes(content)
-    (tmp_path / "b.py").write_text("import composer.datasets\n")
+    (tmp_path / "b.py").write_text("import composer.datasets.cifar\n")
 
     assert main(["scan", str(tmp_path)]) == 2
     output = capsys.readouterr()
     assert re.match(rf"{tmp_path}/a\.py:\d+: the file -> cannot be read: .+", output.err)
-    assert "b.py:1: composer.datasets" in output.out
+    assert "b.py:1: composer.datasets.cifar" in output.out
 
 
 def test_pipes_and_devices_are_not_opened(tmp_path):
@@ -331,7 +331,7 @@ def test_pipes_and_devices_are_not_opened(tmp_path):
     (tmp_path / "folder.py").mkdir()
     os.mkfifo(tmp_path / "pipe.py")
     (tmp_path / "device.py").symlink_to("/dev/zero")
-    (tmp_path / "z.py").write_text("import composer.datasets\n")
+    (tmp_path / "z.py").write_text("import composer.datasets.cifar\n")
 
     assert [path.name for path, _ in scan(tmp_path)] == ["z.py"]
     assert "no file of at most 1 MiB" in str(next(iter(scan(tmp_path / "pipe.py")))[1])

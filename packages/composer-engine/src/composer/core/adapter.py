@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
+from composer.core import saved_state
 from composer.core.data_spec import count_samples, count_tokens, describe_batch, usual_key
 from composer.core.declarations import FIELDS, ServedFields
 from composer.core.engine import Engine
@@ -455,7 +456,7 @@ class Adapter:
 
         Weights and optimizers are saved by the host.
         """
-        return self.state.state_dict()
+        return saved_state.state_to_data(self.state)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> LoadReport:
         """Load what :meth:`state_dict` returned; call it after :meth:`prepare` and before :meth:`begin_fit`.

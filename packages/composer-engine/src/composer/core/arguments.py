@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from composer.core.checks import nearest
 
-__all__ = ["NamesArguments", "unknown_arguments"]
+__all__ = ["NamesArguments", "StoredAsObject", "unknown_arguments"]
 
 _ELSEWHERE = {
     "alpha_f": ("eta_min", "min_lr"),
@@ -36,10 +36,19 @@ class _OfClass:
         return self._fields
 
 
-class NamesArguments:
-    """Base of classes whose constructors raise a TypeError that suggests the right name for an unknown argument.
+class StoredAsObject:
+    """Base of attrs classes whose objects OmegaConf stores as they are; it converts others to a configuration."""
 
-    OmegaConf stores their objects as they are. It converts other objects of attrs classes to a configuration.
+    __slots__ = ()
+
+    @classmethod
+    def __attrs_init_subclass__(cls) -> None:
+        """Hide from OmegaConf that the objects are of an attrs class; the functions of attrs look at the class."""
+        cls.__attrs_attrs__ = _OfClass(cls.__attrs_attrs__)  # type: ignore[attr-defined]  # set by attrs
+
+
+class NamesArguments(StoredAsObject):
+    """Base of classes whose constructors raise a TypeError that suggests the right name for an unknown argument.
 
     Example:
         >>> class Smooth(NamesArguments):
@@ -50,11 +59,6 @@ class NamesArguments:
     """
 
     __slots__ = ()
-
-    @classmethod
-    def __attrs_init_subclass__(cls) -> None:
-        """Hide from OmegaConf that the objects are of an attrs class; the functions of attrs look at the class."""
-        cls.__attrs_attrs__ = _OfClass(cls.__attrs_attrs__)  # type: ignore[attr-defined]  # set by attrs
 
     if not TYPE_CHECKING:  # type checkers compare the arguments with those of __init__
 

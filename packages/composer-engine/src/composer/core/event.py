@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum, StrEnum
 
 __all__ = ["CLOSING_EVENTS", "MODEL_EVENTS", "STEP_EVENTS", "Event", "Stage"]
@@ -148,10 +149,19 @@ class Event(StrEnum):
     PREDICT_BATCH_END = "predict_batch_end", "after a batch was predicted"
     PREDICT_END = "predict_end", "after the last batch to predict; after an error, engine.restore() instead"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Event | None:
+        return cls.__members__.get(str(value).upper())
+
     @property
     def is_before_event(self) -> bool:
         """Whether the event runs right before what its name states."""
         return "before_" in self.value
+
+    @property
+    def canonical_name(self) -> str:
+        """The name without what it states about the place: ``"forward"`` of ``before_forward``."""
+        return re.sub(r"before_|after_|_start$|_end$", "", self.value)
 
     @property
     def is_after_event(self) -> bool:

@@ -25,7 +25,17 @@ from composer.core.components import by_key
 from composer.core.declarations import check_conflicts
 from composer.core.passes import all_passes
 from composer.core.serializable import is_unsaved, read_field, saved_fields, settings_to_data
-from composer.core.serialization import NotSerializableError, equal, field_types, from_data, plain, to_data
+from composer.core.serialization import (
+    ClockData,
+    NotSerializableError,
+    coded,
+    equal,
+    field_types,
+    from_data,
+    like,
+    plain,
+    to_data,
+)
 
 if TYPE_CHECKING:
     from composer.core.passes import AlgorithmPass, Passes
@@ -60,6 +70,16 @@ class SavableState(Protocol):
         self, algorithms: Sequence[Any], passes: Sequence[AlgorithmPass], logger: Any = None
     ) -> SavableState:
         """Return this state with these algorithms only, after they have changed its model."""
+
+
+def with_clock(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a saved state in which the clock, if there is one, is a :class:`ClockData`.
+
+    Example:
+        >>> with_clock({"timestamp": {"batch": 3}})["timestamp"]["Timestamp"]
+        {'batch': 3}
+    """
+    return data | ({"timestamp": ClockData(data["timestamp"])} if "timestamp" in data else {})
 
 
 class StateMismatchError(ValueError):
@@ -163,7 +183,7 @@ def _component_to_data(kind: str, key: str, component: Any) -> dict[str, Any]:
         state = component.state_dict()
     except NotSerializableError as error:
         raise NotSerializableError(f"{kind}.{key}.{error.path.removeprefix(f'{name}.')}", error.reason) from None
-    state = plain(state, f"{kind}.{key}.state")
+    state = plain(coded(state, f"{kind}.{key}.state"), f"{kind}.{key}.state")
     data = {"key": key, "name": name, "settings": settings_to_data(component), "state": state}
     return data | ({"required_on_load": component.required_on_load()} if kind == "algorithms" else {})
 
@@ -553,11 +573,10 @@ def _load_optimizers(state: SavableState, saved: Mapping[str, Any]) -> Callable[
 
 def _load_component(path: str, component: Any, saved: dict[str, Any], loaded: list[str]) -> None:
     try:
-        if path.startswith("schedulers."):
-            # A scheduler makes whatever it loads its own attribute, under any name.
-            own = component.state_dict()
-            saved = {name: _with_own_mappings(own[name], value) for name, value in saved.items() if name in own}
-        component.load_state_dict(saved)
+        own = component.state_dict()
+        if path.startswith("schedulers."):  # makes whatever it loads its own attribute, under any name
+            saved = {name: value for name, value in saved.items() if name in own}
+        component.load_state_dict(like(own, saved))
     except Exception as error:
         error.add_note(
             f"{path} raised an error on the saved state, although the check before had found no problem in it."
@@ -566,14 +585,3 @@ def _load_component(path: str, component: Any, saved: dict[str, Any], loaded: li
             error.add_note(f"Already loaded: {', '.join(loaded)}. Construct these objects again before you continue.")
         raise
     loaded.append(path)
-
-
-def _with_own_mappings(own: Any, saved: Any) -> Any:
-    """Return a saved value with the types of mappings that ``own`` has at the same places: a Counter in MultiStepLR."""
-    if isinstance(own, Counter) and isinstance(saved, dict):
-        return Counter(saved)
-    if isinstance(own, dict) and isinstance(saved, dict):
-        return {key: _with_own_mappings(own.get(key), item) for key, item in saved.items()}
-    if isinstance(own, list) and isinstance(saved, list) and len(own) == len(saved):
-        return list(map(_with_own_mappings, own, saved))
-    return saved

@@ -20,6 +20,7 @@ import sys
 import types
 import typing
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,19 +29,23 @@ import cattrs
 import torch
 from cattrs.errors import ForbiddenExtraKeysError
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from composer.core.checks import describe, error_text, nearest, shortened
 from composer.core.time import Time, Timestamp
 
 __all__ = [
     "MAX_DEPTH",
+    "ClockData",
     "NotSerializableError",
     "at",
+    "coded",
     "encode_plain",
     "equal",
     "field_types",
     "from_data",
     "is_number",
+    "like",
     "plain",
     "plain_number",
     "to_data",
@@ -49,6 +54,20 @@ __all__ = [
 # Both are far below what Python limits, recursion and digits of a number, so that no saved data exceeds it.
 MAX_DEPTH = 64
 MAX_BITS = 4096
+
+
+class ClockData(dict[str, Any]):
+    """The saved clock, which is also found under ``"Timestamp"``, as in MosaicML Composer.
+
+    Example:
+        >>> ClockData(batch=3)["Timestamp"]["batch"]
+        3
+    """
+
+    def __missing__(self, key: str) -> Any:
+        if key == "Timestamp":
+            return self
+        raise KeyError(key)
 
 
 class NotSerializableError(TypeError):
@@ -100,6 +119,40 @@ def plain(value: Any, path: str = "", *, mappings: bool = False) -> Any:
     return encode_plain(value, path, 0, mappings=mappings)
 
 
+def coded(value: Any, path: str = "") -> Any:
+    """Return data in which members of enumerations, times, dtypes and paths are encoded as by :func:`to_data`.
+
+    Example:
+        >>> from composer.core import TimeUnit
+        >>> coded({"unit": TimeUnit.BATCH, "at": [Time(3, "ba")]})
+        {'unit': 'ba', 'at': ['3ba']}
+    """
+    return tree_map_only(tuple(_CODED), lambda one: to_data(one, type(one), path), value)
+
+
+def like(own: Any, saved: Any) -> Any:
+    """Return saved data with the types that ``own`` has at the same places, of what :func:`coded` has encoded.
+
+    Also a Counter, as in torch's MultiStepLR.
+
+    Raises:
+        ValueError: A value is none of the type.
+
+    Example:
+        >>> like({"at": [Time(1, "ba")]}, {"at": ["3ba"], "more": 4})
+        {'at': [Time(3, TimeUnit.BATCH)], 'more': 4}
+    """
+    if isinstance(own, tuple(_CODED)) and saved is not None:
+        return from_data(saved, type(own))
+    if isinstance(own, Counter) and isinstance(saved, dict):
+        return Counter(saved)
+    if isinstance(own, dict) and isinstance(saved, dict):
+        return {key: like(own.get(key), item) for key, item in saved.items()}
+    if type(own) in {list, tuple} and type(saved) is type(own) and len(own) == len(saved):
+        return type(own)(map(like, own, saved))
+    return saved
+
+
 def encode_plain(
     value: Any, path: str, depth: int, *, mappings: bool = False, name_of: Callable[[Tensor, str], str] | None = None
 ) -> Any:
@@ -116,7 +169,7 @@ def encode_plain(
         number = plain_number(value, path)
         is_finite = isinstance(number, int) or math.isfinite(number)
         return number if is_finite or not to_json else {"$float": str(number)}
-    if mappings and isinstance(value, collections.abc.Mapping):
+    if kind is ClockData or (mappings and isinstance(value, collections.abc.Mapping)):
         kind = dict
     if kind not in {list, tuple, dict}:
         expected = "A checkpoint holds numbers, strings, lists, tuples, dictionaries, None and tensors"
@@ -447,6 +500,9 @@ _CODECS: Mapping[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] =
     torch.device: (str, lambda name, _: torch.device(name)),
     pathlib.PurePath: (str, lambda text, kind: kind(text)),
 }
+
+
+_CODED = _CODECS.keys() - {str}
 
 
 def _make_reader(kind: Any) -> Callable[[Any, Any], Any]:

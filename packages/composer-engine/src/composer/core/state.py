@@ -19,6 +19,7 @@ from composer.core.base import Algorithm, Callback, rebuild_algorithm, run_surge
 from composer.core.checks import check_run_name
 from composer.core.components import ObservableList, by_key
 from composer.core.data_spec import Batch, BatchKey, DataSpec, batch_get, batch_set, ensure_data_spec, length_of
+from composer.core.device import to_device
 from composer.core.evaluator import Evaluator, MetricValues, ensure_evaluator
 from composer.core.logger import Logger
 from composer.core.precision import Precision
@@ -148,9 +149,8 @@ def _to_evaluators(evaluators: Any) -> list[Evaluator]:
 
 
 def _current_rank() -> int:
-    return (
-        torch.distributed.get_rank() if torch.distributed.is_available() and torch.distributed.is_initialized() else 0
-    )
+    is_alone = not torch.distributed.is_available() or not torch.distributed.is_initialized()
+    return 0 if is_alone else torch.distributed.get_rank()
 
 
 # No field has an on_setattr of its own: with one, attrs sets every field of every step by a Python function.
@@ -166,8 +166,7 @@ class State:
         max_duration: The duration of the training: a time, a string (``"10ep"``) or a number of epochs.
         device_train_microbatch_size: Samples in a microbatch; None does not split batches.
         auto_microbatching: Whether that size is determined automatically.
-        train_dataloader: The training data: a loader or a :class:`DataSpec`.
-        evaluators: The evaluation data.
+        train_dataloader, evaluators: The data for training, a loader or a :class:`DataSpec`, and for evaluation.
         dataloader: The loader in use, for training or evaluation.
         dataloader_len: The number of batches in an epoch of it; the length of ``dataloader`` if None.
         precision: The precision in which the model computes.
@@ -186,10 +185,10 @@ class State:
     A loop updates ``timestamp`` (``state.timestamp = state.timestamp.to_next_batch(samples=32)``) and sets
     ``microbatch`` to the index of the microbatch, -1 before the batch is split, -2 between batches; both determine the
     seeds of :meth:`generator`. ``batch_counts`` is False if this process has no sample to train on: its batch only
-    takes part in the step of other processes. ``loss_share`` is the weight of a mean over the batch in ``loss``, if the
-    loss is not such a mean but a sum, divided by the number of labels of several batches. ``microbatch_weight`` is the
-    weight of the microbatch's loss in the gradients. ``made_on_load`` lists the algorithms that loading has
-    constructed, which have already changed the model.
+    takes part in the step of other processes. ``metric_outputs`` is what ``update_metric`` returned last, or ``{}``.
+    ``loss_share`` is the weight of a mean over the batch in ``loss``, if the loss is a sum divided by the number of
+    labels of several batches. ``microbatch_weight`` is the weight of the microbatch's loss in the gradients.
+    ``made_on_load`` lists the algorithms that loading has constructed, which have already changed the model.
 
     Raises:
         TypeError: An optimizer, algorithm or callback is of another type, or a class instead of an object.
@@ -204,7 +203,7 @@ class State:
     model: Any = _live(kw_only=False)
     rank_zero_seed: int = _saved(default=0)
     run_name: str = _saved(default="run", kept=True, validator=lambda _, __, name: check_run_name(name))
-    device: torch.device = _live(default="cpu", kw_only=False, converter=torch.device)
+    device: torch.device = _live(default="cpu", kw_only=False, converter=to_device)
     _max_duration: Time | None = _saved(default=None, kept=True, kw_only=True, converter=_to_max_duration)
     device_train_microbatch_size: int | None = _live(default=None)
     auto_microbatching: bool = _live(default=False)
@@ -238,6 +237,7 @@ class State:
     batch_counts: bool = _step(default=True)
     loss_share: float | torch.Tensor = _step(default=1.0)
     outputs: Any = _step(default=None)
+    metric_outputs: Any = _step(factory=dict)
     loss: Any = _step(default=None)
     total_loss: Any = _step(default=None)
     microbatch: int = _step(default=-1)
@@ -438,7 +438,7 @@ class State:
             >>> state.state_dict()["max_duration"], state.state_dict()["timestamp"]["epoch"]
             ('10ep', 0)
         """
-        return saved_state.state_to_data(self)
+        return saved_state.with_clock(saved_state.state_to_data(self))
 
     @property
     def serialized_attributes(self) -> tuple[str, ...]:

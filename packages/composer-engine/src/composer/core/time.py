@@ -14,6 +14,8 @@ from typing import Any, Generic, NamedTuple, NoReturn, SupportsIndex, cast
 import attrs
 import typing_extensions
 
+from composer.core.arguments import StoredAsObject
+
 __all__ = ["Counts", "Time", "TimeUnit", "Timestamp", "ensure_time"]
 
 Value = typing_extensions.TypeVar("Value", default=Any)
@@ -82,7 +84,7 @@ def _combining(operation: Callable[[Any, Any], int | float]) -> Callable[[Time, 
 
 @functools.total_ordering
 @attrs.frozen(eq=False, order=False, repr=False)
-class Time(Generic[Value]):
+class Time(StoredAsObject, Generic[Value]):
     """A time in one unit, such as ten epochs: ``Time(10, "ep")``, or as a string, ``"10ep"``.
 
     Two times of the same unit can be added, subtracted, compared and divided (the quotient is a ``"dur"``, the fraction
@@ -399,7 +401,7 @@ def _comparing(operation: Callable[[Any, Any], bool]) -> Callable[[Timestamp, Ti
 
 
 @attrs.frozen(order=False, init=False, repr=False)
-class Timestamp:
+class Timestamp(StoredAsObject):
     """The progress of a run in every unit. A timestamp is immutable; each step creates a new one.
 
     A time or string is compared with the counter of its unit: ``timestamp >= "10ep"``.

@@ -164,13 +164,16 @@ class ComposerModel(nn.Module, ABC):
         """
         return {}
 
-    def update_metric(self, batch: Any, outputs: Any, metric: Metric) -> None:
+    def update_metric(self, batch: Any, outputs: Any, metric: Metric) -> Any:
         """Update a metric with one batch.
 
         Args:
             batch: A batch of the dataloader.
             outputs: The result of :meth:`eval_forward` for it.
             metric: A metric from :meth:`get_metrics`, or of an evaluator.
+
+        Returns:
+            None, or a dictionary, which callbacks of an evaluation find in ``state.metric_outputs``.
 
         Raises:
             NotImplementedError: The subclass does not define it.

@@ -260,7 +260,7 @@ class HuggingFaceModel(PhaseMetricsModel):
             inputs["decoder_input_ids"] = make(labels=batch["labels"])
         return inputs
 
-    def update_metric(self, batch: Mapping[str, Any], outputs: Any, metric: Metric) -> None:
+    def update_metric(self, batch: Mapping[str, Any], outputs: Any, metric: Metric) -> Any:
         """Update a metric with one batch.
 
         Args:
@@ -270,14 +270,16 @@ class HuggingFaceModel(PhaseMetricsModel):
                 a metric with ``num_classes`` with ``(N * L, V)`` and ``(N * L,)``. A metric whose ``needs_batch`` is
                 true is called as ``metric.update(batch=batch, outputs=outputs, labels=self.labels)``.
 
+        Returns:
+            What ``metric.update`` returns: None, or a dictionary for ``state.metric_outputs``.
+
         Raises:
             ValueError: The batch has no labels, or the metric has another number of classes than the logits.
         """
         from composer.metrics import CrossEntropy  # noqa: PLC0415 (imports torchmetrics, which is imported by now)
 
         if getattr(metric, "needs_batch", False):
-            metric.update(batch=batch, outputs=outputs, labels=self.labels)
-            return
+            return metric.update(batch=batch, outputs=outputs, labels=self.labels)
         labels = _labels_of(batch, "a metric")
         logits = logits_of(outputs) if isinstance(outputs, Mapping) else outputs
         if self.shift_labels:
@@ -285,7 +287,7 @@ class HuggingFaceModel(PhaseMetricsModel):
         logits = without_single_score(logits, labels)
         if hasattr(metric, "num_classes") or isinstance(metric, CrossEntropy):
             logits, labels = _rows(logits, labels, getattr(metric, "num_classes", None))
-        metric.update(logits, labels)
+        return metric.update(logits, labels)
 
     def generate(self, input_ids: Tensor, **kwargs: Any) -> Tensor:
         """Generate tokens from prompts, in evaluation mode.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from composer.checkpoint.finding import agreed_path
 from composer.checkpoint.ignoring import check_ignore_keys
@@ -52,7 +52,7 @@ class LoadCheckpoint(Callback):
         ignore_keys: IgnoreKeys = None,
         event: Event | str = Event.BEFORE_LOAD,
     ) -> None:
-        if event not in _EVENTS:
+        if str(event).lower() not in _EVENTS:
             raise ValueError(f"event must be one before training, {', '.join(_EVENTS)}, got {str(event)!r}.")
         check_flags(load_weights_only=load_weights_only, strict_model_weights=strict_model_weights)
         check_ignore_keys(ignore_keys)
@@ -82,12 +82,19 @@ class LoadCheckpoint(Callback):
     def _load_at(self, event: Event, state: State, logger: Logger) -> None:
         if event is not self.event or self.loaded is not None:
             return
-        given = self.load_path.replace("{run_name}", state.run_name)
-        path = agreed_path(given, "load_path") or given
-        self.loaded = LoadRequest(
+        self.loaded = load_checkpoint(
+            self.load_path.replace("{run_name}", state.run_name),
             state,
-            weights_only=self.load_weights_only,
+            logger,
+            load_weights_only=self.load_weights_only,
             strict_model_weights=self.strict_model_weights,
             ignore_keys=self.ignore_keys,
-            logger=logger,
-        ).load_in_all_processes(path)
+        )
+
+
+def load_checkpoint(
+    path: str, state: State, logger: Logger, *, load_weights_only: bool = False, **settings: Any
+) -> LoadedCheckpoint:
+    """Load a checkpoint in all processes, which agree on it; a program may replace this function."""
+    request = LoadRequest(state, logger=logger, weights_only=load_weights_only, **settings)
+    return request.load_in_all_processes(agreed_path(path, "load_path") or path)

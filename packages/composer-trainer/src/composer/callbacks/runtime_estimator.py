@@ -61,8 +61,9 @@ class RuntimeEstimator(Callback):
     _total_batches: float | None = attrs.field(default=None, init=False, repr=False)
 
     def init(self, state: State, logger: Logger) -> None:
-        """Reset the state of an earlier run."""
+        """Reset the state of an earlier run, and log the unit of the estimates."""
         reset_fields(self)
+        logger.log_hyperparameters({"time/remaining_estimate_unit": self.time_unit})
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Start measuring."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import socket
 import warnings
 from functools import cached_property, partial
@@ -59,7 +60,19 @@ def is_weights_file(path: str | os.PathLike[str]) -> bool:
         (True, False)
     """
     text = str(path)
-    return text.endswith(_WEIGHTS) and (is_remote(text) or not local_path(text).is_dir())
+    is_file = text.endswith(_WEIGHTS) and (is_remote(text) or not local_path(text).is_dir())
+    return is_file and _folder_of_file(text) is None
+
+
+def _folder_of_file(text: str) -> str | None:
+    """Return the checkpoint that is there in place of a file of MosaicML Composer, ``ep1-rank0.pt``; else None."""
+    if not text.endswith(".pt"):
+        return None
+    parent, name = split_path(text)
+    opened = open_folder(parent)
+    names = name, name.removesuffix(".pt"), re.sub(r"-rank\d+\.pt$", "", name)
+    found = next((one for one in names if opened.exists(one)), name)
+    return None if found == name else opened.at(found)
 
 
 @attrs.frozen
@@ -227,7 +240,7 @@ def locate(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None =
     """
     if not str(path):
         raise CheckpointError("''", "is not the path of a checkpoint.")
-    text = str(path)
+    text = _folder_of_file(str(path)) or str(path)
     if text.rstrip("/") == "latest" and folder is not None:
         return _locate_newest(folder)
     if not is_remote(text):

@@ -223,6 +223,12 @@ class LocalFolder(Folder):
             finally:
                 temporary.unlink(missing_ok=True)
 
+    def set_file_link(self, link: str, name: str, *, overwrite: bool) -> None:
+        """Point a link with the ending of a file to a checkpoint; what is not a link remains, unless ``overwrite``."""
+        target = self.path / link
+        if target.is_symlink() or not target.exists() or (overwrite and target.is_file()):
+            self.set_latest(link, name)
+
     def get_latest(self, latest: str) -> str | None:
         """Return the name of the checkpoint that ``latest`` points to; None if there is none."""
         path = self.path / latest

@@ -14,6 +14,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import attrs
@@ -111,7 +112,8 @@ class CheckpointSaver(Callback):
     Args:
         folder: A path or a URL (``"s3://bucket/{run_name}"``). The run's name is filled in.
         filename: The checkpoint's name in it; ``{epoch}``, ``{batch}``, ``{run_name}`` and so on are filled in. The
-            ending ``.pt`` of MosaicML Composer's files is removed, with a warning, as a checkpoint is a folder.
+            ending ``.pt`` of MosaicML Composer's files is removed, with a warning, as a checkpoint is a folder; in a
+            local folder, a link beside it has the name with the ending.
         latest_filename: The name of a link to the newest checkpoint; none if None. It is a file with the checkpoint's
             name where links are not supported.
         save_interval: A time, a string, a number of epochs, or 0 for never; or a function ``f(state, event) -> bool``,
@@ -168,6 +170,7 @@ class CheckpointSaver(Callback):
                 f"keep_best must be e.g. KeepBest('metrics/eval/MulticlassAccuracy', 3), got {keep_best!r}."
             )
         check_ignore_keys(ignore_keys, "ignore_keys (save_ignore_keys)")
+        self._with_ending = [str(name).endswith(".pt") for name in (filename, latest_filename)]
         self.folder, self.filename = str(folder), _without_suffix(filename)
         self.latest_filename = None if latest_filename is None else _without_suffix(latest_filename)
         self.best_filename = best_filename
@@ -402,6 +405,7 @@ class CheckpointSaver(Callback):
         self._saved = [*(one for one in self._saved if one != path), path]
         try:
             self._link(folder, names.latest, names.checkpoint)
+            self._link_files(folder, names)
             if self.keep_best is None and self.num_checkpoints_to_keep < 0:
                 return
             own = self._own(folder, manifest.run_name, manifest.timestamp)
@@ -414,6 +418,15 @@ class CheckpointSaver(Callback):
             outcome = "is complete, and a link to it was not updated, or an old checkpoint not deleted"
             raise CheckpointSaveError(path, f"{error.path}: {error.reason}", outcome=outcome) from error
         self._saved = [one for one in self._saved if one not in gone]
+        for link in [Path(f"{path}.pt") for path in gone] if self._with_ending[0] else ():
+            if link.is_symlink():
+                link.unlink()
+
+    def _link_files(self, folder: Folder, names: _Names) -> None:
+        """Point links with the ending of a file to a checkpoint, if the names were given with it."""
+        for name, has_ending in zip((names.checkpoint, names.latest), self._with_ending, strict=True):
+            if has_ending and isinstance(folder, LocalFolder):
+                folder.set_file_link(f"{name}.pt", names.checkpoint, overwrite=self.overwrite)
 
     def _own(self, folder: Folder, run_name: str, until: Timestamp) -> list[FoundCheckpoint]:
         return own_checkpoints(folder, run_name, until, weights_only=self.weights_only)
@@ -455,8 +468,8 @@ def _without_suffix(name: str) -> str:
     if not isinstance(name, str) or not name.endswith(".pt"):
         return name
     warnings.warn(
-        f"A checkpoint is a folder, so {name!r} is saved as {name.removesuffix('.pt')!r}: remove '.pt' from filename "
-        "(save_filename) and latest_filename (save_latest_filename).",
+        f"A checkpoint is a folder, so {name!r} is saved as {name.removesuffix('.pt')!r}, with a link: remove '.pt' "
+        "from filename (save_filename) and latest_filename (save_latest_filename).",
         UserWarning,
         stacklevel=3,
     )

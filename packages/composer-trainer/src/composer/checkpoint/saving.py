@@ -25,7 +25,7 @@ from composer.checkpoint.ignoring import IgnoreKeys, ignored_keys
 from composer.checkpoint.layout import describe_tensors, pack_files
 from composer.checkpoint.local import open_folder
 from composer.checkpoint.writers import Snapshot, failing_in_all, writers_of
-from composer.core import State, evaluation_weights, split_tensors
+from composer.core import State, evaluation_weights, saved_state, split_tensors
 from composer.core.checks import shortened
 from composer.core.files import fill_in_run
 from composer.core.serialization import plain
@@ -217,7 +217,7 @@ def reject_fsdp1(model: object) -> None:
 def _saved_state(
     state: State, extra: Mapping[str, Any] | None, ignore_keys: IgnoreKeys, *, weights_only: bool
 ) -> dict[str, Any]:
-    saved = state.state_dict() | {"model": state.get_model_state_dict()}
+    saved = saved_state.state_to_data(state) | {"model": state.get_model_state_dict()}
     if not weights_only:
         saved |= {"optimizers": state.get_optim_state_dict(), "extra": plain(dict(extra or {}), "extra")}
     if ignore_keys is not None:

@@ -91,6 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-n", "--nproc", type=_positive, help="processes on this machine; by default one for each GPU")
     parser.add_argument("--stdout", action=_NotAvailable, help="not available: see torchrun --redirects")
     parser.add_argument("--stderr", action=_NotAvailable, help="not available: see torchrun --redirects")
+    version = f"composer-trainer {sys.modules['composer'].__version__}"
+    parser.add_argument("--version", action="version", version=version, help="print the version")
     parser.add_argument("-v", "--verbose", action="store_true", help="accepted for compatibility")
     parser.add_argument("-m", "--module_mode", action="store_true", help="the program is a module, as in python -m")
     parser.add_argument("-c", "--command_mode", action="store_true", help="the program is any command")

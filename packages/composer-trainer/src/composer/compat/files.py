@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 
+from composer import checkpoint
 from composer.checkpoint.finding import open_checkpoint
 from composer.checkpoint.inspection import verify_checkpoint
 from composer.checkpoint.torch_files import read_torch_file
-from composer.core import State, Timestamp
+from composer.core import Logger, State, Timestamp
 from composer.core.data_spec import move_batch
+from composer.core.passes import Passes
+from composer.core.saved_state import with_clock
 from composer.distributed import (
     get_global_rank,
     get_local_rank,
@@ -23,15 +27,29 @@ from composer.distributed import (
     get_world_size,
 )
 
+if TYPE_CHECKING:
+    from composer.checkpoint.ignoring import IgnoreKeys
+
 __all__ = [
+    "PLACEHOLDERS",
+    "PLACEHOLDERS_WITH_TIME",
     "PartialFilePath",
+    "create_symlink_file",
+    "ensure_folder_has_no_conflicting_files",
+    "ensure_folder_is_empty",
     "ensure_valid_checkpoint",
     "format_name_with_dist",
     "format_name_with_dist_and_time",
     "get_hf_config_from_composer_state_dict",
     "get_save_filename",
+    "is_tar",
+    "load_checkpoint",
     "safe_torch_load",
+    "save_checkpoint",
 ]
+
+PLACEHOLDERS = "{run_name}, {rank}, {local_rank}, {world_size}, {local_world_size}, {node_rank}"
+PLACEHOLDERS_WITH_TIME = f"{PLACEHOLDERS}, {', '.join(f'{{{name}}}' for name in Timestamp().state_dict())}"
 
 
 def format_name_with_dist(format_str: str, run_name: str, **extra_args: object) -> str:
@@ -107,6 +125,139 @@ def get_save_filename(state: State, filename: str = "ep{epoch}-ba{batch}-rank{ra
     return PartialFilePath(filename).format(state)
 
 
+def is_tar(name: str | Path) -> bool:
+    """Return whether the ending of a name is that of a tar archive.
+
+    Example:
+        >>> is_tar("data.tar.gz"), is_tar("data.zip")
+        (True, False)
+    """
+    return re.search(r"\.(tar(\.(gz|bz2|xz|lzma))?|tgz|tbz2?|txz)$", str(name)) is not None
+
+
+def create_symlink_file(existing_path: str, destination_filename: str | Path) -> None:
+    """Write a new file that contains a path; URLs have no links.
+
+    Raises:
+        FileExistsError: There is such a file.
+
+    Example:
+        >>> import tempfile
+        >>> create_symlink_file("ep1-ba3", Path(tempfile.mkdtemp(), "latest.symlink"))
+    """
+    with Path(destination_filename).open("x") as file:
+        file.write(existing_path)
+
+
+def ensure_folder_is_empty(folder_name: str | Path) -> None:
+    """Raise an error if there is a file in a folder.
+
+    Raises:
+        FileExistsError: There is.
+
+    Example:
+        >>> import tempfile
+        >>> ensure_folder_is_empty(tempfile.mkdtemp())
+    """
+    found = next((path for path in Path(folder_name).rglob("*") if path.is_file()), None)
+    if found is not None:
+        raise FileExistsError(f"{folder_name} must be empty, and {found} exists. Choose another folder.")
+
+
+def ensure_folder_has_no_conflicting_files(folder_name: str | Path, filename: str, timestamp: Timestamp) -> None:
+    """Raise an error if a folder has a checkpoint that is later than a time.
+
+    Args:
+        folder_name: The folder.
+        filename: The name of a checkpoint, with ``{epoch}``, ``{batch}`` and so on.
+        timestamp: The time.
+
+    Raises:
+        FileExistsError: It has.
+
+    Example:
+        >>> import tempfile
+        >>> ensure_folder_has_no_conflicting_files(tempfile.mkdtemp(), "ep{epoch}-ba{batch}", Timestamp())
+    """
+    counts = timestamp.state_dict()
+    parts = re.split(r"\{(\w+)[^}]*\}", filename)
+    pattern = "".join(
+        re.escape(part) if index % 2 == 0 else rf"(?P<{part}>\d+)" if part in counts else ".+"
+        for index, part in enumerate(parts)
+    )
+    for path in Path(folder_name).glob("*"):
+        match = re.fullmatch(pattern, path.name)
+        if match and any(int(count) > counts[name] for name, count in match.groupdict().items()):
+            raise FileExistsError(f"{path} is later than the run. Choose another folder, or set overwrite=True.")
+
+
+def load_checkpoint(
+    path: str,
+    state: State,
+    logger: Logger,
+    object_store: object = None,
+    load_weights_only: bool = False,
+    strict_model_weights: bool = True,
+    progress_bar: bool = True,
+    ignore_keys: IgnoreKeys = None,
+    exclude_algorithms: Sequence[str] | None = None,
+    algorithm_passes: Passes = None,
+) -> None:
+    """Load a checkpoint into a run; see :func:`composer.checkpoint.load_checkpoint`.
+
+    Args:
+        path: Its path or URL.
+        state: The run.
+        logger: The logger of algorithms that are constructed.
+        object_store: Not supported: ``path`` is a URL.
+        load_weights_only: Whether to load only the weights of the model.
+        strict_model_weights: Whether missing or unexpected weights raise an error.
+        progress_bar: Ignored.
+        ignore_keys: What not to load.
+        exclude_algorithms: Algorithms not to construct.
+        algorithm_passes: Passes that order them.
+
+    Raises:
+        ValueError: ``object_store`` is given.
+
+    Example:
+        >>> import tempfile
+        >>> state = State(torch.nn.Linear(2, 2), rank_zero_seed=17)
+        >>> path = save_checkpoint(state, tempfile.mkdtemp() + "/first")
+        >>> load_checkpoint(path, state, Logger(state))
+    """
+    del progress_bar
+    if object_store is not None:
+        raise ValueError("object_store must be None: pass the URL of the checkpoint as path.")
+    checkpoint.load_checkpoint(
+        path,
+        state,
+        weights_only=load_weights_only,
+        strict_model_weights=strict_model_weights,
+        ignore_keys=ignore_keys,
+        exclude_algorithms=exclude_algorithms,
+        algorithm_passes=algorithm_passes,
+        logger=logger,
+    )
+
+
+def save_checkpoint(
+    state: State,
+    filename: str = "ep{epoch}-ba{batch}-rank{rank}",
+    *,
+    weights_only: bool = False,
+    ignore_keys: IgnoreKeys = None,
+) -> str:
+    """Save a run, and return the path of the checkpoint; see :func:`composer.checkpoint.save_checkpoint`.
+
+    Example:
+        >>> import tempfile
+        >>> save_checkpoint(State(torch.nn.Linear(2, 2)), tempfile.mkdtemp() + "/ep{epoch}.pt")[-6:]
+        'ep0.pt'
+    """
+    return checkpoint.save_checkpoint(state, filename, weights_only=weights_only, ignore_keys=ignore_keys)
+
+
 def safe_torch_load(
     composer_states_filepath: Path | str,
     map_location: str | torch.device | None = "cpu",
@@ -134,7 +285,7 @@ def safe_torch_load(
         content = read_torch_file(Path(composer_states_filepath))
     else:
         opened = open_checkpoint(composer_states_filepath)
-        content = {"state": {**opened.data(), "model": opened.tensors("model.safetensors")}}
+        content = {"state": {**with_clock(opened.data()), "model": opened.tensors("model.safetensors")}}
     loaded: dict[str, Any] = move_batch(content, torch.device(map_location or "cpu"))
     return loaded
 

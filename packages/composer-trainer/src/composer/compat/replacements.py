@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import enum
 import functools
 import random
 import secrets
@@ -12,43 +14,42 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import attrs
-import torch
 from torch import nn
 
+from composer.compat.devices import get_device
 from composer.core import Event, Interval, State, Time, TimeUnit, randomness
 from composer.distributed import (
     FSDPSettings,
     all_gather_object,
-    device_of_process,
     from_rank_zero,
     get_global_rank,
     get_local_rank,
     get_node_rank,
-    get_world_size,
 )
 from composer.optim.clock import convert_time
-from composer.trainer.settings.compute import choose_device
 
 __all__ = [
     "JSON",
-    "DeviceCPU",
-    "DeviceGPU",
-    "DeviceMPS",
+    "ExportFormat",
     "FSDPConfig",
     "MissingConditionalImportError",
     "ParallelismConfig",
     "TPConfig",
+    "VersionedDeprecationWarning",
     "check_max_duration",
     "create_interval_scheduler",
     "ensure_tuple",
-    "get_device",
     "get_node_signal_file_name",
     "get_rng_state",
     "is_model_ddp",
+    "is_model_deepspeed",
+    "is_notebook",
     "load_rng_state",
     "local_rank_zero_download_and_wait",
+    "map_collection",
     "retry",
     "split_list",
+    "using_torch_2",
     "write_signal_file",
 ]
 
@@ -73,59 +74,62 @@ def ensure_tuple(x: Any) -> tuple[Any, ...]:
     return tuple(x) if isinstance(x, Sequence) and not isinstance(x, str | bytes | bytearray) else (x,)
 
 
-def get_device(device: str | torch.device | None = None) -> torch.device:
-    """Return the device of this process by its name, or the best available device.
-
-    Raises:
-        ValueError: The device does not exist on this machine.
+def map_collection(collection: Any, map_fn: Callable[[Any], Any]) -> Any:
+    """Return a list, tuple or dictionary with a function applied to its items; of another value its result.
 
     Example:
-        >>> get_device("cpu")
-        device(type='cpu')
+        >>> map_collection({"a": 1}, str), map_collection(3, str)
+        ({'a': '1'}, '3')
     """
-    return device_of_process(choose_device(device))
+    if isinstance(collection, (list, tuple)):
+        return type(collection)(map(map_fn, collection))
+    if isinstance(collection, dict):
+        return type(collection)((key, map_fn(item)) for key, item in collection.items())
+    return map_fn(collection)
 
 
-def DeviceCPU() -> torch.device:  # noqa: N802  (a former class)
-    """Return ``torch.device("cpu")``.
+def using_torch_2() -> bool:
+    """Return True.
 
     Example:
-        >>> DeviceCPU()
-        device(type='cpu')
+        >>> using_torch_2()
+        True
     """
-    return torch.device("cpu")
+    return True
 
 
-def DeviceGPU(device_id: int | None = None, *, allow_tf32: bool = True) -> torch.device:  # noqa: N802
-    """Return the CUDA device of this process, or the one with an index.
-
-    Args:
-        device_id: The index; the local rank if None.
-        allow_tf32: Whether matrix products and convolutions may use TF32.
-
-    Raises:
-        ValueError: There is no CUDA device.
+def is_notebook() -> bool:
+    """Return whether the program runs in IPython.
 
     Example:
-        >>> DeviceGPU()  # doctest: +SKIP
-        device(type='cuda')
+        >>> is_notebook()
+        False
     """
-    chosen = get_device("gpu") if device_id is None else choose_device(torch.device("cuda", device_id))
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allow_tf32
-    return chosen
+    return hasattr(builtins, "__IPYTHON__")
 
 
-def DeviceMPS() -> torch.device:  # noqa: N802
-    """Return ``torch.device("mps")``.
-
-    Raises:
-        ValueError: There is no such device.
+class ExportFormat(enum.StrEnum):
+    """The formats of exported models.
 
     Example:
-        >>> DeviceMPS()  # doctest: +SKIP
-        device(type='mps')
+        >>> ExportFormat("onnx") is ExportFormat.ONNX
+        True
     """
-    return get_device("mps")
+
+    TORCHSCRIPT = "torchscript"
+    ONNX = "onnx"
+
+
+class VersionedDeprecationWarning(DeprecationWarning):
+    """A warning with the version in which something will be removed.
+
+    Example:
+        >>> print(VersionedDeprecationWarning("Use b.", remove_version="1.0"))
+        Use b. It will be removed in version 1.0.
+    """
+
+    def __init__(self, message: str, remove_version: str) -> None:
+        super().__init__(f"{message} It will be removed in version {remove_version}.")
 
 
 def create_interval_scheduler(
@@ -179,6 +183,17 @@ def is_model_ddp(model: nn.Module) -> bool:
     return isinstance(model, nn.parallel.DistributedDataParallel)
 
 
+def is_model_deepspeed(model: nn.Module) -> bool:
+    """Return False.
+
+    Example:
+        >>> is_model_deepspeed(nn.Linear(2, 2))
+        False
+    """
+    del model
+    return False
+
+
 class MissingConditionalImportError(ImportError):
     """An optional package is not installed.
 
@@ -229,6 +244,7 @@ def load_rng_state(rng_state_dicts: Sequence[dict[str, Any]]) -> None:
     """Restore the generators of this process; nothing changes if there were fewer processes.
 
     Example:
+        >>> import torch
         >>> states = get_rng_state()
         >>> first = torch.rand(2)
         >>> load_rng_state(states)
@@ -332,8 +348,16 @@ def split_list(items: Sequence[Any], microbatch_size: int) -> list[Any]:
     return [items[start : start + microbatch_size] for start in range(0, len(items), microbatch_size)]
 
 
-def FSDPConfig(sharding_strategy: str = "FULL_SHARD", **settings: Any) -> dict[str, Any]:  # noqa: N802
-    """Return the settings of FSDP2 for ``parallelism_config={"fsdp": ...}``; those that only FSDP1 has are left out.
+class _Config(dict[str, Any]):
+    """Settings of the Trainer, which are also attributes by Composer's names."""
+
+    def __init__(self, settings: Mapping[str, Any], **attributes: Any) -> None:
+        super().__init__(settings)
+        vars(self).update(attributes)
+
+
+class FSDPConfig(_Config):
+    """The settings of FSDP2 for ``parallelism_config={"fsdp": ...}``; those that only FSDP1 has are left out.
 
     Args:
         sharding_strategy: ``"FULL_SHARD"``, or ``"SHARD_GRAD_OP"``, which keeps weights after the forward pass.
@@ -346,43 +370,66 @@ def FSDPConfig(sharding_strategy: str = "FULL_SHARD", **settings: Any) -> dict[s
         >>> FSDPConfig("SHARD_GRAD_OP", mixed_precision="PURE", use_orig_params=True)
         {'reshard_after_forward': False, 'mixed_precision': 'PURE'}
     """
-    if sharding_strategy not in {"FULL_SHARD", "SHARD_GRAD_OP"}:
-        raise ValueError(
-            f"sharding_strategy must be 'FULL_SHARD' or 'SHARD_GRAD_OP', got {sharding_strategy!r}. Leave out the "
-            "configuration for 'NO_SHARD'; for 'HYBRID_SHARD' pass parallelism_config={'mesh': {'replicate': 2, ...}}."
+
+    def __init__(self, sharding_strategy: str = "FULL_SHARD", **settings: Any) -> None:
+        if sharding_strategy not in {"FULL_SHARD", "SHARD_GRAD_OP"}:
+            raise ValueError(
+                f"sharding_strategy must be 'FULL_SHARD' or 'SHARD_GRAD_OP', got {sharding_strategy!r}. Leave out the "
+                "configuration for 'NO_SHARD'; for 'HYBRID_SHARD' pass parallelism_config={'mesh': {'replicate': 2, "
+                "...}}."
+            )
+        known = [field.name for field in attrs.fields(FSDPSettings)]
+        own = {name: value for name, value in settings.items() if name in known}
+        super().__init__(
+            {"reshard_after_forward": sharding_strategy == "FULL_SHARD"} | own,
+            sharding_strategy=sharding_strategy,
+            **settings,
         )
-    known = [field.name for field in attrs.fields(FSDPSettings)]
-    own = {name: value for name, value in settings.items() if name in known}
-    return {"reshard_after_forward": sharding_strategy == "FULL_SHARD"} | own
 
 
-def TPConfig(  # noqa: N802
-    *, tensor_parallel_degree: int = 1, layer_plan: Mapping[str, Any] | None = None, **_: object
-) -> dict[str, Any]:
-    """Return settings of tensor parallelism for :func:`ParallelismConfig`; all but the degree and the plan are ignored.
+class TPConfig(_Config):
+    """Settings of tensor parallelism for ``parallelism_config={"tp": ...}``.
+
+    Args:
+        device_mesh: Ignored: the degree arranges the processes.
+        tensor_parallel_degree: The number of processes that compute a layer together.
+        layer_plan: The layers to split, and how.
 
     Example:
         >>> TPConfig(tensor_parallel_degree=2, layer_plan={"*.in": "colwise"})
-        {'degree': 2, 'plan': {'*.in': 'colwise'}}
+        {'tensor_parallel_degree': 2, 'layer_plan': {'*.in': 'colwise'}}
     """
-    return {"degree": tensor_parallel_degree, "plan": layer_plan}
+
+    def __init__(
+        self,
+        device_mesh: object = None,
+        tensor_parallel_degree: int = 1,
+        layer_plan: Mapping[str, Any] | None = None,
+    ) -> None:
+        del device_mesh
+        settings = {"tensor_parallel_degree": tensor_parallel_degree, "layer_plan": layer_plan}
+        super().__init__(settings, **settings)
 
 
-def ParallelismConfig(  # noqa: N802
-    fsdp: Mapping[str, Any] | None = None, tp: Mapping[str, Any] | None = None, fsdp2: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Return a ``parallelism_config`` of the Trainer.
+class ParallelismConfig(_Config):
+    """A ``parallelism_config`` of the Trainer.
+
+    Args:
+        fsdp: Settings of FSDP2, or an :class:`FSDPConfig`.
+        tp: A :class:`TPConfig`.
+        fsdp2: As ``fsdp``.
 
     Example:
         >>> ParallelismConfig(FSDPConfig())
         {'fsdp': {'reshard_after_forward': True}}
-        >>> ParallelismConfig(tp=TPConfig(tensor_parallel_degree=1, layer_plan={"*.in": "colwise"}))
-        {'mesh': {'tp': 1, 'replicate': 1}, 'tp': {'plan': {'*.in': 'colwise'}}}
     """
-    sharded = fsdp if fsdp2 is None else fsdp2
-    config: dict[str, Any] = {} if sharded is None else {"fsdp": sharded}
-    if tp is not None:
-        others = get_world_size() // tp["degree"]
-        config["mesh"] = {"tp": tp["degree"], "replicate" if sharded is None else "shard": others}
-        config["tp"] = {"plan": tp["plan"]}
-    return config
+
+    def __init__(
+        self,
+        fsdp: Mapping[str, Any] | None = None,
+        tp: Mapping[str, Any] | None = None,
+        fsdp2: Mapping[str, Any] | None = None,
+    ) -> None:
+        sections = {"fsdp": fsdp if fsdp2 is None else fsdp2, "tp": tp}
+        given = {name: section for name, section in sections.items() if section is not None}
+        super().__init__(given, fsdp=fsdp, tp=tp, fsdp2=fsdp2)

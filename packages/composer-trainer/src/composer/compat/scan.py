@@ -204,7 +204,7 @@ class _Visitor(ast.NodeVisitor):
                 self._add(keyword.value.lineno, f"{last}({keyword.arg}=...)", arguments[keyword.arg])
         is_of_device = isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value).lower().endswith("device")
         if method is not None and method in ATTRIBUTES and is_of_device and self._uses_composer():
-            self._add(node.func.lineno, f".{method}()", ATTRIBUTES[method])
+            self._add(node.func.lineno, f".{method}()", ATTRIBUTES[method], works=True)
         self.generic_visit(node)
 
     def visit_Expr(self, node: ast.Expr) -> None:

@@ -97,7 +97,7 @@ class ParallelismConfig:
             TypeError: A setting is of the wrong kind.
             ValueError: A setting does not exist, or two contradict each other.
         """
-        sections = _checked_sections(config)
+        sections = _with_mesh(_checked_sections(config))
         kinds: dict[str, type[Settings]] = {
             "ddp": DDPSettings,
             "fsdp": FSDPSettings,
@@ -197,6 +197,20 @@ def _checked_sections(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
         elif not isinstance(settings, Mapping):
             raise TypeError(f"parallelism_config[{name!r}] must be a dictionary, got {type(settings).__name__}.")
     return given
+
+
+def _with_mesh(sections: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the sections with a mesh in place of MosaicML Composer's ``tensor_parallel_degree``."""
+    tp = sections.get("tp", {})
+    degree = tp.get("tensor_parallel_degree")
+    if degree is None:
+        return sections
+    others = {name: section for name, section in sections.items() if name != "tp"}
+    if degree == 1:
+        return others
+    across = "shard" if "fsdp" in sections else "replicate"
+    mesh = {"tp": degree, across: max(get_world_size() // degree, 1)}
+    return {"mesh": mesh} | others | {"tp": {"plan": tp.get("layer_plan")}}
 
 
 def _checked_mesh(mesh: MeshSettings, settings: Mapping[str, Any]) -> FSDPSettings | None:

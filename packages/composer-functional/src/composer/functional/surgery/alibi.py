@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -27,7 +27,35 @@ if TYPE_CHECKING:
 
     from composer.functional.surgery.replace import ReplacementFunction
 
+    _Policy = TypeVar("_Policy", bound=Callable[[nn.Module, int, int], nn.Module | None])
+
 __all__ = ["apply_alibi"]
+
+
+class PolicyRegistry(dict[type[nn.Module], "Callable[[nn.Module, int, int], nn.Module | None]"]):
+    """Functions ``f(module, index, max_sequence_length)`` that change a module for ALiBi, by its class.
+
+    Example:
+        >>> registry = PolicyRegistry()
+        >>> @registry.register(nn.Linear)
+        ... def convert(module, index, max_sequence_length):
+        ...     return module
+        >>> registry[nn.Linear] is convert
+        True
+    """
+
+    def register(self, *classes: type[nn.Module]) -> Callable[[_Policy], _Policy]:
+        """Return a decorator that enters a function for classes of modules."""
+
+        def enter(function: _Policy) -> _Policy:
+            self.update(dict.fromkeys(classes, function))
+            return function
+
+        return enter
+
+
+policy_registry = PolicyRegistry()
+"""What :func:`apply_alibi` calls for modules of these classes, in place of what it does otherwise."""
 
 
 def apply_alibi(
@@ -104,6 +132,12 @@ def apply_alibi(
         "attr_to_replace": attr_to_replace,
         "alibi_attention": alibi_attention,
     }
+    if any(type(module) in policy_registry for module in model.modules()):
+        policies = {
+            one: lambda module, index: policy_registry[type(module)](module, index, max_sequence_length)
+            for one in policy_registry
+        }
+        return replace_module_classes(model, policies, optimizers)
     if all(each is None for each in (*own.values(), position_embedding_attribute, mask_replacement_function)):
         return _apply_to_known(model, max_sequence_length, optimizers)
     if heads_per_layer is None or attention_module is None or attr_to_replace is None or alibi_attention is None:

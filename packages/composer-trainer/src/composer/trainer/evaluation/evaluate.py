@@ -397,7 +397,8 @@ def _evaluate_batch(engine: Engine, evaluator: Evaluator, batch: Any, counts: bo
     for microbatch, is_counted in _microbatches(state, evaluator, counts):
         _forward(engine, spec, microbatch, Event.EVAL_BEFORE_FORWARD, Event.EVAL_AFTER_FORWARD)
         for metric in state.eval_metrics[evaluator.label].values() if is_counted else ():
-            state.model.update_metric(state.batch, state.outputs, metric)
+            returned = state.model.update_metric(state.batch, state.outputs, metric)
+            state.metric_outputs = {} if returned is None else returned
     elapsed = datetime.timedelta(seconds=time.perf_counter() - began)
     state.eval_timestamp = state.eval_timestamp.to_next_batch(num_samples, num_tokens, elapsed)
     engine.run_event(Event.EVAL_BATCH_END)

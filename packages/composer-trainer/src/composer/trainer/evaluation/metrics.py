@@ -42,8 +42,8 @@ class SupportsMetrics(Protocol):
     def get_metrics(self, is_train: bool) -> dict[str, Any]:
         """Return the metrics by name."""
 
-    def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None:
-        """Add a batch to a metric."""
+    def update_metric(self, batch: Any, outputs: Any, metric: Any) -> Any:
+        """Add a batch to a metric; what it returns is ``state.metric_outputs``."""
 
 
 def metrics_of(model: SupportsMetrics, *, is_train: bool) -> Mapping[str, Any]:

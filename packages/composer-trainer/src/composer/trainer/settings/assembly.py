@@ -21,7 +21,7 @@ from composer.trainer.result import FitResult, final_metrics
 from composer.trainer.resume.state import ResumeState
 from composer.trainer.settings.consistency import check_same_values
 from composer.trainer.settings.groups import Problems
-from composer.trainer.tools.hyperparameters import hyperparameters, plain_settings
+from composer.trainer.tools.hyperparameters import hyperparameters, plain_settings, short_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -62,6 +62,7 @@ class Assembly:
         initialize_dist(compute.device, settings.processes.dist_timeout)
         # Processes that split the model differently would wait for each other forever in the exchanges below.
         check_same_values(plain_settings(self._parallel.config.sections()))
+        self.local_hparams = short_settings(settings.given())
         self.state = settings.make_state()
         optimizers = as_list(components.optimizers)
         # A model without parameters can be evaluated, and needs no optimizer.

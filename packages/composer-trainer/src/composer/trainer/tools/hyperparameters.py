@@ -27,7 +27,16 @@ from composer.core.components import by_key
 from composer.core.planning import component_keys
 from composer.distributed import ScheduledBatchSampler, get_local_world_size, get_world_size
 
-__all__ = ["commit", "given_arguments", "hardware", "hyperparameters", "plain_settings", "settings_of", "versions"]
+__all__ = [
+    "commit",
+    "given_arguments",
+    "hardware",
+    "hyperparameters",
+    "plain_settings",
+    "settings_of",
+    "short_settings",
+    "versions",
+]
 
 _SECRET = re.compile(
     r"(^|[_\W])(api_?key|token|pass_?word|passwd|passphrase|secret|credentials?|authorization|(private|access)_?key)s?$",
@@ -131,6 +140,23 @@ def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         {'sizes': [1, 2], 'device': 'cpu', 'api_key': '(hidden)', 'act': 'object of torch.nn.modules.activation.GELU'}
     """
     return {str(name): _to_data(value, str(name), 0) for name, value in settings.items()}
+
+
+def short_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as plain data, with secrets hidden and the names of their classes in place of other objects.
+
+    Example:
+        >>> short_settings({"model": torch.nn.GELU(), "callbacks": [torch.nn.Tanh()], "seed": 3})
+        {'model': 'GELU', 'callbacks': ['Tanh'], 'seed': 3}
+    """
+
+    def short(name: str, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [short(name, one) for one in value]
+        is_plain = isinstance(value, (bool, Number, str, Mapping, Time, Path, enum.Enum)) or value is None
+        return _to_data(value, name, 0) if is_plain else type(value).__name__
+
+    return {name: short(name, value) for name, value in settings.items()}
 
 
 def versions() -> dict[str, str | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import tomllib
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -15,6 +16,9 @@ __all__ = ["missing_attribute", "names_elsewhere", "suggests_names"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_WITHOUT_EFFECT = {"load_fsdp_monolith_rank0_only", "load_object_store", "load_progress_bar", "save_object_store"}
+"""Arguments of MosaicML Composer that are ignored if they are None."""
 
 
 @functools.cache
@@ -43,6 +47,11 @@ def suggests_names(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         # Before the call, because the TypeError of Python names only the first unknown argument.
+        for name in kwargs.keys() & _WITHOUT_EFFECT - parameters.keys():
+            if kwargs[name] is None or name == "load_progress_bar":
+                del kwargs[name]
+                text = f"composer.Trainer({name}) is a former name: remove it."
+                warnings.warn(text, DeprecationWarning, stacklevel=2)
         if not kwargs.keys() <= parameters.keys() or len(args) > most:
             _raise_call_error(function.__name__, args, kwargs, list(parameters)[1:], most)
         return function(*args, **kwargs)

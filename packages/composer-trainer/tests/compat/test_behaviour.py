@@ -1,0 +1,307 @@
+"""What programs for MosaicML Composer read from a run, and pass to callbacks."""
+
+import enum
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from torchmetrics import Metric
+
+from composer.callbacks import CheckpointSaver, LoadCheckpoint, RuntimeEstimator, SpeedMonitor
+from composer.callbacks import load_checkpoint as module
+from composer.core import Callback, DataSpec, Evaluator, Event, Time, TimeUnit
+from composer.core.saved_state import StateMismatchError
+from composer.loggers import InMemoryLogger
+from composer.models import ComposerClassifier, HuggingFaceModel
+from fixtures import make_classifier, make_loader, small_run
+
+
+class Kind(enum.Enum):
+    FIRST = "first"
+    SECOND = "second"
+
+
+class Remembers(Callback):
+    """A callback whose state has an enumeration and a time."""
+
+    def __init__(self, kind=Kind.FIRST):
+        self.state = {"kind": kind, "unit": TimeUnit.BATCH, "times": [Time(1, "ba")], "n": 0}
+
+    def batch_end(self, state, logger):
+        self.state["kind"], self.state["times"] = Kind.SECOND, [state.timestamp.batch]
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+class OfEvaluation(Callback):
+    """Records the metric outputs of each batch."""
+
+    def __init__(self):
+        self.outputs = []
+
+    def eval_batch_end(self, state, logger):
+        self.outputs.append(state.metric_outputs)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return a folder in which a run has saved a checkpoint, with Composer's default names asked for."""
+    names = {"save_filename": "ep{epoch}.pt", "save_latest_filename": "latest-rank{rank}.pt"}
+    with pytest.warns(UserWarning, match="with a link"):
+        trainer = small_run(max_duration="2ep", save_folder=str(tmp_path), callbacks=Remembers(), **names)
+    with trainer:
+        trainer.fit()
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["ep2.pt", "ep2-rank0.pt", "latest-rank0.pt", "latest.pt", "ep2"])
+def test_checkpoints_are_found_under_names_of_files(folder, name):
+    """The name that was asked for is a link, and Composer's names of files are found without one."""
+    if name == "latest.pt":
+        (folder / "latest-rank0").rename(folder / "latest")
+
+    with small_run(max_duration="2ep", load_path=folder / name, callbacks=Remembers()) as trainer:
+        assert trainer.state.timestamp.epoch == 2
+
+
+def test_names_of_files_are_links(folder):
+    """Links with the ending are beside the folders."""
+    links = {path.name: path.readlink().name for path in folder.iterdir() if path.is_symlink()}
+
+    assert links == {"ep1.pt": "ep1", "ep2.pt": "ep2", "latest-rank0": "ep2", "latest-rank0.pt": "ep2"}
+
+
+@pytest.mark.filterwarnings("ignore:A checkpoint is a folder")
+def test_links_of_deleted_checkpoints(tmp_path):
+    """The link of a deleted checkpoint is deleted, and a file of the name is not."""
+    (tmp_path / "ep2.pt").write_text("of another program")
+    saver = CheckpointSaver(tmp_path, "ep{epoch}.pt", num_checkpoints_to_keep=1)
+
+    with small_run(max_duration="3ep", callbacks=saver) as trainer:
+        trainer.fit()
+
+    assert sorted(path.name for path in tmp_path.glob("*.pt")) == ["ep2.pt", "ep3.pt"]
+    assert (tmp_path / "ep2.pt").read_text() == "of another program"
+
+
+def test_weights_are_loaded_by_a_callback(folder, monkeypatch):
+    """``LoadCheckpoint`` takes Composer's arguments, and calls ``load_checkpoint`` of its module."""
+    calls, load = [], module.load_checkpoint
+    monkeypatch.setattr(module, "load_checkpoint", lambda *args, **named: calls.append(args[0]) or load(*args, **named))
+    path = str(folder / "ep1.pt")
+    callback = LoadCheckpoint(path, load_weights_only=True, strict_model_weights=True, event="AFTER_LOAD")
+
+    with small_run(callbacks=callback) as trainer:
+        assert trainer.state.timestamp.epoch == 0
+
+    assert calls == [path]
+    assert callback.loaded is not None
+
+
+def test_enumerations_in_the_state_of_a_callback(folder):
+    """Members of enumerations and times are saved as data, and loaded with the types that the callback has."""
+    callback = Remembers()
+
+    with small_run(max_duration="2ep", load_path=folder / "ep2", callbacks=callback):
+        assert callback.state == {"kind": Kind.SECOND, "unit": TimeUnit.BATCH, "times": [Time(10, "ba")], "n": 0}
+        assert type(callback.state["kind"]) is Kind
+
+
+def test_the_clock_in_the_state():
+    """The saved clock is found as Composer nests it, and the state can be loaded."""
+    with small_run(max_duration="3ba") as trainer:
+        trainer.fit()
+    saved = trainer.state.state_dict()
+
+    assert saved["timestamp"]["Timestamp"]["batch"] == saved["timestamp"]["batch"] == 3
+    with pytest.raises(KeyError):
+        saved["timestamp"]["other"]
+    with small_run(max_duration="3ba") as other:
+        other.state.load_state_dict(saved)
+        assert other.state.timestamp.batch == 3
+        del saved["timestamp"]["batch"]
+        with pytest.raises(StateMismatchError, match="batch"):
+            other.state.load_state_dict(saved)
+
+
+def test_history_of_speed():
+    """The readings of the last batches, one more than the window has."""
+    monitor = SpeedMonitor(window_size=2)
+
+    with small_run(callbacks=monitor, max_duration="5ba") as trainer:
+        trainer.fit()
+
+    assert [*monitor.history_samples] == [12, 16, 20]
+    assert [*monitor.history_tokens] == [0, 0, 0]
+    assert sorted(monitor.history_wct) == [*monitor.history_wct]
+
+
+def test_the_unit_of_estimates():
+    """The unit is logged as a hyperparameter."""
+    logger = InMemoryLogger()
+
+    with small_run(callbacks=RuntimeEstimator(time_unit="minutes"), loggers=logger):
+        assert logger.hyperparameters["time/remaining_estimate_unit"] == "minutes"
+
+
+def test_hyperparameters_of_the_call():
+    """The arguments of the trainer are plain data, with the names of classes."""
+    with small_run(model=make_classifier(), max_duration="2ba", callbacks=[SpeedMonitor()], seed=3) as trainer:
+        given = trainer.local_hparams
+
+    assert (given["model"], given["callbacks"], given["max_duration"], given["seed"]) == (
+        "ComposerClassifier",
+        ["SpeedMonitor"],
+        "2ba",
+        3,
+    )
+
+
+def test_arguments_without_effect():
+    """Composer's arguments that are None, and its progress bar, are ignored with a warning; others are errors."""
+    with pytest.warns(DeprecationWarning, match=r"composer\.Trainer\(load_\w+\) is a former name") as caught:
+        small_run(load_progress_bar=True, load_object_store=None).close()
+
+    assert len(caught) == 2
+    with pytest.raises(TypeError, match="load_object_store"):
+        small_run(load_object_store="s3")
+
+
+def test_outputs_of_metrics():
+    """What ``update_metric`` returns is in the state at the end of each batch; nothing is an empty dictionary."""
+
+    class Reports(ComposerClassifier):
+        def update_metric(self, batch, outputs, metric):
+            super().update_metric(batch, outputs, metric)
+            return {"result": [len(batch[1])]}
+
+    network = make_classifier().module
+    results = []
+    for model in (Reports(network, num_classes=3), ComposerClassifier(network, num_classes=3)):
+        callback = OfEvaluation()
+        with small_run(model=model, callbacks=callback, eval_dataloader=make_loader(6)) as trainer:
+            trainer.eval()
+        results.append(callback.outputs)
+
+    assert results == [[{"result": [4]}, {"result": [2]}], [{}, {}]]
+
+
+class LastToken(Metric):
+    """The fraction of sequences whose last token has the highest logit, as in-context metrics compute it."""
+
+    needs_batch, full_state_update = True, False
+
+    def __init__(self):
+        super().__init__()
+        self.add_state("correct", torch.tensor(0.0), dist_reduce_fx="sum")
+        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
+
+    def _wrap_update(self, update):  # torchmetrics' discards what update returns
+        def run(*args, **named):
+            self._computed, self._update_count = None, self._update_count + 1
+            return update(*args, **named)
+
+        return run
+
+    def update(self, batch, outputs, labels):
+        guesses = outputs[:, -2].argmax(dim=-1)
+        self.correct += (guesses == labels[:, -1]).sum()
+        self.total += len(guesses)
+        return {"guesses": guesses.tolist(), "keys": sorted(batch)}
+
+    def compute(self):
+        return self.correct / self.total
+
+
+def test_metrics_that_want_the_batch():
+    """An evaluator with an in-context metric computes it, and callbacks see its results."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=16, n_embd=8, n_layer=1, n_head=1, n_positions=8, bos_token_id=0, eos_token_id=0
+    )
+    network = transformers.GPT2LMHeadModel(config)
+    model = HuggingFaceModel(network, metrics=[], eval_metrics=[LastToken()], use_logits=True)
+    rows = [{"input_ids": one, "labels": one} for one in torch.arange(24).view(4, 6) % 16]
+    callback = OfEvaluation()
+    evaluator = Evaluator(label="tasks/0-shot", dataloader=DataLoader(rows, batch_size=2), metric_names=["LastToken"])
+
+    with small_run(
+        model=model, train_dataloader=DataLoader(rows, batch_size=2), eval_dataloader=[evaluator], callbacks=callback
+    ) as trainer:
+        trainer.eval()
+
+    guesses = [guess for one in callback.outputs for guess in one["guesses"]]
+    expected = sum(guess == int(row["labels"][-1]) for guess, row in zip(guesses, rows, strict=True)) / 4
+    assert callback.outputs[0]["keys"] == ["input_ids", "labels"]
+    assert float(trainer.state.eval_metric_values["tasks/0-shot"]["LastToken"]) == expected
+
+
+def test_outputs_with_a_loss():
+    """A dictionary of outputs with its loss is evaluated."""
+
+    class WithLoss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = make_classifier()
+
+        def forward(self, batch):
+            logits = self.network(batch)
+            return {"logits": logits, "loss": nn.functional.cross_entropy(logits, batch[1])}
+
+        def loss(self, outputs, batch):
+            return outputs["loss"]
+
+        def eval_forward(self, batch, outputs=None):
+            return self.forward(batch) if outputs is None else outputs
+
+        def get_metrics(self, is_train):
+            return {} if is_train else self.network.get_metrics(is_train=False)
+
+        def update_metric(self, batch, outputs, metric):
+            metric.update(outputs["logits"], batch[1])
+
+    with small_run(model=WithLoss(), eval_dataloader=make_loader(), max_duration="1ep") as trainer:
+        trainer.fit()
+
+    assert 0 <= trainer.state.eval_metric_values["MulticlassAccuracy"] <= 1
+
+
+def test_counts_of_tokens():
+    """A loader's function may return a number, a tensor, or the numbers of kinds of tokens."""
+    batch = {"input_ids": torch.ones(2, 8), "labels": torch.full((2, 8), -100)}
+    kinds = DataSpec([batch], get_num_tokens_in_batch=lambda _: {"total": 16, "loss_generating": 5})
+
+    assert DataSpec([batch]).get_num_tokens_in_batch(batch) == 16
+    assert DataSpec([batch], get_num_tokens_in_batch=lambda _: torch.tensor(7)).get_num_tokens_in_batch(batch) == 7
+    assert [kinds.get_num_tokens_in_batch(batch, token_type=one) for one in ("total", "loss_generating")] == [16, 5]
+
+
+def test_names_of_events():
+    """An event is found by its name in any case, and has Composer's canonical name."""
+    assert Event("BATCH_END") is Event.BATCH_END
+    assert [one.canonical_name for one in (Event.BEFORE_FORWARD, Event.EVAL_AFTER_ALL, Event.FIT_START)] == [
+        "forward",
+        "eval_all",
+        "fit",
+    ]
+
+
+def test_times_of_several_units():
+    """Hours, minutes and seconds are seconds."""
+    assert Time.from_timestring("1h20m40s") == Time(4840, "sec")
+
+
+def test_the_version_of_the_launcher():
+    """The launcher prints the version and exits."""
+    command = [sys.executable, "-m", "composer.cli.launcher", "--version"]
+
+    assert subprocess.check_output(command, env=os.environ).startswith(b"composer-trainer ")

@@ -1,0 +1,29 @@
+"""Composer's devices under their former names."""
+
+import pytest
+import torch
+
+from composer.compat.devices import DeviceCPU, DeviceGPU, DeviceMPS, get_device
+from fixtures import small_run
+
+
+def test_devices_are_torch_devices():
+    """The device of the CPU is torch's, and devices that do not exist here raise an error."""
+    assert get_device("cpu") == DeviceCPU() == torch.device("cpu")
+    assert isinstance(get_device(), torch.device)
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="cannot be used here"):
+            DeviceGPU()
+    if not torch.backends.mps.is_available():
+        with pytest.raises(ValueError, match="cannot be used here"):
+            DeviceMPS()
+
+
+def test_instances_of_devices():
+    """A device is an instance of the former class of its type, and the class can be part of an annotation."""
+    with small_run(device=DeviceCPU()) as trainer:
+        device = trainer.state.device
+
+    assert isinstance(device, DeviceCPU | None)
+    assert isinstance(torch.device("cuda"), DeviceGPU)
+    assert not isinstance(device, DeviceGPU | DeviceMPS)
