@@ -3,6 +3,7 @@
 The programs in ``from_composer`` use only Composer's names. They are new, and small data is drawn for them.
 """
 
+import ast
 import runpy
 from pathlib import Path
 
@@ -151,6 +152,70 @@ def test_imagenet(run, recipe):
     logged = variables["memory"].data
     assert len(logged["metrics/eval/MulticlassAccuracy"]) == 3
     assert all(torch.isfinite(torch.as_tensor(loss)) for _, loss in logged["loss/train/total"])
+
+
+def test_configured_denoiser(run):
+    """A trainer that is built from a configuration runs its own algorithm, callback and saver of checkpoints."""
+    pytest.importorskip("omegaconf", reason="OmegaConf is in the test group")
+    config = Path(__file__).parent / "from_composer" / "denoiser.yaml"
+
+    trainer = run("configured_denoiser.py", "--config", config, "trainer.max_duration=8ba")["trainer"]
+
+    names = [type(callback).__name__ for callback in trainer.state.callbacks]
+    saver = trainer.state.callbacks[names.index("OwnSaver")]
+    assert [Path(path).name for path in saver.saved] == ["ep0-ba4-rank0.pt", "ep1-ba8-rank0.pt"]
+    assert (Path(saver.saved[1]).parent / "newest.symlink").read_text() == saver.saved[1]
+    assert trainer.state.callbacks[names.index("PhaseMonitor")].phase.value == "clean"
+    assert trainer.state.optimizers[0].param_groups[0]["betas"] == (0.9, 0.98)
+    rates = [rate for _, rate in trainer.logger.destinations[0].data["mask/rate"]]
+    assert rates[:2] == pytest.approx([0.9, 0.8])
+    assert rates[-1] == pytest.approx(0.3)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:A checkpoint is a folder",
+    "ignore:MemoryMonitor logs nothing",
+    "ignore:A run that is resumed",
+    "ignore:a_package",
+)
+def test_chat_finetuning(run, tmp_path):
+    """Packed chats are trained on with counts of tokens, and a second run continues from the file that was saved."""
+    pytest.importorskip("transformers")
+
+    variables = run("chat_finetuning.py", "--folder", tmp_path / "chats")
+
+    (first, loader, budget, speed, memory), (second, *_) = variables["first"], variables["second"]
+    batches = [*loader.dataloader]
+    kinds = {
+        kind: sum(loader.get_num_tokens_in_batch(batch, token_type=kind) for batch in batches)
+        for kind in ("total", "loss_generating")
+    }
+    assert first.state.timestamp.batch == 8
+    assert (budget.seen, budget.generating) == (kinds["total"], kinds["loss_generating"])
+    assert first.state.timestamp.token == kinds["total"] > kinds["loss_generating"]
+    assert speed.history_tokens[-1] == kinds["total"]
+    assert memory.hyperparameters["time/remaining_estimate_unit"] == "minutes"
+    assert {"throughput/tokens_per_sec", "metrics/held_out/LanguagePerplexity"} <= memory.data.keys()
+    assert second.state.timestamp.batch == 16
+
+
+def test_mpt_with_tasks(run):
+    """A decoder is evaluated in context by metrics that take the batch, and a callback logs what they return."""
+    variables = run("mpt_with_tasks.py", "--duration", "30ba", "--interval", "15ba")
+
+    trainer, rows = variables["trainer"], variables["answers"].rows
+    data = variables["memory"].data
+    assert {"metrics/choices/2-shot/ChoiceAccuracy", "metrics/answers/0-shot/ExactAnswer"} <= data.keys()
+    golds = [ast.literal_eval(values) for task, name, values in rows if (task, name) == ("choices/2-shot", "gold")]
+    guesses = [ast.literal_eval(values) for task, name, values in rows if (task, name) == ("choices/2-shot", "guess")]
+    half = len(golds) // 2
+    pairs = zip(golds[half:], guesses[half:], strict=True)
+    right = [one == other for pair in pairs for one, other in zip(*pair, strict=True)]
+    accuracy = sum(right) / len(right)
+    assert float(trainer.state.eval_metric_values["choices/2-shot"]["ChoiceAccuracy"]) == pytest.approx(accuracy)
+    rates = [rate for _, rate in data["lr-AdamW/group0"]]
+    assert rates[5] == pytest.approx(3e-3, rel=0.3)
+    assert "answers" in variables["memory"].tables
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
