@@ -188,13 +188,19 @@ class Snapshot:
                 its files in time. Existing checkpoints are unchanged.
         """
         if self.writers.rank == 0:
-            manifest = self._lead(folder, name, overwrite=overwrite, prepare=prepare)
-            if finish is not None:
-                finish(manifest)
+            self._lead(folder, name, overwrite=overwrite, prepare=prepare, finish=finish)
         else:
             self._follow(folder, name)
 
-    def _lead(self, folder: Folder, name: str, *, overwrite: bool, prepare: Callable[[], object] | None) -> Manifest:
+    def _lead(
+        self,
+        folder: Folder,
+        name: str,
+        *,
+        overwrite: bool,
+        prepare: Callable[[], object] | None,
+        finish: Callable[[Manifest], object] | None,
+    ) -> None:
         """Write the first process's files, wait for the others, and commit the checkpoint."""
         draft, key, failed = None, "draft", None
         try:
@@ -212,14 +218,14 @@ class Snapshot:
                 if failed is not None:
                     raise CheckpointSaveError(folder.at(name), failed["error"])  # noqa: TRY301  (as any other failure)
                 manifest = self._commit(folder, name, draft, answers)
+            if finish is not None:
+                finish(manifest)
             # If an equal checkpoint exists, this answers where the others expect a draft: they have nothing to write.
             self._send_all(key, {})
         except BaseException as error:
             with contextlib.suppress(Exception):  # this error is the one to raise
                 self._send_all(key, failed or _failure(0, error))
             raise
-        else:
-            return manifest
         finally:
             if draft is not None:
                 folder.abandon(draft)  # unfinished files, or a replaced checkpoint, for which no process has to wait
