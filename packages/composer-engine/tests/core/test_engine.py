@@ -65,7 +65,7 @@ class TestRunEvent:
 
     @pytest.mark.parametrize(
         ("event", "guess"),
-        [("batch_ends", "did you mean 'batch_end'"), ("BATCH_END", "did you mean 'batch_end'"), (7, "The events are")],
+        [("batch_ends", "did you mean 'batch_end'"), ("BATCH_ENDS", "did you mean 'batch_end'"), (7, "The events are")],
     )
     def test_unknown_event_raises(self, state, event, guess):
         """A misspelled event raises."""
