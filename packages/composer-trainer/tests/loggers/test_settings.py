@@ -13,11 +13,15 @@ from composer.loggers import (
     MLFlowLogger,
     SlackLogger,
     TensorboardLogger,
+    TrackioLogger,
     WandBLogger,
 )
 
 CLASSES = [one for one in vars(loggers).values() if inspect.isclass(one) and issubclass(one, LoggerDestination)]
-REQUIRED = {SlackLogger: {"include_keys": "loss/*", "slack_logging_api_key": "key", "channel_id": "channel"}}
+REQUIRED = {
+    SlackLogger: {"include_keys": "loss/*", "slack_logging_api_key": "key", "channel_id": "channel"},
+    TrackioLogger: {"project": "settings"},
+}
 
 
 def _with(kind):
