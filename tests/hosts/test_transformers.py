@@ -8,6 +8,7 @@ import gc
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -508,7 +509,7 @@ class TestFeatures:
     def test_two_processes(self, tmp_path):
         """Two processes train as one with batches of twice the size, and count the samples of both."""
         script = tmp_path / "train.py"
-        script.write_text(TWO_PROCESSES.format(folder=sys.path[0]))
+        script.write_text(TWO_PROCESSES.format(folder=str(Path(__file__).parent)))
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
         done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-3000:]

@@ -77,6 +77,7 @@ def plot_study(study: Study, path: str | os.PathLike[str] | None = None) -> Figu
     axes.set_title(f"Mean of {len(settings.seeds)} seed{'s' if several else ''}; {bars}{line}", fontsize=9)
     axes.margins(0.15)
     axes.grid(visible=True, alpha=0.3)
+    figure.draw_without_rendering()  # computes where the points are
     _write_labels(axes, {label(arm): (*point, colours[arm]) for arm, point in points.items()})
     if path is not None:
         target = Path(path)
@@ -86,8 +87,7 @@ def plot_study(study: Study, path: str | os.PathLike[str] | None = None) -> Figu
 
 
 def _write_labels(axes: Axes, points: Mapping[str, tuple[float, float, str]]) -> None:
-    """Write each label beside its point, where it covers no point and no other label."""
-    axes.figure.draw_without_rendering()  # type: ignore[union-attr]  # computes where the points are
+    """Write each label beside its point, where it covers no point and no other label; the figure was drawn."""
     bbox = import_product("matplotlib.transforms", "ablation").Bbox
     taken = [bbox.from_bounds(*(axes.transData.transform((x, y)) - 4), 8, 8) for x, y, _ in points.values()]
     for name, (x, y, colour) in points.items():

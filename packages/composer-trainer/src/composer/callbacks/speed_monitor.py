@@ -85,19 +85,19 @@ class SpeedMonitor(Callback):
         self._readings = deque(maxlen=self.window_size + 1)
 
     @property
-    def history_samples(self) -> deque[int]:
+    def history_samples(self) -> list[int]:
         """The samples of the training at the last readings, one more than batches of the window."""
-        return deque(one.samples for one in self._readings)
+        return [one.samples for one in self._readings]
 
     @property
-    def history_tokens(self) -> deque[int]:
+    def history_tokens(self) -> list[int]:
         """The tokens of the training at the last readings."""
-        return deque(one.tokens for one in self._readings)
+        return [one.tokens for one in self._readings]
 
     @property
-    def history_wct(self) -> deque[float]:
+    def history_wct(self) -> list[float]:
         """The seconds of the training at the last readings."""
-        return deque(one.train_seconds for one in self._readings)
+        return [one.train_seconds for one in self._readings]
 
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run."""
