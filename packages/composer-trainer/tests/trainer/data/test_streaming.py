@@ -1,5 +1,11 @@
 """Loaders with the interface of mosaicml-streaming, which save their own position."""
 
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -81,13 +87,29 @@ def streaming(folder):
     return library.StreamingDataLoader(data, batch_size=BATCH, collate_fn=collate)
 
 
+def streaming_in_workers(folder):
+    """Return a loader of torch with two workers, whose data has more samples in an epoch than its files."""
+    streaming(folder)  # writes the files
+    library = pytest.importorskip("streaming")
+    data = library.StreamingDataset(local=str(folder), shuffle=True, batch_size=BATCH, epoch_size=2 * SAMPLES)
+    return DataLoader(data, batch_size=BATCH, collate_fn=collate, num_workers=2)
+
+
 def streaming_in_other_loader(folder):
     """Return a loader of torch over the same data set."""
     return DataLoader(streaming(folder).dataset, batch_size=BATCH, collate_fn=collate)
 
 
-@pytest.mark.parametrize("make", [documented, in_other_loader, streaming, streaming_in_other_loader])
-@pytest.mark.parametrize("stop", ["3ba", "10ba", "13ba"])
+# Each StreamingDataset keeps hundreds of files open, more with each one before it, so that a process has few of them.
+@pytest.mark.parametrize(
+    ("make", "stop"),
+    [
+        *itertools.product(
+            [documented, in_other_loader, streaming, streaming_in_other_loader], ["3ba", "10ba", "13ba"]
+        ),
+        (streaming_in_workers, "23ba"),
+    ],
+)
 def test_a_resumed_run_continues_at_the_position_of_the_loader(make, stop, tmp_path):
     """Stopped within and between epochs, the rest of the batches and the weights are those of one run."""
 
@@ -117,6 +139,26 @@ def test_a_resumed_run_continues_at_the_position_of_the_loader(make, stop, tmp_p
     _, first = train("parts", stop)
     resumed, rest = train("parts")
 
-    assert (len(first), len(whole)) == (int(stop.removesuffix("ba")), 2 * SAMPLES // BATCH)
+    assert len(whole) > len(first) == int(stop.removesuffix("ba"))
     assert first + rest == whole
     assert all(torch.equal(value, weights[name]) for name, value in resumed.items())
+
+
+@pytest.mark.parametrize("kind", ["own", "torch"])
+def test_another_number_of_processes_continues_with_the_same_batches(kind, tmp_path):
+    """Stopped with two processes within two epochs, a run of one has the samples of the other global batches."""
+    streaming(tmp_path / "mds")
+
+    def train(processes, name, batches):
+        program = Path(__file__).parent / "streaming_program.py"
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        subprocess.run([*launcher, program, tmp_path, f"{name}-{processes}", kind, batches], check=True)
+        parts = [
+            json.loads((tmp_path / f"{kind}-{name}-{processes}-{rank}.json").read_text()) for rank in range(processes)
+        ]
+        return [sorted(itertools.chain(*batch)) for batch in zip(*parts, strict=True)]
+
+    whole = train(2, "whole", "all")
+
+    for stop in (3, 7):
+        assert train(2, f"stopped{stop}", f"{stop}ba") + train(1, f"stopped{stop}", "all") == whole
