@@ -2,7 +2,7 @@
 
     python docs/tables.py
 
-A table is between ``<!-- table: NAME -->`` or ``<!-- table: NAME ARGUMENT -->`` and ``<!-- end -->`` and is never
+A table is between ``<!-- table: NAME -->`` or ``<!-- table: NAME ARGUMENT … -->`` and ``<!-- end -->`` and is never
 edited manually. A test compares the pages with the output of this program. The measurements are the studies in
 ``docs/evidence``, a folder for each task, as ``composer.ablation.ablate`` has written them.
 """

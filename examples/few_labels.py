@@ -148,9 +148,18 @@ TRIALS = [
 
 
 def construct(names: Sequence[str]) -> tuple[list[Algorithm], dict[str, Any]]:
-    """Return new algorithms and the arguments of ``make_trainer`` for methods by their names."""
+    """Return new algorithms and the arguments of ``make_trainer`` for methods by their names.
+
+    Raises:
+        ValueError: Two methods set the same argument.
+    """
     methods = [METHODS[name] for name in names]
-    arguments = {name: value for method in methods if not callable(method) for name, value in method.items()}
+    arguments: dict[str, Any] = {}
+    for method in methods:
+        if not callable(method):
+            if shared := arguments.keys() & method.keys():
+                raise ValueError(f"methods must set different arguments, got {', '.join(names)} with {shared} twice.")
+            arguments |= method
     return [method() for method in methods if callable(method)], arguments
 
 

@@ -23,11 +23,16 @@ def test_equal_to_the_device_of_torch():
     assert (repr(device), str(device), device.type, device.index) == (repr(other), "cuda:1", "cuda", 1)
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda device: pickle.loads(pickle.dumps(device))])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
 def test_copies(copied):
     """A copy is an equal device of the same class."""
     assert copied(Device("cpu")) == Device("cpu")
     assert type(copied(Device("cpu"))) is Device
+
+
+def test_pickled():
+    """It is stored as torch's device, which torch.load reads."""
+    assert type(pickle.loads(pickle.dumps(Device("cuda:1")))) is torch.device
 
 
 @pytest.mark.parametrize(
@@ -77,3 +82,14 @@ def test_former_methods_warn_at_the_program():
         to_device("cpu").batch_to_device([])
 
     assert caught[0].filename == __file__
+
+
+def test_saved_by_torch(tmp_path):
+    """torch.load reads a device and a clock that torch.save has written."""
+    state = State(torch.nn.Linear(2, 2))
+    torch.save({"device": state.device, **state.state_dict()}, tmp_path / "state.pt")
+
+    read = torch.load(tmp_path / "state.pt", weights_only=True)
+
+    assert read["device"] == torch.device("cpu")
+    assert read["timestamp"]["batch"] == state.state_dict()["timestamp"]["Timestamp"]["batch"] == 0

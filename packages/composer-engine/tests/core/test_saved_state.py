@@ -615,6 +615,24 @@ class TestRoundTrip:
         assert state.check_state_dict(through_files(state.state_dict()), strict=True).changed == ()
 
 
+def test_state_that_exists_only_in_a_run():
+    """A callback whose state_dict() fails before it has run is loaded all the same."""
+
+    class Counting(Callback):
+        def state_dict(self):
+            return {"count": self.count}
+
+        def load_state_dict(self, state_dict):
+            self.count = state_dict["count"]
+
+    ran, new = Counting(), Counting()
+    ran.count = 3
+
+    State(model=None, callbacks=[new]).load_state_dict(State(model=None, callbacks=[ran]).state_dict())
+
+    assert new.count == 3
+
+
 def test_dataclass_callback():
     """A callback that is not an attrs class has no saved settings; its state can be saved and loaded."""
 

@@ -3,7 +3,7 @@
 import pytest
 
 from composer.checkpoint import CheckpointError, find_checkpoints, finding, newest_checkpoint, save_checkpoint
-from composer.checkpoint.finding import agreed_path, locate
+from composer.checkpoint.finding import agreed_path, is_weights_file, locate
 
 
 @pytest.fixture
@@ -112,3 +112,16 @@ class TestAgreedPath:
         path = agreed_path(str(three_checkpoints / "best"), "load_path")
 
         assert path == str(three_checkpoints / "ba20")
+
+
+def test_names_with_the_ending_of_weights(tmp_path):
+    """A URL is not read to decide what it is, and only a checkpoint takes the place of a file that is not there."""
+    (tmp_path / "bert").mkdir()
+
+    assert is_weights_file("nowhere://bucket/model.pt")
+    assert is_weights_file(tmp_path / "bert.pt")
+
+    (tmp_path / "bert" / "manifest.json").touch()
+
+    assert not is_weights_file(tmp_path / "bert.pt")
+    assert not is_weights_file(tmp_path / "bert-rank0.pt")

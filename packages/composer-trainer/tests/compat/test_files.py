@@ -1,5 +1,6 @@
 """Names of files and checkpoints under former names."""
 
+import functools
 from datetime import timedelta
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 from composer.checkpoint import CheckpointError
 from composer.compat.files import (
     PartialFilePath,
+    ensure_folder_has_no_conflicting_files,
+    ensure_folder_is_empty,
     ensure_valid_checkpoint,
     format_name_with_dist,
     format_name_with_dist_and_time,
@@ -107,3 +110,41 @@ def test_the_configuration_of_a_saved_model(tmp_path):
     assert (read.n_embd, read.n_layer, read.vocab_size, read.n_positions) == (8, 1, 20, 32)
     with pytest.raises(ValueError, match="not a HuggingFaceModel"):
         get_hf_config_from_composer_state_dict({"state": {"model": {}}})
+
+
+@pytest.mark.parametrize(
+    ("filename", "name", "is_later"),
+    [
+        ("ep{epoch}-ba{batch}.pt", "ep1-ba6.pt", True),
+        ("ep{epoch}-ba{batch}.pt", "ep1-ba5.pt", False),
+        ("ep{epoch}-ba{batch}.pt", "ep9-ba9.txt", False),
+        ("{epoch}-{batch_in_epoch}", "0-9", False),  # of an earlier epoch
+        ("{epoch}-{batch_in_epoch}", "1-3", True),
+        ("{epoch}-{epoch}-{rank}", "2-2-0", True),
+        ("{epoch}-{epoch}-{rank}", "2-1-0", False),
+    ],
+)
+def test_later_checkpoints(tmp_path, filename, name, is_later):
+    """A checkpoint that is later than the clock raises; counts in the epoch are compared in the same epoch."""
+    (tmp_path / name).touch()
+    check = functools.partial(
+        ensure_folder_has_no_conflicting_files, tmp_path, filename, state_at_batch_five().timestamp
+    )
+
+    if is_later:
+        with pytest.raises(FileExistsError, match="is later than the run"):
+            check()
+    else:
+        check()
+
+
+def test_hidden_files(tmp_path):
+    """A folder that has only hidden files is empty."""
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / "one").touch()
+
+    ensure_folder_is_empty(tmp_path)
+
+    (tmp_path / "two").touch()
+    with pytest.raises(FileExistsError, match="two exists"):
+        ensure_folder_is_empty(tmp_path)

@@ -229,6 +229,21 @@ def test_settings_of_tensor_parallelism(monkeypatch):
     assert (replicated.mesh.tp, replicated.mesh.replicate, replicated.mesh.shard) == (2, 2, 1)
 
 
+def test_settings_that_are_assigned():
+    """An assigned attribute changes the settings that the Trainer receives."""
+    config, fsdp = ParallelismConfig(), FSDPConfig()
+    config.fsdp = fsdp
+    fsdp.sharding_strategy, fsdp.mixed_precision = "SHARD_GRAD_OP", "FULL"
+    fsdp.state_dict_type = "sharded"
+
+    assert config == {"fsdp": {"reshard_after_forward": False, "mixed_precision": "FULL"}}
+    assert (config.fsdp, fsdp.state_dict_type) == (fsdp, "sharded")
+
+    config.fsdp = None
+
+    assert config == {}
+
+
 def test_other_strategies():
     """A strategy of FSDP1 without an equal is an error that states what to pass."""
     with pytest.raises(ValueError, match="got 'HYBRID_SHARD'"):

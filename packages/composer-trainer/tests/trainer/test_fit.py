@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from composer.algorithms import LabelSmoothing
-from composer.core import Callback, DataSpec, Time
+from composer.core import Callback, DataSpec, Evaluator, Time
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 from composer.optim import ConstantScheduler, LinearWithWarmupScheduler
@@ -288,6 +288,19 @@ class TestContinueTraining:
 
         assert plain_settings(trainer) == before
         assert trainer.fit().steps == 10
+
+    def test_rejected_metrics(self):
+        """A metric that does not exist changes neither the data nor the evaluators."""
+        trainer = small_run(max_duration="2ep", eval_dataloader=make_loader())
+        trainer.fit(duration="1ep")
+        before = trainer.state.evaluators
+        wrong = Evaluator(label="test", dataloader=make_loader(), metric_names=["Acuracy"])
+
+        with pytest.raises(ValueError, match="Acuracy"):
+            trainer.fit(train_dataloader=make_loader(), train_dataloader_label="other", eval_dataloader=wrong)
+
+        assert (trainer.state.evaluators, trainer.state.dataloader_label) == (before, "train")
+        assert trainer.fit().steps == 5
 
     def test_schedulers_of_a_completed_training(self):
         """Schedulers that are given after the end of a training apply to the next part, as data and precision do."""

@@ -63,8 +63,14 @@ class Device(str):
     def __hash__(self) -> int:
         return hash(self._device)
 
+    def __copy__(self) -> Device:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Device:
+        return self
+
     def __reduce__(self) -> Any:
-        return Device, (str(self),)
+        return torch.device, (str(self),)  # which torch.load reads
 
     def __enter__(self) -> Any:
         return self._device.__enter__()

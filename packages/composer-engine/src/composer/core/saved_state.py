@@ -573,9 +573,14 @@ def _load_optimizers(state: SavableState, saved: Mapping[str, Any]) -> Callable[
 
 def _load_component(path: str, component: Any, saved: dict[str, Any], loaded: list[str]) -> None:
     try:
-        own = component.state_dict()
         if path.startswith("schedulers."):  # makes whatever it loads its own attribute, under any name
+            own = component.state_dict()
             saved = {name: value for name, value in saved.items() if name in own}
+        else:
+            try:
+                own = component.state_dict()
+            except Exception:  # noqa: BLE001  (of a user's component that has no state before it has run)
+                own = saved
         component.load_state_dict(like(own, saved))
     except Exception as error:
         error.add_note(

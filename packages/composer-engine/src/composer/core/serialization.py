@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections.abc
 import contextlib
+import copy
 import dataclasses
 import datetime as dt
 import enum
@@ -20,7 +21,7 @@ import sys
 import types
 import typing
 import weakref
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -68,6 +69,13 @@ class ClockData(dict[str, Any]):
         if key == "Timestamp":
             return self
         raise KeyError(key)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ClockData:
+        return ClockData(copy.deepcopy(dict(self), memo))
+
+    def __reduce__(self) -> Any:
+        """Be pickled as a mapping that torch.load reads, which allows no other classes."""
+        return OrderedDict, (), None, None, iter(self.items())
 
 
 class NotSerializableError(TypeError):

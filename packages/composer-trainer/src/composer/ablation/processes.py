@@ -58,9 +58,9 @@ class Forks:
         """Execute a job and return the exit code of its process."""
         if not self._can_fork:
             return run_alone(job)
-        if self._idle:
-            process = self._idle.pop()
-        else:
+        try:
+            process = self._idle.pop()  # another thread may take the last one
+        except IndexError:
             with (job.run_folder / "log.txt").open("wb") as log:
                 process = _start(job, stdout=subprocess.PIPE, stderr=log)
         answer = b""
@@ -96,7 +96,7 @@ def _start(job: Job, *arguments: str, **streams: object) -> subprocess.Popen[byt
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
-    with process:  # closes its streams, of which forks read the first
+    with contextlib.suppress(BrokenPipeError), process:  # closes its streams, of which forks read the first
         pass
 
 

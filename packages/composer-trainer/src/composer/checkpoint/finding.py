@@ -66,13 +66,11 @@ def is_weights_file(path: str | os.PathLike[str]) -> bool:
 
 def _folder_of_file(text: str) -> str | None:
     """Return the checkpoint that is there in place of a file of MosaicML Composer, ``ep1-rank0.pt``; else None."""
-    if not text.endswith(".pt"):
+    path = None if is_remote(text) else local_path(text)
+    if path is None or path.suffix != ".pt" or path.exists():
         return None
-    parent, name = split_path(text)
-    opened = open_folder(parent)
-    names = name, name.removesuffix(".pt"), re.sub(r"-rank\d+\.pt$", "", name)
-    found = next((one for one in names if opened.exists(one)), name)
-    return None if found == name else opened.at(found)
+    names = path.name.removesuffix(".pt"), re.sub(r"-rank\d+\.pt$", "", path.name)
+    return next((str(path.with_name(one)) for one in names if (path.with_name(one) / MANIFEST).is_file()), None)
 
 
 @attrs.frozen

@@ -228,6 +228,8 @@ class LocalFolder(Folder):
         target = self.path / link
         if target.is_symlink() or not target.exists() or (overwrite and target.is_file()):
             self.set_latest(link, name)
+            if not target.is_symlink():  # links are not supported, and a file would be read as one of weights
+                target.unlink()
 
     def get_latest(self, latest: str) -> str | None:
         """Return the name of the checkpoint that ``latest`` points to; None if there is none."""

@@ -414,13 +414,14 @@ class CheckpointSaver(Callback):
                 self._link(folder, names.best, best[0].name)
             # After the links were moved, which would otherwise point to deleted checkpoints for a moment.
             gone = {folder.at(one) for one in delete_old(folder, own, self.num_checkpoints_to_keep, self.keep_best)}
-        except CheckpointSaveError as error:
+            for link in [Path(f"{path}.pt") for path in gone] if self._with_ending[0] else ():
+                if link.is_symlink():
+                    link.unlink()
+        except (CheckpointSaveError, OSError) as error:
             outcome = "is complete, and a link to it was not updated, or an old checkpoint not deleted"
-            raise CheckpointSaveError(path, f"{error.path}: {error.reason}", outcome=outcome) from error
+            reason = f"{error.path}: {error.reason}" if isinstance(error, CheckpointSaveError) else str(error)
+            raise CheckpointSaveError(path, reason, outcome=outcome) from error
         self._saved = [one for one in self._saved if one not in gone]
-        for link in [Path(f"{path}.pt") for path in gone] if self._with_ending[0] else ():
-            if link.is_symlink():
-                link.unlink()
 
     def _link_files(self, folder: Folder, names: _Names) -> None:
         """Point links with the ending of a file to a checkpoint, if the names were given with it."""

@@ -150,7 +150,7 @@ def create_symlink_file(existing_path: str, destination_filename: str | Path) ->
 
 
 def ensure_folder_is_empty(folder_name: str | Path) -> None:
-    """Raise an error if there is a file in a folder.
+    """Raise an error if there is a file in a folder that is not hidden.
 
     Raises:
         FileExistsError: There is.
@@ -159,7 +159,9 @@ def ensure_folder_is_empty(folder_name: str | Path) -> None:
         >>> import tempfile
         >>> ensure_folder_is_empty(tempfile.mkdtemp())
     """
-    found = next((path for path in Path(folder_name).rglob("*") if path.is_file()), None)
+    folder = Path(folder_name)
+    visible = (path for path in folder.rglob("*") if not any(one[0] == "." for one in path.relative_to(folder).parts))
+    found = next((path for path in visible if path.is_file()), None)
     if found is not None:
         raise FileExistsError(f"{folder_name} must be empty, and {found} exists. Choose another folder.")
 
@@ -179,15 +181,22 @@ def ensure_folder_has_no_conflicting_files(folder_name: str | Path, filename: st
         >>> import tempfile
         >>> ensure_folder_has_no_conflicting_files(tempfile.mkdtemp(), "ep{epoch}-ba{batch}", Timestamp())
     """
-    counts = timestamp.state_dict()
-    parts = re.split(r"\{(\w+)[^}]*\}", filename)
-    pattern = "".join(
-        re.escape(part) if index % 2 == 0 else rf"(?P<{part}>\d+)" if part in counts else ".+"
-        for index, part in enumerate(parts)
-    )
+    counts, seen = timestamp.state_dict(), set[str]()
+
+    def pattern_of(match: re.Match[str]) -> str:
+        name = match[1]
+        if name in seen or name not in counts:
+            return f"(?P={name})" if name in seen else ".+"
+        seen.add(name)
+        return rf"(?P<{name}>\d+)"
+
+    pattern = re.sub(r"\\\{(\w+).*?\\\}", pattern_of, re.escape(filename))
     for path in Path(folder_name).glob("*"):
         match = re.fullmatch(pattern, path.name)
-        if match and any(int(count) > counts[name] for name, count in match.groupdict().items()):
+        found = {name: int(count) for name, count in match.groupdict().items()} if match else {}
+        is_same_epoch = found.get("epoch", counts["epoch"]) == counts["epoch"]  # else counts in the epoch mean nothing
+        compared = {name for name in found if is_same_epoch or not name.endswith("_in_epoch")}
+        if any(found[name] > counts[name] for name in compared):
             raise FileExistsError(f"{path} is later than the run. Choose another folder, or set overwrite=True.")
 
 
@@ -197,7 +206,7 @@ def load_checkpoint(
     logger: Logger,
     object_store: object = None,
     load_weights_only: bool = False,
-    strict_model_weights: bool = True,
+    strict_model_weights: bool = False,
     progress_bar: bool = True,
     ignore_keys: IgnoreKeys = None,
     exclude_algorithms: Sequence[str] | None = None,

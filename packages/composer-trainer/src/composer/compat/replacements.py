@@ -355,6 +355,11 @@ class _Config(dict[str, Any]):
         super().__init__(settings)
         vars(self).update(attributes)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        arguments = {**vars(self), name: value}
+        self.clear()
+        self.__init__(**arguments)  # type: ignore[misc]  # the attributes are the arguments of the constructor
+
 
 class FSDPConfig(_Config):
     """The settings of FSDP2 for ``parallelism_config={"fsdp": ...}``; those that only FSDP1 has are left out.

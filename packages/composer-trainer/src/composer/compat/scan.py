@@ -22,7 +22,7 @@ _LARGEST = 2**20
 """Bytes of a program; longer files are data, and take minutes."""
 _YAML = (".yaml", ".yml")
 _NAME = re.compile(r"(?<![\w./-])composer(?:\.\w+)+(?![\w/-])")
-_SCHEDULE = re.compile(r"composer\.optim\.(scheduler\.)?\w+Scheduler")
+_SCHEDULE = re.compile(r"composer\.optim\.(scheduler\.)?(?!WarmupStable)\w+Scheduler")
 _RATES = "each batch has its own rate, not that of the one before; composer.compat.lag_schedules gives the former ones"
 _BLOCK = re.compile(r"[\s-]*[\"']?(algorithms|callbacks|loggers)[\"']?:")
 

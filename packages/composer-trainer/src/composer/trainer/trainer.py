@@ -416,11 +416,11 @@ class Trainer(Assembly):
         end = planned.end(start, more) if cooling is None else cooling.end
         data.check_end(end)
         check_same_run(state, end, evaluations.labels())
+        evaluations.replace(self._evaluations, state)
+        batches = self._data.take(data, state)
         if device_train_microbatch_size is not None:
             self._set_microbatch_size(device_train_microbatch_size)
         change_precision(state, other_precision)
-        batches = self._data.take(data, state)
-        evaluations.replace(self._evaluations, state)
         if reset_time:
             state.timestamp = state.previous_timestamp = start.timestamp
             batches.rewind(epoch=0)

@@ -141,8 +141,8 @@ class Evaluations:
             check_can_be_evaluated(state.model)
             for evaluator in self.evaluators:
                 check_sampler(evaluator.dataloader.dataloader, f"eval_dataloader ({evaluator.label!r})")
+            prepare_metrics(state, self.evaluators)  # raises for metrics that do not exist
             state.evaluators = self.evaluators
-            prepare_metrics(state, state.evaluators)
 
     def replace(self, former: Evaluations, state: State) -> None:
         """Set a state's evaluators in place of former ones, whose metrics nothing computes from now on."""

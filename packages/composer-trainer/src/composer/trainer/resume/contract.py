@@ -87,7 +87,10 @@ def takes_position(dataset: Any) -> bool:
         False
     """
     save = getattr(dataset, "state_dict", None)
-    return callable(save) and {"num_samples", "from_beginning"} <= inspect.signature(save).parameters.keys()
+    try:
+        return callable(save) and {"num_samples", "from_beginning"} <= inspect.signature(save).parameters.keys()
+    except ValueError:  # a function in C may have no signature
+        return False
 
 
 def objects_of(loader: Any) -> dict[str, Any]:
