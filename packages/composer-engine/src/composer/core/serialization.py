@@ -70,6 +70,9 @@ class ClockData(dict[str, Any]):
             return self
         raise KeyError(key)
 
+    def __copy__(self) -> ClockData:
+        return ClockData(self)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> ClockData:
         return ClockData(copy.deepcopy(dict(self), memo))
 
