@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["EXCEPTIONS", "cases_of", "is_there", "standard_attention", "step"]
+__all__ = ["EXCEPTIONS", "cases_of", "devices", "is_there", "standard_attention", "step"]
 
 EXCEPTIONS = {
     r"test_optimizer\[Adafactor": (16, "Torch's Adafactor reads the norms of each weight and of its update."),
@@ -30,6 +30,11 @@ _LIBRARY = ctypes.CDLL(None)
 def is_there():
     """Return whether the stand-in is loaded in this process."""
     return hasattr(_LIBRARY, "fake_device_waits")
+
+
+def devices(values):
+    """Return the types of the devices of all tensors in nested values."""
+    return {one.device.type for one in tree_leaves(values) if isinstance(one, torch.Tensor)}
 
 
 def cases_of(path):

@@ -5,7 +5,7 @@ import torch
 
 from composer.core.data_spec import move_batch
 from composer.core.testing import Training
-from on_fake_device.guards import cases_of, standard_attention
+from on_fake_device.guards import cases_of, devices, standard_attention
 
 MODULE = cases_of("composer-engine/tests/algorithms/test_contract.py")
 # Factorize computes singular values, which are zeros here; test_surgery.py trains its layers. The teacher of the cases
@@ -44,3 +44,5 @@ def test_algorithm(label, step):
     training.guard = step
     training.run(case.batches)
     training.finish()
+
+    assert devices([*state.model.parameters(), *state.model.buffers()]) == {"cuda"}

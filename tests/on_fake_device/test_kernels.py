@@ -9,6 +9,7 @@ from torch import nn
 
 from composer import functional as cf
 from fixtures.kernels import DTYPES, LAYERS, ON_FLOATS, ON_PIXELS, ON_TEXT, backward, kernel_inputs
+from on_fake_device.guards import devices
 
 PIPELINE = ka.AugmentationSequential(ka.RandomAffine(15.0, p=1.0), ka.ColorJitter(0.2, 0.2, 0.2, p=1.0))
 
@@ -72,6 +73,8 @@ NOT_HERE = {
     "by singular values, which are zeros here": "factorize_conv2d factorize_matrix",
     "in test_trainer.py": "SAMOptimizer",
 }
+WITHOUT_TENSORS = {"check_for_index_targets", "infer_target_type", "update_averages"}
+"""Kernels that return nothing or a word."""
 SURGERY = {name for name in cf.__all__ if name.startswith("apply_")} - {"apply_gradient_clipping"}
 PIXELS, FLOATS = list(DTYPES), list(DTYPES)[:2]
 GROUPS = {
@@ -96,7 +99,11 @@ def test_kernel(case, step):
     x = kernel_inputs(DTYPES[dtype], "cuda")
 
     with step():
-        backward(kernel(x))
+        result = kernel(x)
+        backward(result)
+
+    returns_tensors = case.partition(",")[0] not in WITHOUT_TENSORS
+    assert devices(result) == ({"cuda"} if returns_tensors else set())
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -110,7 +117,9 @@ def test_layer(name, dtype, step):
 
     with step():
         backward(call(module, x))
-        call(module.eval(), x)
+        result = call(module.eval(), x)
+
+    assert devices(result) == {"cuda"}
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -123,6 +132,8 @@ def test_of_models(name, dtype, step):
 
     with step():
         ON_MODELS[name](model, average)
+
+    assert devices([(one, one.grad) for one in model.parameters()]) | devices([*average.parameters()]) == {"cuda"}
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -7,6 +7,7 @@ from torch import nn
 import composer.metrics
 from composer.loss import DiceLoss, binary_cross_entropy_with_logits, soft_cross_entropy
 from fixtures.kernels import backward
+from on_fake_device.guards import devices
 
 CLASSES = 4
 UPDATES = {
@@ -48,6 +49,8 @@ def test_metric(name, dtype, step):
     with step():
         metric.update(*(values[one] for one in arguments))
 
+    assert devices(metric.metric_state) == {"cuda"}
+
 
 def test_each_metric_is_here():
     """A new metric has a case. MAP stores boxes on the CPU, one image at a time."""
@@ -71,3 +74,5 @@ def test_loss(name, dtype, step):
 
     with step():
         backward(make()(values[output], values[target]))
+
+    assert devices(values[output].grad) == {"cuda"}

@@ -7,7 +7,7 @@ import torch
 
 import composer.algorithms
 from composer import functional as cf
-from on_fake_device.guards import cases_of, standard_attention
+from on_fake_device.guards import cases_of, devices, standard_attention
 
 MODULE = cases_of("composer-functional/tests/surgery/test_models.py")
 # resnet18 stands for resnet50, too. The singular values of its filters would take most of the time.
@@ -45,6 +45,8 @@ def test_surgery(surgery, name, moves_first, step):
     with step():
         train(model, inputs)
         optimizer.step()
+
+    assert devices([*model.parameters(), *model.buffers()]) == {"cuda"}
 
 
 def test_each_surgery_is_here():

@@ -115,14 +115,18 @@ def test_optimizer(name, step):
     network = nn.Sequential(nn.Flatten(), nn.Linear(432, 8, bias=False), nn.Linear(8, 3, bias=False))
     model = make_classifier(network, train_metrics=[])
 
-    train(step, model, images(), optimizer=(OPTIMIZERS | OURS)[name](model.parameters()))
+    run = train(step, model, images(), optimizer=(OPTIMIZERS | OURS)[name](model.parameters()))
+
+    assert int(run.state.timestamp.batch) == BATCHES
 
 
 def test_muon_with_adamw(step):
     """Matrices and other parameters in two groups."""
     model = make_classifier(nn.Sequential(nn.Flatten(), nn.Linear(432, 8), nn.Linear(8, 3)), train_metrics=[])
 
-    train(step, model, images(), optimizer=muon_with_adamw(model, lr=0.01))
+    run = train(step, model, images(), optimizer=muon_with_adamw(model, lr=0.01))
+
+    assert int(run.state.timestamp.batch) == BATCHES
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "foreach"])
@@ -131,7 +135,9 @@ def test_loss_scaling(fused, step):
     model = make_classifier(nn.Sequential(nn.Flatten(), nn.Linear(432, 3)), train_metrics=[])
     optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
 
-    train(step, model, images(), optimizer=optimizer, precision="amp_fp16")
+    run = train(step, model, images(), optimizer=optimizer, precision="amp_fp16")
+
+    assert int(run.state.timestamp.batch) == BATCHES
 
 
 CALLBACKS = {
@@ -150,7 +156,9 @@ def test_callback(name, step):
     """Callbacks compute what they log on the device, and leave it there."""
     model = make_classifier(nn.Sequential(nn.Flatten(), nn.Linear(432, 3)), train_metrics=[])
 
-    train(step, model, images(), callbacks=[CALLBACKS[name]()], device_train_microbatch_size=2)
+    run = train(step, model, images(), callbacks=[CALLBACKS[name]()], device_train_microbatch_size=2)
+
+    assert int(run.state.timestamp.batch) == BATCHES
 
 
 @pytest.mark.parametrize(
@@ -176,7 +184,9 @@ def test_transformers(kind, algorithms, step):
     mask = {"attention_mask": torch.ones(8, dtype=torch.long)} if kind == "gpt2" else {}
     data = [{"input_ids": row, "labels": row, **mask} for row in ids]
 
-    train(step, model, data, algorithms, eval_dataloader=DataLoader(data, batch_size=4))
+    run = train(step, model, data, algorithms, eval_dataloader=DataLoader(data, batch_size=4))
+
+    assert int(run.state.timestamp.batch) == BATCHES
 
 
 def test_without_a_deterministic_implementation(step):
