@@ -157,7 +157,7 @@ class TestSingleProcess:
 
         assert parallel.forward is state.model
         assert batch.totals() is own
-        assert (own.counted, own.weight) == (3, 1.0)
+        assert (own.counted, batch.weight()) == (3, 1.0)
         assert parallel.padded([("part", 1.0)], batch) == [("part", 1.0)]
 
     def test_new_model_is_used(self):

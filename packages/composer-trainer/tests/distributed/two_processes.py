@@ -384,11 +384,11 @@ def check_totals():
     own = cd.GlobalBatch(3 + 2 * rank, 10 + rank, 1 + 2 * rank, 1 + rank, 1.0 + rank, stop=rank == 1, logs=rank == 0)
     batch = parallel.begin_batch(own, usual=4)
     early_weight = batch.weight()
-    totals = batch.totals()
+    totals, weight = batch.totals(), early_weight * batch.correction()
     means = parallel.reduce_mean({"a": torch.tensor(1.0 + rank), "b": torch.tensor([4.0], dtype=torch.bfloat16)})
     nothing = parallel.begin_batch(cd.GlobalBatch(0))
     return {
-        "totals": [totals.samples, totals.tokens, totals.seconds, totals.microbatches, totals.weight, totals.stop],
+        "totals": [totals.samples, totals.tokens, totals.seconds, totals.microbatches, weight, totals.stop],
         "logs": totals.logs,
         "counted": totals.counted,
         "early weight": early_weight,

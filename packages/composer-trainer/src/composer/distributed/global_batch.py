@@ -1,8 +1,19 @@
-"""The account of a batch over all processes: its samples, tokens and time, the weight of a loss, requests to stop.
+"""The counts of a batch over all processes, and the weights of its losses that follow from them.
 
-Each process counts its share of the batch, ``CountExchange`` sends these counts once in a batch, or less often where
-they are known, and ``BatchWeights`` states what to multiply losses by, so that any split of a batch over processes and
-microbatches gives the same step. Hosts are waited for, never a device. ``Parallelism.begin_batch`` is the only caller.
+Each process computes its share of a batch, and the gradients of all are averaged. A loss is the mean over elements,
+such as samples. For the mean over the elements of all processes, each must multiply its loss by
+
+    its weight = its elements / the mean number of elements of all processes.
+
+The number of all elements is known in one of three ways; none of them waits for a device:
+
+- It is exchanged between the hosts: :meth:`BatchWeights.weight` waits for it.
+- It is *usual*: nearly all batches have equally many. The weight assumes this at once, and
+  :meth:`BatchWeights.correction` corrects gradients and losses when the exchange has shown the actual number.
+- The model counts the elements on the device (*terms*): they are summed there, and the weights are tensors.
+
+``Parallelism.begin_batch`` creates :class:`BatchWeights` for each batch. :class:`CountExchange` lasts for the run, and
+saves exchanges where all processes are certain to have the usual number (*regular* batches).
 """
 
 from __future__ import annotations
@@ -29,7 +40,7 @@ _MOST_SECONDS, _MOST_BATCHES = 0.25, 128
 
 @attrs.define
 class GlobalBatch:
-    """A batch, which consists of the shares of all processes, or the share of one process.
+    """The counts of a batch: those of one process's share, or those of all processes, which :class:`BatchWeights` sums.
 
     Attributes:
         samples: Number of samples.
@@ -41,7 +52,6 @@ class GlobalBatch:
         logs: Whether a process logs losses.
         has_terms: Whether the model counts the elements that its loss is the mean of; None if it does so only in some
             processes.
-        weight: Weight of this process's loss: its fraction of ``counted`` times the number of processes.
 
     Example:
         >>> GlobalBatch(samples=5).counted
@@ -56,14 +66,12 @@ class GlobalBatch:
     stop: bool = False
     logs: bool = False
     has_terms: bool | None = False
-    weight: float = 1.0
 
 
 class BatchWeights:
     """The weights of the losses of this process in a batch, and the counts of all processes from which they follow.
 
-    Gradients are averaged over processes. Losses that are multiplied by these weights give the step that one process
-    takes with the complete batch.
+    Losses that are multiplied by these weights give the step that one process takes with the complete batch.
 
     Args:
         own: The counts of this process.
@@ -75,12 +83,15 @@ class BatchWeights:
         1.0
     """
 
-    __slots__ = ("_exchange", "_had_terms", "_totals", "_usual", "own")
+    __slots__ = ("_exchange", "_had_terms", "_shares", "_totals", "_usual", "own")
 
     def __init__(self, own: GlobalBatch, usual: int | None = None, exchange: CountExchange | None = None) -> None:
         self.own, self._usual, self._exchange = own, usual, exchange
-        self._totals = own if exchange is None else None
-        self._had_terms = own.has_terms if exchange is None else exchange.last.has_terms
+        if exchange is None:
+            self._totals: GlobalBatch | None = own
+            self._shares, self._had_terms = 1, own.has_terms
+        else:
+            self._totals, self._shares, self._had_terms = None, exchange.data_size, exchange.last.has_terms
 
     def totals(self) -> GlobalBatch:
         """Return the batch of all processes; waits for hosts, never for a device.
@@ -106,9 +117,10 @@ class BatchWeights:
         Raises:
             ValueError: As :meth:`totals`.
         """
-        if self._exchange is None or self._exchange.data_size == 1:
+        if self._shares == 1:
             return 1.0
-        return self.totals().weight if self._usual is None else self.own.counted / self._usual
+        usual, own = self._usual, self.own.counted
+        return own * self._shares / self.totals().counted if usual is None else own / usual
 
     def weigh(
         self, microbatches: Sequence[Microbatch], terms: Sequence[Tensor] | None, device: torch.device
@@ -138,9 +150,9 @@ class BatchWeights:
         Raises:
             ValueError: As :meth:`totals`.
         """
-        if self._exchange is None or self._usual is None or self._exchange.data_size == 1:
+        if self._usual is None or self._shares == 1:
             return 1.0
-        return self._usual * self._exchange.data_size / self.totals().counted
+        return self._usual * self._shares / self.totals().counted
 
     def _received(self) -> GlobalBatch:
         if self._totals is None:
@@ -172,9 +184,9 @@ class BatchWeights:
 class CountExchange:
     """Exchanges what each process counts in its share of a batch; hosts are waited for, never a device.
 
-    An exchange takes longer than a step of a small model. Where every process is certain that all have the same known
-    number of samples, only some batches are exchanged: at most twice as many as since the last exchange follow without
-    one, and at most a quarter of a second passes. Only with an exchange a process learns that another wants to stop.
+    An exchange takes longer than a step of a small model, so that few regular batches are exchanged: at most twice as
+    many as since the last exchange follow without one, and at most a quarter of a second passes. Their counts are
+    known, and a different one raises an error. Only with an exchange a process learns that another wants to stop.
 
     Args:
         world_size: Number of processes.
@@ -239,9 +251,7 @@ class CountExchange:
         Raises:
             ValueError: No process has a sample to train on in this batch.
         """
-        total = self._known() if self._work is None else self._received()
-        total.weight = self._own.counted * self.data_size / total.counted
-        return total
+        return self._known() if self._work is None else self._received()
 
     def _known(self) -> GlobalBatch:
         """Return the batch that follows from the last exchange, with the time that batches took before it."""

@@ -52,7 +52,7 @@ def _train_epochs(run: Run) -> None:
             if run.state.timestamp.epoch_in_iteration == 0:
                 event("iteration_start")
             event("epoch_start")
-            run.wrap_model()
+            run.gradients.prepare()
         _train_batches(run)
         if not run.batches.position.epoch_is_over:
             break  # the next call of fit continues this epoch
@@ -80,7 +80,7 @@ def _train_batches(run: Run) -> None:
         if not run.next_batch():
             break  # the end of a loader without a length shows only here
         step.begin_batch(state.batch)  # after_dataloader, batch_start
-        run.optimization.step(run.compute_gradients)  # before_train_batch to after_train_batch
+        run.optimization.step(run.gradients.compute)  # before_train_batch to after_train_batch
         run.log_batch()  # before it is counted, so that its losses have its own number
         run.count_batch()
         event("batch_end")

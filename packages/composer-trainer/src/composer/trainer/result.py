@@ -12,7 +12,7 @@ from composer.core.checks import printable
 from composer.loggers.values import Number, aligned, html_table, numbers_by_name
 
 if TYPE_CHECKING:
-    from composer.core import State, Time, Timestamp
+    from composer.core import State, Timestamp
     from composer.trainer.run import Run
 
 __all__ = ["FitResult", "final_metrics", "reason_of_end"]
@@ -93,10 +93,10 @@ def final_metrics(state: State, losses: Mapping[str, Any]) -> dict[str, Number]:
     return numbers_by_name([values])[0]
 
 
-def reason_of_end(run: Run, length: Time) -> str:
-    """Return why a training ended whose ``max_duration`` was ``length`` when it began."""
+def reason_of_end(run: Run) -> str:
+    """Return why a training ended."""
     if run.signals.is_agreed:
         return f"stopped by {'another process' if run.signals.received is None else run.signals.received.name}"
-    if run.state.max_duration is not length:
-        return f"ended early by an algorithm or a callback, max_duration was '{length}'"
-    return f"max_duration='{length}' is reached"
+    if run.has_ended_early:
+        return f"ended early by an algorithm or a callback, max_duration was '{run.end}'"
+    return f"max_duration='{run.end}' is reached"

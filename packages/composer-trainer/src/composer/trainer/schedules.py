@@ -204,8 +204,9 @@ class TrainingSchedule:
         """
         if duration is not None:
             return state.timestamp.get(duration.unit) + duration
-        has_ended_early = state.max_duration is not self.end_of_part
-        end = state.max_duration if has_ended_early or self.max_duration is None else self.max_duration
+        # After a part that nothing has ended early, the training continues to its own end.
+        is_after_part = state.max_duration is self.end_of_part
+        end = self.max_duration if is_after_part and self.max_duration is not None else state.max_duration
         if end is None:
             raise ValueError("There is no duration: give max_duration to the Trainer or duration to fit().")
         return end

@@ -447,7 +447,7 @@ class Trainer(Assembly):
             train(run)
             losses = run.mean_losses()  # all processes, before one of them raises for a signal that only it received
         steps = int(state.timestamp.batch) - first_batch
-        reason = f"fast_dev_run={self._dry_run} is complete" if self._dry_run else reason_of_end(run, end)
+        reason = f"fast_dev_run={self._dry_run} is complete" if self._dry_run else reason_of_end(run)
         return self._result(reason, began, steps, losses)
 
     @suggests_names
