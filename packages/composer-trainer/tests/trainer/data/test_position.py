@@ -70,7 +70,7 @@ def test_restored_end_of_an_epoch():
 
     position.restore({"place": 2, "global_batch_size": None, "sizes": {}, "is_over": True})
 
-    assert (before, position.is_in_epoch, position.data_is_over) == (True, False, True)
+    assert (before, position.is_in_epoch, position.took_all) == (True, False, True)
 
 
 def test_place_of_other_data():

@@ -1,9 +1,14 @@
 """The batches of training, one epoch after the other, from any resume point on.
 
-``Batches`` owns the iterator over the loader, the place in the epoch, and what a resumed run needs of both. The order
-is a function of seed and epoch (``data/order.py``), so that a saved place is a number. Where only the loader can show
-that an epoch is over, a batch is loaded ahead. Of several processes, all have a next batch or none has.
-``TrainingData`` constructs it, ``Run`` takes the batches, and ``ResumeState`` saves and loads the place.
+:class:`Batches` is made by ``TrainingData`` for a loader and lasts over several calls of ``fit``, as long as loader and
+length of an epoch stay the same. ``Run`` takes the batches, and ``ResumeState`` saves and loads the place. It combines:
+
+- ``DataOrder`` (``data/order.py``): the iterators over the loader, by epoch and place;
+- ``EpochPosition`` (``data/position.py``): the place of the next batch, and where the epoch ends;
+- ``_LookAhead``: the iterator in use, which can load a batch in advance where only that shows whether there is one.
+
+Nothing is loaded before the first batch is asked for. Of several processes, all have a next batch or none has: where
+their data may end apart, those that have ended get copies of their last batch, which do not count (``_aligned``).
 """
 
 from __future__ import annotations
@@ -128,13 +133,12 @@ class Batches:
                 "with drop_last=True."
             )
         self.objects = LoaderObjects.of(spec, skips=order.skips)
-        self._at_begin = save_objects(self.objects.replayed)
-        # Whether the loader was restored between two epochs, and whether the last one took all of its batches.
-        self._is_restored, self._took_all = False, True
+        self._at_begin = save_objects(self.objects.replayed)  # at the start of the epoch
+        self._is_restored = False  # between two epochs, and not iterated over since
         self._upcoming = _LookAhead(self._loader, self._begin_here())
         self.usual_samples: int | None = None
         """The batch size of the loader, if it has one, and the same in all of several processes."""
-        # What only the loader, or its sampler at the start of an epoch, can show may differ between processes.
+        # Between processes: an end that only the loader, or its sampler at the start of an epoch, can show may differ.
         self._may_end_apart = get_world_size() > 1 and self.position.data_end is None
         self._may_be_equal = get_data_world_size() > 1 and not is_split_by_rank(self._loader)
         if get_world_size() > 1 and order.global_batch_size is None:
@@ -189,7 +193,7 @@ class Batches:
 
         The length of a stream, or of a loader or sampler of the user, may be an estimate.
         """
-        if not self.position.is_at_announced_end:
+        if not self.position.may_end_here:
             return
         if self._upcoming.has_next():
             self.position.extend()
@@ -216,9 +220,13 @@ class Batches:
         position.announce(None if None in lengths else max(lengths), has_usual_batches=has_usual_batches)
 
     def _aligned(self, batches: Iterator[Batch], last: Batch = END) -> Iterator[tuple[Batch, bool]]:
-        """Return the batches, each with whether it counts, and find out where they end.
+        """Return the batches, each with whether it counts, and set where they end, if that is known now.
 
         While other processes have further batches, this one computes copies of its last one, which do not count.
+
+        Args:
+            batches: The batches of this process from the place on.
+            last: The one before them, if it was loaded.
         """
         end = self._order.end(self.position.place)
         # Only where the end is known: a process whose loader has ended before a resume point calls this earlier.
@@ -233,6 +241,7 @@ class Batches:
         yield from self._aligned(self._begin(self.position.place))
 
     def _begin(self, place: int = 0) -> Iterator[Batch]:
+        """Return the loader's batches of the epoch from a place on."""
         self._at_begin = save_objects(self.objects.replayed)
         # After the states were saved, because the order may draw from these objects.
         batches = self._order.begin(self._epoch, place)
@@ -241,8 +250,9 @@ class Batches:
         if self._is_restored:
             self._is_restored = False
             first = next(batches, END)
-            # A loader that was restored at the end of an epoch begins the next one if it is iterated over once more.
-            return self._begin() if first is END or not self._took_all else itertools.chain([first], batches)
+            # A loader that was restored at the end of an epoch, or within one that takes not all of its batches, begins
+            # the next one if it is iterated over once more.
+            return self._begin() if first is END or not self.position.took_all else itertools.chain([first], batches)
         return batches
 
     def close(self) -> None:
@@ -254,15 +264,13 @@ class Batches:
         """Start the next epoch, or the given one, with the next batch."""
         self._epoch = self._epoch + 1 if epoch is None else epoch
         self._upcoming.start(self._begin_here())
-        if self.position.place:
-            self._took_all = self.position.data_is_over
         now = self._clock().counts
         begun = now.batch - now.batch_in_epoch, now.sample - now.sample_in_epoch
         self._order.rewind(Timestamp(epoch=self._epoch, batch=begun[0], sample=begun[1]))
-        self.position.move_to(0)
+        self.position.rewind()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the data: the epoch and the place in it, and the data to restore and to verify it."""
+        """Return the place in the data, and what restores and verifies it: the data of a :class:`SavedPlace`."""
         position, in_epoch = self.position, self.position.is_in_epoch
         return {
             "epoch": self._epoch,
@@ -273,8 +281,8 @@ class Batches:
             "loader": self._upcoming.loader_state(),
             # In an epoch the states from its start, because a resumed run draws its order again.
             "objects": self._at_begin if in_epoch else save_objects(self.objects.replayed),
-            "has_ended": position.own_is_over,
-            "is_over": position.data_is_over if position.place else self._took_all,
+            "has_ended": position.last_is_copy,
+            "is_over": position.took_all,
             "as_sampler": self._order.as_sampler,
         }
 
@@ -291,9 +299,10 @@ class Batches:
         position.restore(state)
         in_epoch = position.is_in_epoch
         # A loader may have saved the end of the finished epoch as its position.
-        self._is_restored, self._took_all = state["loader"] is not None and not in_epoch, state["is_over"]
+        self._is_restored = state["loader"] is not None and not in_epoch
         load_objects(state["objects"], self.objects.replayed)
         self._at_begin = state["objects"]
+        # The next batch is found by the loader's own state, by skipping keys of its sampler, or by loading all before.
         if state["loader"] is not None and has_state(self._loader):
             load_objects({"states": {"train_dataloader": state["loader"]}}, {"train_dataloader": self._loader})
             if state["has_ended"]:  # iterated over, a loader at the end of its data may begin again

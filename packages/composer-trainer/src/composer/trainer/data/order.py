@@ -1,8 +1,23 @@
 """Order and randomness of the data: they depend only on seed and epoch, for any number of workers.
 
-Each type of loader has a ``DataOrder``, which iterates over any epoch from any place on; ``make_order`` chooses it. It
-changes a copy of the loader, not the user's. Which epoch and place it is, the order does not know: ``Batches`` states
-them, and ``EpochPosition`` counts. The evaluation uses it to find samples that processes repeat.
+Each type of loader has a :class:`DataOrder`, which iterates over any epoch from any place on; :func:`make_order`
+chooses it. It is created with its ``Batches``, changes a copy of the loader, not the user's, and keeps no count: it is
+called with epoch and place, which ``Batches`` and ``EpochPosition`` have. The evaluation uses it to find samples that
+processes repeat.
+
+====================  ===========================================  =======================  ==========================
+order                 loader                                       a place counts           batches before a place
+====================  ===========================================  =======================  ==========================
+``DataOrder``         list of batches                              batches                  are skipped
+``IndexedOrder``      ``DataLoader`` of a map-style data set       batches                  are skipped in its sampler
+``SharedOrder``       the same with a ``DistributedSampler``       samples of all           are skipped in its sampler
+``ScheduledOrder``    the same with a ``ScheduledBatchSampler``    batches of all           are skipped in its sampler
+``StreamOrder``       ``DataLoader`` of an ``IterableDataset``     batches                  are loaded, unless it skips
+``OpaqueOrder``       any other, also one with ``state_dict()``    batches                  are loaded
+====================  ===========================================  =======================  ==========================
+
+The order is drawn from the run's seed, in all processes alike, and what a batch draws while it is loaded also from the
+rank. The initial seed of a loader's own ``generator`` changes both, except for an order that processes share.
 """
 
 from __future__ import annotations
@@ -170,7 +185,11 @@ class OpaqueOrder(DataOrder):
 
 
 class _CopiedOrder(DataOrder):
-    """A copy of a ``DataLoader``, so that the user's own does not change and draws nothing from global generators."""
+    """A copy of a ``DataLoader``, so that the user's own does not change and draws nothing from global generators.
+
+    ``loader`` is the copy, and ``_given`` the user's own. ``_is_plain`` is whether loading a batch is certain to draw
+    nothing, so that no generator has to be seeded for it.
+    """
 
     loader: DataLoader[Any]
 
@@ -205,7 +224,11 @@ class _CopiedOrder(DataOrder):
 
 
 class IndexedOrder(_CopiedOrder):
-    """A ``DataLoader`` of a map-style dataset: skipped batches are skipped among the keys of its sampler."""
+    """A ``DataLoader`` of a map-style dataset: skipped batches are skipped among the keys of its sampler.
+
+    The copy's sampler is replaced by ``_keys``, whose keys :meth:`begin` sets for each epoch: those of the user's
+    sampler, each with the seed of its batch unless nothing is drawn. Without workers, batches are loaded here.
+    """
 
     _drawn: Iterator[Any] = iter(())
 
@@ -213,7 +236,7 @@ class IndexedOrder(_CopiedOrder):
         super().__init__(loader, seed)
         name, self._sampler = _sampler_of(loader)
         # Processes share one order, whatever generator each one's loader has.
-        is_shared = is_plain_distributed(getattr(self._sampler, "sampler", self._sampler))
+        is_shared = self.is_scheduled or is_plain_distributed(getattr(self._sampler, "sampler", self._sampler))
         self._order_seed = seed if is_shared else self.seed
         # In __dict__, because DataLoader.__setattr__ rejects another sampler or data set.
         # Persistent workers use the same object in the next epoch.
@@ -307,10 +330,6 @@ class ScheduledOrder(IndexedOrder):
     """A ``DataLoader`` with a :class:`~composer.distributed.ScheduledBatchSampler`."""
 
     is_scheduled = True
-
-    def __init__(self, loader: DataLoader[Any], seed: int) -> None:
-        super().__init__(loader, seed)
-        self._order_seed = seed  # processes share one order, whatever generator each one's loader has
 
     def rewind(self, clock: Timestamp) -> None:
         """Set the clock at the start of the epoch, on which the sizes of its batches depend."""

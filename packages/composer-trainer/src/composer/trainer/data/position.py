@@ -1,9 +1,14 @@
-"""The place in an epoch of the data, and whether a saved one fits this data.
+"""The place in an epoch of the data, and where the epoch ends; whether a saved place fits this data.
 
 A place is a number in the order of an epoch, in the unit of its ``DataOrder``: samples of all processes, or batches.
-``EpochPosition`` owns the place of the next batch and two ends: that of the data, unless only the loader can show it,
-and that of the epoch, which is earlier if it takes fewer batches. It never reads data. ``Batches`` moves it; ``Run``
-and the loop read it.
+:class:`EpochPosition` lives as long as its ``Batches``, which moves it; ``Run`` and the loop read it. It never reads
+data. The epoch ends at the first of two places: where ``train_subset_num_batches`` ends, and where the data ends
+(``data_end``). What is known of the latter changes in an epoch:
+
+- known from the start, of a list or of a sampler of torch: ``DataOrder.end``;
+- known when the order has been drawn and processes have exchanged their ends: :meth:`~EpochPosition.set_end`;
+- never known, of a stream: at the length that its loader announces, ``Batches`` loads a batch ahead, and calls
+  :meth:`~EpochPosition.extend` if there is one, or else :meth:`~EpochPosition.exhaust`.
 """
 
 from __future__ import annotations
@@ -29,7 +34,20 @@ __all__ = ["EpochPosition", "SavedPlace"]
 
 @attrs.frozen
 class SavedPlace:
-    """The data of :meth:`Batches.state_dict`; see there."""
+    """The data of :meth:`Batches.state_dict`.
+
+    Attributes:
+        epoch: The number of the epoch.
+        place: The place of the next batch in it.
+        global_batch_size: The number of samples in a batch of all processes, if the place is a number of samples.
+        sizes: The known sizes of the data.
+        order: A digest of the order up to the place, if it may be another in a resumed run.
+        loader: The state of a loader that saves itself.
+        objects: The objects that the loader consists of: as they were at the start of the epoch, if it has begun.
+        has_ended: Whether this process has trained on all of its own batches of the epoch, and others have not.
+        is_over: Whether all data has been taken: see :attr:`EpochPosition.took_all`.
+        as_sampler: Whether the order is the sampler's own, as in a checkpoint of MosaicML Composer.
+    """
 
     epoch: int = attrs.field(validator=ge(0))
     place: int = attrs.field(validator=ge(0))
@@ -60,7 +78,7 @@ class EpochPosition:
         announced_length: The number at the start of an epoch; None if it is not known.
         sizes: The known sizes of the data, by which a saved place is compared with it.
         data_end: The place where the data ends; None while only the loader can show it.
-        own_is_over: Whether this process trains on no further batch of the epoch, and others do.
+        last_is_copy: Whether the last batch only kept this process in step with others, as its own have ended.
 
     Example:
         >>> from composer.core import DataSpec
@@ -77,7 +95,7 @@ class EpochPosition:
         self._is_shared = order.global_batch_size is not None
         self._rank = get_data_rank() if self._is_shared else 0
         self.sizes = ({} if spec.length is None or order.is_scheduled else {"batches": spec.length}) | order.sizes()
-        self.place, self._has_warned = 0, False
+        self.place, self._has_warned, self._took_all_before = 0, False, True
         end = order.end(0)
         # Rounded up, because the last batch may have fewer samples.
         length = spec.length if end is None else -(-end // self.place_distance)
@@ -97,11 +115,17 @@ class EpochPosition:
 
     def move_to(self, place: int) -> None:
         """Set the place of the next batch, which the loader has not returned yet."""
-        self.place, self.own_is_over = place, False
+        self.place, self.last_is_copy = place, False
         self.set_end(self._order.end(place))
+
+    def rewind(self) -> None:
+        """Move to the start of the next epoch."""
+        self._took_all_before = self.took_all
+        self.move_to(0)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Move to a saved place."""
+        self._took_all_before = state["is_over"]
         self.move_to(self.place_of(state))
         if self.place and self.data_end is None and state["is_over"]:
             self._end_here()
@@ -109,7 +133,7 @@ class EpochPosition:
     def advance(self, *, is_own: bool = True) -> None:
         """Move on by a batch; ``is_own`` is False for a copy that only keeps this process in step with others."""
         self.place += self.place_distance
-        self.own_is_over = not is_own
+        self.last_is_copy = not is_own
 
     def set_end(self, end: int | None, own: int | None = None) -> None:
         """Set the place where the data ends, and that of this process if others have more; None if it is not known."""
@@ -140,7 +164,7 @@ class EpochPosition:
     def last_batch_counts(self) -> bool:
         """Whether the last batch has a sample that no other process counts; else its weight is 0."""
         first = self.place - self.place_distance + self._rank  # the first sample of this process in the batch
-        return not self.own_is_over and (self.data_end is None or first < self.data_end)
+        return not self.last_is_copy and (self.data_end is None or first < self.data_end)
 
     @property
     def last_batch_is_full(self) -> bool:
@@ -148,18 +172,23 @@ class EpochPosition:
         return self._has_usual_batches and self._is_shared and self.place <= (self.data_end or 0)
 
     @property
-    def data_is_over(self) -> bool:
-        """Whether the data, and not only the chosen number of batches, has ended."""
+    def took_all(self) -> bool:
+        """Whether the data, and not only the chosen number of batches, has ended: at a start, in the epoch before.
+
+        A loader that saves itself is then at the end of its data, and begins again.
+        """
+        if not self.place:
+            return self._took_all_before
         return self.data_end is not None and self.place >= self.data_end
 
     @property
     def epoch_is_over(self) -> bool:
-        """Whether the epoch has no batch left; for loaders without a length, known only after the last batch."""
+        """Whether the epoch has no batch left; False while only the loader can show it."""
         return self.place >= self._epoch_end
 
     @property
-    def is_at_announced_end(self) -> bool:
-        """Whether the loader has returned as many batches as its length, and may have more."""
+    def may_end_here(self) -> bool:
+        """Whether the epoch is at its announced length, and only the loader can show if it has more batches."""
         if self.data_end is not None or self.length is None:
             return False
         return self.num_batches >= self.length and not self.epoch_is_over

@@ -1,9 +1,16 @@
 """The data of an exact resume that is not in the state: the place in the data, metrics, generators and own objects.
 
-A checkpoint contains it as ``extra``, with an entry for each process. ``ResumeState`` checks it before anything is
-loaded, keeps it until ``fit``, which may be the first to get training data, and restores it in the order of its
-docstring. Another number of processes restores what does not depend on it. Loading, ``fit`` and the savers of
-checkpoints call it.
+A checkpoint contains it as ``extra``: values of the run, and a record for each process (``_Saved``, ``_OfProcess``).
+:class:`ResumeState` lives as long as the Trainer. Loaded data passes through it in this order:
+
+1. :meth:`~ResumeState.check` compares it with the run, before anything is loaded.
+2. :meth:`~ResumeState.load` keeps it until ``fit``, which may be the first to get training data. Until then a save
+   contains what was loaded.
+3. :meth:`~ResumeState.resume` restores the clock, the place in the data and the metrics.
+4. :meth:`~ResumeState.begin` restores own objects and the global generators, immediately before the first batch.
+
+As many processes as saved it, with the same mesh, resume exactly. Others restore what does not depend on them: the
+place in an order that all processes share, and the metrics; draws differ.
 """
 
 from __future__ import annotations
@@ -49,7 +56,7 @@ from composer.trainer.resume.contract import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from composer.core import Logger, State
     from composer.trainer.data.settings import TrainingData
@@ -73,7 +80,15 @@ def _check_events(_: object, field: attrs.Attribute[Any], value: dict[str, list[
 
 @attrs.frozen
 class _OfProcess:
-    """What :meth:`ResumeState.to_data` returns of each process."""
+    """What is saved of each process.
+
+    Attributes:
+        data: The place in the training data; None if there was none.
+        loggers: What the destinations continue their runs by.
+        metrics: The training metrics of the epoch so far.
+        objects: The objects that the Trainer was given; see ``trainer/resume/contract.py``.
+        rng: The global generators.
+    """
 
     data: SavedPlace | None
     loggers: dict[str, dict[str, Any]]
@@ -84,7 +99,18 @@ class _OfProcess:
 
 @attrs.frozen
 class _Saved:
-    """The data of :meth:`ResumeState.to_data`."""
+    """The data of :meth:`ResumeState.to_data`.
+
+    Attributes:
+        clock_before: The clock before the last batch, by which intervals are due.
+        interrupted: The labels of the evaluators that are left undone, by event.
+        microbatch_size: The size that the search has found; None without a search.
+        processes: What is saved of each process, by rank.
+        skipped_steps: How many steps were skipped because the loss scale was too large.
+        tensor_parallel: How many processes had the same samples.
+        world_size: How many processes there were.
+        cooldown: The cool-down of the run; None before it.
+    """
 
     clock_before: Timestamp
     interrupted: dict[str, list[str]] = attrs.field(validator=_check_events)
@@ -97,11 +123,7 @@ class _Saved:
 
 
 class ResumeState:
-    """Saves and restores the data of an exact resume that is not in the state.
-
-    A run is resumed in three steps: :meth:`load` keeps the saved data, because the training data may be given only to
-    ``fit``; :meth:`resume` restores the place in the data; and :meth:`begin` restores the generators, immediately
-    before the first batch.
+    """Saves and restores the data of an exact resume that is not in the state, in the steps that the module states.
 
     Args:
         state: The run.
@@ -116,13 +138,13 @@ class ResumeState:
     def __init__(self, state: State, data: TrainingData, logger: Logger) -> None:
         self._state, self._data, self._logger = state, data, logger
         self.skipped_steps = torch.zeros((), dtype=torch.int64, device=state.device)
-        self._loaded: dict[str, Any] | None = None
         self.interrupted: dict[str, list[str]] = {}
         self.cooldown: Cooldown | None = None
-        self._own: dict[str, Any] = {}  # what begin() restores of this process
-        self._seed: int | None = None  # or the seed of the global generators, for another number of processes
+        self._loaded: dict[str, Any] | None = None  # from load() until resume()
+        self._restore_draws: Callable[[], None] | None = None  # from resume() until begin()
+        self._is_training = False  # from begin() until end()
         self._changes: Changes | None = None
-        self._has_reported = self._has_end_ahead = False
+        self._has_reported = False
 
     def attach_to(self, callbacks: Iterable[object]) -> None:
         """Let the callbacks that save checkpoints save this data with the state."""
@@ -169,9 +191,9 @@ class ResumeState:
         }
 
     def _undone(self) -> dict[str, list[str]]:
-        """Return what a signal has left undone, and after the last batch the evaluation of the end, if it is ahead."""
+        """Return what a signal has left undone, and after the last batch the evaluation of the end, still ahead."""
         state = self._state
-        if not self._has_end_ahead or state.max_duration is None or not state.has_reached(state.max_duration):
+        if not self._is_training or state.max_duration is None or not state.has_reached(state.max_duration):
             return dict(self.interrupted)
         due = [one.label for one in due_evaluators(state, Event.FIT_END)]
         return {**({Event.FIT_END.value: due} if due else {}), **self.interrupted}
@@ -260,7 +282,7 @@ class ResumeState:
 
     def forget(self) -> None:
         """Discard loaded data, and what a stop has left undone."""
-        self._loaded, self._own, self._seed, self.interrupted, self.cooldown = None, {}, None, {}, None
+        self._loaded, self._restore_draws, self.interrupted, self.cooldown = None, None, {}, None
         for metric in self._state.train_metrics.values():
             metric.reset()
 
@@ -278,8 +300,9 @@ class ResumeState:
             counts_all = get_world_size() == 1 and clock.batch_in_epoch == place["place"]
             batches.load_state_dict(place, int(clock.sample_in_epoch) if counts_all else None)
         if _has_same_processes(saved):
-            self._own = saved["processes"][get_global_rank()]
-            load_metrics(state.train_metrics, self._own["metrics"], state.device)
+            own = saved["processes"][get_global_rank()]
+            load_metrics(state.train_metrics, own["metrics"], state.device)
+            self._restore_draws = partial(self._restore_own, own)
         else:
             self._resume_elsewhere(saved)
         self.skipped_steps.copy_(saved["skipped_steps"])
@@ -295,7 +318,8 @@ class ResumeState:
         merged = merge_metrics(state.train_metrics, metrics, is_first=get_data_rank() == 0)
         load_metrics(state.train_metrics, merged, state.device)
         # Not the seed of the beginning, whose draws the run has used.
-        self._seed = derive_seed(state.rank_zero_seed, "resume", get_data_rank(), state.timestamp.batch) % 2**32
+        seed = derive_seed(state.rank_zero_seed, "resume", get_data_rank(), state.timestamp.batch) % 2**32
+        self._restore_draws = partial(seed_all, seed)
         data = "the epoch continues with its next sample"
         if batches is not None and place is not None and not batches.position.is_of_same_order(place):
             data = (
@@ -311,23 +335,22 @@ class ResumeState:
 
     def begin(self) -> None:
         """Restore own objects and the global generators, as the last step before the first batch."""
-        own, seed = self._own, self._seed
-        self._own, self._seed, self._has_end_ahead = {}, None, True
-        if own:
-            load_objects(own["objects"], self._objects(), self._components())
+        restore, self._restore_draws, self._is_training = self._restore_draws, None, True
+        if restore is not None:
+            restore()
         if not self._has_reported:
             batches = self._data.batches
             replayed = {} if batches is None else _named("train_dataloader", batches.objects.replayed)
             self._changes = Changes({**self._components(), **self._objects(), **replayed})
+
+    def _restore_own(self, own: Mapping[str, Any]) -> None:
+        load_objects(own["objects"], self._objects(), self._components())
         # The generators come last, because loading an object may draw from them.
-        if seed is not None:
-            seed_all(seed)
-        elif own:
-            load_rng_state(own["rng"], self._state.device)
+        load_rng_state(own["rng"], self._state.device)
 
     def end(self) -> None:
         """Note that the training has ended, with its last evaluation."""
-        self._has_end_ahead = False
+        self._is_training = False
 
     def _report(self, changes: Changes) -> None:
         self._changes, self._has_reported, batches = None, True, self._data.batches
