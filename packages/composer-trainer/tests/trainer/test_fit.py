@@ -238,7 +238,8 @@ def plain_settings(trainer):
     state, schedule = trainer.state, trainer._schedule
     settings = (state.max_duration, state.device_train_microbatch_size, state.precision, state.timestamp)
     data = (state.train_dataloader, state.dataloader, state.dataloader_label, trainer._data.batches)
-    return (*settings, *data, schedule.schedulers, schedule.end_of_part)
+    evaluated = (state.evaluators, [*state.eval_metrics])
+    return (*settings, *data, *evaluated, schedule.schedulers, schedule.end_of_part)
 
 
 class TestContinueTraining:
@@ -275,16 +276,25 @@ class TestContinueTraining:
         assert trainer.state.timestamp.epoch == 3
 
     @pytest.mark.parametrize("reset_time", [False, True])
-    def test_rejected_call(self, reset_time):
+    @pytest.mark.parametrize(
+        ("wrong", "error"),
+        [
+            ({"train_dataloader": itertools.cycle(make_loader())}, "train_dataloader is endless"),
+            ({"train_dataloader": []}, "train_dataloader has no batches"),
+            ({"precision": "amp_fp8"}, "cannot change 'fp32'"),
+            ({"schedulers": LinearWithWarmupScheduler("9ep")}, "t_warmup"),
+        ],
+    )
+    def test_rejected_call(self, wrong, error, reset_time):
         """A call that raises an error changes neither the data, nor their position, nor the clock or the settings."""
         trainer = small_run(max_duration="3ep", precision="fp32", device_train_microbatch_size=2)
         trainer.fit(duration="1ep")
-        endless = {"train_dataloader": itertools.cycle(make_loader()), "train_dataloader_label": "other"}
+        data = {"train_dataloader": make_loader(), "train_dataloader_label": "other", "eval_dataloader": make_loader()}
         changes = {"precision": "amp_bf16", "device_train_microbatch_size": 4, "schedulers": ConstantScheduler()}
         before = plain_settings(trainer)
 
-        with pytest.raises(ValueError, match="train_dataloader is endless"):
-            trainer.fit(duration="1ep", reset_time=reset_time, **endless, **changes)
+        with pytest.raises(ValueError, match=error):
+            trainer.fit(duration="1ep", reset_time=reset_time, **(data | changes | wrong))
 
         assert plain_settings(trainer) == before
         assert trainer.fit().steps == 10

@@ -41,20 +41,32 @@ def make_scaler(precision: Precision, device: torch.device) -> torch.amp.GradSca
 
 
 def change_precision(state: State, precision: Precision) -> None:
-    """Compute with another precision from now on, with a new loss scale; the same precision keeps it.
+    """Compute with another precision from now on, with a new loss scale; the same precision keeps it."""
+    if precision is not state.precision:
+        state.precision, state.scaler = precision, make_scaler(precision, state.device)
+
+
+def check_precision(state: State, precision: Precision) -> None:
+    """Raise an error if a run cannot continue in a precision.
 
     Raises:
-        ValueError: The layers for ``amp_fp8`` would have to be created or removed.
+        ValueError: The layers for ``amp_fp8`` would have to be created or removed, or an optimizer requires a closure,
+            and there are other optimizers or loss scaling.
     """
-    if precision is state.precision:
-        return
-    if Precision.AMP_FP8 in (precision, state.precision):
+    if precision is not state.precision and Precision.AMP_FP8 in (precision, state.precision):
         raise ValueError(
             f"fit(precision='{precision}') cannot change '{state.precision}': the layers for 'amp_fp8' are created by "
             "the constructor. Give precision to the Trainer."
         )
-    state.precision = precision
-    state.scaler = make_scaler(precision, state.device)
+    optimizers = state.optimizers
+    if not any(map(wants_closure, optimizers)):
+        return
+    if len(optimizers) > 1 or (precision is Precision.AMP_FP16 and not takes_scaler(optimizers[0])):
+        names = ", ".join(type(optimizer).__name__ for optimizer in optimizers)
+        raise ValueError(
+            f"optimizers: one of {names} computes the loss several times a step, which goes neither with a second "
+            f"optimizer nor with precision='{Precision.AMP_FP16}'. Use it alone, in 'fp32' or 'amp_bf16'."
+        )
 
 
 class Optimization:
@@ -71,14 +83,7 @@ class Optimization:
     def __init__(self, state: State, skipped_steps: Tensor) -> None:
         self._state, self._skipped_steps = state, skipped_steps
         self._wants_closure = any(map(wants_closure, state.optimizers))
-        self._scales_itself = self._wants_closure and takes_scaler(state.optimizers[0])
-        cannot_scale = state.scaler is not None and not self._scales_itself
-        if self._wants_closure and (len(state.optimizers) > 1 or cannot_scale):
-            names = ", ".join(type(optimizer).__name__ for optimizer in state.optimizers)
-            raise ValueError(
-                f"optimizers: one of {names} computes the loss several times a step, which goes neither with a second "
-                f"optimizer nor with precision='{Precision.AMP_FP16}'. Use it alone, in 'fp32' or 'amp_bf16'."
-            )
+        check_precision(state, state.precision)
 
     def in_precision(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that computes in the state's precision; the same one if that needs no autocast."""

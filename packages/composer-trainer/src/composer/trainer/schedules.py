@@ -189,9 +189,10 @@ class TrainingSchedule:
         changed.end_of_part = self.end_of_part
         return changed
 
-    def check_phases(self, state: State) -> None:
-        """Raise a ValueError if the phases of a schedule exceed the training, provided that its length is known."""
-        if state.max_duration is not None and state.train_data_spec is not None:
+    def check_phases(self, state: State, end: Time | None) -> None:
+        """Raise a ValueError if the phases of a schedule exceed the training until ``end``; None is not known yet."""
+        state.max_duration = end
+        if end is not None and not state.has_reached(end) and state.train_data_spec is not None:
             for schedule in self.schedulers:
                 if isinstance(schedule, WarmsUp) and not isinstance(schedule, LRScheduler):
                     schedule(state, self.ratio)

@@ -37,13 +37,13 @@ from composer.trainer.evaluation.evaluate import (
     to_evaluators,
 )
 from composer.trainer.loop import train
-from composer.trainer.optimization import Optimization, change_precision, warn_of_default_optimizer
+from composer.trainer.optimization import Optimization, change_precision, check_precision, warn_of_default_optimizer
 from composer.trainer.result import FitResult, reason_of_end
 from composer.trainer.run import Run
 from composer.trainer.schedules import SchedulerLike, TrainingSchedule, check_optimizers_of, scaled
 from composer.trainer.settings.assembly import Assembly
 from composer.trainer.settings.checkpoints import Loading, Saving
-from composer.trainer.settings.compute import Compute, check_microbatch_size, choose_precision
+from composer.trainer.settings.compute import Compute, choose_precision
 from composer.trainer.settings.consistency import check_same_run
 from composer.trainer.settings.groups import Components, Console, Identity, Problems, Processes, Settings
 from composer.trainer.stopping import StopSignals
@@ -400,8 +400,9 @@ class Trainer(Assembly):
         check_trainable(state.model)
         if self._has_default_optimizer:
             warn_of_default_optimizer()
-        check_microbatch_size("device_train_microbatch_size", device_train_microbatch_size)
+        self._check_microbatch_size(device_train_microbatch_size)
         other_precision = state.precision if precision is None else choose_precision(precision, state.device)
+        check_precision(state, other_precision)
         more = None if duration is None else scaled(duration, scale_schedule_ratio, "duration")
         decay = check_cooldown(cooldown, more)
         planned = self._schedule.changed(more, schedulers, scale_schedule_ratio, step_schedulers_every_batch)
@@ -416,6 +417,9 @@ class Trainer(Assembly):
         end = planned.end(start, more) if cooling is None else cooling.end
         data.check_end(end)
         check_same_run(state, end, evaluations.labels())
+        data.prepare(state, self._data)
+        data.select(start)
+        schedule.check_phases(start, end)
         evaluations.replace(self._evaluations, state)
         batches = self._data.take(data, state)
         if device_train_microbatch_size is not None:
@@ -430,25 +434,20 @@ class Trainer(Assembly):
         planned.end_of_part = planned.end_of_part if more is None else end
         if state.has_reached(end) and not (state.evaluators and self._progress.interrupted):
             return self._result(f"max_duration='{end}' was reached before", began)
-        first_batch = int(state.timestamp.batch)
-        run = Run(
-            self.engine,
-            batches,
-            Optimization(state, self._progress.skipped_steps),
-            schedule.take_schedulers(state),
-            self._evaluations,
-            self._progress,
-            parallel=self._parallel,
-            weigh_by_tokens=self._compute.weighs_by_tokens,
-        )
+        parts = Optimization(state, self._progress.skipped_steps), schedule.take_schedulers(state), self._evaluations
+        weighs = self._compute.weighs_by_tokens
+        run = Run(self.engine, batches, *parts, self._progress, parallel=self._parallel, weigh_by_tokens=weighs)
+        losses = self._train(run)
+        steps = int(state.timestamp.batch) - int(start.timestamp.batch)
+        reason = f"fast_dev_run={self._dry_run} is complete" if self._dry_run else reason_of_end(run)
+        return self._result(reason, began, steps, losses)
+
+    def _train(self, run: Run) -> dict[str, torch.Tensor]:
         # torchrun sends a SIGTERM to the other processes when one has exited.
         with self._closing_on_error(), run.signals, explaining_loss():
             self._progress.resume()
             train(run)
-            losses = run.mean_losses()  # all processes, before one of them raises for a signal that only it received
-        steps = int(state.timestamp.batch) - first_batch
-        reason = f"fast_dev_run={self._dry_run} is complete" if self._dry_run else reason_of_end(run)
-        return self._result(reason, began, steps, losses)
+            return run.mean_losses()  # all processes, before one of them raises for a signal that only it received
 
     @suggests_names
     def eval(

@@ -70,10 +70,26 @@ class TrainingData:
 
     def install(self, state: State) -> None:
         """Make this the training data of a state, from the epoch of its timestamp on."""
-        if self.spec is None:
+        if self.spec is not None:
+            self.prepare(state)
+            self._restart_metrics(state)
+            self.select(state)
+
+    def prepare(self, state: State, former: TrainingData | None = None) -> None:
+        """Create the batches, from the epoch of a state's timestamp on; the state does not change.
+
+        Those of ``former`` data with the same loader and length of an epoch are continued.
+
+        Raises:
+            ValueError: The loader has no batches, or would give several processes the same ones.
+        """
+        assert self.spec is not None
+        is_same = former is not None and former.spec is not None and former.spec.dataloader is self.spec.dataloader
+        if former is not None and is_same and former.subset_num_batches == self.subset_num_batches and former.batches:
+            self.batches = former.batches
             return
         check_sampler(self.spec.dataloader)  # may change it, for a mesh
-        batches = Batches(
+        self.batches = Batches(
             self.spec,
             self.subset_num_batches,
             state.device,
@@ -82,9 +98,10 @@ class TrainingData:
             spin=self.spin,
             clock=lambda: state.timestamp,
         )
-        batches.agree_on_length()
-        self.batches, state.train_dataloader = batches, self.spec
-        self.select(state)
+        self.batches.agree_on_length()
+
+    def _restart_metrics(self, state: State) -> None:
+        """Reset the training metrics, or create them."""
         for metric in state.train_metrics.values():
             metric.reset()
         if isinstance(state.model, SupportsMetrics) and not state.train_metrics:
@@ -96,6 +113,7 @@ class TrainingData:
         """Make this the dataloader in use."""
         assert self.spec is not None
         assert self.batches is not None
+        state.train_dataloader = self.spec
         state.set_dataloader(self.spec.dataloader, self.label, self.batches.position.length)
 
     def changed(
@@ -115,19 +133,17 @@ class TrainingData:
         return changed
 
     def take(self, new: TrainingData, state: State) -> Batches:
-        """Train on other data, and return its batches; the same loader and length of an epoch keep the position."""
+        """Train on other data, which are prepared, and return its batches."""
         assert new.spec is not None
-        is_same = self.spec is not None and new.spec.dataloader is self.spec.dataloader
-        if self.batches is None or not is_same or new.subset_num_batches != self.subset_num_batches:
-            new.install(state)
+        assert new.batches is not None
+        if new.batches is self.batches:
+            self.batches.spec, self.batches.spin = new.spec, new.spin
         else:
-            new.batches, self.batches.spec, self.batches.spin = self.batches, new.spec, new.spin
-            state.train_dataloader = new.spec
-            new.select(state)
+            self._restart_metrics(state)
         for field in attrs.fields(TrainingData):
             setattr(self, field.name, getattr(new, field.name))
-        assert self.batches is not None
-        return self.batches
+        self.select(state)
+        return new.batches
 
 
 def _is_endless(loader: object) -> bool:

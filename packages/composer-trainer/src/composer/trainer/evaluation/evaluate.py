@@ -227,6 +227,7 @@ def prepare_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
             "callbacks use the outputs, give Evaluator(metric_names=[]).",
             stacklevel=2,
         )
+    own: dict[str, dict[str, Any]] = {}
     for evaluator in evaluators:
         if evaluator.dataloader.length == 0:
             raise ValueError(
@@ -242,10 +243,11 @@ def prepare_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
                 )
             chosen.update(matches)
         # Copies, because each evaluator counts its own samples.
-        state.eval_metrics[evaluator.label] = {
+        own[evaluator.label] = {
             name: copy.deepcopy(metric).to(state.device) for name, metric in metrics.items() if name in chosen
         }
-        reduce_over_data(state.eval_metrics[evaluator.label].values())
+        reduce_over_data(own[evaluator.label].values())
+    state.eval_metrics |= own
 
 
 def evaluate(

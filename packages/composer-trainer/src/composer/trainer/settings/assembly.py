@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,6 +20,7 @@ from composer.trainer.optimization import default_optimizer, move_state
 from composer.trainer.reproducibility import configure_deterministic_mode, explain_determinism
 from composer.trainer.result import FitResult, final_metrics
 from composer.trainer.resume.state import ResumeState
+from composer.trainer.settings.compute import check_microbatch_size
 from composer.trainer.settings.consistency import check_same_values
 from composer.trainer.settings.groups import Problems
 from composer.trainer.tools.hyperparameters import hyperparameters, plain_settings, short_settings
@@ -72,6 +74,7 @@ class Assembly:
         self.state.optimizers = optimizers
         for optimizer in optimizers:
             move_state(optimizer)
+        self._check_microbatch_size(compute.microbatch_size)
         self._set_microbatch_size(compute.microbatch_size)
         problems = Problems()
         problems.collect(setattr, self.state, "algorithms", as_list(components.algorithms))
@@ -87,7 +90,7 @@ class Assembly:
             model.logger = self.logger  # type: ignore[assignment]  # no parameter or module
         self._data.install(self.state)
         self._data.check_sizes(self.state.max_duration)
-        self._schedule.check_phases(self.state)
+        self._schedule.check_phases(copy.copy(self.state), self.state.max_duration)
         self._evaluations.install(self.state)
         self._progress = ResumeState(self.state, self._data, self.logger)
         self._progress.attach_to(self.state.callbacks)
@@ -214,8 +217,11 @@ class Assembly:
         with self._noting_further_errors(error):
             self.close()
 
-    def _set_microbatch_size(self, size: int | str | None) -> None:
+    def _check_microbatch_size(self, size: int | str | None) -> None:
+        check_microbatch_size("device_train_microbatch_size", size)
         self._parallel.config.check_microbatch_size(size)
+
+    def _set_microbatch_size(self, size: int | str | None) -> None:
         self.state.auto_microbatching = size == "auto"
         self.state.device_train_microbatch_size = size if isinstance(size, int) else None
 

@@ -76,10 +76,11 @@ class LRSearch:
         above = max(step for step in range(lowest) if values[step] > middle)
         windows = [(max(0, step - reach), min(lowest, step + reach)) for step in range(lowest + 1)]
         slopes = [(values[last] - values[first]) / (last - first) for first, last in windows]
+        descent = _longest_descent(values)
         return {
             "halfway": self.lrs[above + 1],
             "steepest": self.lrs[slopes.index(min(slopes))],
-            "valley": self.lrs[_middle_of_descent(values)],
+            "valley": self.lrs[descent[(len(descent) - 1) // 2]],
             "minimum": self.lrs[lowest] / 10,
         }
 
@@ -125,16 +126,17 @@ class LRSearch:
         return ax
 
 
-def _middle_of_descent(values: Sequence[float]) -> int:
-    """Return the middle of the range of the longest decreasing subsequence."""
+def _longest_descent(values: Sequence[float]) -> list[int]:
+    """Return the places of the first longest decreasing subsequence."""
+    longest: list[int] = []
     ends: list[float] = []  # the smallest ends of increasing subsequences of the negative values, by length
-    lengths = []
-    for value in values:
+    found: list[list[int]] = []
+    for step, value in enumerate(values):
         place = bisect.bisect_left(ends, -value)
         ends[place : place + 1] = [-value]
-        lengths.append(place + 1)
-    last = lengths.index(max(lengths))
-    return last - max(lengths) // 2
+        found[place : place + 1] = [[*(found[place - 1] if place else ()), step]]
+        longest = max(longest, found[place], key=len)
+    return longest
 
 
 def find_lr(
