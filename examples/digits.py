@@ -302,6 +302,11 @@ def known_methods(text: str) -> list[str]:
             raise argparse.ArgumentTypeError(f"unknown method {name!r}, choose from {', '.join(METHODS)}, or none")
         if names.count(name) > 1:
             raise argparse.ArgumentTypeError(f"{name!r} is listed twice")
+    try:
+        algorithms, arguments = construct(names)
+        make_trainer(algorithms, seed=0, progress_bar=False, **arguments).close()
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     return names
 
 

@@ -246,7 +246,7 @@ def main() -> None:
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--study", choices=studies, default="methods", help="default: %(default)s")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[*range(10)], metavar="N", help="default: 0 to 9")
+    parser.add_argument("--seeds", type=int, default=10, metavar="N", help="number of seeds (default: %(default)s)")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="runs at a time (default: %(default)s)")
     parser.add_argument("--clock", choices=["wall", "processor"], default="wall", help="default: %(default)s")
     parser.add_argument("--output", type=Path, default=Path("runs/few_labels"), help="folder (default: %(default)s)")

@@ -130,6 +130,7 @@ class TestRun:
         (["--epochs", "many"], "argument --epochs: must be an integer of at least 1, got 'many'"),
         (["--methods", "BlurPool,Mixup"], "unknown method 'Mixup', choose from Augment, BlurPool"),
         (["--methods", "EMA,EMA"], "'EMA' is listed twice"),
+        (["--methods", "Muon,CautiousUpdates"], "methods must set different arguments, got Muon, CautiousUpdates"),
         (["--output", str(EXAMPLE)], "cannot write into"),
         (["--colour", "red"], "unrecognized arguments: --colour red"),
     ],

@@ -299,6 +299,21 @@ class TestFromCheckpoint:
         assert torch.equal(_logits(model, batch), _logits(bare, batch))
         assert (tmp_path / "fetched" / "model.safetensors").exists()
 
+    def test_two_remote_ones(self, make_model, make_batch, tokenizer, save, tmp_path):
+        """Files of a checkpoint that was downloaded to the same folder before are deleted, no others."""
+        bare, batch = make_model("gpt2"), make_batch("gpt2")
+        fsspec.filesystem("memory").put(str(save(HuggingFaceModel(bare, tokenizer))), "/bucket/second", recursive=True)
+        former = [tmp_path / f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+        for path in (*former, tmp_path / "model.bin"):
+            path.write_bytes(b"0")
+
+        model, _ = HuggingFaceModel.hf_from_composer_checkpoint(
+            "memory://bucket/second", local_checkpoint_save_location=tmp_path
+        )
+
+        assert torch.equal(_logits(model, batch), _logits(bare, batch))
+        assert ([path.exists() for path in former], (tmp_path / "model.bin").exists()) == ([False, False], True)
+
     def test_from_state_and_weights(self, make_model, make_batch, tokenizer, tmp_path):
         """Model and tokenizer are created from a loaded state and weights."""
         bare, batch = make_model("masked"), make_batch("masked")

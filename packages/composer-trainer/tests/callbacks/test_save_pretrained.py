@@ -4,6 +4,9 @@ import base64
 import contextlib
 import http.server
 import json
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -131,6 +134,61 @@ class TestErrors:
             trainer.state.model.save_pretrained(tmp_path)
 
         assert not any(tmp_path.iterdir())
+
+
+PROGRAM = """
+import datetime, sys
+from pathlib import Path
+
+import torch
+from composer.callbacks import SavePretrained
+from composer.models import ComposerClassifier
+from composer.trainer import Trainer
+
+
+class Model(ComposerClassifier):
+    def get_metadata(self):
+        return {}
+
+    def save_pretrained(self, folder):
+        if torch.distributed.get_rank() == 0:
+            Path(folder).mkdir()
+
+
+rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+store = torch.distributed.FileStore(str(folder / "store"), 2)
+timeout = datetime.timedelta(seconds=60)
+torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timeout)
+for callback in (SavePretrained(folder / "store" / "new"), SavePretrained(folder / "new", push_to_hub="user/model")):
+    batches = [(torch.ones(2, 4) * rank, torch.zeros(2, dtype=torch.long))]
+    model = Model(torch.nn.Linear(4, 2), num_classes=2)
+    settings = {"optimizers": torch.optim.SGD(model.parameters()), "max_duration": "1ba", "progress_bar": False}
+    try:
+        Trainer(model=model, train_dataloader=batches, callbacks=callback, device="cpu", **settings).fit()
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}".splitlines()[0])
+"""
+
+
+def test_errors_in_two_processes(tmp_path):
+    """If the first process cannot write or create the repository, the other one raises an error that describes it."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    settings = {"HF_HUB_OFFLINE": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "program.py", str(rank), "."],
+            cwd=tmp_path,
+            env={**os.environ, **settings, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    first, second = (process.communicate(timeout=240)[0].splitlines() for process in started)
+
+    assert [line.partition(":")[0] for line in first] == ["NotADirectoryError", "OfflineModeIsEnabled"]
+    assert second[0].startswith("RuntimeError: Saving the model to store/new failed in process 0: NotADirectoryError")
+    assert second[1].startswith("RuntimeError: Creating the repository user/model failed in process 0: OfflineMode")
 
 
 class Hub(http.server.BaseHTTPRequestHandler):

@@ -13,6 +13,7 @@ from torch.nn.functional import conv2d, max_pool2d
 
 from composer import algorithms
 from composer.checkpoint import CheckpointError, CheckpointMismatchError, load_checkpoint
+from composer.checkpoint.composer_files import ComposerFile
 from composer.core import Engine, State, TimeUnit
 
 BINOMIAL = torch.tensor([[1.0, 2, 1], [2, 4, 2], [1, 2, 1]]) / 16
@@ -509,3 +510,15 @@ def test_a_loader_that_saves_its_position_continues_there(tmp_path):
 
     assert loader.loaded == {"epoch": 2, "sample_in_epoch": 4}
     assert trainer.state.timestamp.epoch == 3
+
+
+@pytest.mark.parametrize(("generators", "expected"), [([{}, {}, {}], 3), (None, 2)])
+def test_number_of_processes(monkeypatch, generators, expected):
+    """It is that of the file, also if its generators cannot be used, or else that of the run."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    file, own = ComposerFile({"model": {}}, generators), {"torch": 1}
+
+    data = file.resume_data(file.rng(torch.device("cpu")), own)
+
+    assert data["world_size"] == expected
+    assert [one["rng"] for one in data["processes"]] == [own] * expected

@@ -313,6 +313,24 @@ class TestKeeping:
         with pytest.raises(ValueError, match=rf"must be a metric of train, got '{metric}'.*Give eval_dataloader"):
             trainer.fit()
 
+    def test_keep_best_while_it_is_written(self, make_trainer, tmp_path, monkeypatch):
+        """A fit compares with a checkpoint that was saved before it, also if it is still being written."""
+        values, fsync = iter([0.9, 0.5]), os.fsync
+
+        class Claim(Callback):
+            def eval_after_all(self, state, logger):
+                state.eval_metric_values["MulticlassAccuracy"] = torch.tensor(next(values))
+
+        saver = CheckpointSaver(tmp_path, save_interval=lambda state, event: False, keep_best=KeepBest(METRIC))
+        trainer = make_trainer(saver, max_duration="1ep", evaluates=True, callbacks=[Claim()])
+        trainer.eval()
+        monkeypatch.setattr(os, "fsync", lambda descriptor: time.sleep(0.3) or fsync(descriptor))
+        trainer.save_checkpoint_to_save_folder()
+        monkeypatch.setattr(os, "fsync", fsync)
+        trainer.fit()
+
+        assert trainer.saved_checkpoints == [str(tmp_path / "ep0-ba0")]
+
     def test_keep_best_of_former_data(self, make_trainer, tmp_path):
         """Data that only an earlier call has evaluated choose no checkpoint, and their metrics are not listed."""
         alone, former, later = (Evaluator(label=one, dataloader=make_loader()) for one in ("alone", "former", "later"))

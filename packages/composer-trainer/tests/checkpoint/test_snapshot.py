@@ -173,13 +173,18 @@ class TestWrite:
         """An error after the checkpoint is complete, such as a link that cannot be written, is one of all processes."""
 
         def fail(_):
-            raise CheckpointSaveError("latest", "a folder has the link's name.")
+            raise CheckpointSaveError("one", "a folder has the link's name.", outcome="has no link")
 
         group.finished = type("Failing", (), {"append": staticmethod(fail)})
 
-        reasons = group.errors(*[group.start(one) for one in group.snapshots()])
+        tasks = [group.start(one) for one in group.snapshots()]
 
-        assert reasons == ["a folder has the link's name.", "process 0 failed: a folder has the link's name."]
+        assert group.errors(*tasks) == [
+            "a folder has the link's name.",
+            "process 0 failed: a folder has the link's name.",
+        ]
+        with pytest.raises(CheckpointSaveError, match="one has no link: process 0 failed"):
+            tasks[1].result()
         verify_checkpoint(tmp_path / "one")
 
     def test_two_saves_at_the_same_time(self, group, tmp_path):

@@ -92,6 +92,14 @@ def test_missing_file(tmp_path, capsys):
     assert "none.yaml" in capsys.readouterr().err
 
 
+def test_name_of_another_module(task):
+    """A file with the name of a module that is imported already raises an error, and that module is not taken."""
+    file = write_module(task.parent, "random")
+
+    with pytest.raises(ValueError, match=r"random\.py has the name of .*random\.py, which is imported in its place"):
+        train.main([str(task), "--module", file])
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [("", r"must have a function arguments\(\)"), ("def arguments(): return 3", "must return a dictionary, got int")],

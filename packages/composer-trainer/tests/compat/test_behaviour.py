@@ -115,6 +115,29 @@ def test_enumerations_in_the_state_of_a_callback(folder):
         assert type(callback.state["kind"]) is Kind
 
 
+@pytest.mark.parametrize("fresh", [None, {"kind": None, "times": [], "unit": None, "n": 0}])
+def test_types_that_a_new_callback_lacks(folder, fresh):
+    """They are loaded with the types that they had, also where the state of the new object has none."""
+    callback = Remembers()
+    callback.state = fresh
+
+    with small_run(max_duration="2ep", load_path=folder / "ep2", callbacks=callback):
+        assert callback.state == {"kind": Kind.SECOND, "unit": TimeUnit.BATCH, "times": [Time(10, "ba")], "n": 0}
+        assert (type(callback.state["kind"]), type(callback.state["times"][0])) == (Kind, Time)
+
+
+def test_enumeration_that_is_not_found(folder, monkeypatch):
+    """A member of an enumeration that the callback's module does not define raises an error before anything changes."""
+    callback = Remembers()
+    callback.state = None
+    monkeypatch.delitem(globals(), "Kind")
+
+    with pytest.raises(
+        ValueError, match=r"Remembers: a member of Kind was saved: define or import .* in .*test_behaviour"
+    ):
+        small_run(max_duration="2ep", load_path=folder / "ep2", callbacks=callback)
+
+
 def test_the_clock_in_the_state():
     """The saved clock is found as Composer nests it, and the state can be loaded."""
     with small_run(max_duration="3ba") as trainer:

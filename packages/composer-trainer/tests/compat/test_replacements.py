@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from collections import Counter, OrderedDict, defaultdict, namedtuple
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from composer.compat.replacements import (
     is_model_ddp,
     load_rng_state,
     local_rank_zero_download_and_wait,
+    map_collection,
     retry,
     split_list,
     write_signal_file,
@@ -227,6 +229,35 @@ def test_settings_of_tensor_parallelism(monkeypatch):
 
     assert (sharded.mesh.tp, sharded.mesh.shard, sharded.tp.plan) == (2, 2, {"*.in": "colwise"})
     assert (replicated.mesh.tp, replicated.mesh.replicate, replicated.mesh.shard) == (2, 2, 1)
+
+
+Pair = namedtuple("Pair", "one other")  # whose constructor takes no iterable
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (defaultdict(list, a=1), defaultdict(list, a=2)),
+        (OrderedDict(a=1), OrderedDict(a=2)),
+        (Counter(a=1), Counter(a=2)),
+        (Pair(1, 2), Pair(2, 4)),
+        ([1, 2], [2, 4]),
+    ],
+)
+def test_map_collection(given, expected):
+    """The result is of the same type, and a defaultdict keeps its default."""
+    mapped = map_collection(given, lambda number: 2 * number)
+
+    assert (mapped, type(mapped)) == (expected, type(expected))
+    assert getattr(mapped, "default_factory", None) is getattr(expected, "default_factory", None)
+
+
+@pytest.mark.parametrize("degree", ["2", 0, 1.5, True])
+def test_degree_that_is_no_number_of_processes(degree):
+    """A wrong degree of tensor parallelism raises an error that names it."""
+    expected = r"\['tensor_parallel_degree'\] must be an integer of at least 1, .* got " + repr(degree)
+    with pytest.raises(ValueError, match=expected):
+        Config.from_arguments(ParallelismConfig(tp=TPConfig(tensor_parallel_degree=degree)), None)
 
 
 def test_settings_that_are_assigned():

@@ -131,37 +131,63 @@ def plain(value: Any, path: str = "", *, mappings: bool = False) -> Any:
 
 
 def coded(value: Any, path: str = "") -> Any:
-    """Return data in which members of enumerations, times, dtypes and paths are encoded as by :func:`to_data`.
+    """Return data in which members of enumerations, times, dtypes and paths are encoded, with the names of their types.
 
     Example:
         >>> from composer.core import TimeUnit
         >>> coded({"unit": TimeUnit.BATCH, "at": [Time(3, "ba")]})
-        {'unit': 'ba', 'at': ['3ba']}
+        {'unit': {'$coded': ['TimeUnit', 'ba']}, 'at': [{'$coded': ['Time', '3ba']}]}
     """
-    return tree_map_only(tuple(_CODED), lambda one: to_data(one, type(one), path), value)
+
+    def encode(one: Any) -> Any:
+        base = next(base for base in _CODED if isinstance(one, base))
+        return {"$coded": [(type(one) if base is enum.Enum else base).__name__, to_data(one, type(one), path)]}
+
+    return tree_map_only(tuple(_CODED), encode, value)
 
 
-def like(own: Any, saved: Any) -> Any:
-    """Return saved data with the types that ``own`` has at the same places, of what :func:`coded` has encoded.
+def like(own: Any, saved: Any, owner: type = object) -> Any:
+    """Return saved data with the types that :func:`coded` has named, or that ``own`` has at the same places.
 
     Also a Counter, as in torch's MultiStepLR.
 
+    Args:
+        own: The state of a new object.
+        saved: What was saved of one.
+        owner: Its class. Enumerations that ``own`` lacks are found in this class and its module.
+
     Raises:
-        ValueError: A value is none of the type.
+        ValueError: A value is none of the type, or an enumeration is not found.
 
     Example:
-        >>> like({"at": [Time(1, "ba")]}, {"at": ["3ba"], "more": 4})
-        {'at': [Time(3, TimeUnit.BATCH)], 'more': 4}
+        >>> like({"at": None}, {"at": {"$coded": ["Time", "3ba"]}, "more": 4})
+        {'at': Time(3, TimeUnit.BATCH), 'more': 4}
     """
-    if isinstance(own, tuple(_CODED)) and saved is not None:
-        return from_data(saved, type(own))
+    is_coded = type(saved) is dict and saved.keys() == {"$coded"}
+    name, data = saved["$coded"] if is_coded else ("", saved)
+    if isinstance(own, tuple(_CODED)) and saved is not None:  # former versions have saved no name
+        return from_data(data, type(own))
+    if is_coded:
+        return from_data(data, _coded_type(name, owner))
     if isinstance(own, Counter) and isinstance(saved, dict):
         return Counter(saved)
-    if isinstance(own, dict) and isinstance(saved, dict):
-        return {key: like(own.get(key), item) for key, item in saved.items()}
-    if type(own) in {list, tuple} and type(saved) is type(own) and len(own) == len(saved):
-        return type(own)(map(like, own, saved))
+    if type(saved) is dict:
+        known = own if isinstance(own, dict) else {}
+        return {key: like(known.get(key), item, owner) for key, item in saved.items()}
+    if type(saved) in {list, tuple}:
+        items = own if type(own) is type(saved) and len(own) == len(saved) else [None] * len(saved)
+        return type(saved)(like(one, item, owner) for one, item in zip(items, saved, strict=True))
     return saved
+
+
+def _coded_type(name: str, owner: type) -> Any:
+    """Return a type that :func:`coded` has named; an enumeration from a class or its module."""
+    named: dict[str, Any] = {base.__name__: base for base in _CODED} | {"PurePath": pathlib.Path}
+    for scope in (vars(sys.modules[owner.__module__]), *map(vars, owner.__mro__)):
+        named |= {one.__name__: one for one in scope.values() if isinstance(one, enum.EnumType)}
+    if name not in named:
+        raise ValueError(f"a member of {name} was saved: define or import this enumeration in {owner.__module__}.")
+    return named[name]
 
 
 def encode_plain(

@@ -146,6 +146,10 @@ def _is_schedule_free(state: dict[str, Any]) -> bool:
     return any(group.get("train_mode") for group in groups)
 
 
+def _is_read(name: str) -> bool:
+    return name == _MANIFEST or _READ.fullmatch(name) is not None
+
+
 @contextmanager
 def _local(path: str | Path, save_location: str | Path | None) -> Iterator[Path]:
     """Yield a local folder with the files of the checkpoint."""
@@ -158,8 +162,11 @@ def _local(path: str | Path, save_location: str | Path | None) -> Iterator[Path]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary if save_location is None else save_location)
         folder.mkdir(parents=True, exist_ok=True)
-        for source in files.ls(remote, detail=False) if files.exists(remote) else ():
-            name = source.rpartition("/")[2]
-            if name == _MANIFEST or _READ.fullmatch(name):
-                files.get_file(source, str(folder / name))
+        found = files.ls(remote, detail=False) if files.exists(remote) else []
+        fetched = {source.rpartition("/")[2]: source for source in found}
+        for name in filter(_is_read, fetched):
+            files.get_file(fetched[name], str(folder / name))
+        for left in folder.iterdir() if fetched else ():  # of a checkpoint that was fetched before
+            if _is_read(left.name) and left.name not in fetched:
+                left.unlink()
         yield folder

@@ -13,6 +13,7 @@ from composer.core.background import Background
 from composer.core.checks import to_path
 from composer.core.files import check_template, fill_in_run
 from composer.core.interval import at_checkpoints
+from composer.distributed.collectives import failing_in_all_processes
 from composer.loggers.products import require_product
 
 __all__ = ["SavePretrained"]
@@ -48,6 +49,7 @@ class SavePretrained(Callback):
             :class:`~composer.models.HuggingFaceModel` has; or an argument is of another type.
         ValueError: ``interval`` is not a length of time, ``folder`` is a URL or has an unknown field in braces; or at
             ``FIT_START``: algorithms have changed layers in a way that Transformers cannot represent.
+        Exception: During training: the first process cannot create the repository or write; all processes raise it.
 
     Example:
         >>> SavePretrained("runs/{run_name}/pretrained", "1ep").interval
@@ -89,10 +91,13 @@ class SavePretrained(Callback):
                 f"SavePretrained cannot save a model with {', '.join(changed)}, which a model of Transformers cannot "
                 "represent. Leave out the callback, or the algorithm that has changed the layers."
             )
-        if self.push_to_hub is not None and state.rank == 0:
-            from huggingface_hub import HfApi  # noqa: PLC0415  (an extra)
+        if self.push_to_hub is None:
+            return
+        with failing_in_all_processes(f"Creating the repository {self.push_to_hub}"):
+            if state.rank == 0:
+                from huggingface_hub import HfApi  # noqa: PLC0415  (an extra)
 
-            HfApi().create_repo(self.push_to_hub, exist_ok=True, private=True)
+                HfApi().create_repo(self.push_to_hub, exist_ok=True, private=True)
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """Save, at the event that :meth:`intervals` selects."""
@@ -114,7 +119,8 @@ class SavePretrained(Callback):
         self._wait()  # its folder may be this one
         self._saved_at = int(state.timestamp.count(TimeUnit.BATCH))
         folder = fill_in_run(self.folder, state, "folder")
-        with evaluation_weights(state):
+        # What only the first process does, writing, comes after the collectives of a sharded model.
+        with evaluation_weights(state), failing_in_all_processes(f"Saving the model to {folder}"):
             state.model.save_pretrained(folder)
         if self.push_to_hub is not None and state.rank == 0:
             from huggingface_hub import HfApi  # noqa: PLC0415  (an extra)

@@ -13,6 +13,7 @@ import torch
 
 from composer.core import Timestamp
 from composer.core.randomness import check_rng_state
+from composer.distributed import get_world_size
 
 __all__ = ["ComposerFile", "names_here"]
 
@@ -188,12 +189,15 @@ class ComposerFile:
         saved = _mapping(_mapping(self.state.get("schedulers")).get(key))
         return {name: saved.get(name, value) for name, value in own.items()}
 
-    def resume_data(self, rng: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def resume_data(self, rng: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a Trainer saves beside the state: the place in the data, and the generators of each process.
 
         Args:
-            rng: The states of the generators.
+            rng: The states of the generators; empty if those of the file cannot be used.
+            own: Those of this process, in place of them. A file without generators has as many processes as the run.
         """
+        saved = len(self.generators) if isinstance(self.generators, Sequence) else 0
+        rng = rng or [own] * (saved or get_world_size())
         clock = self.timestamp() or Timestamp()
         done = clock.counts.batch_in_epoch
         objects: dict[str, Any] = {"states": {}, "generators": {}}
@@ -209,13 +213,13 @@ class ComposerFile:
             "is_over": not done,
             "as_sampler": True,
         }
-        own = {"data": place, "loggers": {}, "metrics": {}, "objects": objects}
+        each = {"data": place, "loggers": {}, "metrics": {}, "objects": objects}
         return {
             "clock_before": clock.state_dict(),  # the file has none
             "cooldown": None,
             "interrupted": {},
             "microbatch_size": None,
-            "processes": [{**own, "rng": states} for states in rng],
+            "processes": [{**each, "rng": states} for states in rng],
             "skipped_steps": torch.zeros((), dtype=torch.int64),
             "tensor_parallel": 1,
             "world_size": len(rng),

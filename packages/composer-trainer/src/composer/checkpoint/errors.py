@@ -9,6 +9,9 @@ from composer.core.checks import abridged, bulleted
 __all__ = ["CheckpointError", "CheckpointMismatchError", "CheckpointSaveError", "FolderInUseError"]
 
 
+NOT_SAVED = "was not saved"
+
+
 class CheckpointError(ValueError):
     """A checkpoint cannot be used.
 
@@ -52,8 +55,8 @@ class CheckpointSaveError(OSError):
         'The checkpoint runs/ep1-ba5 was not saved: the disk is full.'
     """
 
-    def __init__(self, path: object, reason: str, *, outcome: str = "was not saved") -> None:
-        self.path, self.reason = str(path), abridged(reason)
+    def __init__(self, path: object, reason: str, *, outcome: str = NOT_SAVED) -> None:
+        self.path, self.reason, self.outcome = str(path), abridged(reason), outcome
         super().__init__(f"The checkpoint {self.path} {outcome}: {self.reason}")
 
 

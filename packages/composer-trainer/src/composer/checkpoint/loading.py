@@ -330,7 +330,7 @@ class LoadRequest:
         own, rng = self.state.state_dict(), file.rng(self.state.device)
         read.saved |= file.progress(names, own)
         lacking = [*([] if rng else ["the generators of random numbers"]), *file.unread(read.saved)]
-        extra = file.resume_data(rng or [rng_state(self.state.device)])
+        extra = file.resume_data(rng, rng_state(self.state.device))
         read.ignore(self.ignore_keys, self.state)
         checked = self._compare(read, saved_state.check_state, own | read.saved)
         restored = tuple(name for name in read.saved if name not in read.ignored)

@@ -232,9 +232,12 @@ class CheckpointSaver(Callback):
                 f"save_best (keep_best) must be a metric of {' or '.join(labels)}, got {self.keep_best.metric!r}, "
                 "which nothing computes. Give eval_dataloader, or an Evaluator with this label."
             )
+        if self._shared is not None:
+            self._wait()
         self._batches = _Batches()
         with failing_in_all(self._names(state).folder):
             if state.rank == 0:
+                self._saving.wait()  # what was saved before this fit counts below
                 folder = self._opened or self._open(state)
                 if self.keep_best is not None:
                     earlier = self._own(folder, state.run_name, state.timestamp)

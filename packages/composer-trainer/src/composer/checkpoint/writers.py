@@ -27,7 +27,7 @@ from composer.checkpoint.base import (
     dictionary,
     write_json,
 )
-from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
+from composer.checkpoint.errors import NOT_SAVED, CheckpointError, CheckpointSaveError
 from composer.checkpoint.layout import Layout, TensorFile, plan_files
 from composer.core import TimeUnit
 from composer.distributed import all_gather_object, any_rank
@@ -245,7 +245,8 @@ class Snapshot:
             if failed is not None and (decision == answer or "unreachable" in decision):
                 raise failed
         if "error" in decision:
-            raise CheckpointSaveError(folder.at(name), decision["error"]) from failed
+            outcome = decision.get("outcome", NOT_SAVED)
+            raise CheckpointSaveError(folder.at(name), decision["error"], outcome=outcome) from failed
 
     def _existing(self, folder: Folder, name: str) -> Manifest | None:
         """Return the manifest of an undamaged checkpoint of the same run and moment; None if nothing has to be kept.
@@ -317,8 +318,9 @@ class Snapshot:
 
 
 def _failure(rank: int, error: BaseException) -> dict[str, Any]:
-    reason = error.reason if isinstance(error, CheckpointSaveError) else f"{type(error).__name__}: {error}"
-    return {"error": f"process {rank} failed: {reason.rstrip('.')}."}
+    if isinstance(error, CheckpointSaveError):
+        return {"error": f"process {rank} failed: {error.reason.rstrip('.')}.", "outcome": error.outcome}
+    return {"error": f"process {rank} failed: {type(error).__name__}: {error}".rstrip(".") + "."}
 
 
 def _moment(manifest: Manifest) -> tuple[Any, ...]:

@@ -49,6 +49,12 @@ def _arguments_of(module: str) -> dict[str, Any]:
     path = Path(module)
     sys.path.insert(0, str(path.parent.resolve() if path.suffix == ".py" else Path.cwd()))
     imported = importlib.import_module(path.stem if path.suffix == ".py" else module)
+    found = getattr(imported, "__file__", None)
+    if path.suffix == ".py" and (found is None or Path(found).resolve() != path.resolve()):
+        raise ValueError(
+            f"--module {module} has the name of {found or 'a module of Python'}, which is imported in its place: "
+            "rename the file."
+        )
     if not callable(getattr(imported, "arguments", None)):
         raise TypeError(
             f"{module} must have a function arguments() that returns further arguments of the Trainer by name, such as "

@@ -31,7 +31,13 @@ class _OfType(type):
         return isinstance(one, torch.device) and one.type == cls.kind
 
 
-class DeviceCPU(Device, metaclass=_OfType):
+class _ByName(Device, metaclass=_OfType):
+    def __new__(cls) -> torch.device:  # type: ignore[misc]
+        """Return the device."""
+        return get_device(cls.kind)
+
+
+class DeviceCPU(_ByName):
     """``DeviceCPU()`` returns the CPU; the devices of this type are its instances.
 
     Example:
@@ -40,10 +46,6 @@ class DeviceCPU(Device, metaclass=_OfType):
     """
 
     kind = "cpu"
-
-    def __new__(cls) -> torch.device:  # type: ignore[misc]
-        """Return the device."""
-        return get_device("cpu")
 
 
 class DeviceGPU(Device, metaclass=_OfType):
@@ -70,7 +72,7 @@ class DeviceGPU(Device, metaclass=_OfType):
         return chosen
 
 
-class DeviceMPS(Device, metaclass=_OfType):
+class DeviceMPS(_ByName):
     """``DeviceMPS()`` returns the MPS device; it is its only instance.
 
     Raises:
@@ -82,7 +84,3 @@ class DeviceMPS(Device, metaclass=_OfType):
     """
 
     kind = "mps"
-
-    def __new__(cls) -> torch.device:  # type: ignore[misc]
-        """Return the device."""
-        return get_device("mps")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import copy
 import enum
 import functools
 import random
@@ -75,16 +76,19 @@ def ensure_tuple(x: Any) -> tuple[Any, ...]:
 
 
 def map_collection(collection: Any, map_fn: Callable[[Any], Any]) -> Any:
-    """Return a list, tuple or dictionary with a function applied to its items; of another value its result.
+    """Return a list, tuple or dictionary of the same type with mapped items; of another value the function's result.
 
     Example:
         >>> map_collection({"a": 1}, str), map_collection(3, str)
         ({'a': '1'}, '3')
     """
     if isinstance(collection, (list, tuple)):
-        return type(collection)(map(map_fn, collection))
+        return getattr(collection, "_make", type(collection))(map(map_fn, collection))  # a NamedTuple has _make
     if isinstance(collection, dict):
-        return type(collection)((key, map_fn(item)) for key, item in collection.items())
+        mapped = copy.copy(collection)
+        for key, item in collection.items():
+            mapped[key] = map_fn(item)
+        return mapped
     return map_fn(collection)
 
 

@@ -205,6 +205,11 @@ def _with_mesh(sections: Mapping[str, Any]) -> Mapping[str, Any]:
     degree = tp.get("tensor_parallel_degree")
     if degree is None:
         return sections
+    if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
+        raise ValueError(
+            "parallelism_config['tp']['tensor_parallel_degree'] must be an integer of at least 1, the number of "
+            f"processes that compute a layer together, got {degree!r}."
+        )
     others = {name: section for name, section in sections.items() if name != "tp"}
     if degree == 1:
         return others

@@ -213,6 +213,21 @@ class TestResult:
         assert search.suggestions == pytest.approx(expected)
         assert search.suggestion == search.suggestions["halfway"]
 
+    def test_valley(self):
+        """It is the middle step of a longest decreasing sequence, of which others lie between steps that are higher."""
+        for seed in range(20):
+            losses = (np.linspace(0, -3, 40) + np.random.default_rng(seed).standard_normal(40)).tolist()
+            search = LRSearch(tuple(map(float, range(40))), tuple(losses))
+            values, before, after = search.smoothed, [0] * 40, [0] * 40
+            for step in range(40):  # the lengths of the longest sequences that end, and that begin, at each step
+                before[step] = 1 + max((before[one] for one in range(step) if values[one] > values[step]), default=0)
+            for step in reversed(range(40)):
+                following = range(step + 1, 40)
+                after[step] = 1 + max((after[one] for one in following if values[one] < values[step]), default=0)
+            middle, longest = int(search.suggestions["valley"]), max(before)
+
+            assert (before[middle], after[middle]) == ((longest + 1) // 2, longest - (longest - 1) // 2)
+
     def test_suggestion_depends_little_on_the_batches(self):
         """Of ten searches whose losses differ by noise, the suggestions differ by less than a factor of 1.5."""
         found = []
