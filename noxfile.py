@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -36,6 +37,7 @@ TOOLS = {
     "site": ["myst-parser", "pydata-sphinx-theme", "selenium", "sphinx", "sphinx-copybutton", "sphinx-design"],
     "lint": ["ruff"],
     "types": ["mypy", "types-tqdm"],
+    "build": ["twine"],
 }
 # Compatible versions. The operators of mmcv are built from source, which requires an older setuptools.
 MMDET = {
@@ -222,6 +224,42 @@ def gpu(session: nox.Session) -> None:
     if shutil.which("nvidia-smi"):  # elsewhere the tests were skipped with the reason
         for benchmark in ["trainer_overhead", "kernels"]:
             session.run("python", f"benchmarks/{benchmark}.py", "--device", "cuda", env=TEST_ENV)
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build the sdists and wheels of a release in dist/, and check them; pass its tag after --, as in -- v0.2.0."""
+    number = project("trainer")["project"]["version"]
+    if session.posargs not in ([], [f"v{number}"]):
+        session.error(f"The packages have version {number}, which needs the tag v{number}, got {session.posargs[0]}")
+    if session.posargs and f"## {number} - Unreleased" in (ROOT / "CHANGELOG.md").read_text():
+        session.error(f"CHANGELOG.md has no date for {number}")
+    shutil.rmtree("dist", ignore_errors=True)
+    for package in PACKAGES:  # an sdist, from which the wheel is built
+        options = ["--quiet", f"--build-constraints={CONSTRAINTS}", "--out-dir=dist"]
+        session.run("uv", "build", *options, f"packages/composer-{package}")
+    install(session, *TOOLS["build"])
+    session.run("twine", "check", "--strict", *map(str, sorted(Path("dist").glob("composer_*"))))
+
+
+@nox.session
+def installed(session: nox.Session) -> None:
+    """Install the wheels that are in dist/, and use them together outside the repository."""
+    install(session, *map(str, sorted((ROOT / "dist").glob("*.whl"))))
+    session.chdir(session.create_tmp())
+    session.run("python", "-P", "-W", "error", str(ROOT / "tests" / "installed.py"), env=TEST_ENV)
+
+
+@nox.session(venv_backend="none")
+def version(session: nox.Session) -> None:
+    """Set the version wherever it is stated, and begin its section of the changelog, as in -- 0.3.0."""
+    (new,) = session.posargs
+    module = ROOT / "packages" / "composer-trainer" / "src" / "composer" / "__init__.py"
+    for path in [ROOT / "CITATION.cff", module, *ROOT.glob("packages/*/pyproject.toml")]:
+        stated = r'(?m)(^version = "|^__version__ = "|^version: |"composer-\w+==)[\d.]+'
+        path.write_text(re.sub(stated, rf"\g<1>{new}", path.read_text()))
+    changelog = ROOT / "CHANGELOG.md"
+    changelog.write_text(changelog.read_text().replace("\n## ", f"\n## {new} - Unreleased\n\n## ", 1))
 
 
 @nox.session

@@ -96,6 +96,7 @@ html_theme_options = {
 # Pages of the repository that are outside this folder, and where the site shows them.
 OUTSIDE = {
     "developing/architecture": "ARCHITECTURE.md",
+    "developing/changelog": "CHANGELOG.md",
     "developing/contributing": "CONTRIBUTING.md",
     "evidence/benchmarks": "benchmarks/README.md",
     "start/functional": "packages/composer-functional/README.md",

@@ -5,18 +5,22 @@ the environment that runs the tests, except where these are tested. Some tests t
 process imports torch and torchvision.
 """
 
+import importlib.metadata
 import json
 import os
+import re
 import shutil
 import site
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+NOXFILE = (ROOT / "noxfile.py").read_text()
 PACKAGES = ["functional", "engine", "models", "trainer"]
 # The distributions that each one needs, including itself, and the sub-packages it adds.
 NEEDS = {
@@ -59,6 +63,12 @@ def python(environment, *arguments, path=()):
     return run([environment / "bin" / "python", *arguments], cwd=environment, env=settings)
 
 
+def contents(wheel):
+    """Return the files of a wheel, by name."""
+    with zipfile.ZipFile(wheel) as files:
+        return {name: files.read(name) for name in files.namelist()}
+
+
 def located(environment, path=()):
     """Return the file of each sub-package of this project in an environment."""
     return json.loads(python(environment, "-c", LOCATE, *EVERYTHING, path=path))
@@ -82,22 +92,26 @@ def wheels(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def third_party(tmp_path_factory):
-    """Return a folder with all installed packages except those of this project."""
-    folder = tmp_path_factory.mktemp("third_party")
-    for entry in (entry for packages in site.getsitepackages() for entry in Path(packages).iterdir()):
-        if not entry.name.startswith("composer") and entry.suffix != ".pth":
-            (folder / entry.name).symlink_to(entry)
+def distributions(tmp_path_factory):
+    """Build an sdist of each package, and a wheel from it; return their folder."""
+    folder = tmp_path_factory.mktemp("distributions")
+    for package in PACKAGES:
+        uv("build", "--build-constraints", "constraints.txt", "--out-dir", folder, f"packages/composer-{package}")
     return folder
 
 
 @pytest.fixture
-def environment(tmp_path, third_party):
-    """Return a new environment with the third-party packages and no package of this project."""
+def environment(tmp_path):
+    """Return a new environment with the third-party packages of this one and no package of this project."""
     place = tmp_path / "environment"
     uv("venv", "--python", sys.executable, place)
     (packages,) = place.glob("lib/python*/site-packages")
-    (packages / "third_party.pth").write_text(f"{third_party}\n")
+    for entry in (entry for folder in site.getsitepackages() for entry in Path(folder).iterdir()):
+        if not entry.name.startswith(("composer", "_virtualenv", "__pycache__")) and entry.suffix != ".pth":
+            if entry.suffix == ".dist-info":  # of which uv does not follow links
+                shutil.copytree(entry, packages / entry.name)
+            else:
+                (packages / entry.name).symlink_to(entry)
     return place
 
 
@@ -150,6 +164,50 @@ class TestWheels:
             name: package for package in PACKAGES for name in ADDS[package]
         }
         python(environment, "-c", TOP_LEVEL, path=folders)
+
+
+class TestDistributions:
+    @pytest.mark.parametrize("package", PACKAGES)
+    def test_an_sdist_builds_the_same_wheel(self, wheels, distributions, package):
+        """The wheel that is built from the sdist has the same files as the one built from the repository."""
+        (from_sdist,) = distributions.glob(f"composer_{package}-*.whl")
+
+        assert contents(from_sdist) == contents(wheels[package])
+
+    @pytest.mark.parametrize("package", PACKAGES)
+    def test_an_sdist_has_what_belongs_to_it(self, distributions, package):
+        """An sdist has the sources, the tests, the licence and the README, and nothing else."""
+        (sdist,) = distributions.glob(f"composer_{package}-*.tar.gz")
+
+        with tarfile.open(sdist) as files:
+            names = {Path(name).parts[1] for name in files.getnames()}
+
+        files = {"LICENSE", "PKG-INFO", "README.md", "pyproject.toml", ".gitignore"}
+        assert names == files | {"src", "tests"} | ({"examples"} if package == "engine" else set())
+
+    @pytest.mark.parametrize("package", PACKAGES)
+    def test_metadata(self, wheels, package):
+        """The metadata describe the package, and the README has no link within the repository."""
+        (folder,) = (path for path in zipfile.Path(wheels[package]).iterdir() if path.name.endswith(".dist-info"))
+        data = importlib.metadata.PathDistribution(folder).metadata
+
+        assert (data["License-Expression"], data["License-File"]) == ("Apache-2.0", "LICENSE")
+        assert (data["Requires-Python"], data["Description-Content-Type"]) == (">=3.11", "text/markdown")
+        assert {"Summary", "Keywords", "Author"} <= set(data)
+        pythons = {re.search(r"3\.\d+$", name)[0] for name in data.get_all("Classifier") if "Python :: 3." in name}
+        assert pythons == set(re.findall(r"\d\.\d+", re.search(r"^PYTHONS = .+", NOXFILE, re.MULTILINE)[0]))
+        text = data.get_payload()
+        assert text.startswith(f"# composer-{package}\n")
+        assert re.findall(r"\]\((?!https?://|#)[^)]*\)", text) == []
+
+    def test_they_are_used_outside_the_repository(self, distributions, environment):
+        """Installed together from a folder, all modules can be imported, the command runs, and a model is trained."""
+        options = ["--offline", "--no-index", "--find-links", distributions, "--python", environment / "bin" / "python"]
+        uv("pip", "install", *options, "composer-trainer")
+
+        output = python(environment, "-P", ROOT / "tests" / "installed.py")
+
+        assert re.fullmatch(r"composer [\d.]+: \d+ modules, an accuracy of .+\n", output.splitlines(keepends=True)[-1])
 
 
 class TestEditable:

@@ -2,9 +2,11 @@
 
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 PINS = (ROOT / "constraints.txt").read_text()
@@ -68,10 +70,54 @@ def test_workflows_run_the_sessions_with_every_python():
     workflows = {path.stem: path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")}
     (pythons,) = re.findall(r"^PYTHONS = (\[.+\])$", (ROOT / "noxfile.py").read_text(), re.MULTILINE)
 
-    assert workflows.keys() == {"checks", "site"}
+    assert workflows.keys() == {"checks", "release", "site"}
     assert "secrets" not in "".join(workflows.values())
     assert f"python: {pythons}" in workflows["checks"]
     assert "run: nox -s site" in workflows["site"]
+
+
+def test_a_release_publishes_the_files_that_were_tried():
+    """One job builds, another tries these files with every Python; the third publishes them, and runs nothing else."""
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
+    jobs = workflow["jobs"]
+    uses, runs = (
+        {name: [step[kind] for step in job["steps"] if kind in step] for name, job in jobs.items()}
+        for kind in ("uses", "run")
+    )
+    (pythons,) = re.findall(r"^PYTHONS = \[(.+)\]$", (ROOT / "noxfile.py").read_text(), re.MULTILINE)
+
+    assert workflow[True] == {"push": {"tags": ["v*"]}}  # YAML 1.1 reads `on` as true
+    assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action) for job in uses.values() for action in job)
+    assert workflow["permissions"] == {"contents": "read"}
+    assert [name for name, job in jobs.items() if "permissions" in job] == ["publish"]
+    assert jobs["publish"]["permissions"] == {"attestations": "write", "contents": "read", "id-token": "write"}
+    assert jobs["publish"]["environment"] == "release"
+    assert (jobs["test"]["needs"], jobs["publish"]["needs"]) == ("build", ["build", "test"])
+    assert jobs["test"]["strategy"]["matrix"]["python"] == re.findall(r"[\d.]+", pythons)
+    assert (runs["build"][-1], runs["test"][-1]) == ('nox -s build -- "$GITHUB_REF_NAME"', "nox -s installed")
+    assert (runs["publish"], [action.partition("@")[0] for action in uses["publish"]]) == (
+        [],
+        ["actions/download-artifact", "actions/attest-build-provenance", "pypa/gh-action-pypi-publish"],
+    )
+    assert jobs["publish"]["steps"][-1]["with"] == {"attestations": True}
+
+
+def test_there_is_one_version():
+    """The packages, their requirements on each other, the citation and the changelog state the same version."""
+    projects = [tomllib.loads(path.read_text())["project"] for path in ROOT.glob("packages/*/pyproject.toml")]
+    needed = [one for project in projects for one in project["dependencies"] if one.startswith("composer-")]
+    module = (ROOT / "packages/composer-trainer/src/composer/__init__.py").read_text()
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+
+    stated = {
+        *(project["version"] for project in projects),
+        *(one.partition("==")[2] for one in needed),
+        *re.findall(r'^__version__ = "(.+)"$', module, re.MULTILINE),
+        yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"],
+        re.findall(r"^## (\S+) - (?:Unreleased|\d{4}-\d\d-\d\d)$", changelog, re.MULTILINE)[0],
+    }
+
+    assert (len(projects), len(needed), len(stated)) == (4, 5, 1), stated
 
 
 def test_each_module_has_its_test_file():

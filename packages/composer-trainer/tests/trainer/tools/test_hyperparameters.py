@@ -1,5 +1,6 @@
 """Logged hyperparameters of a run."""
 
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -260,7 +261,7 @@ class TestEnvironment:
 
         assert versions()["python"] == said
         assert versions()["torch"] == torch.__version__
-        assert versions()["composer"] == "0.1.0"
+        assert versions()["composer"] == importlib.metadata.version("composer-trainer")
 
     def test_hardware(self):
         """The machine has processors, memory and a name."""
