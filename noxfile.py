@@ -102,10 +102,12 @@ def ray(session: nox.Session) -> None:
 
 
 @nox.session
-def trackio(session: nox.Session) -> None:
-    """Test the logger for Trackio, which needs an older Pillow than that of constraints.txt."""
-    install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES), "trackio", pins=only_torch(session))
-    tests = ["loggers/test_trackio_logger.py", "trainer/test_reuse.py"]
+@nox.parametrize("product", ["swanlab", "trackio"], ids=["swanlab", "trackio"])
+def trackers(session: nox.Session, product: str) -> None:
+    """Test the loggers for SwanLab and Trackio, which need other versions of libraries than constraints.txt has."""
+    needed = project("trainer")["project"]["optional-dependencies"][product]
+    install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES), *needed, pins=only_torch(session))
+    tests = [f"loggers/test_{product}_logger.py", "trainer/test_reuse.py"]
     session.run(*PYTEST, *(f"packages/composer-trainer/tests/{test}" for test in tests), *session.posargs, env=TEST_ENV)
 
 

@@ -11,6 +11,7 @@ from composer.loggers import (
     MLFlowLogger,
     NeptuneLogger,
     SlackLogger,
+    SwanLabLogger,
     TensorboardLogger,
     TrackioLogger,
     WandBLogger,
@@ -24,6 +25,7 @@ MAKERS = {
     "psutil": (MLFlowLogger, "mlflow"),
     "comet_ml": (CometMLLogger, "comet"),
     "neptune": (NeptuneLogger, "neptune"),
+    "swanlab": (SwanLabLogger, "swanlab"),
     "trackio": (lambda: TrackioLogger("digits"), "trackio"),
     "slack_sdk": (lambda: SlackLogger(["a"], slack_logging_api_key="x", channel_id="y"), "slack"),
 }

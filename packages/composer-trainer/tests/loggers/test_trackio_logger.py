@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest.importorskip("trackio", reason="it needs an older Pillow than the other products; nox -s trackio installs it")
+pytest.importorskip("trackio", reason="it needs an older Pillow than the other products; nox -s trackers installs it")
 
 PROGRAM = """
 import json, trackio

@@ -51,6 +51,7 @@ from composer.loggers import (
     NeptuneLogger,
     ProgressBarLogger,
     SlackLogger,
+    SwanLabLogger,
     TensorboardLogger,
     TrackioLogger,
     WandBLogger,
@@ -124,9 +125,9 @@ def file_of(logger):
     return {"lines": [line["metrics"] for line in lines if "metrics" in line], "begins": set(lines[0])}
 
 
-def _make_trackio():
-    pytest.importorskip("trackio", reason="nox -s trackio installs it")
-    return TrackioLogger("digits")
+def _make_tracker(logger, product):
+    pytest.importorskip(product, reason="nox -s trackers installs it")
+    return logger("digits")
 
 
 def stored(logger):
@@ -148,11 +149,12 @@ LOGGERS = {
     NeptuneLogger: Case(lambda folder: NeptuneLogger(mode="offline"), stored),
     ProgressBarLogger: Case(lambda folder: ProgressBarLogger(stream=io.StringIO())),
     SlackLogger: Case(lambda folder: SlackLogger("loss/*", slack_logging_api_key="x", channel_id="C"), stored),
+    SwanLabLogger: Case(lambda folder: _make_tracker(SwanLabLogger, "swanlab"), stored),
     TensorboardLogger: Case(lambda folder: TensorboardLogger(f"{folder}/runs"), stored),
-    TrackioLogger: Case(lambda folder: _make_trackio(), stored),
+    TrackioLogger: Case(lambda folder: _make_tracker(TrackioLogger, "trackio"), stored),
     WandBLogger: Case(lambda folder: WandBLogger(), stored),
 }
-TRACKERS = (CometMLLogger, MLFlowLogger, NeptuneLogger, TensorboardLogger, TrackioLogger, WandBLogger)
+TRACKERS = (CometMLLogger, MLFlowLogger, NeptuneLogger, SwanLabLogger, TensorboardLogger, TrackioLogger, WandBLogger)
 COMPONENTS = {**CALLBACKS, **LOGGERS}
 
 

@@ -11,6 +11,7 @@ from composer.loggers.mlflow_logger import MLFlowLogger
 from composer.loggers.neptune_logger import NeptuneLogger
 from composer.loggers.progress_bar_logger import ProgressBarLogger
 from composer.loggers.slack_logger import SlackLogger
+from composer.loggers.swanlab_logger import SwanLabLogger
 from composer.loggers.tensorboard_logger import TensorboardLogger
 from composer.loggers.trackio_logger import TrackioLogger
 from composer.loggers.wandb_logger import WandBLogger
@@ -26,6 +27,7 @@ __all__ = [
     "NeptuneLogger",
     "ProgressBarLogger",
     "SlackLogger",
+    "SwanLabLogger",
     "TensorboardLogger",
     "TrackioLogger",
     "WandBLogger",
