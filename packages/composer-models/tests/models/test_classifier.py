@@ -59,6 +59,25 @@ class TestForwardAndLoss:
 
         assert loss == 4.0 * 5.0 * 7.0
 
+    @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32])
+    @pytest.mark.parametrize("shape", [(5, 3), (5,)])
+    def test_a_label_for_each_score(self, dtype, shape):
+        """Labels of 0 and 1 in the shape of the scores fit a binary cross entropy, and integers also the metrics."""
+        model = _classifier(loss_fn=nn.BCEWithLogitsLoss(pos_weight=torch.tensor(2.0)))
+        outputs, labels = torch.randn(shape), torch.randint(2, shape)
+
+        loss = model.loss(outputs, (None, labels.to(dtype)))
+
+        weights = 1.0 + labels
+        torch.testing.assert_close(loss, -(weights * (outputs * (2 * labels - 1)).sigmoid().log()).mean())
+
+    def test_a_label_for_each_score_is_not_for_a_cross_entropy(self):
+        """Several labels of a sample are no probabilities that sum to 1, so a cross entropy still raises an error."""
+        model = _classifier(loss_fn=nn.CrossEntropyLoss())
+
+        with pytest.raises(RuntimeError, match="Long"):
+            model.loss(torch.randn(5, 3), (None, torch.randint(2, (5, 3))))
+
     def test_module_as_loss(self):
         """A loss module is supported, and moves with the model."""
         model = _classifier(loss_fn=nn.CrossEntropyLoss(weight=torch.ones(3)))

@@ -13,6 +13,7 @@ from composer.models.detector import (
 from composer.models.huggingface import HuggingFaceModel, write_huggingface_pretrained_from_composer_checkpoint
 from composer.models.initializers import Initializer
 from composer.models.mmdet import MMDetModel
+from composer.models.regressor import ComposerRegressor
 from composer.models.segmenter import ComposerSegmenter
 from composer.models.timm import composer_timm
 from composer.models.torchvision import composer_torchvision
@@ -21,6 +22,7 @@ __all__ = [
     "ComposerClassifier",
     "ComposerDetector",
     "ComposerModel",
+    "ComposerRegressor",
     "ComposerSegmenter",
     "HuggingFaceModel",
     "Initializer",

@@ -46,7 +46,9 @@ class ComposerClassifier(PhaseMetricsModel):
         train_metrics: A metric, a ``MetricCollection``, a list or a dict of metrics; an empty list for none.
         val_metrics: The same for evaluation. Metrics that are also in ``train_metrics`` are copied, because each phase
             accumulates separately.
-        loss_fn: Called as ``loss_fn(outputs, target)``; returns a scalar.
+        loss_fn: Called as ``loss_fn(outputs, target)``; returns a scalar. Integer targets in the shape of the scores,
+            which metrics of several labels require, are converted to the type of the scores, which losses such as
+            ``nn.BCEWithLogitsLoss`` require.
 
     Raises:
         TypeError: ``module`` is not an ``nn.Module``, ``loss_fn`` is not callable, or the metrics contain another type.
@@ -129,8 +131,11 @@ class ComposerClassifier(PhaseMetricsModel):
             ValueError: A target is a class without a score.
         """
         _, target = pair_of(batch, *_EXPECTED)
-        if self.loss_fn is soft_cross_entropy and _is_one_score(outputs):
-            outputs, target = _two_scores(outputs, target)
+        if self.loss_fn is soft_cross_entropy:
+            if _is_one_score(outputs):
+                outputs, target = _two_scores(outputs, target)
+        elif _has_label_for_each_score(outputs, target) and known_cross_entropy(self.loss_fn) is None:
+            target = target.to(outputs.dtype)  # metrics require integers, and binary cross entropies of torch floats
         return compute_loss(self.loss_fn, outputs, target, *args, smoothing=self._label_smoothing, **kwargs)
 
     def _smooths_labels(self) -> bool:
@@ -192,6 +197,12 @@ def _is_one_score(outputs: object) -> bool:
         return False
     shape = outputs.shape
     return (len(shape) == 1 or (len(shape) > 1 and shape[1] == 1)) and outputs.is_floating_point()
+
+
+def _has_label_for_each_score(outputs: object, target: object) -> bool:
+    if not isinstance(outputs, Tensor) or not isinstance(target, Tensor):
+        return False
+    return outputs.shape == target.shape and outputs.is_floating_point() and not target.is_floating_point()
 
 
 def _two_scores(outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
