@@ -25,7 +25,7 @@ import composer.distributed
 import composer.functional
 import composer.optim
 from composer.ablation import Study
-from composer.compat.table import ARGUMENTS, NAMES, parse_home
+from composer.compat.table import ARGUMENTS, NAMES, UNAVAILABLE, parse_home
 from composer.core import Algorithm, Event, Stage, Time, explain
 from composer.core.declarations import ALWAYS_SERVED, OPTIONAL_EVENTS, ExclusiveResource, ServedFields, fields_at
 
@@ -453,7 +453,7 @@ def _former_names(available: bool) -> Iterator[tuple[str, str, str]]:
     for places, homes in NAMES.items():
         for home, names in homes.items():
             module, advice = parse_home(home)
-            if (module is not None) == available:
+            if (module not in {None, UNAVAILABLE}) == available:
                 listed = [name.replace("=", "` → `") for name in names if name != "*"]
                 shown = ", ".join(f"`{name}`" for name in listed) or "all"
                 yield f"`{places}`", shown, advice or f"`{module}`"

@@ -241,6 +241,16 @@ class TestKeeping:
         assert (tmp_path / "latest-rank0" / "manifest.json").is_file()
         assert {path.name for path in tmp_path.glob("*.pt") if path.is_symlink()} >= {"ep1-rank0.pt", "latest-rank0.pt"}
 
+    def test_remote_file_names(self, tmp_path):
+        """A URL as Composer's name of uploaded files is the folder of the checkpoints; other names are ignored."""
+        with pytest.warns(UserWarning, match="checkpoints are saved in memory://bucket/{run_name}. Remove"):
+            remote = CheckpointSaver(tmp_path, remote_file_name="memory://bucket/{run_name}/ep{epoch}.pt")
+        with pytest.warns(UserWarning, match="remote_file_name has no effect beside folder"):
+            local = CheckpointSaver(tmp_path, remote_file_name="{run_name}/ep{epoch}.pt", num_concurrent_uploads=4)
+
+        assert remote.folder == "memory://bucket/{run_name}"
+        assert local.folder == str(tmp_path)
+
     def test_keep_last(self, make_trainer, tmp_path):
         """Only the last checkpoints are kept, and the link points to the newest."""
         saver = CheckpointSaver(tmp_path, save_interval="2ba", num_checkpoints_to_keep=2)

@@ -25,11 +25,13 @@ from composer.compat.replacements import (
     local_rank_zero_download_and_wait,
     map_collection,
     retry,
+    seed_context,
     split_list,
     write_signal_file,
 )
-from composer.core import Event, State, Time, Timestamp
+from composer.core import Callback, Event, State, Time
 from composer.distributed.config import ParallelismConfig as Config
+from composer.distributed.config import from_fsdp1
 from composer.optim.clock import convert_time
 from fixtures import small_run
 
@@ -50,6 +52,7 @@ def test_ensure_tuple(given, expected):
         ("2ba", {"include_end_of_training": False}, "1ep", ["ep0-ba2", "ep0-ba4"]),
         (1, {}, "2ep", ["ep1-ba5", "ep2-ba10"]),
         ("4ba", {}, "6ba", ["ep0-ba4", "ep1-ba6"]),
+        (0, {}, "1ep", []),
     ],
 )
 def test_interval_schedulers(tmp_path, interval, options, duration, expected):
@@ -62,31 +65,34 @@ def test_interval_schedulers(tmp_path, interval, options, duration, expected):
     assert sorted(path.name for path in tmp_path.glob("ep*")) == expected
 
 
-def test_interval_schedulers_for_ends():
-    """With checkpoint_events=False, a schedule is for BATCH_END and EPOCH_END."""
-    is_due = create_interval_scheduler("2ba", checkpoint_events=False)
-    state = State(model=None)
-    state.previous_timestamp, state.timestamp = Timestamp(batch=1), Timestamp(batch=2)
-
-    assert is_due(state, Event.BATCH_END)
-    assert not is_due(state, Event.BATCH_CHECKPOINT)
-
-
 @pytest.mark.parametrize(
-    ("final_events", "expected"),
+    ("interval", "options", "duration", "expected"),
     [
-        (None, [Event.BATCH_CHECKPOINT]),
-        ({Event.FIT_END}, [Event.FIT_END]),
-        ({"epoch_checkpoint"}, ["epoch_checkpoint"]),
+        # A training in epochs ends at EPOCH_CHECKPOINT; an interval that ends there is due at its own event alone.
+        ("5ba", {}, "2ep", ["batch_checkpoint 5", "batch_checkpoint 10"]),
+        ("4ba", {}, "1ep", ["batch_checkpoint 4", "epoch_checkpoint 5"]),
+        ("4ba", {"final_events": {Event.BATCH_CHECKPOINT}}, "1ep", ["batch_checkpoint 4"]),
+        ("4ba", {"final_events": {"fit_end"}}, "1ep", ["batch_checkpoint 4", "fit_end 5"]),
+        ("1ep", {}, "2ep", ["epoch_checkpoint 5", "epoch_checkpoint 10"]),
+        ("4ba", {"checkpoint_events": False}, "1ep", ["batch_end 4", "epoch_checkpoint 5"]),
+        ("4ba", {}, "5ba", ["batch_checkpoint 4", "batch_checkpoint 5", "epoch_checkpoint 5"]),
+        ("3ba", {}, "4ba", ["batch_checkpoint 3", "batch_checkpoint 4"]),
+        ("100ba", {"include_end_of_training": False}, "1ep", []),
     ],
 )
-def test_interval_schedulers_with_final_events(final_events, expected):
-    """At the end of the training a schedule is due at the final events, and there only."""
-    is_due = create_interval_scheduler("3ba", final_events=final_events)
-    state = State(model=None, max_duration="4ba")
-    state.previous_timestamp, state.timestamp = Timestamp(batch=3), Timestamp(batch=4)
+def test_events_of_interval_schedulers(interval, options, duration, expected):
+    """A schedule is due at the events at which that of Composer 0.32.1 is due in the same training."""
+    is_due, due = create_interval_scheduler(interval, **options), []
 
-    assert [event for event in Event if is_due(state, event)] == expected
+    class Recorder(Callback):
+        def run_event(self, event, state, logger):
+            if is_due(state, event):
+                due.append(f"{event.value} {state.timestamp.batch.value}")
+
+    with small_run(max_duration=duration, callbacks=Recorder()) as trainer:
+        trainer.fit()
+
+    assert due == expected
 
 
 def test_models_are_not_wrapped():
@@ -267,7 +273,8 @@ def test_settings_that_are_assigned():
     fsdp.sharding_strategy, fsdp.mixed_precision = "SHARD_GRAD_OP", "FULL"
     fsdp.state_dict_type = "sharded"
 
-    assert config == {"fsdp": {"reshard_after_forward": False, "mixed_precision": "FULL"}}
+    assert Config.from_arguments(config, None).fsdp.reshard_after_forward is False
+    assert config["fsdp"]["mixed_precision"] == "FULL"
     assert (config.fsdp, fsdp.state_dict_type) == (fsdp, "sharded")
 
     config.fsdp = None
@@ -275,10 +282,67 @@ def test_settings_that_are_assigned():
     assert config == {}
 
 
-def test_other_strategies():
-    """A strategy of FSDP1 without an equal is an error that states what to pass."""
-    with pytest.raises(ValueError, match="got 'HYBRID_SHARD'"):
-        FSDPConfig("HYBRID_SHARD")
+@pytest.mark.parametrize(
+    ("given", "mesh", "reshards"),
+    [
+        (FSDPConfig("HYBRID_SHARD"), (4, 2, 1), True),
+        (FSDPConfig(sharding_strategy="_HYBRID_SHARD_ZERO2", data_parallel_shard_degree=4), (2, 4, 1), False),
+        ({"sharding_strategy": "FULL_SHARD", "data_parallel_replicate_degree": 2}, (2, 4, 1), True),
+    ],
+)
+def test_replicas_of_sharded_models(monkeypatch, given, mesh, reshards):
+    """A hybrid strategy shards on each machine and replicates over machines; degrees are those of the mesh."""
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+
+    settings = Config.from_arguments({"fsdp": given}, None)
+
+    assert (settings.mesh.replicate, settings.mesh.shard, settings.mesh.tp) == mesh
+    assert settings.fsdp.reshard_after_forward is reshards
+
+
+def test_replicas_with_split_layers(monkeypatch):
+    """With tensor parallelism, the degrees are those of the other processes."""
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    fsdp, tp = FSDPConfig(data_parallel_replicate_degree=2), TPConfig(None, 2, {"*.in": "colwise"})
+
+    mesh = Config.from_arguments(ParallelismConfig(fsdp, tp), None).mesh
+
+    assert (mesh.replicate, mesh.shard, mesh.tp) == (2, 2, 2)
+
+
+def test_settings_without_an_equal():
+    """Settings of FSDP1 that save memory give a warning, the others none; an unknown strategy is an error."""
+    plain = {"use_orig_params": False, "limit_all_gathers": True, "state_dict_type": "sharded", "verbose": True}
+
+    assert from_fsdp1(plain) == ({}, {})
+    with pytest.warns(UserWarning, match="no effect in FSDP2: activation_checkpointing. Remove"):
+        from_fsdp1({**plain, "activation_checkpointing": True})
+    with pytest.raises(ValueError, match=r"HYBRID_SHARD.* got 'NO_SHARD'\. Leave out"):
+        from_fsdp1(FSDPConfig("NO_SHARD"))
+
+
+def test_defaults_of_fsdp():
+    """Attributes that are not set have Composer's defaults."""
+    config = FSDPConfig(mixed_precision="PURE")
+
+    assert (config.sharding_strategy, config.mixed_precision, config.state_dict_type) == ("FULL_SHARD", "PURE", "full")
+    assert config.activation_checkpointing is config.cpu_offload is False
+    assert config.auto_wrap is config.use_orig_params is True
+    assert not hasattr(config, "nothing")
+
+
+def test_a_block_with_a_seed():
+    """The generators draw as after the seed, and continue afterwards as if nothing had happened."""
+    torch.manual_seed(3)
+    first = torch.rand(2)
+    torch.manual_seed(3)
+
+    with seed_context(17):
+        drawn = torch.rand(2)
+
+    assert torch.equal(torch.rand(2), first)
+    assert torch.equal(drawn, torch.rand(2, generator=torch.Generator().manual_seed(17)))
 
 
 @pytest.mark.filterwarnings("ignore:composer.algorithms:DeprecationWarning")

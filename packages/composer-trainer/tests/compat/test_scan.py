@@ -1,5 +1,6 @@
 """The scan finds the lines of a program that have to change, without running it."""
 
+import json
 import os
 import re
 import subprocess
@@ -24,7 +25,7 @@ def test_each_entry_is_found(entry):
 
     assert finding.line == 3
     assert entry.former.startswith(finding.former)
-    assert finding.works == (entry.module is not None)
+    assert finding.works == entry.works
     assert finding.change == entries()[finding.former].change
 
 
@@ -52,12 +53,12 @@ def test_a_module_is_reported_once():
         "from composer.utils import dist\n"
         "rank = dist.get_global_rank()\n"
         "dist.barrier()\n"
-        "dist.busy_wait_for_local_rank_zero('a')\n"
+        "dist.all_gather_object_list_hpu('a')\n"
     )
 
     assert found(source) == [
         (1, "composer.utils.dist", True),
-        (4, "composer.utils.dist.busy_wait_for_local_rank_zero", False),
+        (4, "composer.utils.dist.all_gather_object_list_hpu", False),
     ]
 
 
@@ -119,14 +120,12 @@ def test_arguments_in_the_table_are_not_accepted():
     import inspect
 
     from composer import functional as cf
-    from composer.callbacks import CheckpointSaver
     from composer.compat.table import ARGUMENTS
     from composer.trainer import Trainer
 
     current = {
         "Trainer": Trainer,
         "export_for_inference": Trainer.export_for_inference,
-        "CheckpointSaver": CheckpointSaver,
         "BlurPool2d": cf.BlurPool2d,
         "factorize_matrix": cf.factorize_matrix,
         "factorize_conv2d": cf.factorize_conv2d,
@@ -326,6 +325,36 @@ def test_one_unreadable_file_does_not_end_the_scan(tmp_path, capsys, content):
     assert "b.py:1: composer.datasets.cifar" in output.out
 
 
+def test_notebooks(tmp_path, capsys):
+    """Cells of code are read with their numbers, without the commands of IPython; an invalid cell is reported."""
+    sources = [
+        ("markdown", "from composer.utils import UCObjectStore"),
+        ("code", ["%pip install mosaicml\n", "!ls\n", "import composer\n"]),
+        ("code", "%%bash\nls *"),
+        (
+            "code",
+            "if True:\n    !ls -l\nfiles = !ls\ncomposer.Trainer?\nfrom composer.utils import dist, UCObjectStore",
+        ),
+        ("code", "print 'a'"),
+        ("code", "dist.barrier()\nfrom composer.datasets import cifar"),
+    ]
+    cells = [{"cell_type": kind, "source": source} for kind, source in sources]
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": cells}))
+    (tmp_path / "b.ipynb").write_text("[]")
+
+    result = [(path.name, one.cell, one.line, one.former, one.works) for path, one in scan(tmp_path)]
+
+    assert result == [
+        ("a.ipynb", 4, 5, "composer.utils.UCObjectStore", False),
+        ("a.ipynb", 4, 5, "composer.utils.dist", True),
+        ("a.ipynb", 5, 1, "the file", False),
+        ("a.ipynb", 6, 2, "composer.datasets.cifar", False),
+        ("b.ipynb", 0, 0, "the file", False),
+    ]
+    assert main(["scan", str(tmp_path)]) == 2
+    assert "a.ipynb:cell 6:2: composer.datasets.cifar -> Use torchvision" in capsys.readouterr().out
+
+
 def test_pipes_and_devices_are_not_opened(tmp_path):
     """Folders, pipes and links to devices with names of Python files are not opened."""
     (tmp_path / "folder.py").mkdir()
@@ -340,12 +369,12 @@ def test_pipes_and_devices_are_not_opened(tmp_path):
 def test_the_command_line(tmp_path):
     """``python -m composer.compat scan`` runs; it starts a process that imports torch."""
     program = tmp_path / "train.py"
-    program.write_text("from composer.utils import OCIObjectStore\n")
+    program.write_text("from composer.utils import UCObjectStore\n")
 
     done = subprocess.run(
         [sys.executable, "-m", "composer.compat", "scan", program], capture_output=True, text=True, check=False
     )
 
     assert done.returncode == 1
-    assert "composer.utils.OCIObjectStore -> Remote files are URLs" in done.stdout
+    assert "composer.utils.UCObjectStore -> Remote files are URLs" in done.stdout
     assert done.stderr == ""

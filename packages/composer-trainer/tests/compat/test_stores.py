@@ -1,17 +1,26 @@
 """Composer's object stores, above fsspec."""
 
+import importlib
+
 import fsspec
 import pytest
 
 from composer import Callback
 from composer.compat.stores import (
+    GCSObjectStore,
     ObjectStore,
+    OCIObjectStore,
     RemoteUploaderDownloader,
     S3ObjectStore,
+    SFTPObjectStore,
+    extract_path_from_symlink,
     get_file,
+    is_uri,
+    list_remote_objects,
     maybe_create_object_store_from_uri,
     maybe_create_remote_uploader_downloader_from_uri,
     parse_uri,
+    validate_credentials,
 )
 from composer.core import State
 from fixtures import small_run
@@ -168,3 +177,49 @@ def test_settings_of_the_store_keep_its_folder():
     assert make("s3://bucket/runs").get_uri_for_file("a") == "s3://bucket/runs/a"
     assert make("s3://bucket/runs", settings).get_uri_for_file("a") == "s3://bucket/runs/a"
     assert make("s3://bucket/runs", settings | {"prefix": "b"}).get_uri_for_file("a") == "s3://bucket/b/a"
+
+
+def test_stores_of_other_protocols(monkeypatch):
+    """Stores of GCS, OCI and SFTP are folders at URLs with their protocols, and SFTP's options reach the server."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    class Server(MemoryFileSystem):
+        cachable = False
+
+        def __init__(self, *args, **options):
+            super().__init__(*args)
+            self.options = options
+
+        @classmethod
+        def _strip_protocol(cls, path):
+            return super()._strip_protocol(path.partition("://")[2])
+
+    for protocol in ("gs", "oci", "sftp"):
+        monkeypatch.setitem(importlib.import_module("fsspec.registry")._registry, protocol, Server)
+    monkeypatch.setenv("COMPOSER_SFTP_KEY_FILE", "id_rsa")
+
+    gs, oci = GCSObjectStore("bucket", "runs"), maybe_create_object_store_from_uri("oci://bucket/a.pt")
+    sftp = SFTPObjectStore("sftp://host", 2222, "me", cwd="/runs", connect_kwargs={"timeout": 3})
+
+    assert gs.get_uri("a.pt") == "gs://bucket/runs/a.pt"
+    assert (type(oci), oci.url) == (OCIObjectStore, "oci://bucket")
+    assert sftp.url == "sftp://host/runs"
+    assert sftp._files.options == {"port": 2222, "username": "me", "key_filename": "id_rsa", "timeout": 3}
+
+
+def test_small_files(store, tmp_path):
+    """A file that stands for a link is read, permissions are tried, and URLs are listed and recognized."""
+    (tmp_path / "latest.symlink").write_text("runs/ep1.pt")
+    store.upload_object("latest.symlink", tmp_path / "latest.symlink")
+
+    validate_credentials(store, "permitted.txt")
+
+    assert extract_path_from_symlink(str(tmp_path / "latest.symlink")) == "runs/ep1.pt"
+    assert extract_path_from_symlink("memory://bucket/latest.symlink", store) == "runs/ep1.pt"
+    assert store.list_objects() == ["latest.symlink", "permitted.txt"]
+    if store.url == "memory://bucket":
+        assert list_remote_objects("memory://bucket/l") == ["latest.symlink"]
+    with pytest.raises(ValueError, match="remote_path must be a URL, got 'runs'"):
+        list_remote_objects("runs")
+    assert is_uri("gs://bucket/a")
+    assert not is_uri("/a/b")

@@ -1,5 +1,6 @@
 """Metrics that torchmetrics does not have. Importing this module imports torchmetrics."""
 
+from composer.functional.former_names import serve_former_names
 from composer.functional.signatures import unquote_annotations
 from composer.metrics.binary_f1 import BinaryF1Score
 from composer.metrics.cross_entropy import CrossEntropy
@@ -23,3 +24,4 @@ __all__ = [
 ]
 
 unquote_annotations(globals())
+serve_former_names(__name__)

@@ -128,6 +128,11 @@ class CheckpointSaver(Callback):
             them.
         ignore_keys: What not to save; see :func:`~composer.checkpoint.save_checkpoint`.
         background: Whether training continues while a checkpoint is written.
+        remote_file_name: MosaicML Composer's name of an uploaded file. If it is a URL, checkpoints are saved in its
+            folder instead of ``folder``; other names are ignored. Both give a warning.
+        latest_remote_file_name: Ignored.
+        num_concurrent_uploads: Ignored.
+        upload_timeout_in_seconds: Ignored.
 
     The attribute ``extra``, if set, is a function that returns plain data and tensors to save beside the state,
     such as the position in the data. A second save at the same time does nothing, unless the data has another
@@ -160,7 +165,14 @@ class CheckpointSaver(Callback):
         weights_only: bool = False,
         ignore_keys: IgnoreKeys = None,
         background: bool = True,
+        remote_file_name: str | None = None,
+        latest_remote_file_name: str | None = None,
+        num_concurrent_uploads: int = 1,
+        upload_timeout_in_seconds: int = 3600,
     ) -> None:
+        del latest_remote_file_name, num_concurrent_uploads, upload_timeout_in_seconds
+        if remote_file_name is not None:
+            folder = _folder_of_remote(remote_file_name, folder)
         check_folder("folder", folder)
         check_flags(overwrite=overwrite, weights_only=weights_only, background=background)
         num_checkpoints_to_keep = _without_zero(num_checkpoints_to_keep, folder)
@@ -465,6 +477,18 @@ def check_folder(name: str, folder: object) -> None:
     """Raise a TypeError if ``folder`` is neither a path nor a URL; the error calls it by ``name``."""
     if not isinstance(folder, (str, os.PathLike)):
         raise TypeError(f"{name} must be a path or a URL, got {folder!r}.")
+
+
+def _folder_of_remote(name: str, folder: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Return the folder of a URL of MosaicML Composer's uploads; for another name ``folder``."""
+    remote = name.rpartition("/")[0] if is_remote(name) else folder
+    warnings.warn(
+        f"remote_file_name has no effect beside folder: checkpoints are saved in {remote}. Remove it, and set folder "
+        "(save_folder) to the path or URL of the checkpoints.",
+        UserWarning,
+        stacklevel=3,
+    )
+    return remote
 
 
 def _without_suffix(name: str) -> str:

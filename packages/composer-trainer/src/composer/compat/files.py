@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,7 @@ __all__ = [
     "get_save_filename",
     "is_tar",
     "load_checkpoint",
+    "partial_format",
     "safe_torch_load",
     "save_checkpoint",
 ]
@@ -123,6 +125,17 @@ def get_save_filename(state: State, filename: str = "ep{epoch}-ba{batch}-rank{ra
         'ep0-ba0-rank0'
     """
     return PartialFilePath(filename).format(state)
+
+
+def partial_format(s: str, *args: object, **kwargs: object) -> str:
+    """Return a string with the fields filled in that are given; the others remain.
+
+    Example:
+        >>> partial_format("{run_name}/ba{batch}", run_name="mine")
+        'mine/ba{batch}'
+    """
+    named = {name: f"{{{name}}}" for _, name, _, _ in string.Formatter().parse(s) if name and name.isidentifier()}
+    return s.format(*args, *["{}"] * s.count("{}"), **(named | kwargs))
 
 
 def is_tar(name: str | Path) -> bool:

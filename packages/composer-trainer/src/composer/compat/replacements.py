@@ -12,9 +12,10 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeAlias, TypeVar
 
 import attrs
+import torch
 from torch import nn
 
 from composer.compat.devices import get_device
@@ -26,17 +27,23 @@ from composer.distributed import (
     get_global_rank,
     get_local_rank,
     get_node_rank,
+    run_local_rank_zero_first,
 )
+from composer.distributed.config import FSDP1_DEFAULTS
 from composer.optim.clock import convert_time
+from composer.trainer.reproducibility import seed_all
 
 __all__ = [
     "JSON",
+    "STR_TO_DTYPE",
     "ExportFormat",
     "FSDPConfig",
     "MissingConditionalImportError",
     "ParallelismConfig",
+    "ParallelismType",
     "TPConfig",
     "VersionedDeprecationWarning",
+    "busy_wait_for_local_rank_zero",
     "check_max_duration",
     "create_interval_scheduler",
     "ensure_tuple",
@@ -45,10 +52,12 @@ __all__ = [
     "is_model_ddp",
     "is_model_deepspeed",
     "is_notebook",
+    "is_xla_installed",
     "load_rng_state",
     "local_rank_zero_download_and_wait",
     "map_collection",
     "retry",
+    "seed_context",
     "split_list",
     "using_torch_2",
     "write_signal_file",
@@ -59,6 +68,9 @@ T = TypeVar("T")
 
 JSON: TypeAlias = str | float | int | list[Any] | dict[str, Any] | None
 """A value that JSON can represent."""
+
+STR_TO_DTYPE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""The dtypes of weights, by their names in settings."""
 
 
 def ensure_tuple(x: Any) -> tuple[Any, ...]:
@@ -102,6 +114,16 @@ def using_torch_2() -> bool:
     return True
 
 
+def is_xla_installed() -> bool:
+    """Return False: devices of XLA and HPU are not supported.
+
+    Example:
+        >>> is_xla_installed()
+        False
+    """
+    return False
+
+
 def is_notebook() -> bool:
     """Return whether the program runs in IPython.
 
@@ -122,6 +144,19 @@ class ExportFormat(enum.StrEnum):
 
     TORCHSCRIPT = "torchscript"
     ONNX = "onnx"
+
+
+class ParallelismType(enum.StrEnum):
+    """The dimensions of a mesh of processes.
+
+    Example:
+        >>> ParallelismType("tensor_parallel") is ParallelismType.TENSOR_PARALLEL
+        True
+    """
+
+    DATA_PARALLEL_SHARD = "data_parallel_shard"
+    DATA_PARALLEL_REPLICATE = "data_parallel_replicate"
+    TENSOR_PARALLEL = "tensor_parallel"
 
 
 class VersionedDeprecationWarning(DeprecationWarning):
@@ -146,11 +181,12 @@ def create_interval_scheduler(
 
     Args:
         interval: How often; a whole number counts epochs.
-        include_end_of_training: Whether it is also True at the end of the training.
+        include_end_of_training: Whether it is also True at the end of the training, if no interval ends at its last
+            batch.
         checkpoint_events: Whether the function is for ``BATCH_CHECKPOINT`` and ``EPOCH_CHECKPOINT`` instead of
             ``BATCH_END`` and ``EPOCH_END``.
-        final_events: The events at which it is True at the end of the training; that of the unit of ``max_duration`` if
-            None.
+        final_events: The events at which it is True at the end of the training; ``BATCH_CHECKPOINT`` and
+            ``EPOCH_CHECKPOINT`` if None. A training in epochs ends with the second of them.
 
     Raises:
         ValueError: The interval is no length of time, or negative.
@@ -164,15 +200,21 @@ def create_interval_scheduler(
         (True, False)
     """
     every = Interval.named("interval", interval)
-    kind = "checkpoint" if checkpoint_events else "end"
-    batch, epoch, iteration = (Event(f"{part}_{kind}") for part in ("batch", "epoch", "iteration"))
+    part = {TimeUnit.EPOCH: "epoch", TimeUnit.ITERATION: "iteration"}.get(every.every.unit, "batch")
+    usual = Event(f"{part}_{'checkpoint' if checkpoint_events else 'end'}")
+    final = final_events or {Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT}
+    last_batch = -1
 
     def is_due(state: State, event: Event) -> bool:
-        elapsed = state.get_elapsed_duration()
-        if include_end_of_training and state.max_duration is not None and elapsed is not None and elapsed.value >= 1:
-            usual = {TimeUnit.EPOCH: epoch, TimeUnit.ITERATION: iteration}.get(state.max_duration.unit, batch)
-            return event in (final_events or {usual})
-        return event in {batch, epoch, iteration} and every.is_due(state)
+        nonlocal last_batch
+        batch, duration = int(state.timestamp.batch), state.max_duration
+        is_over = duration is not None and state.timestamp.get(duration.unit) >= duration
+        if include_end_of_training and is_over and every.every.value and event in final and batch != last_batch:
+            return True
+        if event != usual or not every.is_due(state):
+            return False
+        last_batch = batch
+        return True
 
     return is_due
 
@@ -259,6 +301,25 @@ def load_rng_state(rng_state_dicts: Sequence[dict[str, Any]]) -> None:
         randomness.load_rng_state(states, get_device())
 
 
+@contextlib.contextmanager
+def seed_context(seed: int) -> Iterator[None]:
+    """Seed the global generators of this process for a block, and restore them afterwards.
+
+    Example:
+        >>> with seed_context(17):
+        ...     first = random.random()
+        >>> with seed_context(17):
+        ...     random.random() == first
+        True
+    """
+    states, device = randomness.rng_state(get_device()), get_device()
+    seed_all(seed)
+    try:
+        yield
+    finally:
+        randomness.load_rng_state(states, device)
+
+
 def get_node_signal_file_name(rng: object = None) -> str:
     """Return a new file name, the same in all processes of a machine.
 
@@ -286,6 +347,20 @@ def write_signal_file(signal_file_name: str, dir_path: str | None = None) -> str
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     return str(path)
+
+
+def busy_wait_for_local_rank_zero(dir_path: str | None = None) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which the first process of the machine runs a block before the others.
+
+    Args:
+        dir_path: Ignored: the processes wait for each other without a file.
+
+    Example:
+        >>> with busy_wait_for_local_rank_zero():
+        ...     pass
+    """
+    del dir_path
+    return run_local_rank_zero_first()
 
 
 @contextlib.contextmanager
@@ -366,34 +441,33 @@ class _Config(dict[str, Any]):
 
 
 class FSDPConfig(_Config):
-    """The settings of FSDP2 for ``parallelism_config={"fsdp": ...}``; those that only FSDP1 has are left out.
+    """Settings of FSDP1 or FSDP2 for ``parallelism_config={"fsdp": ...}``; the attributes have Composer's defaults.
 
     Args:
-        sharding_strategy: ``"FULL_SHARD"``, or ``"SHARD_GRAD_OP"``, which keeps weights after the forward pass.
-        settings: Settings of :class:`~composer.distributed.FSDPSettings`, and of FSDP1.
-
-    Raises:
-        ValueError: The strategy is another one.
+        sharding_strategy: ``"FULL_SHARD"``; ``"SHARD_GRAD_OP"``, which keeps weights after the forward pass; or
+            ``"HYBRID_SHARD"``, which replicates the sharded model, on each machine if there is no
+            ``data_parallel_replicate_degree`` or ``data_parallel_shard_degree``.
+        settings: Other settings of FSDP1, and those of :class:`~composer.distributed.FSDPSettings`.
 
     Example:
-        >>> FSDPConfig("SHARD_GRAD_OP", mixed_precision="PURE", use_orig_params=True)
-        {'reshard_after_forward': False, 'mixed_precision': 'PURE'}
+        >>> config = FSDPConfig("SHARD_GRAD_OP", mixed_precision="PURE")
+        >>> config, config.use_orig_params
+        ({'sharding_strategy': 'SHARD_GRAD_OP', 'mixed_precision': 'PURE'}, True)
     """
 
-    def __init__(self, sharding_strategy: str = "FULL_SHARD", **settings: Any) -> None:
-        if sharding_strategy not in {"FULL_SHARD", "SHARD_GRAD_OP"}:
-            raise ValueError(
-                f"sharding_strategy must be 'FULL_SHARD' or 'SHARD_GRAD_OP', got {sharding_strategy!r}. Leave out the "
-                "configuration for 'NO_SHARD'; for 'HYBRID_SHARD' pass parallelism_config={'mesh': {'replicate': 2, "
-                "...}}."
-            )
-        known = [field.name for field in attrs.fields(FSDPSettings)]
-        own = {name: value for name, value in settings.items() if name in known}
-        super().__init__(
-            {"reshard_after_forward": sharding_strategy == "FULL_SHARD"} | own,
-            sharding_strategy=sharding_strategy,
-            **settings,
-        )
+    _defaults: ClassVar[Mapping[str, Any]] = {
+        **{field.name: field.default for field in attrs.fields(FSDPSettings)},
+        **FSDP1_DEFAULTS,
+    }
+
+    def __init__(self, sharding_strategy: str | None = None, **settings: Any) -> None:
+        given = {} if sharding_strategy is None else {"sharding_strategy": sharding_strategy}
+        super().__init__(given | settings, **given, **settings)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._defaults:
+            return self._defaults[name]
+        raise AttributeError(f"FSDPConfig has no attribute {name!r}")
 
 
 class TPConfig(_Config):
@@ -430,7 +504,7 @@ class ParallelismConfig(_Config):
 
     Example:
         >>> ParallelismConfig(FSDPConfig())
-        {'fsdp': {'reshard_after_forward': True}}
+        {'fsdp': {}}
     """
 
     def __init__(

@@ -3,6 +3,7 @@
 import ast
 import functools
 import importlib
+import json
 import re
 import tokenize
 import warnings
@@ -20,10 +21,13 @@ UNREADABLE = "the file"
 """What a finding names instead of a former name if a file could not be read."""
 _LARGEST = 2**20
 """Bytes of a program; longer files are data, and take minutes."""
+_MAGIC = re.compile(r"^(\s*)(?:[%!?]|[\w.]+\?|\w+\s*=\s*[%!]).*$", re.MULTILINE)
+"""A line of a notebook that is a command of IPython."""
 _YAML = (".yaml", ".yml")
 _NAME = re.compile(r"(?<![\w./-])composer(?:\.\w+)+(?![\w/-])")
 _SCHEDULE = re.compile(r"composer\.optim\.(scheduler\.)?(?!WarmupStable)\w+Scheduler")
 _RATES = "each batch has its own rate, not that of the one before; composer.compat.lag_schedules gives the former ones"
+_NOTHING = "not available here, and without a known replacement"
 _BLOCK = re.compile(r"[\s-]*[\"']?(algorithms|callbacks|loggers)[\"']?:")
 
 
@@ -36,6 +40,7 @@ class Finding(NamedTuple):
         change: What to write instead.
         works: Whether the line works unchanged, with a ``DeprecationWarning``.
         has_other_numbers: Whether it works without a warning, and the training has other numbers.
+        cell: The number of the cell of a notebook, from 1; 0 in other files.
 
     Example:
         >>> print(Finding(3, "composer.utils.dist", "from composer import distributed as dist", works=True))
@@ -47,10 +52,12 @@ class Finding(NamedTuple):
     change: str
     works: bool
     has_other_numbers: bool = False
+    cell: int = 0
 
     def __str__(self) -> str:
         kind = "other numbers" if self.has_other_numbers else "a warning"
-        return f"{self.line}: {self.former} -> {self.change}{f' (works, with {kind})' if self.works else ''}"
+        place = f"cell {self.cell}:{self.line}" if self.cell else f"{self.line}"
+        return f"{place}: {self.former} -> {self.change}{f' (works, with {kind})' if self.works else ''}"
 
 
 def scan(path: str | Path) -> Iterator[tuple[Path, Finding]]:
@@ -58,7 +65,8 @@ def scan(path: str | Path) -> Iterator[tuple[Path, Finding]]:
 
     In YAML these are full names (``_target_: composer.utils.dist``), and names of algorithms, callbacks and loggers in
     blocks of these titles that are not available. Schedulers of ``composer.optim`` work, and are found because of
-    other learning rates: see :func:`composer.compat.lag_schedules`. A Python file that cannot be read (it is no valid
+    other learning rates: see :func:`composer.compat.lag_schedules`. Findings in a notebook have the number of the cell;
+    commands of IPython are skipped. A Python file that cannot be read (it is no valid
     Python, or longer than 1 MiB) has one finding with the reason, and the others are read. Folders, pipes and devices
     with names of files are no files. What a program imports only for type checkers, or can do without (``except
     ImportError``), is found only if it works.
@@ -76,7 +84,7 @@ def scan(path: str | Path) -> Iterator[tuple[Path, Finding]]:
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist.")
-    inside = (one for one in path.rglob("*") if one.suffix in {".py", *_YAML} and one.is_file())
+    inside = (one for one in path.rglob("*") if one.suffix in {".py", ".ipynb", *_YAML} and one.is_file())
     for file in sorted(inside) if path.is_dir() else [path]:
         yield from ((file, finding) for finding in _scan_file(file))
 
@@ -87,10 +95,28 @@ def _scan_file(file: Path) -> list[Finding]:
     if not file.is_file() or file.stat().st_size > _LARGEST:
         return [_unreadable("it is no file of at most 1 MiB")]
     try:
+        if file.suffix == ".ipynb":
+            return _scan_notebook(json.loads(file.read_text("utf-8")), str(file))
         with tokenize.open(file) as source:
             return scan_source(source.read(), str(file))
-    except (OSError, SyntaxError, ValueError, LookupError, RecursionError, MemoryError) as error:
+    except (OSError, SyntaxError, ValueError, LookupError, TypeError, RecursionError, MemoryError) as error:
         return [_unreadable(" ".join(str(error).split()) or type(error).__name__, getattr(error, "lineno", None))]
+
+
+def _scan_notebook(content: Any, filename: str) -> list[Finding]:
+    """Return the findings in the cells of a notebook, which are counted from 1; an invalid cell is one of them."""
+    visitor = _Visitor()
+    for number, cell in enumerate(content["cells"], 1):
+        source = "".join(cell["source"])
+        if cell["cell_type"] != "code" or source.startswith("%%"):
+            continue
+        visitor.cell = number
+        try:
+            visitor.visit(ast.parse(_MAGIC.sub(r"\1pass", source), filename))
+        except (SyntaxError, ValueError) as error:
+            line = getattr(error, "lineno", None)
+            visitor.findings.append(_unreadable(str(error), line)._replace(cell=number))
+    return sorted(set(visitor.findings), key=lambda finding: (finding.cell, finding))
 
 
 def _scan_yaml(source: str) -> list[Finding]:
@@ -114,7 +140,7 @@ def _scan_yaml(source: str) -> list[Finding]:
 @functools.cache
 def _missing_components() -> dict[tuple[str, str], str]:
     """Return the former names of components that are not available, by package and name in small letters."""
-    split = [(former, former.split(".")) for former, entry in entries().items() if entry.module is None]
+    split = [(former, former.split(".")) for former, entry in entries().items() if not entry.works]
     return {(parts[1], parts[2].replace("_", "").lower()): former for former, parts in split if len(parts) == 3}
 
 
@@ -133,9 +159,9 @@ def scan_source(source: str, filename: str = "<source>") -> list[Finding]:
         SyntaxError: It is not valid Python.
 
     Example:
-        >>> for finding in scan_source("from composer import Trainer\nTrainer(load_progress_bar=False)"):
+        >>> for finding in scan_source("from composer import Trainer\nTrainer(grad_accum=2)"):
         ...     print(finding)
-        2: Trainer(load_progress_bar=...) -> remove it; there is no progress bar for loading
+        2: Trainer(grad_accum=...) -> device_train_microbatch_size=..., the samples of a part of the batch
     """
     visitor = _Visitor()
     visitor.visit(ast.parse(source, filename))
@@ -145,6 +171,7 @@ def scan_source(source: str, filename: str = "<source>") -> list[Finding]:
 class _Visitor(ast.NodeVisitor):
     def __init__(self) -> None:
         self.findings: list[Finding] = []
+        self.cell = 0
         self._imported: dict[str, str] = {}
 
     def visit_Import(self, node: ast.Import) -> None:
@@ -237,23 +264,26 @@ class _Visitor(ast.NodeVisitor):
         parts = name.split(".")
         beginnings = [".".join(parts[:length]) for length in range(2, len(parts) + 1)]
         known = [entries()[beginning] for beginning in beginnings if beginning in entries()]
-        entry = next((one for one in known if one.module is None), known[-1] if known else None)
+        entry = next((one for one in known if not one.works), known[-1] if known else None)
         if entry is None:
             missing = _first_missing(name)
             if missing is None and _SCHEDULE.fullmatch(name):
-                self.findings.append(Finding(line, name, _RATES, works=True, has_other_numbers=True))
+                self.findings.append(Finding(line, name, _RATES, works=True, has_other_numbers=True, cell=self.cell))
             if missing is not None and not f"{base}.".startswith(f"{missing}."):
-                self._add(line, missing, "not available here, and without a known replacement")
+                self._add(line, missing, _NOTHING)
+            return
+        if entry.name is None and entry.module is not None and _first_missing(name.replace(entry.former, entry.module)):
+            self._add(line, name, _NOTHING)
             return
         imported = entries().get(base)
         is_covered = f"{base}.".startswith(f"{entry.former}.") or (
             imported is not None and imported.name is None and imported.module == entry.module
         )
         if not is_covered:
-            self._add(line, entry.former, entry.change, works=entry.module is not None)
+            self._add(line, entry.former, entry.change, works=entry.works)
 
     def _add(self, line: int, former: str, change: str, *, works: bool = False) -> None:
-        self.findings.append(Finding(line, former, change, works))
+        self.findings.append(Finding(line, former, change, works, cell=self.cell))
 
 
 def _first_missing(name: str) -> str | None:

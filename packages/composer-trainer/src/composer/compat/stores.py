@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,20 @@ from composer.core import Logger, LoggerDestination, State
 from composer.core.files import write_atomically
 
 __all__ = [
+    "GCSObjectStore",
+    "OCIObjectStore",
     "ObjectStore",
     "RemoteUploaderDownloader",
     "S3ObjectStore",
+    "SFTPObjectStore",
+    "extract_path_from_symlink",
     "get_file",
+    "is_uri",
+    "list_remote_objects",
     "maybe_create_object_store_from_uri",
     "maybe_create_remote_uploader_downloader_from_uri",
     "parse_uri",
+    "validate_credentials",
 ]
 
 Progress = Callable[[int, int], None]
@@ -134,6 +142,81 @@ class S3ObjectStore(ObjectStore):
         super().__init__(f"s3://{bucket}/{prefix}", **{name: value for name, value in options.items() if value})
 
 
+class GCSObjectStore(ObjectStore):
+    """A bucket of Google Cloud Storage.
+
+    Args:
+        bucket: Its name.
+        prefix: The beginning of the names of all objects.
+
+    Raises:
+        ImportError: gcsfs is not installed.
+    """
+
+    def __init__(self, bucket: str, prefix: str = "") -> None:
+        super().__init__(f"gs://{bucket}/{prefix}")
+
+
+class OCIObjectStore(ObjectStore):
+    """A bucket of Oracle's object storage.
+
+    Args:
+        bucket: Its name.
+        prefix: The beginning of the names of all objects.
+
+    Raises:
+        ImportError: ocifs is not installed.
+    """
+
+    def __init__(self, bucket: str, prefix: str = "") -> None:
+        super().__init__(f"oci://{bucket}/{prefix}")
+
+
+class SFTPObjectStore(ObjectStore):
+    """A folder of an SFTP server.
+
+    Args:
+        host: The server, or its URL.
+        port: Its port.
+        username: The name of the user.
+        password: The password.
+        known_hosts_filename: Ignored.
+        known_hosts_filename_environ: Ignored.
+        key_filename: The file of the private key; that in the variable ``key_filename_environ`` if None.
+        key_filename_environ: The name of that variable.
+        missing_host_key_policy: Ignored.
+        cwd: The folder.
+        connect_kwargs: Further arguments of ``paramiko.SSHClient.connect``.
+
+    Raises:
+        ImportError: paramiko is not installed.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int = 22,
+        username: str | None = None,
+        password: str | None = None,
+        known_hosts_filename: str | Path | None = None,
+        known_hosts_filename_environ: str = "COMPOSER_SFTP_KNOWN_HOSTS_FILE",
+        key_filename: str | Path | None = None,
+        key_filename_environ: str = "COMPOSER_SFTP_KEY_FILE",
+        missing_host_key_policy: object = "RejectPolicy",
+        cwd: str = "",
+        connect_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        del known_hosts_filename, known_hosts_filename_environ, missing_host_key_policy
+        key = key_filename or os.environ.get(key_filename_environ)
+        options = {"username": username, "password": password, "key_filename": key and str(key)}
+        given = {name: value for name, value in options.items() if value} | {**(connect_kwargs or {})}
+        server = host.removeprefix("sftp://").rstrip("/")
+        super().__init__(f"sftp://{server}/{cwd.lstrip('/')}", port=port, **given)
+
+
+_BUCKETS = {"s3": S3ObjectStore, "gs": GCSObjectStore, "oci": OCIObjectStore}
+
+
 def parse_uri(uri: str) -> tuple[str, str, str]:
     """Return the protocol, the bucket and the path of a URL; the first two are empty for a local path.
 
@@ -156,7 +239,60 @@ def maybe_create_object_store_from_uri(uri: str) -> ObjectStore | None:
     protocol, bucket, _ = parse_uri(uri)
     if protocol in {"", "file"}:
         return None
-    return S3ObjectStore(bucket) if protocol == "s3" else ObjectStore(f"{protocol}://{bucket}")
+    return _BUCKETS[protocol](bucket) if protocol in _BUCKETS else ObjectStore(f"{protocol}://{bucket}")
+
+
+def is_uri(path: str) -> bool:
+    """Return whether a path is a URL.
+
+    Example:
+        >>> is_uri("s3://bucket/a.pt"), is_uri("a.pt")
+        (True, False)
+    """
+    return parse_uri(path)[0] != ""
+
+
+def list_remote_objects(remote_path: str) -> list[str]:
+    """Return the names in its bucket of the objects that begin with a URL.
+
+    Raises:
+        ValueError: It is a local path.
+
+    Example:
+        >>> list_remote_objects("memory://nothing/a")
+        []
+    """
+    store = maybe_create_object_store_from_uri(remote_path)
+    if store is None:
+        raise ValueError(f"remote_path must be a URL, got {remote_path!r}. Use os.listdir.")
+    return store.list_objects(parse_uri(remote_path)[2])
+
+
+def validate_credentials(remote_backend: ObjectStore, remote_file_name_to_test: str) -> None:
+    """Upload a small file, to see whether that is permitted.
+
+    Example:
+        >>> validate_credentials(ObjectStore("memory://bucket"), "permitted.txt")
+    """
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write("This run may write here.")
+        file.flush()
+        remote_backend.upload_object(remote_file_name_to_test, file.name)
+
+
+def extract_path_from_symlink(source_path: str, object_store: ObjectStore | LoggerDestination | None = None) -> str:
+    """Return the path in a file that stands for a link, local or in a store.
+
+    Example:
+        >>> extract_path_from_symlink("no/such/file.symlink")
+        Traceback (most recent call last):
+        FileNotFoundError: no/such/file.symlink does not exist.
+    """
+    name = source_path if object_store is None else parse_uri(source_path)[2]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "link")
+        get_file(name, file, object_store)
+        return file.read_text()
 
 
 def get_file(

@@ -6,7 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-__all__ = ["ARGUMENTS", "ATTRIBUTES", "NAMES", "Entry", "entries", "former_modules", "parse_home"]
+__all__ = ["ARGUMENTS", "ATTRIBUTES", "NAMES", "UNAVAILABLE", "Entry", "entries", "former_modules", "parse_home"]
+
+UNAVAILABLE = "composer.compat.unavailable"
+"""The module of names that can be imported and not be used."""
 
 _TABLE: dict[str, Any] = tomllib.loads(files("composer.compat").joinpath("table.toml").read_text("utf-8"))
 
@@ -38,6 +41,11 @@ class Entry(NamedTuple):
     module: str | None
     name: str | None
     advice: str | None
+
+    @property
+    def works(self) -> bool:
+        """Whether a program that uses the name runs."""
+        return self.module not in {None, UNAVAILABLE}
 
     @property
     def change(self) -> str:

@@ -42,6 +42,7 @@ from composer.distributed.samplers import (
 )
 from composer.distributed.scheduled_batches import ScheduledBatchSampler
 from composer.distributed.sharding import FSDPSettings
+from composer.functional.former_names import serve_former_names
 from composer.functional.signatures import unquote_annotations
 
 __all__ = [
@@ -90,3 +91,4 @@ __all__ = [
 ]
 
 unquote_annotations(globals())
+serve_former_names(__name__)

@@ -1,5 +1,6 @@
 """Profile some batches of a run with torch's profiler, in traces for chrome://tracing and Perfetto."""
 
+from composer.functional.former_names import serve_former_names
 from composer.functional.signatures import unquote_annotations
 from composer.profiler.json_trace_handler import JSONTraceHandler, TraceHandler
 from composer.profiler.profiler import Marker, Profiler
@@ -17,3 +18,4 @@ __all__ = [
 ]
 
 unquote_annotations(globals())
+serve_former_names(__name__)
