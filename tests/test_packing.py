@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
 from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from composer import Trainer, distributed
@@ -71,6 +71,7 @@ def make_trainer(
     is_exact=True,
     model=None,
     check_model=True,
+    wrap=lambda packed: packed,
     **options,
 ):
     """Return a trainer for two epochs; without dropout, in float64, if the data are split differently."""
@@ -78,7 +79,7 @@ def make_trainer(
     if not is_exact:
         model.double()
         model.model.apply(lambda module: setattr(module, "p", 0.0) if isinstance(module, torch.nn.Dropout) else None)
-    packed = pack_sequences(source, LENGTH, buffer_size=12, check_model=check_model)
+    packed = wrap(pack_sequences(source, LENGTH, buffer_size=12, check_model=check_model))
     sampler = None if source is not DOCUMENTS else distributed.get_sampler(packed, shuffle=shuffle)
     loader = DataLoader(
         packed,
@@ -223,6 +224,18 @@ class TestCheck:
 
         assert "check_model=False" in raised.value.__notes__[0]
         assert torch.equal(before, torch.cat([each.detach().flatten() for each in model.parameters()]))
+
+    @pytest.mark.parametrize(
+        "wrap",
+        [
+            lambda packed: ConcatDataset([[], packed]),
+            lambda packed: Subset(ConcatDataset([packed, packed]), range(len(packed))),
+        ],
+    )
+    def test_rows_in_other_data_sets(self, wrap):
+        """A model is also checked for rows in a ConcatDataset or a Subset."""
+        with pytest.raises(ValueError, match="of BloomForCausalLM must not attend across documents"):
+            train(model=make_bloom(), wrap=wrap)
 
     def test_it_can_be_left_out(self):
         """With ``check_model=False`` such a model is trained."""

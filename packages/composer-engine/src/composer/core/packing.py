@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import attrs
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import ChainDataset, ConcatDataset, Dataset, IterableDataset
 
 from composer import functional as cf
 from composer.core.checks import is_flag, one_of, whole_number_from
@@ -327,11 +327,12 @@ def _document(sample: Any, name: str) -> Document:
 
 def has_packed_rows(loader: Any) -> bool:
     """Return whether a loader has rows of :func:`pack_sequences` for which the model is to be checked."""
-    for _ in range(4):  # data sets of data sets, such as a Subset
-        if isinstance(loader, PackedDataset | PackedStream):
-            return loader.packing.check_model
-        loader = getattr(loader, "dataset", None)
-    return False
+    if isinstance(loader, PackedDataset | PackedStream):
+        return loader.packing.check_model
+    if isinstance(loader, ConcatDataset | ChainDataset):
+        return any(map(has_packed_rows, loader.datasets))
+    held = getattr(loader, "dataset", None)  # of a loader or a Subset
+    return held is not None and held is not loader and has_packed_rows(held)
 
 
 def check_packed_model(state: State, batch: Any) -> None:
