@@ -102,9 +102,9 @@ def ray(session: nox.Session) -> None:
 
 
 @nox.session
-@nox.parametrize("product", ["swanlab", "trackio"], ids=["swanlab", "trackio"])
+@nox.parametrize("product", ["aim", "swanlab", "trackio"], ids=["aim", "swanlab", "trackio"])
 def trackers(session: nox.Session, product: str) -> None:
-    """Test the loggers for SwanLab and Trackio, which need other versions of libraries than constraints.txt has."""
+    """Test the loggers for Aim, SwanLab and Trackio, whose dependencies differ from those in constraints.txt."""
     needed = project("trainer")["project"]["optional-dependencies"][product]
     install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES), *needed, pins=only_torch(session))
     tests = [f"loggers/test_{product}_logger.py", "trainer/test_reuse.py"]

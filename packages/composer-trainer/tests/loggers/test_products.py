@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from composer.loggers import (
+    AimLogger,
     CometMLLogger,
     InMemoryLogger,
     MLFlowLogger,
@@ -25,6 +26,7 @@ MAKERS = {
     "psutil": (MLFlowLogger, "mlflow"),
     "comet_ml": (CometMLLogger, "comet"),
     "neptune": (NeptuneLogger, "neptune"),
+    "aim": (AimLogger, "aim"),
     "swanlab": (SwanLabLogger, "swanlab"),
     "trackio": (lambda: TrackioLogger("digits"), "trackio"),
     "slack_sdk": (lambda: SlackLogger(["a"], slack_logging_api_key="x", channel_id="y"), "slack"),

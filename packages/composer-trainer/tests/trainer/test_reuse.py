@@ -43,6 +43,7 @@ from composer.callbacks import (
 )
 from composer.core import Callback, Engine, Logger, LoggerDestination, State
 from composer.loggers import (
+    AimLogger,
     CometMLLogger,
     ConsoleLogger,
     FileLogger,
@@ -125,9 +126,9 @@ def file_of(logger):
     return {"lines": [line["metrics"] for line in lines if "metrics" in line], "begins": set(lines[0])}
 
 
-def _make_tracker(logger, product):
+def _make_tracker(logger, product, *arguments):
     pytest.importorskip(product, reason="nox -s trackers installs it")
-    return logger("digits")
+    return logger(*arguments)
 
 
 def stored(logger):
@@ -135,6 +136,7 @@ def stored(logger):
 
 
 LOGGERS = {
+    AimLogger: Case(lambda folder: _make_tracker(AimLogger, "aim"), stored),
     CometMLLogger: Case(lambda folder: CometMLLogger(exp_kwargs={"online": False}), stored),
     ConsoleLogger: Case(
         lambda folder: ConsoleLogger("4ba", stream=io.StringIO()),
@@ -151,10 +153,19 @@ LOGGERS = {
     SlackLogger: Case(lambda folder: SlackLogger("loss/*", slack_logging_api_key="x", channel_id="C"), stored),
     SwanLabLogger: Case(lambda folder: _make_tracker(SwanLabLogger, "swanlab"), stored),
     TensorboardLogger: Case(lambda folder: TensorboardLogger(f"{folder}/runs"), stored),
-    TrackioLogger: Case(lambda folder: _make_tracker(TrackioLogger, "trackio"), stored),
+    TrackioLogger: Case(lambda folder: _make_tracker(TrackioLogger, "trackio", "digits"), stored),
     WandBLogger: Case(lambda folder: WandBLogger(), stored),
 }
-TRACKERS = (CometMLLogger, MLFlowLogger, NeptuneLogger, SwanLabLogger, TensorboardLogger, TrackioLogger, WandBLogger)
+TRACKERS = (
+    AimLogger,
+    CometMLLogger,
+    MLFlowLogger,
+    NeptuneLogger,
+    SwanLabLogger,
+    TensorboardLogger,
+    TrackioLogger,
+    WandBLogger,
+)
 COMPONENTS = {**CALLBACKS, **LOGGERS}
 
 

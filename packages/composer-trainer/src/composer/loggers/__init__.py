@@ -3,6 +3,7 @@
 from composer.core import Logger, LoggerDestination
 from composer.functional.former_names import serve_former_names
 from composer.functional.signatures import unquote_annotations
+from composer.loggers.aim_logger import AimLogger
 from composer.loggers.comet_ml_logger import CometMLLogger
 from composer.loggers.console_logger import ConsoleLogger
 from composer.loggers.file_logger import FileLogger
@@ -17,6 +18,7 @@ from composer.loggers.trackio_logger import TrackioLogger
 from composer.loggers.wandb_logger import WandBLogger
 
 __all__ = [
+    "AimLogger",
     "CometMLLogger",
     "ConsoleLogger",
     "FileLogger",
