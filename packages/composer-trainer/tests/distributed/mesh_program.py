@@ -160,6 +160,14 @@ def initial_weights(config):
     }
 
 
+def timeouts(config):
+    """Return the seconds after which collectives in the groups of the mesh fail."""
+    if config is None:
+        return []
+    mesh = distributed.MeshSettings.from_config(config["mesh"]).to_device_mesh(torch.device("cpu"))
+    return [group._get_backend(torch.device("cpu")).options._timeout.seconds for group in mesh.get_all_groups()]
+
+
 def main(name, folder):
     distributed.initialize_dist("cpu", timeout=120)
     config = MESHES[name]
@@ -177,6 +185,7 @@ def main(name, folder):
             plan = {"*.up": "colwise", "*.down": "rowwise"}
             results["initial"] = initial_weights({"mesh": config["mesh"], "tp": {"plan": plan}})
     results["initial, fsdp"] = initial_weights({"fsdp": {}})
+    results["timeouts"] = timeouts(config)
     (folder / f"{name}-{distributed.get_global_rank()}.json").write_text(json.dumps(results))
 
 

@@ -109,6 +109,31 @@ def count_devices(monkeypatch):
     return lambda count: monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
 
 
+class Begun(Exception):
+    """The processes begin to connect."""
+
+
+def test_device_and_timeout_of_nccl(monkeypatch, count_devices):
+    """The device of the process is chosen before the group is created, which gets the timeout for both backends."""
+    calls = []
+
+    def connect(backend, *, timeout):
+        calls.append((backend, timeout.total_seconds()))
+        raise Begun
+
+    count_devices(2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(str(device)))
+    monkeypatch.setattr(torch.distributed, "init_process_group", connect)
+    for name, value in ({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"} | MEETING).items():
+        monkeypatch.setenv(name, value)
+
+    with pytest.raises(Begun):
+        cd.initialize_dist("gpu", timeout=77)
+
+    assert calls == ["cuda:1", ("cpu:gloo,cuda:nccl", 77.0)]
+
+
 class TestDeviceOfProcess:
     @pytest.mark.parametrize("device", ["cpu", "gpu", "cuda:1"])
     def test_single_process_uses_the_given_device(self, device):

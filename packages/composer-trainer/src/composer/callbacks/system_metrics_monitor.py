@@ -13,6 +13,7 @@ from torch import Tensor
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 from composer.core.checks import is_flag, number_between
 from composer.distributed import is_initialized
+from composer.distributed.collectives import with_timeout
 from composer.loggers.products import require_product
 from composer.profiler.system_metrics import Sampler, read_machine
 
@@ -87,7 +88,7 @@ class SystemMetricsMonitor(Callback):
             require_product("pynvml", "system")
         if is_initialized():
             # On the CPU, so that no process synchronizes with its device.
-            self._group = torch.distributed.new_group(backend="gloo")
+            self._group = with_timeout(torch.distributed.new_group(backend="gloo"))
         self._sampler = Sampler(lambda: read_machine() | _read_gpu(state.device), self.sample_seconds)
 
     def batch_end(self, state: State, logger: Logger) -> None:

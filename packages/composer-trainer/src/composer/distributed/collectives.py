@@ -346,8 +346,23 @@ def host_group() -> Any:
     # The default group was created elsewhere for devices only. A new default group needs a new one of hosts.
     world = torch.distributed.group.WORLD
     if not _hosts or _hosts[0][0] is not world:
-        _hosts[:] = [(world, torch.distributed.new_group(backend="gloo"))]
+        _hosts[:] = [(world, with_timeout(torch.distributed.new_group(backend="gloo")))]
     return _hosts[0][1]
+
+
+def with_timeout(group: Any) -> Any:
+    """Return a process group that waits as long as the default group: torch lets new ones wait 30 minutes, NCCL's 10.
+
+    With NCCL, a collective returns before it is complete, and raises no error if another process never joins: a thread
+    of torch ends the process after the timeout of the group.
+    """
+    world: Any = torch.distributed.group.WORLD
+    timeout = min(world._get_backend(device).options._timeout for device in world._device_types)  # noqa: SLF001
+    for device in group._device_types:  # noqa: SLF001
+        backend = group._get_backend(device)  # noqa: SLF001
+        # Torch 2.7 has only the private method, and the newest class for NCCL only the public one.
+        (getattr(backend, "set_timeout", None) or backend._set_default_timeout)(timeout)  # noqa: SLF001
+    return group
 
 
 def data_group() -> Any:

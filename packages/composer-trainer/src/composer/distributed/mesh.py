@@ -10,6 +10,7 @@ import attrs
 from torch import nn
 
 from composer.core.checks import whole_number_from
+from composer.distributed.collectives import with_timeout
 from composer.distributed.environment import get_world_size
 from composer.distributed.settings import Settings
 
@@ -74,7 +75,10 @@ class MeshSettings(Settings):
         sizes = {"replicate": self.replicate, "shard": self.shard, "tp": self.tp}
         if self.replicate == 1:
             del sizes["replicate"]
-        return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        for group in mesh.get_all_groups():
+            with_timeout(group)
+        return mesh
 
 
 def _check_plan(_: object, __: object, plan: Any) -> None:
