@@ -59,6 +59,59 @@ class TestScaledLoss:
         assert [int(value) for _, value in log.data["trainer/skipped_steps"]] == [0, 1, 1]
         assert [float(value) for _, value in log.data["trainer/loss_scale"]] == [65536.0, 32768.0, 32768.0]
 
+    @pytest.mark.parametrize("spoiled", [None, 0, 1])
+    def test_several_optimizers(self, spoiled):
+        """Each is unscaled and stepped once in a batch, the scale updated once after them; one may skip alone."""
+        network = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+        optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in network]
+        before = [[weight.clone() for weight in layer.parameters()] for layer in network]
+        trainer = small_run(network=network, optimizers=optimizers, precision="amp_fp16")
+        calls = []
+
+        class Scaler(torch.amp.GradScaler):
+            def unscale_(self, optimizer):
+                calls.append(f"unscale {optimizers.index(optimizer)}")
+                super().unscale_(optimizer)
+
+            def step(self, optimizer):
+                calls.append(f"step {optimizers.index(optimizer)}")
+                super().step(optimizer)
+
+            def update(self):
+                calls.append("update")
+                super().update()
+
+        class Spoil(Callback):
+            def after_backward(self, state, logger):
+                if spoiled is not None:
+                    network[spoiled].weight.grad.fill_(float("inf"))
+
+        trainer.state.scaler = Scaler("cpu")
+        trainer.state.callbacks.append(Spoil())
+        trainer.fit(duration="1ba")
+
+        changed = [
+            any(not torch.equal(one, other) for one, other in zip(layer.parameters(), weights, strict=True))
+            for layer, weights in zip(network, before, strict=True)
+        ]
+        assert calls == ["unscale 0", "unscale 1", "step 0", "step 1", "update"]
+        assert changed == [spoiled != 0, spoiled != 1]
+        assert trainer.state.scaler.get_scale() == (65536 if spoiled is None else 32768)
+
+    def test_an_optimizer_of_frozen_layers(self):
+        """An optimizer whose weights have no gradients is stepped as in full precision, and the others train."""
+        found = {}
+        for precision in ("fp32", "amp_fp16"):
+            torch.manual_seed(0)
+            network = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+            network[0].requires_grad_(requires_grad=False)
+            optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in network]
+            trainer = small_run(network=network, optimizers=optimizers, precision=precision, max_duration="3ba")
+            trainer.fit()
+            found[precision] = weights(trainer)
+
+        torch.testing.assert_close(found["amp_fp16"], found["fp32"], rtol=0.02, atol=0.005)
+
     def test_same_precision_keeps_the_scale(self):
         """fit(precision=) with the current precision keeps the loss scale."""
         trainer = small_run(precision="amp_fp16", callbacks=Huge(1), max_duration="3ba")

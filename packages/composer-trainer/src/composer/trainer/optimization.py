@@ -116,16 +116,18 @@ class Optimization:
         else:
             closure()
             for optimizer in optimizers:
-                if scaler is None:
+                # The scaler raises an error for an optimizer without gradients, as of frozen layers.
+                if scaler is None or not _has_gradients(optimizer):
                     optimizer.step()
                 else:
                     scaler.step(optimizer)
         if scaler is not None:
+            # Once for all optimizers, after their steps: the scale is the one of their gradients until then.
             before = _scale(scaler)
             scaler.update()
             after = _scale(scaler)
             if before is not None and after is not None:
-                # The scale decreases exactly if the step was skipped. This comparison does not wait for the device.
+                # The scale decreases exactly if an optimizer skipped the step. This does not wait for the device.
                 self._skipped_steps += after < before
 
     def figures(self) -> dict[str, Tensor]:
@@ -140,6 +142,10 @@ class Optimization:
 def takes_scaler(optimizer: Optimizer) -> bool:
     """Return whether an optimizer with a closure supports loss scaling."""
     return "scaler" in inspect.signature(optimizer.step).parameters
+
+
+def _has_gradients(optimizer: Optimizer) -> bool:
+    return any(one.grad is not None for group in optimizer.param_groups for one in group["params"])
 
 
 def _scale(scaler: torch.amp.GradScaler) -> Tensor | None:
