@@ -158,6 +158,18 @@ class TestOOMObserver:
         assert history == [100000, None]
         assert not list(tmp_path.iterdir())
 
+    def test_records_beside_a_snapshot(self, history, tmp_path):
+        """The end of a snapshot does not end the recording of the observer, as the allocator has one history."""
+        snapshot = MemorySnapshot(skip_batches=0, interval="1ba", max_entries=5, folder=str(tmp_path))
+        observer = OOMObserver(max_entries=9, folder=str(tmp_path), remote_file_name=None)
+        trainer = make_run([observer, snapshot], OutOfMemory())
+
+        with pytest.raises(torch.OutOfMemoryError):
+            trainer.fit()
+
+        assert history == [9, 9, 9, None]
+        assert len(list(tmp_path.iterdir())) == 2
+
     def test_bad_name(self):
         """An unknown placeholder raises at construction."""
         with pytest.raises(ValueError, match="nothing else in braces"):

@@ -19,6 +19,8 @@ from composer.core.step import is_out_of_memory
 __all__ = ["MemorySnapshot", "OOMObserver"]
 
 _FIELDS = ("run_name", "rank", "batch")
+# CUDA's allocator has one history in a process, which several callbacks may request: the numbers of entries for each.
+_requested: list[int] = []
 _MAX_ENTRIES = whole_number_from(1, meaning="It is the number of allocations to keep.")
 
 
@@ -95,13 +97,13 @@ class MemorySnapshot(Callback):
         try:
             write_snapshot(self.folder, self.filename, self.remote_file_name, state, logger, overwrite=self.overwrite)
         finally:
-            stop_history()
+            stop_history(self.max_entries)
 
     def close(self, state: State, logger: Logger) -> None:
         """Stop recording."""
         if self._recorded_from is not None:
             self._recorded_from = None
-            stop_history()
+            stop_history(self.max_entries)
 
 
 @attrs.define(eq=False)
@@ -155,7 +157,7 @@ class OOMObserver(Callback):
                     self.folder, self.filename, self.remote_file_name, state, logger, overwrite=self.overwrite
                 )
         finally:
-            stop_history()
+            stop_history(self.max_entries)
 
 
 def is_recordable(state: State, who: str) -> bool:
@@ -171,12 +173,22 @@ def is_recordable(state: State, who: str) -> bool:
 
 def start_history(max_entries: int) -> None:
     """Let torch's allocator record each allocation with the lines of code that requested it."""
-    torch.cuda.memory._record_memory_history(max_entries=max_entries)  # noqa: SLF001  (documented, without a public name)
+    _requested.append(max_entries)
+    _record()
 
 
-def stop_history() -> None:
-    """Let torch's allocator stop recording."""
-    torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001  (see start_history)
+def stop_history(max_entries: int) -> None:
+    """Let torch's allocator stop recording, unless another callback still needs the history."""
+    _requested.remove(max_entries)
+    _record()
+
+
+def _record() -> None:
+    record: Any = torch.cuda.memory._record_memory_history  # noqa: SLF001  (documented, without a public name)
+    if _requested:
+        record(max_entries=max(_requested))
+    else:
+        record(enabled=None)
 
 
 def write_snapshot(
@@ -192,7 +204,7 @@ def write_snapshot(
         raise FileExistsError(
             f"{str(path)!r} exists. Set overwrite=True to overwrite it, or add {{run_name}} and {{batch}} to the name."
         )
-    dump: Any = torch.cuda.memory._dump_snapshot  # noqa: SLF001  (see start_history)
+    dump: Any = torch.cuda.memory._dump_snapshot  # noqa: SLF001  (see _record)
     write_atomically(lambda unfinished: dump(os.fspath(unfinished)), path)
     if remote_file_name is not None:
         logger.upload_file(f"{fill_in_run(remote_file_name, state)}.pickle", path, overwrite=overwrite)
