@@ -1,7 +1,9 @@
-/* A stand-in for the CUDA runtime and driver: memory of the device is memory of the host, copies copy at once, kernels
-   do nothing, and streams and events are always done. runtime.py adds functions that only return success. */
+/* A stand-in for the CUDA runtime and driver: memory of the device is memory of the host, and kernels do nothing.
+   Copies copy at once, or, with fake_device_delay, when the host waits for them. runtime.py adds functions that only
+   return success. */
 #include <cuda_runtime_api.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,7 +38,7 @@ static cudaError_t allocate(void **out, size_t size, enum cudaMemoryType type) {
     DONE;
 }
 
-cudaError_t cudaFree(void *start) {
+static void release(void *start) {
     pthread_mutex_lock(&lock);
     for (int place = 0; place < used; place++)
         if (start && blocks[place].start == start) {
@@ -44,13 +46,7 @@ cudaError_t cudaFree(void *start) {
             free(blocks[place].owned);
         }
     pthread_mutex_unlock(&lock);
-    DONE;
 }
-
-cudaError_t cudaMalloc(void **out, size_t size) { return allocate(out, size, cudaMemoryTypeDevice); }
-cudaError_t cudaHostAlloc(void **out, size_t size, unsigned flags) { return allocate(out, size, cudaMemoryTypeHost); }
-cudaError_t cudaMallocHost(void **out, size_t size) { return allocate(out, size, cudaMemoryTypeHost); }
-cudaError_t cudaFreeHost(void *start) { return cudaFree(start); }
 
 /* This is how torch recognizes pinned memory. */
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *out, const void *pointer) {
@@ -66,20 +62,147 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *out, const vo
     DONE;
 }
 
+static int is_pinned(const void *pointer) {
+    struct cudaPointerAttributes found;
+    cudaPointerGetAttributes(&found, pointer);
+    return found.type == cudaMemoryTypeHost;
+}
+
+/* What the host asks of a stream: to copy from one place to another, to set bytes, to record an event, or to wait for
+   the request number `place` of another stream. Memory is released when all delays end, as torch keeps it till then. */
+enum kind { COPY, SET, RECORD, WAIT, RELEASE };
+static struct { enum kind kind; long stream, other; void *to, *staged; const void *from; size_t size; int is_open; }
+    requests[MOST];
+static int asked, is_delayed, has_waited;
+static long streams = 16, events; /* the lowest numbers are special streams */
+static pthread_mutex_t order = PTHREAD_MUTEX_INITIALIZER;
+static char calls[MOST * 16];
+static size_t written, is_logging;
+
+/* Add a line to the calls, which guards.py reads: what was asked, the number of the stream or event, and another. */
+static void note(const char *what, long one, long other) {
+    has_waited = 0;
+    if (is_logging && written < sizeof calls - 64)
+        written += snprintf(calls + written, 64, "%s %ld %ld\n", what, one, other);
+}
+
+/* Do the requests of a stream before a place, in their order; of all streams if it is -1. */
+static void finish(long stream, int before) {
+    for (int place = 0; place < before; place++) {
+        if (!requests[place].is_open || (stream != -1 && requests[place].stream != stream)) continue;
+        requests[place].is_open = 0;
+        if (requests[place].kind == COPY) memmove(requests[place].to, requests[place].from, requests[place].size);
+        if (requests[place].kind == SET) memset(requests[place].to, requests[place].other, requests[place].size);
+        if (requests[place].kind == WAIT) finish(requests[requests[place].other].stream, requests[place].other + 1);
+        if (requests[place].kind == RELEASE) release(requests[place].to);
+        free(requests[place].staged);
+    }
+}
+
+static void ask(enum kind kind, long stream, void *to, const void *from, size_t size, long other) {
+    void *staged = NULL;
+    if (kind == COPY && is_delayed && !is_pinned(from) && !is_pinned(to) && other == cudaMemcpyHostToDevice)
+        from = memcpy(staged = malloc(size), from, size); /* of memory that is not pinned, CUDA takes a copy at once */
+    if (asked == MOST) abort();
+    requests[asked].kind = kind;
+    requests[asked].stream = stream;
+    requests[asked].to = to;
+    requests[asked].from = from;
+    requests[asked].staged = staged;
+    requests[asked].size = size;
+    requests[asked].other = other;
+    requests[asked++].is_open = 1;
+    if (!is_delayed) {
+        finish(-1, asked);
+        asked = 0;
+    }
+}
+
+/* Return the place of the last request to record an event, or -1 if it is done. */
+static int open_record(long event) {
+    for (int place = asked - 1; place >= 0; place--)
+        if (requests[place].kind == RECORD && requests[place].other == event)
+            return requests[place].is_open ? place : -1;
+    return -1;
+}
+
+void fake_device_delay(int on) {
+    pthread_mutex_lock(&order);
+    finish(-1, asked);
+    asked = 0;
+    is_delayed = on;
+    pthread_mutex_unlock(&order);
+}
+void fake_device_log(int on) { written = calls[0] = 0, is_logging = on; }
+const char *fake_device_calls(void) { return calls; }
+
+#define ORDERED(statements) pthread_mutex_lock(&order); statements; pthread_mutex_unlock(&order); DONE
+
+cudaError_t cudaMalloc(void **out, size_t size) { return allocate(out, size, cudaMemoryTypeDevice); }
+cudaError_t cudaHostAlloc(void **out, size_t size, unsigned flags) { return allocate(out, size, cudaMemoryTypeHost); }
+cudaError_t cudaMallocHost(void **out, size_t size) { return allocate(out, size, cudaMemoryTypeHost); }
+cudaError_t cudaFree(void *start) { ORDERED(ask(RELEASE, -2, start, NULL, 0, 0)); }
+cudaError_t cudaFreeHost(void *start) { return cudaFree(start); }
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream) {
+    int is_to_host = kind == cudaMemcpyDeviceToHost, waits_for_it = is_to_host && !is_pinned(to);
+    const char *what = waits_for_it ? "copy_to_pageable" : is_to_host ? "copy_to_pinned" : kind == cudaMemcpyDeviceToDevice
+        ? "copy_on_device" : is_pinned(from) ? "copy_from_pinned" : "copy_from_pageable";
+    pthread_mutex_lock(&order);
+    note(what, (long)stream, 0);
+    ask(COPY, (long)stream, to, from, size, kind);
+    if (waits_for_it) finish((long)stream, asked), waits++, has_waited = 1;
+    pthread_mutex_unlock(&order);
+    DONE;
+}
 cudaError_t cudaMemcpy(void *to, const void *from, size_t size, enum cudaMemcpyKind kind) {
     waits++;
-    memmove(to, from, size);
-    DONE;
+    ORDERED(finish(-1, asked); memmove(to, from, size));
 }
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream) {
-    memmove(to, from, size);
-    DONE;
+cudaError_t cudaMemsetAsync(void *to, int value, size_t size, cudaStream_t stream) {
+    ORDERED(ask(SET, (long)stream, to, NULL, size, value));
 }
-cudaError_t cudaMemset(void *to, int value, size_t size) { memset(to, value, size); DONE; }
-cudaError_t cudaMemsetAsync(void *to, int value, size_t size, cudaStream_t stream) { memset(to, value, size); DONE; }
-cudaError_t cudaDeviceSynchronize(void) { waits++; DONE; }
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) { waits++; DONE; }
-cudaError_t cudaEventSynchronize(cudaEvent_t event) { waits++; DONE; }
+cudaError_t cudaMemset(void *to, int value, size_t size) { return cudaMemsetAsync(to, value, size, 0); }
+/* The begin of kernel<<<grid, block, shared, stream>>>(). */
+unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, void *stream) {
+    ORDERED(note("kernel", (long)stream, 0));
+}
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *function, void **args) {
+    ORDERED(note("kernel", (long)config->stream, 0));
+}
+
+/* The host waits. A copy to memory that is not pinned has waited already. */
+cudaError_t cudaDeviceSynchronize(void) {
+    ORDERED(waits++; note("wait_for_device", 0, 0); finish(-1, asked));
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    ORDERED(waits += !has_waited; note("wait_for_stream", (long)stream, 0); finish((long)stream, asked));
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    ORDERED(waits++; note("wait_for_event", (long)event, 0); int place = open_record((long)event);
+            if (place >= 0) finish(requests[place].stream, place + 1));
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int priority) {
+    ORDERED(*out = (cudaStream_t)++streams);
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags) { ORDERED(*out = (cudaEvent_t)++events); }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    ORDERED(note("record", (long)event, (long)stream); ask(RECORD, (long)stream, NULL, NULL, 0, (long)event));
+}
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
+    return cudaEventRecord(event, stream);
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+    ORDERED(note("stream_waits", (long)stream, (long)event); int place = open_record((long)event);
+            if (place >= 0) ask(WAIT, (long)stream, NULL, NULL, 0, place));
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    pthread_mutex_lock(&order);
+    int place = open_record((long)event);
+    pthread_mutex_unlock(&order);
+    return place >= 0 ? cudaErrorNotReady : cudaSuccess;
+}
 
 /* One device with the limits of an H100. */
 cudaError_t cudaGetDeviceCount(int *count) { *count = 1; DONE; }

@@ -360,7 +360,10 @@ def _fits(part: Any, num_samples: int, *, is_nested: bool = False) -> bool:
 def move_batch(batch: Batch, device: torch.device) -> Batch:
     """Return the batch with every tensor in it, and everything else that has ``.to``, on ``device``."""
     if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=device.type != "cpu")  # on the CPU it may be read at once
+        # With CUDA, a copy from pinned memory may be incomplete when it returns. What the step computes comes after it
+        # in the same stream, so that no tensor needs record_stream; torch reuses the pinned memory only after the event
+        # that it records behind the copy. On the CPU, the result may be read at once.
+        return batch.to(device, non_blocking=device.type != "cpu")
     if isinstance(batch, Mapping):
         return rebuild(batch, [move_batch(item, device) for item in batch.values()])
     if hasattr(batch, "to"):  # before tuples: a PackedSequence is one, and some of its tensors must stay on the CPU

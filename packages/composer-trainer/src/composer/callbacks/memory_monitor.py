@@ -13,6 +13,7 @@ from torch import Tensor
 from composer.core import Callback, Event, Logger, State, Time, TimeUnit
 from composer.core.checks import integer, to_options
 from composer.distributed import all_gather
+from composer.functional.random import send
 
 __all__ = ["MemoryMonitor"]
 
@@ -116,7 +117,7 @@ def over_processes(usage: Mapping[str, float], device: torch.device) -> dict[str
         >>> over_processes({"peak": 2.0}, torch.device("cpu"))
         {'peak_avg': tensor(2.), 'peak_min': tensor(2.), 'peak_max': tensor(2.)}
     """
-    own = torch.tensor(list(usage.values()), dtype=torch.float32, device=device)
+    own = send(torch.tensor(list(usage.values()), dtype=torch.float32), device)
     gathered = torch.stack(all_gather(own))
     statistics = {"avg": gathered.mean(dim=0), "min": gathered.amin(dim=0), "max": gathered.amax(dim=0)}
     return {f"{name}_{kind}": values[place] for place, name in enumerate(usage) for kind, values in statistics.items()}

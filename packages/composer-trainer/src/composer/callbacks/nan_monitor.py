@@ -105,7 +105,8 @@ class NaNMonitor(Callback):
         if values.device.type == "cuda":
             stream = torch.cuda.current_stream(values.device)
             values = values.to("cpu", non_blocking=True)
-            # The values may be read only after this event, because a copy that does not block is incomplete before.
+            # With CUDA, a copy to pinned memory may be incomplete when it returns: the values may be read only after an
+            # event that the same stream records behind it.
             ready = stream.record_event()
         self._copied = _Copy(losses, values, ready)
 

@@ -475,7 +475,10 @@ def pack_files(
         copies = {name: kept[file, name] for name in names}
         packed[file] = [memoryview(_header(copies, offsets)), *map(bytes_of, copies.values())]
     for device in devices:
-        if device.type == "cuda":  # copies to pinned memory are not waited for one by one
+        if device.type == "cuda":
+            # With CUDA, a copy to pinned memory may be incomplete when it returns: the host may read it only when the
+            # stream that copies has finished. One wait is enough for all copies, because a stream works in order; and
+            # what the next step requests of the same stream comes after them.
             torch.cuda.current_stream(device).synchronize()
     if memory is not None:
         memory.clear()

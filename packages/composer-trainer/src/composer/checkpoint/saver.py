@@ -313,7 +313,8 @@ class CheckpointSaver(Callback):
         moment = _Moment(names.checkpoint, batch, (extra or {}).get("interrupted"), times.best == batch)
         if moment == times.last:
             return
-        # Before the copy, so that there is only one in memory.
+        # Before the copy, so that there is only one in memory. CUDA fills pinned memory at any time after the copy is
+        # requested, also while a thread still writes the former contents to a file.
         self._wait()
         is_again = times.last is not None and (times.last.name, times.last.batch) == (moment.name, batch)
         is_writer = state.rank == 0 or is_sharded(state.model)

@@ -97,10 +97,11 @@ def update_averages(averaged: _Tensors, current: _Tensors, smoothing: float = 0.
             new_tensors.append(new)
         else:
             new_tensors.append(new.to(old.device, non_blocking=True))
-            if old.device.type == "cpu":
-                left.add(new.device)
+            if "cpu" in (old.device.type, new.device.type):
+                left.add(old.device if new.device.type == "cpu" else new.device)
     for device in left:
-        # Once for all tensors: the copies to the CPU are not complete before.
+        # Once for all tensors: with CUDA, a copy to or from pinned memory may be incomplete when it returns. The host
+        # may read its result, or change its source, only after it has waited.
         torch.accelerator.synchronize(device)
     for (dtype, other), (old_tensors, new_tensors) in groups.items():
         _update_group(old_tensors, new_tensors, dtype, other, smoothing)
