@@ -2,12 +2,12 @@
 
     python examples/language_model.py --output runs/language_model
 
-Modules of the standard library are the data: of ten, eight are trained on, one is for validation, on which all settings
-in this file were selected (``--modules validation``), and one is for the test. Tokens are bytes. The folder of the
+Modules of the standard library are the data: of ten, eight are trained on, one is for validation, on which all
+settings in this file were selected (``--study search``), and one is for the test. Tokens are bytes. The folder of the
 output then contains:
 
     results.jsonl               the settings, the versions and the result of each run, one JSON object per line
-    study.png                   test loss and time of each combination of methods
+    study.png                   loss and time of each combination of methods
 
 Running the command again continues a study that was interrupted.
 """
@@ -18,32 +18,51 @@ import argparse
 import sys
 import sysconfig
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.optim import AdamW
 from torch.utils.data import DataLoader, Dataset
 
 from composer import Algorithm, Trainer
-from composer import functional as cf
 from composer.ablation import ablate
-from composer.algorithms import EMA, Alibi, GatedLinearUnits, GradientClipping, LabelSmoothing, SeqLengthWarmup
+from composer.algorithms import (
+    EMA,
+    SAM,
+    SWA,
+    ActivationCheckpointing,
+    ChunkedCrossEntropy,
+    Factorize,
+    GatedLinearUnits,
+    GradientClipping,
+    LabelSmoothing,
+    NEFTune,
+    SeqLengthWarmup,
+    SkipSpikes,
+    StochasticDepth,
+)
+from composer.distributed import ScheduledBatchSampler
+from composer.functional import ResidualRule, parameter_groups
 from composer.metrics import LanguageCrossEntropy
 from composer.models import ComposerModel
-from composer.optim import CosineAnnealingWithWarmupScheduler
+from composer.optim import (
+    CosineAnnealingWithWarmupScheduler,
+    DecoupledAdamW,
+    WarmupStableDecayScheduler,
+    muon_with_adamw,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 METRIC = "eval/LanguageCrossEntropy"
 CONTEXT = 256
-BATCH_SIZE = 2
-STEPS = 1000
-LEARNING_RATE = 2e-3
-WEIGHT_DECAY = 0.1
-INITIAL_STD = 0.06
+BYTES = 2**20
+"""Bytes that a run trains on."""
 EVAL_SAMPLES = 256
 """Samples of an evaluation, spread evenly over the modules."""
 
@@ -53,26 +72,28 @@ NUM_LAYERS = 5
 
 
 class Attention(nn.Module):
-    """Causal self-attention."""
+    """Causal self-attention with rotary positions (arXiv:2104.09864)."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+        size = WIDTH // NUM_HEADS
+        angles = torch.outer(torch.arange(CONTEXT), 10000.0 ** (-torch.arange(0, size, 2) / size))
+        self.register_buffer("cosines", angles.cos(), persistent=False)
+        self.register_buffer("sines", angles.sin(), persistent=False)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attend to earlier tokens; Alibi replaces this method."""
-        return scaled_dot_product_attention(query, key, value, is_causal=True)
+    def rotate(self, heads: Tensor) -> Tensor:
+        """Rotate pairs of features by angles that are proportional to the position, shape ``(N, heads, L, size)``."""
+        first, second = heads.chunk(2, dim=-1)
+        cosines, sines = self.cosines[: heads.shape[-2]], self.sines[: heads.shape[-2]]
+        return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Mix each byte with earlier ones, shape ``(N, L, WIDTH)``."""
         heads = (part.unflatten(-1, (NUM_HEADS, -1)).transpose(1, 2) for part in self.qkv(hidden).chunk(3, dim=-1))
-        return self.out(self.attend(*heads).transpose(1, 2).flatten(2))
-
-
-def attend_with_bias(self: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attend to earlier tokens, with the bias of Alibi, which also masks."""
-    bias = self.alibi(query.shape[-2], key.shape[-2], dtype=query.dtype, device=query.device)
-    return scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        query, key, value = heads
+        mixed = scaled_dot_product_attention(self.rotate(query), self.rotate(key), value, is_causal=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
 
 class FeedForward(nn.Module):
@@ -80,7 +101,8 @@ class FeedForward(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.activation, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        self.up, self.activation = nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.GELU()
+        self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Process each byte separately."""
@@ -92,37 +114,45 @@ class Residual(nn.Module):
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        self.norm, self.layer = nn.LayerNorm(WIDTH), layer
+        self.norm, self.layer = nn.RMSNorm(WIDTH), layer
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Add the layer's output."""
         return hidden + self.layer(self.norm(hidden))
 
 
-class GPT(ComposerModel):
-    """A decoder of bytes with learned position embeddings."""
+RESIDUAL = ResidualRule(
+    branch=lambda block, hidden: block.layer(block.norm(hidden)),
+    shortcut=lambda _, hidden: hidden,
+)
+"""The parts of a layer, for StochasticDepth."""
 
-    def __init__(self) -> None:
+
+class GPT(ComposerModel):
+    """A decoder of bytes.
+
+    Args:
+        std: The standard deviation of the initial weights.
+    """
+
+    def __init__(self, std: float) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(256, WIDTH), nn.Embedding(CONTEXT, WIDTH)
+        self.tokens = nn.Embedding(256, WIDTH)
         layers = [Residual(make()) for _ in range(NUM_LAYERS) for make in (Attention, FeedForward)]
-        self.layers = nn.Sequential(*layers, nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256, bias=False))
+        self.layers, self.head = nn.Sequential(*layers, nn.RMSNorm(WIDTH)), nn.Linear(WIDTH, 256, bias=False)
         for name, weight in self.named_parameters():
             if weight.ndim == 2:
                 ends_residual = name.endswith(("out.weight", "down.weight"))
-                nn.init.normal_(weight, std=INITIAL_STD / (2 * NUM_LAYERS) ** 0.5 if ends_residual else INITIAL_STD)
+                nn.init.normal_(weight, std=std / (2 * NUM_LAYERS) ** 0.5 if ends_residual else std)
         self.metric = LanguageCrossEntropy()
 
     def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the logits of the next bytes, shape ``(N, L, 256)``."""
-        ids = batch["input_ids"]
-        positions = self.positions(torch.arange(ids.shape[1], device=ids.device))
-        return {"logits": self.layers(self.tokens(ids) + positions)}
+        return {"logits": self.head(self.layers(self.tokens(batch["input_ids"])))}
 
     def loss(self, outputs: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
-        """Return the mean cross entropy."""
-        logits, labels = outputs["logits"], batch["labels"]  # ids, or probabilities of LabelSmoothing
-        return cf.soft_cross_entropy(logits.flatten(0, 1), labels.flatten(0, 1))
+        """Return the mean cross entropy; LabelSmoothing replaces ids by probabilities."""
+        return cross_entropy(outputs["logits"].flatten(0, 1).float(), batch["labels"].flatten(0, 1))
 
     def get_metrics(self, is_train: bool = False) -> dict[str, LanguageCrossEntropy]:
         """Return the metric of evaluations."""
@@ -161,52 +191,149 @@ def read_sources(part: Literal["train", "validation", "test"]) -> bytes:
     return b"".join(texts)
 
 
-METHODS: dict[str, Callable[[], Algorithm]] = {
-    "Alibi": lambda: Alibi(
-        max_sequence_length=CONTEXT,
-        train_sequence_length_scaling=1,
-        heads_per_layer=NUM_HEADS,
-        position_embedding_attribute="positions",
-        attention_module=Attention,
-        attr_to_replace="attend",
-        alibi_attention=attend_with_bias,
-        causal=True,
-    ),
+METHODS: dict[str, Callable[[], Algorithm] | Mapping[str, Any]] = {
+    "Muon": {"optimizer": "muon", "lr": 6e-3},
     "SeqLengthWarmup": lambda: SeqLengthWarmup(duration=0.6, min_seq_length=32, max_seq_length=CONTEXT, step_size=32),
     "GatedLinearUnits": lambda: GatedLinearUnits(
         feed_forward_module=FeedForward, first_layer_attribute="up", activation_attribute="activation"
     ),
+    "ScheduledBatches": {"batches": "scheduled"},
+    "CautiousUpdates": {"optimizer": "cautious"},
     "GradientClipping": lambda: GradientClipping("norm", 1.0),
-    "EMA": lambda: EMA(half_life="30ba"),
-    "LabelSmoothing": lambda: LabelSmoothing(0.05, target_key="labels"),
+    "EMA": lambda: EMA(half_life="20ba"),
+    "SWA": lambda: SWA(swa_start="0.9dur", update_interval="5ba"),
+    "SkipSpikes": SkipSpikes,
+    "NEFTune": lambda: NEFTune(alpha=1.0),
+    "LabelSmoothing": lambda: LabelSmoothing(0.02, target_key="labels"),
+    "StochasticDepth": lambda: StochasticDepth({Residual: RESIDUAL}, drop_rate=0.05),
+    "SAM": lambda: SAM(rho=0.05, interval=4),
+    "Factorize": lambda: Factorize(min_features=128, latent_features=0.5),
+    "ActivationCheckpointing": lambda: ActivationCheckpointing(modules=[Residual]),
+    "ChunkedCrossEntropy": lambda: ChunkedCrossEntropy(head="head"),
+    "FewerBytes": {"length": 0.8},
 }
-RECIPE = ["Alibi", "SeqLengthWarmup", "GatedLinearUnits", "GradientClipping"]
+RECIPE = ["Muon", "SeqLengthWarmup", "FewerBytes"]
+"""The last is no method: the training ends after 0.8 of the bytes, with about the baseline's loss."""
+
+BEFORE_SEARCH: Mapping[str, Any] = {"weight_decay": 0.1, "warmup": "0.1dur", "schedule": "cosine", "decay": "0.2dur"}
+"""Settings of the baseline that the search has changed."""
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    **{
+        f"{name}={value}": {name: value}
+        for name, values in {
+            "lr": [1e-3, 2e-3, 4e-3, 6e-3, 1.2e-2],
+            "weight_decay": [0.0, 0.3],
+            "batch_size": [2, 8],
+            "std": [0.04, 0.12],
+            "beta2": [0.9, 0.99],
+            "warmup": ["0.02dur", "0.2dur", "0.3dur", "0.4dur"],
+            "precision": ["fp32"],
+            "decay": ["0.4dur", "0.7dur"],
+            "adamw_lr": [3e-3, 1.2e-2],
+        }.items()
+        for value in values
+    },
+    "WarmupStableDecay": {"schedule": "stable"},
+    "SixTenths": {"length": 0.6},
+    "SevenTenths": {"length": 0.7},
+    "EightTenths": {"length": 0.8},
+    "Muon": {"optimizer": "muon"},
+}
+LENGTHS: Mapping[str, Callable[[], Algorithm]] = {
+    f"SeqLengthWarmup {name}": partial(SeqLengthWarmup, duration, least, CONTEXT, least)
+    for name, duration, least in [("mild", 0.4, 64), ("long", 0.8, 32)]
+}
+DECAYED = ["weight_decay=0.3", "warmup=0.3dur"]
+STABLE = ["Muon", "lr=0.006", "WarmupStableDecay"]
+TRIALS = [
+    *([name] for name in SETTINGS if "=" in name and not name.startswith(("decay", "adamw_lr"))),
+    *([*DECAYED, *more] for more in ([], ["lr=0.004"], ["lr=0.002"], ["WarmupStableDecay"])),
+    *(
+        [*DECAYED, "WarmupStableDecay", *more]
+        for more in (["decay=0.4dur"], ["decay=0.7dur"], ["decay=0.4dur", "lr=0.004"])
+    ),
+    *(["Muon", f"lr={lr}"] for lr in (0.001, 0.002, 0.006, 0.012)),
+    *(["Muon", name] for name in ("weight_decay=0.0", "weight_decay=0.3", "batch_size=2", "batch_size=8")),
+    *(["Muon", name] for name in ("SeqLengthWarmup", "GatedLinearUnits", "WarmupStableDecay", "ScheduledBatches")),
+    *(["Muon", name] for name in ("StochasticDepth", "SkipSpikes")),
+    ["Muon"],
+    ["Muon", "SeqLengthWarmup", "GatedLinearUnits", "SixTenths"],
+    *([*STABLE, *more] for more in ([], ["warmup=0.3dur"])),
+    *([*STABLE, "SixTenths", *more] for more in ([], ["GatedLinearUnits"], ["ScheduledBatches"])),
+    *(
+        [*STABLE, "decay=0.4dur", *more]
+        for more in (
+            [],
+            ["SixTenths"],
+            ["SixTenths", "warmup=0.02dur"],
+            ["SeqLengthWarmup"],
+            ["SeqLengthWarmup mild"],
+            *(
+                ["SeqLengthWarmup", "EightTenths", *one]
+                for one in ([], ["warmup=0.02dur"], ["adamw_lr=0.003"], ["adamw_lr=0.012"])
+            ),
+            ["SeqLengthWarmup mild", "EightTenths"],
+            ["SeqLengthWarmup mild", "SevenTenths"],
+            ["SeqLengthWarmup long", "EightTenths"],
+        )
+    ),
+]
+"""What the search compares; the first are trials of the baseline."""
 
 
 def make_trainer(
     algorithms: Sequence[Algorithm],
     seed: int,
     *,
-    steps: int = STEPS,
-    evaluations: int = 5,
+    optimizer: Literal["adamw", "cautious", "muon"] = "adamw",
+    lr: float = 3e-3,
+    weight_decay: float = 0.3,
+    batch_size: int = 4,
+    batches: Literal["equal", "scheduled"] = "equal",
+    std: float = 0.08,
+    beta2: float = 0.95,
+    warmup: str = "0.3dur",
+    schedule: Literal["cosine", "stable"] = "stable",
+    decay: str = "0.4dur",
+    adamw_lr: float | None = None,
+    precision: str = "amp_bf16",
+    length: float = 1.0,
+    data_bytes: int = BYTES,
+    evaluations: int = 10,
     modules: Literal["validation", "test"] = "test",
     **options: Any,
 ) -> Trainer:
     """Return a trainer with a new model, whose initial weights depend only on torch's seed, and its data."""
     torch.set_num_threads(1)  # more threads gain little for a model of this size
     train_data, eval_data = Samples(read_sources("train")), Samples(read_sources(modules), limit=EVAL_SAMPLES)
-    model = GPT()
+    model, count, betas = GPT(std), int(data_bytes * length) // CONTEXT, (0.9, beta2)
+    sizes = {"0sp": 1, f"{count // 8}sp": 2, f"{count // 2}sp": 4}
+    loader = (
+        DataLoader(train_data, batch_sampler=ScheduledBatchSampler(train_data, sizes, shuffle=True))
+        if batches == "scheduled"
+        else DataLoader(train_data, batch_size=batch_size, shuffle=True, drop_last=True)
+    )
+    if optimizer == "muon":
+        chosen: torch.optim.Optimizer = muon_with_adamw(
+            model, lr=lr, adamw_lr=adamw_lr, weight_decay=weight_decay, betas=betas
+        )
+    elif optimizer == "cautious":
+        groups = parameter_groups(model, weight_decay=weight_decay * lr)
+        chosen = DecoupledAdamW(groups, lr=lr, betas=betas, cautious_update=True, cautious_weight_decay=True)
+    else:
+        chosen = AdamW(parameter_groups(model, weight_decay=weight_decay), lr=lr, betas=betas)
     return Trainer(
         model=model,
-        train_dataloader=DataLoader(train_data, batch_size=BATCH_SIZE, shuffle=True, drop_last=True),
+        train_dataloader=loader,
         eval_dataloader=DataLoader(eval_data, batch_size=32),
-        eval_interval=f"{max(1, steps // evaluations)}ba",
-        optimizers=torch.optim.AdamW(
-            model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=WEIGHT_DECAY
-        ),
-        schedulers=CosineAnnealingWithWarmupScheduler(t_warmup="0.1dur"),
+        eval_interval=f"{1 / evaluations}dur",
+        optimizers=chosen,
+        schedulers=WarmupStableDecayScheduler(warmup, decay)
+        if schedule == "stable"
+        else CosineAnnealingWithWarmupScheduler(warmup),
         algorithms=algorithms,
-        max_duration=f"{steps}ba",
+        max_duration=f"{count}sp",
+        precision=precision,
         device="cpu",
         seed=seed,
         **options,
@@ -214,39 +341,39 @@ def make_trainer(
 
 
 def main() -> None:
-    """Run the study and show its results."""
+    """Run a study and show its results."""
+    left_out = [[name for name in RECIPE if name != one] for one in RECIPE]
+    studies: dict[str, list[str | list[str]]] = {
+        "methods": ["each"],
+        "recipe": [RECIPE, *left_out],
+        "repeat": [RECIPE],
+        "search": [*TRIALS],
+    }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--modules", choices=["validation", "test"], default="test", help="default: %(default)s")
-    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="steps of a run (default: %(default)s)")
-    parser.add_argument(
-        "--evaluations", type=int, default=5, metavar="N", help="evaluations of a run (default: %(default)s)"
-    )
-    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="number of seeds (default: %(default)s)")
+    parser.add_argument("--study", choices=studies, default="recipe", help="default: %(default)s")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[*range(5)], metavar="N", help="default: 0 to 4")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="runs at a time (default: %(default)s)")
-    parser.add_argument("--each", action="store_true", help="measure each method alone, not the recipe")
+    parser.add_argument("--clock", choices=["wall", "processor"], default="wall", help="default: %(default)s")
     parser.add_argument(
         "--output", type=Path, default=Path("runs/language_model"), help="folder (default: %(default)s)"
     )
     options = parser.parse_args()
+    search = options.study == "search"
 
-    def make(algorithms: Sequence[Algorithm], seed: int) -> Trainer:
-        return make_trainer(
-            algorithms,
-            seed,
-            steps=options.steps,
-            evaluations=options.evaluations,
-            modules=options.modules,
-            progress_bar=False,
-        )
+    def make(algorithms: Sequence[Algorithm], seed: int, **settings: Any) -> Trainer:
+        if search:
+            settings = {**BEFORE_SEARCH, "modules": "validation", "evaluations": 1, **settings}
+        return make_trainer(algorithms, seed, progress_bar=False, **settings)
 
     study = ablate(
         make,
-        METHODS,
+        {**METHODS, **SETTINGS, **LENGTHS} if search else METHODS,
         metric=METRIC,
         mode="min",
-        arms=["baseline", "each"] if options.each else ["baseline", RECIPE],
+        arms=studies[options.study],
         seeds=options.seeds,
         processes=options.processes,
+        clock=options.clock,
         folder=options.output,
     )
     print(study)
