@@ -214,18 +214,18 @@ def bench(session: nox.Session) -> None:
     if name not in [*known, "all"]:
         session.error(f"Unknown benchmark {name!r}. Choose one of {', '.join(known)}, or pass no name to run all.")
     install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES))
-    for chosen in known if name == "all" else [name]:
+    for chosen in sorted({*known} - {"gpu"}) if name == "all" else [name]:
         session.run("python", f"benchmarks/{chosen}.py", *options)
 
 
 @nox.session
 def gpu(session: nox.Session) -> None:
     """Run the tests and benchmarks that need a CUDA device; CONTRIBUTING.md has the commands without nox."""
-    install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES), *EXAMPLES)
+    others = [*EXAMPLES, "accelerate", "lightning"]
+    install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES), *others)
     session.run("pytest", "-m", "gpu", "--durations=20", "packages", "tests", *session.posargs, env=TEST_ENV)
     if shutil.which("nvidia-smi"):  # elsewhere the tests were skipped with the reason
-        for benchmark in ["trainer_overhead", "kernels"]:
-            session.run("python", f"benchmarks/{benchmark}.py", "--device", "cuda", env=TEST_ENV)
+        session.run("python", "benchmarks/gpu.py", env=TEST_ENV)
 
 
 @nox.session

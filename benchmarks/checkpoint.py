@@ -110,7 +110,11 @@ def run_in_subprocess(group: str, variant: str, folder: Path, arguments: argpars
 
 def measure(group: str, variant: str, folder: str, arguments: argparse.Namespace) -> list[float]:
     """Return the seconds that one variant takes, each time."""
-    state = make_state()
+    import torch
+    import torchvision
+
+    torch.set_num_threads(1)
+    state = make_state(torchvision.models.resnet50())
     prepare, call = {"save": saving, "load": loading, "stand": standing}[group](variant, state, Path(folder), arguments)
     times = []
     for _ in range(arguments.repeats):
@@ -122,15 +126,12 @@ def measure(group: str, variant: str, folder: str, arguments: argparse.Namespace
     return times
 
 
-def make_state() -> Any:
-    """Return a run of ResNet-50 whose Adam has made a step."""
+def make_state(model: Any) -> Any:
+    """Return a run whose Adam has made a step."""
     import torch
-    import torchvision
 
     from composer.core import State
 
-    torch.set_num_threads(1)
-    model = torchvision.models.resnet50()
     optimizer = torch.optim.Adam(model.parameters())
     for parameter in model.parameters():
         parameter.grad = torch.rand_like(parameter)

@@ -27,9 +27,10 @@ import subprocess
 import sys
 import time
 import timeit
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from trainers import count_synchronizations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,21 +99,6 @@ def measure(variant: str, steps: int, device: str) -> dict[str, float]:
     # The difference of two runs leaves out what synchronizes once in a fit.
     few, many = (count_synchronizations(run, count) for count in (10, 30))
     return {"us": passed / steps * 1e6, "synchronizations": (many - few) / 20, "mib": peak}
-
-
-def count_synchronizations(run: Callable[[int], None], steps: int) -> int:
-    """Return how often torch reports that a run waits for the GPU."""
-    import torch
-
-    has_gpu = torch.cuda.is_initialized()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        if has_gpu:
-            torch.cuda.set_sync_debug_mode("warn")
-        run(steps)
-        if has_gpu:
-            torch.cuda.set_sync_debug_mode("default")
-    return sum("synchronizing CUDA operation" in str(warning.message) for warning in caught)
 
 
 def make_parts(steps: int, device: str) -> tuple[Any, Any]:

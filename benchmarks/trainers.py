@@ -12,7 +12,8 @@ network and loader, run alternating blocks of steps, so that both run under the 
 steps of a block are not counted. The table shows medians over the rounds of the medians of the differences between
 neighbouring blocks. The case ``loop`` compares the plain loop with itself.
 
-``--install FOLDER`` creates the environments with uv, ``--environments FOLDER`` uses them.
+``--install FOLDER`` creates the environments with uv, ``--environments FOLDER`` uses them. ``--device cuda`` compares
+some of the trainers on a GPU, also how often a step synchronizes with it, and the peak of its memory.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import statistics
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +54,7 @@ LOADERS: dict[str, dict[str, Any]] = {
     "workers": {"batch_size": 8, "num_workers": 2},
 }
 VARIANTS = ["bare", "callbacks", "logged", "bar", *LOADERS]
+ON_GPU = ["loop", "ours", "lightning", "fabric", "accelerate"]
 ONLY = {"bar": ["loop", "ours"], "callbacks": [case for case in CASES if case != "accelerate"]}
 
 
@@ -59,7 +62,9 @@ def main() -> None:
     """Measure all cases in turns, or one of them in a child process."""
     arguments = parse_arguments()
     if arguments.child:
-        print(json.dumps(measure(*arguments.child, arguments.steps, arguments.model)))
+        print(json.dumps(measure(*arguments.child, arguments.steps, arguments.model, arguments.device)))
+    elif arguments.device == "cuda" and (others := sorted({*arguments.cases} - {*ON_GPU})):
+        sys.exit(f"--cases must be some of {', '.join(ON_GPU)} on a GPU, got also {', '.join(others)}.")
     elif arguments.install:
         install(arguments.install, arguments.cases)
     else:
@@ -74,6 +79,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", choices=["mlp", "resnet18"], default="mlp")
     parser.add_argument("--cases", nargs="*", default=CASES, choices=CASES, metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--variants", nargs="*", default=VARIANTS, choices=VARIANTS, metavar="VARIANT")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default: %(default)s")
     parser.add_argument("--environments", type=Path, help="folder that --install created")
     parser.add_argument("--install", type=Path, metavar="FOLDER", help="create the environments there and exit")
     parser.add_argument("--json", type=Path, help="file to write the figures to")
@@ -132,8 +138,12 @@ def run_child(case: str, variant: str, arguments: argparse.Namespace) -> dict[st
         str(arguments.steps),
         "--model",
         arguments.model,
+        "--device",
+        arguments.device,
     ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
+    if arguments.device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
@@ -197,7 +207,7 @@ class Turns:
         self._place += 1
 
 
-def measure(case: str, variant: str, steps: int, model: str) -> dict[str, Any]:
+def measure(case: str, variant: str, steps: int, model: str, device: str = "cpu") -> dict[str, Any]:
     """Return the microseconds of a step in this process, its peak memory, and the versions."""
     import torch
 
@@ -205,28 +215,63 @@ def measure(case: str, variant: str, steps: int, model: str) -> dict[str, Any]:
     torch.manual_seed(0)
     block, settling = (50, 10) if model == "mlp" else (4, 1)
     count = max(steps // block, 3) * block + 1  # complete blocks, of which the first is not counted, and one more step
-    loop = Loop(make_network(model), make_batches(model, variant, count), is_logged=variant == "logged")
+    is_logged = variant == "logged"
+    loop = Loop(make_network(model, device), make_batches(model, variant, count, device), is_logged=is_logged)
     loop.network.register_forward_pre_hook(do_nothing)
-    network, turns = make_network(model), Turns(loop.train, block, settling)
+    network = make_network(model, device)
+    turns = Turns(loop.train, block, settling, time.perf_counter if device == "cpu" else synchronized_clock)
     network.register_forward_pre_hook(turns)
     run: Callable[..., str] = globals()[f"run_{case}"]
-    version = run(network, make_batches(model, variant, count), variant)
+    version = run(network, make_batches(model, variant, count, device), variant)
     pairs = turns.pairs[max(len(turns.pairs) // 10, 1) :]
-    return {
+    figures = {
         "us": statistics.median(us for us, _ in pairs),
         "above": statistics.median(us - loop for us, loop in pairs),
         "ratio": statistics.median(us / loop for us, loop in pairs),
         "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "versions": f"{version}, torch {torch.__version__}",
     }
+    if device == "cuda":
+
+        def train(count: int) -> None:
+            run(make_network(model, device), make_batches(model, variant, count, device), variant)
+
+        figures["mib"] = torch.cuda.max_memory_allocated() / 2**20
+        # The difference of two runs leaves out what synchronizes once in a run.
+        few, many = (count_synchronizations(train, count) for count in (10, 30))
+        figures["synchronizations"] = (many - few) / 20
+    return figures
+
+
+def synchronized_clock() -> float:
+    """Return the time when the GPU has finished."""
+    import torch
+
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def count_synchronizations(run: Callable[[int], None], steps: int) -> int:
+    """Return how often torch reports that a run waits for the GPU."""
+    import torch
+
+    has_gpu = torch.cuda.is_initialized()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if has_gpu:
+            torch.cuda.set_sync_debug_mode("warn")
+        run(steps)
+        if has_gpu:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing CUDA operation" in str(warning.message) for warning in caught)
 
 
 def do_nothing(*_: object) -> None:
     """Cost as much as an empty hook, as the network of the trainer has one."""
 
 
-def make_batches(model: str, variant: str, count: int) -> Any:
-    """Return a list of batches, or a loader of a dataset that repeats a few samples."""
+def make_batches(model: str, variant: str, count: int, device: str = "cpu") -> Any:
+    """Return a list of batches, or a loader of a dataset that repeats a few samples; in pinned memory for a GPU."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -234,6 +279,8 @@ def make_batches(model: str, variant: str, count: int) -> Any:
     shape = (32,) if model == "mlp" else (3, 64, 64)
     if variant not in LOADERS:
         batches = [(torch.randn(8, *shape), torch.randint(10, (8,))) for _ in range(8)]
+        if device == "cuda":
+            batches = [(inputs.pin_memory(), targets.pin_memory()) for inputs, targets in batches]
         return Batches(batches[number % 8] for number in range(count))
 
     class Samples(torch.utils.data.Dataset[Any]):
@@ -255,18 +302,31 @@ def make_batches(model: str, variant: str, count: int) -> Any:
         shuffle=True,
         num_workers=loader.get("num_workers", 0),
         collate_fn=collate if loader.get("collate") else None,
+        pin_memory=device == "cuda",
     )
 
 
-def make_network(model: str) -> Any:
+def on_device(batches: Iterable[Any], device: Any) -> Iterable[Any]:
+    """Return batches whose tensors are copied to the device, for loops that copy them themselves."""
+    if device.type == "cpu":
+        return batches
+    return (tuple(tensor.to(device, non_blocking=True) for tensor in batch) for batch in batches)
+
+
+def device_of(network: Any) -> Any:
+    """Return the device of a network, on which its trainer trains it."""
+    return next(network.parameters()).device
+
+
+def make_network(model: str, device: str = "cpu") -> Any:
     """Return the network that is trained."""
     import torch
 
     if model == "resnet18":
         from torchvision.models import resnet18
 
-        return resnet18(num_classes=10)
-    return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+        return resnet18(num_classes=10).to(device)
+    return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)).to(device)
 
 
 class Loop:
@@ -276,7 +336,7 @@ class Loop:
         import torch
 
         self.network, self.is_logged, self.losses = network, is_logged, []
-        self.batches = itertools.chain.from_iterable(itertools.repeat(batches))
+        self.batches = iter(on_device(itertools.chain.from_iterable(itertools.repeat(batches)), device_of(network)))
         self.optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
 
     def train(self, count: int) -> None:
@@ -326,7 +386,8 @@ def run_ours(network: Any, batches: Any, variant: str) -> str:
             progress_bar=variant == "bar",
             console_stream=nowhere,
             max_duration="1ep",
-            device="cpu",
+            precision="fp32",
+            device="cpu" if device_of(network).type == "cpu" else "gpu",
             seed=0,
         ).fit()
     return f"composer {composer.__version__}"
@@ -403,7 +464,8 @@ def run_lightning(network: Any, batches: Any, variant: str) -> str:
 
     lightning.Trainer(
         max_epochs=1,
-        accelerator="cpu",
+        accelerator=device_of(network).type,
+        devices=1,
         logger=InMemory() if variant == "logged" else False,
         log_every_n_steps=1,
         callbacks=[Nothing() for _ in range(5)] if variant == "callbacks" else None,
@@ -441,10 +503,11 @@ def run_fabric(network: Any, batches: Any, variant: str) -> str:
             pass
 
     callbacks = [Nothing() for _ in range(5)] if variant == "callbacks" else []
-    fabric = Fabric(accelerator="cpu", loggers=InMemory() if variant == "logged" else None, callbacks=callbacks)
+    memory = InMemory() if variant == "logged" else None
+    fabric = Fabric(accelerator=device_of(network).type, devices=1, loggers=memory, callbacks=callbacks)
     model, optimizer = fabric.setup(network, torch.optim.SGD(network.parameters(), lr=0.01))
     batches = fabric.setup_dataloaders(batches) if variant in LOADERS else batches
-    for inputs, targets in batches:
+    for inputs, targets in batches if variant in LOADERS else on_device(batches, fabric.device):
         if callbacks:
             fabric.call("on_train_batch_start")
         optimizer.zero_grad()
@@ -479,12 +542,13 @@ def run_accelerate(network: Any, batches: Any, variant: str) -> str:
         def log(self, values: Any, step: Any = None, **_: Any) -> None:
             kept.append((step, values))
 
-    accelerator = accelerate.Accelerator(cpu=True, log_with=InMemory() if variant == "logged" else None)
+    is_cpu = device_of(network).type == "cpu"
+    accelerator = accelerate.Accelerator(cpu=is_cpu, log_with=InMemory() if variant == "logged" else None)
     model, optimizer = accelerator.prepare(network, torch.optim.SGD(network.parameters(), lr=0.01))
     batches = accelerator.prepare(batches) if variant in LOADERS else batches
     if variant == "logged":
         accelerator.init_trackers("memory")
-    for step, (inputs, targets) in enumerate(batches):
+    for step, (inputs, targets) in enumerate(batches if variant in LOADERS else on_device(batches, accelerator.device)):
         with accelerator.accumulate(model):
             optimizer.zero_grad()
             loss = functional.cross_entropy(model(inputs), targets)

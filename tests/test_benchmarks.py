@@ -22,9 +22,9 @@ def benchmark(monkeypatch, set_command):
     return load
 
 
-@pytest.mark.parametrize("name", ["trainer_overhead", "kernels"])
+@pytest.mark.parametrize("name", ["trainer_overhead", "trainers", "kernels"])
 class TestArguments:
-    """The options that both have."""
+    """The options that all have."""
 
     def test_device(self, benchmark, name):
         """A benchmark runs on the CPU by default and on a GPU on request."""

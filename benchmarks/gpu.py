@@ -1,0 +1,277 @@
+"""Measure on a GPU: overhead of trainers, ResNet-50 and GPT-2 with each method, packing, losses, saving and kernels.
+
+    python benchmarks/gpu.py                              all parts, in less than ten minutes
+    python benchmarks/gpu.py --parts overhead gpt         some of them
+    python benchmarks/gpu.py --device cpu --size tiny     all parts with tiny sizes, to check the program
+    python benchmarks/gpu.py --publish build/gpu.jsonl    write these figures to gpu.jsonl and README.md beside it
+
+Each part runs in a process of its own for ``--budget`` seconds; what has not begun by then is not measured. Variants
+run in turns with a reference, which is a plain PyTorch loop where a model is trained, after a warm-up, and the device
+is synchronized before and after each timed block. A figure is the median over the blocks. An error becomes a row of the
+table, the other variants and parts are measured, and the exit code is 1. The figures are written to ``--output`` as
+JSON lines, and beside it as tables of Markdown.
+
+MFU is the FLOPs of the plain model's convolutions and matrix products, forward and backward as torch counts them,
+divided by the time and by the dense peak of the device. Without a known peak there is none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import importlib
+import importlib.util
+import itertools
+import json
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import checkpoint as saving
+import losses
+import torch
+import trainers
+from _gpu_training import SIZES, attempt, gpt, make_clock, make_resnet, packing, resnet50
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from _gpu_training import Options, Row
+
+FOLDER = Path(__file__).resolve().parent
+# Transformers imports any package with the name of kernels.py.
+sys.path[:] = [path for path in sys.path if Path(path).resolve() != FOLDER]
+LIBRARIES = ["torch", "torchvision", "kornia", "timm", "transformers", "lightning", "accelerate"]
+BLOCK = re.compile(r"(<!-- gpu -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def main() -> None:
+    """Measure the parts in processes of their own, or one of them as a child."""
+    options = parse_arguments()
+    if options.publish:
+        publish(options.publish.read_text(), FOLDER)
+    elif options.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("--device cuda needs a GPU, and torch finds none. --device cpu --size tiny checks the program.")
+    elif options.child:
+        out = sys.stdout
+        with contextlib.redirect_stdout(sys.stderr):  # the other programs print tables
+            for row in measure(options.child, options):
+                print(json.dumps(row), file=out, flush=True)
+    else:
+        sys.exit(int(any("error" in row for row in write(options))))
+
+
+def parse_arguments() -> Options:
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", nargs="+", default=[*PARTS], choices=PARTS, metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda", help="default: %(default)s")
+    parser.add_argument("--size", choices=SIZES, default="full", help="default: %(default)s")
+    parser.add_argument("--precision", choices=["fp32", "amp_bf16", "amp_fp16"], default="amp_bf16")
+    parser.add_argument("--budget", type=float, default=70, help="seconds for each part (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="blocks of each variant (default: %(default)s)")
+    parser.add_argument("--output", type=Path, default=Path("build/gpu.jsonl"), help="default: %(default)s")
+    parser.add_argument("--publish", type=Path, metavar="FILE", help="measure nothing, and publish these JSON lines")
+    parser.add_argument("--child", choices=PARTS, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def write(options: Options) -> list[Row]:
+    """Measure the parts, write their rows as soon as they are there, then the tables, and return the rows."""
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    rows = []
+    with options.output.open("w") as file:
+        for row in itertools.chain([environment(options)], *(run_child(part, options) for part in options.parts)):
+            rows.append(row)
+            print(json.dumps(row), file=file, flush=True)
+    tables = render(rows)
+    options.output.with_suffix(".md").write_text(tables)
+    print(tables)
+    return rows
+
+
+def run_child(part: str, options: Options) -> Iterator[Row]:
+    """Yield the rows that a new process measures, and an error if it ends early; it is killed after twice its time."""
+    passed = [f"--{name}={getattr(options, name)}" for name in ("device", "size", "precision", "budget", "rounds")]
+    with subprocess.Popen([sys.executable, __file__, "--child", part, *passed], stdout=-1, text=True) as process:
+        timer = threading.Timer(2 * options.budget + 60, process.kill)
+        timer.start()
+        for line in process.stdout or ():
+            yield json.loads(line)
+        timer.cancel()
+    if process.returncode:
+        yield {"part": part, "name": part, "error": f"the process has ended with {process.returncode}"}
+
+
+def measure(part: str, options: Options) -> Iterator[Row]:
+    """Yield the rows of a part; what prevents further rows is an error in the last one."""
+    options.deadline = time.monotonic() + options.budget
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of algorithms without an effect in so few steps
+        for row in attempt(part, lambda: PARTS[part](options), options):
+            yield {"part": part, **row}
+
+
+def environment(options: Options) -> Row:
+    """Return what the figures depend on."""
+    libraries = {}
+    for name in LIBRARIES:
+        with contextlib.suppress(PackageNotFoundError):
+            libraries[name] = version(name)
+    device = torch.cuda.get_device_name() if options.device == "cuda" else platform.machine()
+    settings = {name: getattr(options, name) for name in ("size", "precision", "rounds")}
+    return {"part": "environment", "name": device, **settings, "python": platform.python_version(), **libraries}
+
+
+def overhead(options: Options) -> Iterator[Row]:
+    """Compare trainers with a plain loop on a tiny MLP, whose steps take a GPU less time than the host."""
+    settings = argparse.Namespace(steps=SIZES[options.size].steps, model="mlp", device=options.device)
+    settings.environments = None
+
+    def run(case: str, package: str) -> Iterator[Row]:
+        if importlib.util.find_spec(package) is None:
+            raise ImportError(f"{package} is not installed", name=package)
+        try:
+            figures = trainers.run_child(case, "bare", settings)
+        except subprocess.CalledProcessError as error:
+            raise RuntimeError(error.stderr.strip().splitlines()[-1]) from error
+        yield {
+            "a step, µs": figures["us"],
+            "above the plain loop, µs": figures["above"],
+            "relative to the plain loop": figures["ratio"],
+            "synchronizations in a step": figures.get("synchronizations"),
+            "peak, MiB": figures["mib"] if options.device == "cuda" else None,
+        }
+
+    for case in trainers.ON_GPU:
+        name = {"loop": "plain loop, compared with itself", "ours": "composer"}.get(case, case.title())
+        package = {"loop": "torch", "ours": "composer", "fabric": "lightning"}.get(case, case)
+        yield from attempt(name, functools.partial(run, case, package), options)
+
+
+def loss(options: Options) -> Iterator[Row]:
+    """Compare the cross entropy of a large vocabulary in chunks with that of all logits, forward and backward."""
+    dtype = {"fp32": "float32", "amp_bf16": "bfloat16", "amp_fp16": "float16"}[options.precision]
+    settings = argparse.Namespace(device=options.device, dtype=dtype, rounds=options.rounds, chunk_sizes=[])
+    vars(settings).update(SIZES[options.size].loss)
+    times = losses.measure_times(settings)
+    for name, call in losses.variants([]).items():
+        pairs = zip(times[name], times["all logits"], strict=True)
+        yield {
+            "name": name,
+            "ms": statistics.median(times[name]) * 1e3,
+            "relative to all logits": statistics.median(own / reference for own, reference in pairs),
+            "peak above the inputs, MiB": losses.measure_peak(call, settings) if options.device == "cuda" else None,
+        }
+
+
+def checkpoint(options: Options) -> Iterator[Row]:
+    """Save ResNet-50 with Adam: how long training waits for a save in the background, and complete saves."""
+    from composer.checkpoint import save_checkpoint
+    from composer.checkpoint.saving import take_snapshot
+
+    state, clock = saving.make_state(make_resnet(options.size).to(options.device)), make_clock(options)
+    tensors = [tensor for group in saving.tensors_of(state) for tensor in group.values()]
+    pinned = [torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda) for tensor in tensors]
+    folder, kept = Path(tempfile.mkdtemp(prefix="composer-bench-")), {}
+
+    def torch_save() -> None:
+        torch.save({"model": state.model.state_dict(), "optimizer": state.optimizers[0].state_dict()}, folder / "one")
+
+    calls: dict[str, Callable[[], object]] = {
+        "copy to pinned memory": lambda: [
+            target.copy_(tensor, non_blocking=True) for target, tensor in zip(pinned, tensors, strict=True)
+        ],
+        "what training waits for": lambda: take_snapshot(state, memory=kept),
+        "torch.save, without waiting for the disk": torch_save,
+        "save, until it is on the disk": lambda: save_checkpoint(state, str(folder / "two"), overwrite=True),
+    }
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    try:
+        for _, (name, call) in itertools.product(range(options.rounds + 1), calls.items()):
+            began = clock()
+            call()
+            times[name].append(clock() - began)
+    finally:
+        shutil.rmtree(folder)
+    copies = times["copy to pinned memory"][1:]
+    for name, (_, *own) in times.items():  # the first call allocates memory
+        ratio = statistics.median(one / copy for one, copy in zip(own, copies, strict=True))
+        yield {"name": name, "ms": statistics.median(own) * 1e3, "relative to the copy": ratio}
+
+
+def kernels(options: Options) -> Iterator[Row]:
+    """Compare kernels with the cheapest calls of torch, with torchvision, kornia and timm."""
+    sys.path.insert(0, str(FOLDER))
+    program = importlib.import_module("kernels")
+    sys.path.remove(str(FOLDER))
+    cases = [case for case in program.CASES if case.runs_on_gpu and case.name.startswith(SIZES[options.size].kernels)]
+    # Those that compile and that augment on the host take the longest.
+    for case in sorted(cases, key=lambda case: case.name.startswith("Augment in")):
+        call = functools.partial(program.measure, case, options.rounds, 0.02, options.device)
+        for row in attempt(case.name, call, options):
+            yield {name: value for name, value in row.items() if name != "case"}
+
+
+PARTS: dict[str, Callable[[Options], Iterator[Row]]] = {
+    "overhead": overhead,
+    "resnet50": resnet50,
+    "gpt": gpt,
+    "packing": packing,
+    "loss": loss,
+    "checkpoint": checkpoint,
+    "kernels": kernels,
+}
+
+
+def render(rows: list[Row]) -> str:
+    """Return the tables of all parts in Markdown."""
+    lines = []
+    for row in rows:
+        if row["part"] == "environment":
+            others = [f"{name} {value}" for name, value in row.items() if name not in ("part", "name")]
+            lines.append(f"{row['name']}: {', '.join(others)}.")
+    for part, call in PARTS.items():
+        lines += ["", f"### {part}", "", str(call.__doc__), ""]
+        found = [row for row in rows if row["part"] == part]
+        columns = list(dict.fromkeys(name for row in found for name in row))
+        columns = [name for name in columns if name not in ("part", "name", "error", "skipped")] or [""]
+        lines += [line(["", *columns]), "|---" * (len(columns) + 1) + "|"] if found else ["Not measured yet."]
+        for row in found:
+            why = row.get("error") or row.get("skipped")
+            lines.append(line([row["name"], *([why] if why else [cell(row.get(name)) for name in columns])]))
+    return "\n".join(lines).lstrip() + "\n"
+
+
+def line(cells: list[str]) -> str:
+    """Return a row of a table; missing cells at its end are empty."""
+    return f"| {' | '.join(one.replace('|', ' ') for one in cells)} |"
+
+
+def cell(value: object) -> str:
+    """Return three digits of a figure, or a string."""
+    if isinstance(value, float | int):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return "" if value is None else str(value)
+
+
+def publish(text: str, folder: Path) -> None:
+    """Write JSON lines to ``gpu.jsonl`` in a folder, and their tables into its ``README.md``."""
+    page, rows = folder / "README.md", [json.loads(one) for one in text.splitlines()]
+    page.write_text(BLOCK.sub(lambda match: match[1] + render(rows) + match[2], page.read_text()))
+    (folder / "gpu.jsonl").write_text(text)
+
+
+if __name__ == "__main__":
+    main()

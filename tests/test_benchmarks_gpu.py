@@ -1,0 +1,294 @@
+"""The benchmark for a GPU: its arguments, each part with tiny sizes on the CPU, its tables and the page with them."""
+
+import importlib
+import json
+import time
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+import transformers  # noqa: F401  (before a package of the name "kernels" is found, which it would import)
+
+import composer.algorithms as al
+from composer.core import Algorithm
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+NOT_MEASURED = {
+    "Augment", "FusedLayerNorm", "InfoBatch", "LayerFreezing", "LowPrecisionGroupNorm", "NoOpModel", "PatchDropout",
+    "PostHocEMA",
+}  # fmt: skip
+VARIANTS = {
+    "packing": ["plain loop", "Trainer", "Trainer, packed by in_order", "Trainer, packed by best_fit"],
+    "checkpoint": [
+        "copy to pinned memory",
+        "what training waits for",
+        "torch.save, without waiting for the disk",
+        "save, until it is on the disk",
+    ],
+    "kernels": ["cutout_batch, 128 of 32"] * 2,
+}
+
+
+@pytest.fixture
+def load(monkeypatch, set_command):
+    """Return a function that imports a program by name and sets its command line."""
+
+    def load(name="gpu", *arguments):
+        monkeypatch.syspath_prepend(FOLDER)
+        set_command("gpu.py", *arguments)
+        return importlib.import_module(name)
+
+    return load
+
+
+def options(**others):
+    """Return tiny options for the CPU."""
+    settings = {"device": "cpu", "size": "tiny", "precision": "fp32", "budget": 600, "rounds": 1}
+    return Namespace(**settings | {"deadline": time.monotonic() + 600} | others)
+
+
+def fail():
+    """Raise an error after a row."""
+    yield {"ms": 1.0}
+    raise ValueError("of two\nlines")
+
+
+class TestArguments:
+    """The command line."""
+
+    def test_defaults(self, load):
+        """Without options all parts are measured on a GPU."""
+        gpu = load()
+
+        chosen = gpu.parse_arguments()
+
+        assert chosen.parts == [*gpu.PARTS]
+        assert (chosen.device, chosen.size, chosen.precision) == ("cuda", "full", "amp_bf16")
+        assert chosen.budget * len(gpu.PARTS) < 10 * 60
+
+    def test_unknown_part(self, load, capsys):
+        """Another part is an error that lists them."""
+        with pytest.raises(SystemExit):
+            load("gpu", "--parts", "speed").parse_arguments()
+
+        assert "invalid choice: 'speed'" in capsys.readouterr().err
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+    def test_without_a_gpu(self, load):
+        """Without a GPU the error has the command that checks the program."""
+        with pytest.raises(SystemExit, match="needs a GPU, and torch finds none"):
+            load().main()
+
+
+class TestParts:
+    """What is measured."""
+
+    @pytest.mark.parametrize("part", VARIANTS)
+    def test_measures_on_the_cpu(self, load, part):
+        """Each variant has a row with figures."""
+        rows = [*load().measure(part, options())]
+
+        assert [row["name"] for row in rows] == VARIANTS[part]
+        assert not [row for row in rows if "error" in row or "skipped" in row]
+        assert all(
+            value > 0 for row in rows for value in row.values() if isinstance(value, float) and "above" not in row
+        )
+
+    def test_overhead(self, load, monkeypatch):
+        """Each trainer has a process of its own; those that need other libraries are tested on a stand-in for a GPU."""
+        gpu = load()
+        monkeypatch.setattr(gpu.trainers, "ON_GPU", ["loop", "ours"])
+
+        rows = [*gpu.measure("overhead", options())]
+
+        assert [row["name"] for row in rows] == ["plain loop, compared with itself", "composer"]
+        assert all(row["a step, µs"] > 0 and row["relative to the plain loop"] > 0 for row in rows)
+
+    def test_losses(self, load):
+        """The first variant is the reference."""
+        rows = [*load().measure("loss", options())]
+
+        assert [row["name"] for row in rows[:2]] == ["all logits", "chunks"]
+        assert rows[0]["relative to all logits"] == 1
+        assert rows[1]["relative to all logits"] > 0
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("part", "methods"), [("resnet50", "FOR_IMAGES"), ("gpt", "FOR_TEXT")])
+    def test_methods(self, load, part, methods):
+        """The plain loop, the Trainer and each method train; more than 10 seconds, for each method has a run."""
+        expected = ["plain loop", "Trainer", *getattr(load("_gpu_training"), methods)]
+
+        rows = [*load().measure(part, options())]
+
+        assert [row["name"] for row in rows] == expected
+        assert not [row for row in rows if "error" in row or "skipped" in row]
+        assert all(row["relative to the plain loop"] > 0 for row in rows)
+
+    def test_all_methods(self, load):
+        """Each algorithm is measured, except those that the page names."""
+        training = load("_gpu_training")
+        measured = {name.partition(",")[0] for name in (*training.FOR_IMAGES, *training.FOR_TEXT)}
+        names = {name for name, kind in vars(al).items() if isinstance(kind, type) and issubclass(kind, Algorithm)}
+
+        assert measured | NOT_MEASURED == names
+        assert not measured & NOT_MEASURED
+        page = (FOLDER / "README.md").read_text()
+        assert not [name for name in NOT_MEASURED if name not in page]
+
+
+class TestFlops:
+    """Model FLOPs utilization."""
+
+    def test_of_resnet50(self, load):
+        """Three times the 4.09 billion multiplications and additions of a forward pass, less the images' gradient."""
+        training = load("_gpu_training")
+        task = training.images(options())
+        task.batches[:] = [(torch.rand(2, 3, 224, 224), torch.zeros(2, dtype=torch.long))]
+        with torch.device("meta"):
+            network = training.make_resnet("full")
+
+        flops = training.count_flops(task, network, "meta")
+
+        first = 2 * 3 * 64 * 49 * 112**2
+        assert flops / 2 == pytest.approx(3 * 2 * 4.09e9 - first, rel=0.005)
+
+    def test_of_gpt(self, load):
+        """Six for each weight and token, and twelve times layers, width and length for a token's attention."""
+        training = load("_gpu_training")
+        task = training.texts(options())
+        network = task.network()
+
+        flops = training.count_flops(task, network, "cpu")
+
+        weights = sum(one.numel() for one in network.parameters() if one.ndim == 2)
+        weights -= network.transformer.wpe.weight.numel()
+        assert flops == (6 * weights + 12 * 2 * 32 * 16) * 4 * 16
+
+    @pytest.mark.parametrize(
+        ("name", "precision", "expected"),
+        [
+            ("NVIDIA H100 80GB HBM3", "amp_bf16", 989e12),
+            ("NVIDIA H100 PCIe", "amp_bf16", 756e12),
+            ("NVIDIA H200", "amp_fp16", 989e12),
+            ("NVIDIA H200 NVL", "amp_fp16", 835e12),
+            ("NVIDIA A100-SXM4-80GB", "amp_bf16", 312e12),
+            ("Tesla T4", "amp_fp16", 65e12),
+            ("Tesla T4", "amp_bf16", None),
+            ("NVIDIA H100 80GB HBM3", "fp32", None),
+            ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "amp_bf16", None),
+            ("NVIDIA H20", "amp_bf16", None),
+            ("NVIDIA L40S", "amp_bf16", None),
+        ],
+    )
+    def test_peak(self, load, name, precision, expected):
+        """The peak of a device by its name; others, and precisions without one peak, have none."""
+        assert load("_gpu_training").peak_flops(name, precision) == expected
+
+
+class TestFailures:
+    """What is not measured."""
+
+    def attempted(self, load, call, **others):
+        return [*load("_gpu_training").attempt("one", call, options(**others))]
+
+    def test_error(self, load):
+        """An error is a row after those before it, in one line."""
+        rows = self.attempted(load, fail)
+
+        assert rows == [{"name": "one", "ms": 1.0}, {"name": "one", "error": "ValueError: of two lines"}]
+
+    def test_time(self, load):
+        """What has not begun within the budget is not measured, which is no error."""
+        rows = self.attempted(load, fail, deadline=time.monotonic() - 1)
+
+        assert rows == [{"name": "one", "skipped": "not measured: no time was left"}]
+
+    @pytest.mark.parametrize(("module", "kind"), [("no_such_library", "skipped"), ("composer.no_such", "error")])
+    def test_missing_library(self, load, module, kind):
+        """A library that is not installed is no error, a module of this project is one."""
+        (row,) = self.attempted(load, lambda: importlib.import_module(module))
+
+        assert f"No module named '{module}'" in row[kind]
+
+    def test_process(self, load):
+        """A process that ends early is an error after its rows."""
+        rows = [*load().run_child("loss", options(device="tpu"))]
+
+        assert rows == [{"part": "loss", "name": "loss", "error": "the process has ended with 2"}]
+
+
+class TestRuns:
+    """The complete program."""
+
+    def run(self, load, output, *arguments):
+        """Run it, and return its exit code and its rows."""
+        tiny = ["--device", "cpu", "--size", "tiny", "--precision", "fp32", "--output", output]
+        with pytest.raises(SystemExit) as caught:
+            load("gpu", *tiny, *arguments).main()
+        return caught.value.code, [json.loads(line) for line in output.read_text().splitlines()]
+
+    def test_writes_lines_and_tables(self, load, tmp_path, capsys):
+        """The lines have what the figures depend on, and the tables are printed and written."""
+        output = tmp_path / "new" / "gpu.jsonl"
+
+        code, rows = self.run(load, output, "--parts", "loss", "--rounds", "2")
+
+        assert code == 0
+        assert [row["part"] for row in rows[:3]] == ["environment", "loss", "loss"]
+        assert (rows[0]["size"], rows[0]["rounds"]) == ("tiny", 2)
+        assert torch.__version__.startswith(rows[0]["torch"])
+        tables = output.with_suffix(".md").read_text()
+        assert "| all logits |" in tables
+        assert tables in capsys.readouterr().out
+
+    def test_errors(self, load, tmp_path):
+        """An error of a part is in its rows, the next part begins, and the exit code is 1."""
+        code, rows = self.run(load, tmp_path / "gpu.jsonl", "--parts", "loss", "kernels", "--rounds", "0")
+
+        assert code == 1
+        assert ["StatisticsError" in row["error"] for row in rows[1:]] == [True, True]
+        assert [row["name"] for row in rows[1:]] == ["loss", "cutout_batch, 128 of 32"]
+
+
+class TestTables:
+    """Markdown."""
+
+    def test_rows(self, load):
+        """Figures have three digits, an error replaces them, and a part without rows is not measured yet."""
+        rows = [
+            {"part": "environment", "name": "NVIDIA X", "size": "full", "torch": "2.15"},
+            {"part": "gpt", "name": "plain loop", "tokens/s": 123456.7, "MFU": 0.4567},
+            {"part": "gpt", "name": "Trainer", "tokens/s": 123456.7, "MFU": None},
+            {"part": "gpt", "name": "SAM", "error": "ValueError: a | b"},
+        ]
+
+        tables = load().render(rows)
+
+        assert tables.startswith("NVIDIA X: size full, torch 2.15.\n")
+        expected = ["|  | tokens/s | MFU |", "|---|---|---|", "| plain loop | 123,457 | 0.457 |"]
+        expected += ["| Trainer | 123,457 |  |", "| SAM | ValueError: a   b |"]
+        assert "\n".join(expected) in tables
+        assert tables.count("Not measured yet.") == len(load().PARTS) - 1
+
+    def test_publish(self, load, tmp_path):
+        """The lines are written beside the page, and the tables into it, in place of earlier ones."""
+        page = tmp_path / "README.md"
+        page.write_text("before\n<!-- gpu -->\nold\n<!-- end -->\nafter\n")
+        lines = '{"part": "loss", "name": "chunks", "ms": 1.5}\n'
+
+        load().publish(lines, tmp_path)
+
+        assert page.read_text().startswith("before\n<!-- gpu -->\n### overhead\n")
+        assert "| chunks | 1.5 |\n" in page.read_text()
+        assert page.read_text().endswith("<!-- end -->\nafter\n")
+        assert (tmp_path / "gpu.jsonl").read_text() == lines
+
+    def test_page(self, load, tmp_path):
+        """The page has the tables of the published lines."""
+        published, page = FOLDER / "gpu.jsonl", (FOLDER / "README.md").read_text()
+        (tmp_path / "README.md").write_text(page)
+
+        load().publish(published.read_text() if published.exists() else "", tmp_path)
+
+        assert (tmp_path / "README.md").read_text() == page
