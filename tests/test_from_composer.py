@@ -218,6 +218,37 @@ def test_mpt_with_tasks(run):
     assert "answers" in variables["memory"].tables
 
 
+@pytest.mark.filterwarnings(
+    "ignore:A checkpoint is a folder",
+    "ignore:LowPrecisionLayerNorm.* found nothing",
+    "ignore:The saved state was loaded",
+)
+def test_bert_factories(run, tmp_path):
+    """Factories build a run by names; callbacks read its losses and metrics, and its file is exported and continued."""
+    pytest.importorskip("omegaconf", reason="OmegaConf is in the test group")
+    (tmp_path / "tokenizer").mkdir()
+    write_tiny_bert(tmp_path / "tokenizer")
+
+    variables = run("bert_factories.py")
+
+    first, second = variables["first"], variables["second"]
+    counter, later = (
+        next(one for one in trainer.state.callbacks if type(one).__name__ == "MaskedTokens")
+        for trainer in (first, second)
+    )
+    assert counter.events[0] == "fit_start"
+    assert counter.events[-1] == "fit_end"
+    assert counter.events.count("batch_checkpoint") == 12
+    logged = first.logger.destinations[0].data
+    losses = [float(value) for _, value in logged["loss/train/total"]]
+    assert [value for _, value in logged["loss/mean"]] == pytest.approx(losses)
+    for name in ("LanguageCrossEntropy", "MaskedAccuracy"):
+        at_end = [float(value) for _, value in logged[f"metrics/train/{name}"]]
+        assert [value for _, value in logged[f"epoch/{name}"]] == pytest.approx(at_end)
+    assert later.masked > counter.masked > 0
+    assert (tmp_path / "pretrained" / "model.safetensors").exists()
+
+
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
 def test_the_scan_finds_former_names_alone(program):
     """Everything that the scan finds works; with the advised imports in place of the former ones, it finds nothing."""

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torchmetrics.classification import MulticlassAccuracy
 
 from composer import Trainer
 from composer.algorithms import SeqLengthWarmup
@@ -373,3 +374,48 @@ class TestInterruptedEvaluation:
 
         assert resumed.fit().steps == 1
         assert not resumed._progress.interrupted
+
+
+def test_losses_are_numbers_in_callbacks():
+    """After a batch, a callback reads its losses as numbers by the names under which they are logged."""
+    read, memory = [], InMemoryLogger()
+    model = small_run().state.model
+    loss = model.loss
+    model.loss = lambda outputs, batch: {"own": loss(outputs, batch), "more": 0.5 * loss(outputs, batch)}
+
+    with small_run(model=model, max_duration="1ep", loggers=memory, device_train_microbatch_size=2) as trainer:
+        trainer.engine.on("batch_end", lambda state, _: read.append(dict(state.total_loss_dict)))
+        trainer.fit()
+
+    assert read[0].keys() == {"loss/train/own", "loss/train/more", "loss/train/total"}
+    for name in read[0]:
+        assert [losses[name] for losses in read] == [float(value) for _, value in memory.data[name]]
+
+
+def test_metrics_at_the_end_of_an_epoch(tmp_path):
+    """A callback reads the epoch's metrics at EPOCH_END; a run that is saved there continues as if it had not been."""
+
+    class Reader(Callback):
+        def __init__(self, trainer=None):
+            self.trainer, self.values = trainer, []
+
+        def epoch_end(self, state, logger):
+            self.values.append(float(state.train_metrics["MulticlassAccuracy"].compute()))
+            if self.trainer is not None:
+                self.trainer.save_checkpoint(str(tmp_path / "ep{epoch}"))
+
+    def train(reader, **options):
+        metrics, memory = [MulticlassAccuracy(3, average="micro")], InMemoryLogger()
+        trainer = small_run(train_metrics=metrics, callbacks=reader, max_duration="3ep", loggers=memory, **options)
+        reader.trainer = None if options else trainer
+        with trainer:
+            trainer.fit()
+        return [float(value) for _, value in memory.data["metrics/train/MulticlassAccuracy"]]
+
+    first, second = Reader(), Reader()
+    logged = train(first)
+    continued = train(second, load_path=str(tmp_path / "ep1"))
+
+    assert first.values == logged
+    assert len(set(logged)) > 1
+    assert continued == second.values == logged[1:]

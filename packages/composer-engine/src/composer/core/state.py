@@ -182,13 +182,13 @@ class State:
             a loop sets it that weights each process's loss by its number of samples in ``batch``, and by 0 if
             ``batch_counts`` is False; None in other loops.
 
-    A loop updates ``timestamp`` (``state.timestamp = state.timestamp.to_next_batch(samples=32)``) and sets
-    ``microbatch`` to the index of the microbatch, -1 before the batch is split, -2 between batches; both determine the
-    seeds of :meth:`generator`. ``batch_counts`` is False if this process has no sample to train on: its batch only
-    takes part in the step of other processes. ``metric_outputs`` is what ``update_metric`` returned last, or ``{}``.
-    ``loss_share`` is the weight of a mean over the batch in ``loss``, if the loss is a sum divided by the number of
-    labels of several batches. ``microbatch_weight`` is the weight of the microbatch's loss in the gradients.
-    ``made_on_load`` lists the algorithms that loading has constructed, which have already changed the model.
+    A loop updates ``timestamp`` (by ``timestamp.to_next_batch(samples=32)``) and sets ``microbatch`` to the index of
+    the microbatch, -1 before the batch is split, -2 between batches; both determine the seeds of :meth:`generator`.
+    ``batch_counts`` is False if this process has no sample to train on: its batch only takes part in the step of
+    others. ``metric_outputs`` is what ``update_metric`` returned last, or ``{}``. ``total_loss_dict`` has the losses of
+    the last batch by the names in logs. ``loss_share`` is the weight of a mean over the batch in ``loss``, if the loss
+    is a sum divided by the number of labels of several batches, and ``microbatch_weight`` that of its loss in the
+    gradients. ``made_on_load`` lists the algorithms that loading has constructed, which have already changed the model.
 
     Raises:
         TypeError: An optimizer, algorithm or callback is of another type, or a class instead of an object.
@@ -240,6 +240,7 @@ class State:
     metric_outputs: Any = _step(factory=dict)
     loss: Any = _step(default=None)
     total_loss: Any = _step(default=None)
+    total_loss_dict: Mapping[str, float] = _step(factory=dict)
     microbatch: int = _step(default=-1)
     microbatch_weight: float | torch.Tensor = _step(default=1.0)
     previous_timestamp: Timestamp = _step(factory=Timestamp)
@@ -247,7 +248,6 @@ class State:
     predict_timestamp: Timestamp = _step(factory=Timestamp)
 
     _listeners: list[Callable[[], None]] = _live(factory=list, init=False)
-
     _owners: dict[int, str] = _cache()
     _generators: dict[str, tuple[int, int, torch.Generator]] = _cache()
 

@@ -11,6 +11,7 @@ in each step.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,31 @@ __all__ = ["Run"]
 
 
 _loss_name = cache("loss/train/{}".format)
+
+
+class LoggedLosses(Mapping[str, float]):
+    """The losses of a batch by the names under which they are logged, read from the device where they are used.
+
+    Example:
+        >>> import torch
+        >>> dict(LoggedLosses({"total": torch.tensor(0.5)}))
+        {'loss/train/total': 0.5}
+    """
+
+    def __init__(self, losses: Mapping[str, Tensor]) -> None:
+        self._losses = {_loss_name(name): loss for name, loss in losses.items()}
+
+    def __getitem__(self, name: str) -> float:
+        """Return a loss."""
+        return float(self._losses[name])
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(self._losses)
+
+    def __len__(self) -> int:
+        """Return the number of losses."""
+        return len(self._losses)
 
 
 class Run:
@@ -157,6 +183,7 @@ class Run:
         if not totals.logs:
             return
         self.step.losses = self.parallel.reduce_mean(self.step.losses)  # all processes, also those without a logger
+        self.state.total_loss_dict = LoggedLosses(self.step.losses)
         if not self.engine.logger.is_heard:
             return
         now, state = self.state.timestamp.counts, self.state
@@ -195,8 +222,6 @@ class Run:
     def count_epoch(self) -> None:
         """Advance the clock and the learning rates by an epoch, and log its training metrics."""
         self.log_train_metrics()
-        for metric in self.state.train_metrics.values():
-            metric.reset()
         self.clock.count_epoch()
         self.batches.rewind()
         self._step_schedulers(self.schedules.every_epoch)
@@ -233,6 +258,11 @@ class Run:
         if self.state._evaluators:  # noqa: SLF001  (see is_over)
             with self.clock.paused():
                 self._evaluations.run_if_due(self.engine, event, self.signals, self.progress.interrupted)
+
+    def reset_train_metrics(self) -> None:
+        """Reset the training metrics, which callbacks read until the end of ``EPOCH_END``."""
+        for metric in self.state.train_metrics.values():
+            metric.reset()
 
     def log_train_metrics(self) -> None:
         """Log the training metrics of the epoch so far, if any."""

@@ -39,6 +39,7 @@ _MEANINGS: Mapping[str, frozenset[str]] = {
     "set_dataloader": frozenset(),
     "stop_training": frozenset({"timestamp"}),
     "total_loss": frozenset({"loss"}),
+    "total_loss_dict": frozenset({"loss"}),
     "train_data_spec": frozenset({"train_dataloader"}),
     "train_metric_values": frozenset({"train_metrics"}),
 }
