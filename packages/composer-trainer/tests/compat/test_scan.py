@@ -90,17 +90,18 @@ def test_arguments_and_methods():
     """Arguments that are not accepted, and methods of Composer's devices, are reported with their line."""
     source = (
         "from composer import Callback, Trainer\n"
-        "trainer = Trainer(\n    model=None,\n    fsdp_config={},\n    load_object_store=None,\n)\n"
+        "trainer = Trainer(\n    model=None,\n    fsdp_config=None,\n    load_object_store=None,\n"
+        "    load_progress_bar=False,\n)\n"
         "class Move(Callback):\n    def batch_start(self, state, logger):\n"
         "        state.batch = state.device.batch_to_device(state.batch)\n"
-        "trainer.export_for_inference('onnx', 'a', save_object_store=None)\n"
+        "trainer.export_for_inference('onnx', 'a', save_object_store=store)\n"
     )
 
     assert found(source) == [
         (4, "Trainer(fsdp_config=...)", False),
-        (5, "Trainer(load_object_store=...)", False),
-        (9, ".batch_to_device()", True),
-        (10, "export_for_inference(save_object_store=...)", False),
+        (5, "Trainer(load_object_store=...)", True),
+        (10, ".batch_to_device()", True),
+        (11, "export_for_inference(save_object_store=...)", False),
     ]
 
 

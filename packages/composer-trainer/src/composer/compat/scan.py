@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import composer
 from composer.compat.table import ARGUMENTS, ATTRIBUTES, entries
+from composer.trainer.tools.names import WITHOUT_EFFECT
 
 __all__ = ["UNREADABLE", "Finding", "scan", "scan_source"]
 
@@ -228,7 +229,8 @@ class _Visitor(ast.NodeVisitor):
         arguments = ARGUMENTS.get(last, {}) if is_ours or (method and self._uses_composer()) else {}
         for keyword in node.keywords:
             if keyword.arg is not None and keyword.arg in arguments:
-                self._add(keyword.value.lineno, f"{last}({keyword.arg}=...)", arguments[keyword.arg])
+                works = keyword.arg in WITHOUT_EFFECT and ast.unparse(keyword.value) == "None"
+                self._add(keyword.value.lineno, f"{last}({keyword.arg}=...)", arguments[keyword.arg], works=works)
         is_of_device = isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value).lower().endswith("device")
         if method is not None and method in ATTRIBUTES and is_of_device and self._uses_composer():
             self._add(node.func.lineno, f".{method}()", ATTRIBUTES[method], works=True)

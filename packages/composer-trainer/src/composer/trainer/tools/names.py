@@ -12,12 +12,12 @@ from typing import Any, ParamSpec, TypeVar
 
 from composer.core.checks import nearest
 
-__all__ = ["missing_attribute", "names_elsewhere", "suggests_names"]
+__all__ = ["WITHOUT_EFFECT", "missing_attribute", "names_elsewhere", "suggests_names"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_WITHOUT_EFFECT = {"load_fsdp_monolith_rank0_only", "load_object_store", "load_progress_bar", "save_object_store"}
+WITHOUT_EFFECT = {"load_fsdp_monolith_rank0_only", "load_object_store", "load_progress_bar", "save_object_store"}
 """Arguments of MosaicML Composer that are ignored if they are None."""
 
 
@@ -47,7 +47,7 @@ def suggests_names(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         # Before the call, because the TypeError of Python names only the first unknown argument.
-        for name in kwargs.keys() & _WITHOUT_EFFECT - parameters.keys():
+        for name in kwargs.keys() & WITHOUT_EFFECT - parameters.keys():
             if kwargs[name] is None or name == "load_progress_bar":
                 del kwargs[name]
                 text = f"composer.Trainer({name}) is a former name: remove it."
