@@ -1,5 +1,7 @@
 """Every kernel whose draws are passed in compiles to one graph, with fixed and with dynamic shapes."""
 
+import shutil
+
 import pytest
 import torch
 from torch.utils._pytree import tree_leaves
@@ -14,6 +16,26 @@ KERNELS = {
 }
 # These layers draw within their call, and the head computes its logits outside of the graph.
 NOT_COMPILED = {"ChunkedHead", "GyroDropout", "PatchDropout", "StochasticDepthBlock"}
+# What most recipes use, of each kind: these are also compiled to C++, in one graph. Averages are not in it, because
+# update_averages changes an input that the backward pass of other kernels reads.
+MOST_USED = [
+    "alternating_flip_batch",
+    "blur_2d",
+    "colout_batch",
+    "cutmix_batch",
+    "cutout_batch",
+    "distillation_loss",
+    "linear_cross_entropy",
+    "mixup_batch",
+    "resize_batch",
+    "select_using_loss",
+    "smooth_labels",
+    "soft_cross_entropy",
+    "softcap",
+    "standardize_weight",
+    "take_samples",
+]
+MOST_USED_LAYERS = ["AlibiBias", "FactorizedLinear", "GatedLinearUnit", "GhostBatchNorm2d", "SqueezeExcite2d"]
 
 
 def results(call, x):
@@ -22,6 +44,23 @@ def results(call, x):
     backward(output)
     gradients = [one.grad for one in (x.images, x.logits, x.tokens, x.weight)]
     return [one.detach() for one in (*tree_leaves(output), *gradients) if torch.is_tensor(one)]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch._inductor compiles its C++ with g++, which is not here")
+def test_cpp():
+    """Outputs and gradients of C++ by torch._inductor are those without; one compilation, which takes most of the time.
+
+    Its kernels share their inputs, so that gradients are compared as sums.
+    """
+    torch.manual_seed(0)
+    layers = {name: (LAYERS[name][0](), LAYERS[name][1]) for name in MOST_USED_LAYERS}
+
+    def compute(x):
+        outputs = {name: KERNELS[name](x) for name in MOST_USED}
+        return outputs | {name: call(layer, x) for name, (layer, call) in layers.items()}
+
+    assert len(MOST_USED) + len(MOST_USED_LAYERS) == 20
+    assert_compiled_equals_eager(compute, dynamic=False, backend="inductor")
 
 
 def assert_compiled_equals_eager(call, **options):
