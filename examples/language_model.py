@@ -351,7 +351,8 @@ def main() -> None:
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--study", choices=studies, default="recipe", help="default: %(default)s")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[*range(5)], metavar="N", help="default: 0 to 4")
+    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="number of seeds (default: %(default)s)")
+    parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="runs at a time (default: %(default)s)")
     parser.add_argument("--clock", choices=["wall", "processor"], default="wall", help="default: %(default)s")
     parser.add_argument(
@@ -371,7 +372,7 @@ def main() -> None:
         metric=METRIC,
         mode="min",
         arms=studies[options.study],
-        seeds=options.seeds,
+        seeds=range(options.first_seed, options.first_seed + options.seeds),
         processes=options.processes,
         clock=options.clock,
         folder=options.output,
