@@ -99,10 +99,10 @@ METHODS: dict[str, Callable[[], Algorithm] | Mapping[str, Any]] = {
     "Factorize": lambda: Factorize(min_channels=64, latent_channels=0.5),
     "ChannelsLast": ChannelsLast,
     "SkipSpikes": SkipSpikes,
-    "FewerEpochs": {"epochs": 40},
+    "FewerEpochs": {"epochs": 45},
 }
 RECIPE = ["Augment", "BlurPool", "LabelSmoothing", "Muon", "ChannelsLast", "FewerEpochs"]
-"""The last is no method: two thirds of the epochs, so that the recipe takes about the baseline's time."""
+"""The last is no method: three quarters of the epochs, for at most 1.3 times the time of the baseline."""
 
 BEFORE_SEARCH: Mapping[str, Any] = {"weight_decay": 0.05}
 """Settings of the baseline that the search has changed."""
@@ -246,7 +246,8 @@ def main() -> None:
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--study", choices=studies, default="methods", help="default: %(default)s")
-    parser.add_argument("--seeds", type=int, default=10, metavar="N", help="number of seeds (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=20, metavar="N", help="number of seeds (default: %(default)s)")
+    parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="runs at a time (default: %(default)s)")
     parser.add_argument("--clock", choices=["wall", "processor"], default="wall", help="default: %(default)s")
     parser.add_argument("--output", type=Path, default=Path("runs/few_labels"), help="folder (default: %(default)s)")
@@ -263,7 +264,7 @@ def main() -> None:
         {**METHODS, **SETTINGS, **AUGMENTS} if search else METHODS,
         metric=METRIC,
         arms=studies[options.study],
-        seeds=options.seeds,
+        seeds=range(options.first_seed, options.first_seed + options.seeds),
         processes=options.processes,
         clock=options.clock,
         folder=options.output,
