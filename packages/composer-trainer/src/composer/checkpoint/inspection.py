@@ -174,7 +174,8 @@ def _modules(opened: OpenCheckpoint) -> list[str]:
         return []
     counts: dict[str, int] = {}
     for name, one in tensors.items():
-        top = _top(name)
+        parts = name.removeprefix("module.").split(".")
+        top = parts[0] if len(parts) < 3 else ".".join(parts[:2])
         counts[top] = counts.get(top, 0) + math.prod(one.shape)
     largest = sorted(counts.items(), key=lambda item: -item[1])
     lines = [_row("", _printable(f"{name} {count:,}")) for name, count in largest[:_TOP_MODULES]]
@@ -182,11 +183,6 @@ def _modules(opened: OpenCheckpoint) -> list[str]:
     if rest:
         lines.append(_row("", f"and {len(rest)} more {sum(count for _, count in rest):,}"))
     return [_row("weights", f"{sum(counts.values()):,} numbers"), *lines]
-
-
-def _top(name: str) -> str:
-    parts = name.removeprefix("module.").split(".")
-    return parts[0] if len(parts) < 3 else ".".join(parts[:2])
 
 
 def diff_checkpoints(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> list[str]:
@@ -257,7 +253,8 @@ def _diff_tensors(file: str, one: dict[str, Tensor], other: dict[str, Tensor]) -
             ]
             lines.append(f"{file} {name}: {looks[0]} and {looks[1]}")
         elif not torch.equal(_bytes(first), _bytes(second)):
-            difference = _largest_difference(first, second)
+            wide = torch.complex128 if first.is_complex() else torch.float64
+            difference = float((first.to(wide) - second.to(wide)).abs().max())
             # Not for NaN, signed zeros, or integers that floating point does not distinguish.
             by = f"by at most {difference:.6g}" if difference > 0 else "in its bits"
             lines.append(f"{file} {name}: differs {by}")
@@ -266,8 +263,3 @@ def _diff_tensors(file: str, one: dict[str, Tensor], other: dict[str, Tensor]) -
 
 def _bytes(tensor: Tensor) -> Tensor:
     return tensor.contiguous().flatten().view(torch.uint8)
-
-
-def _largest_difference(one: Tensor, other: Tensor) -> float:
-    wide = torch.complex128 if one.is_complex() else torch.float64
-    return float((one.to(wide) - other.to(wide)).abs().max())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -37,9 +38,6 @@ T = TypeVar("T")
 
 _OPERATIONS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR")
 _BUCKET_BYTES = 64 * 2**20
-# Each with the default group that it was created beside, as a program may replace that.
-_hosts: list[tuple[Any, Any]] = []
-_data_groups: list[tuple[Any, int, Any]] = []
 
 
 def all_reduce(tensor: Tensor, reduce_operation: str = "SUM") -> None:
@@ -343,11 +341,14 @@ def host_group() -> Any:
     """Return a process group for numbers in host memory; None is the default group."""
     if "cpu" in torch.distributed.get_backend_config():
         return None
-    # The default group was created elsewhere for devices only. A new default group needs a new one of hosts.
-    world = torch.distributed.group.WORLD
-    if not _hosts or _hosts[0][0] is not world:
-        _hosts[:] = [(world, with_timeout(torch.distributed.new_group(backend="gloo")))]
-    return _hosts[0][1]
+    return _new_host_group(torch.distributed.group.WORLD)
+
+
+# Of the default group, as a program may replace that.
+@lru_cache(maxsize=1)
+def _new_host_group(world: Any) -> Any:
+    del world  # it was created elsewhere, for devices only
+    return with_timeout(torch.distributed.new_group(backend="gloo"))
 
 
 def with_timeout(group: Any) -> Any:
@@ -373,12 +374,14 @@ def data_group() -> Any:
     size = get_tensor_parallel_size()
     if size == 1 or not is_connected():
         return None
-    world = torch.distributed.group.WORLD
-    if not _data_groups or _data_groups[0][:2] != (world, size):
-        ranks = [list(range(first, get_world_size(), size)) for first in range(size)]
-        own, _ = torch.distributed.new_subgroups_by_enumeration(ranks)
-        _data_groups[:] = [(world, size, own)]
-    return _data_groups[0][2]
+    return _new_data_group(torch.distributed.group.WORLD, size)
+
+
+@lru_cache(maxsize=1)
+def _new_data_group(world: Any, size: int) -> Any:
+    del world
+    ranks = [list(range(first, get_world_size(), size)) for first in range(size)]
+    return torch.distributed.new_subgroups_by_enumeration(ranks)[0]
 
 
 def exchange_in_buckets(tensors: Iterable[Tensor], exchange: Callable[[Tensor], Any]) -> None:

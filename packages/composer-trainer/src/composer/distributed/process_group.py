@@ -8,6 +8,7 @@ import math
 import os
 import sys
 import time
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,8 +35,6 @@ _RULE = "Start the program by torchrun: torchrun --nproc-per-node=2 program.py"
 _RELEASE_SECONDS = 0.05
 _created_here: list[ProcessGroup] = []
 _closed: list[bool] = []
-_located: list[ProcessGroup] = []
-_watched: list[bool] = []
 
 
 def initialize_dist(device: str | torch.device | None, timeout: float = 300.0) -> None:
@@ -75,7 +74,7 @@ def initialize_dist(device: str | torch.device | None, timeout: float = 300.0) -
                 f"The existing process group ({config}) cannot be used on device={kind!r}. "
                 f"Create it with composer.distributed.initialize_dist({kind!r})."
             )
-        _exchange_locations_once()
+        _exchange_locations_of(torch.distributed.group.WORLD)
         return
     _check_variables()
     if get_world_size() == 1:
@@ -87,7 +86,7 @@ def initialize_dist(device: str | torch.device | None, timeout: float = 300.0) -
     # The timeout is that of the backends of both devices; with_timeout states what NCCL does after it.
     torch.distributed.init_process_group(_BACKENDS[kind], timeout=waiting, **_store_of_this_start(waiting))
     _remember()
-    _exchange_locations_once()
+    _exchange_locations_of(torch.distributed.group.WORLD)
 
 
 def initialize_alone(device: torch.device) -> None:
@@ -163,19 +162,16 @@ def _remember() -> None:
     _created_here.append(torch.distributed.group.WORLD)
 
 
+@cache  # a second registration would close and report a second time
 def _watch_end() -> None:
-    # Once: a second registration would close and report a second time.
-    if not _watched:
-        atexit.register(_close_at_exit)
-        _watched.append(True)
+    atexit.register(_close_at_exit)
 
 
-def _exchange_locations_once() -> None:
-    """Exchange the locations of the processes once per group, to report which one has ended."""
-    world = torch.distributed.group.WORLD
-    if get_world_size() > 1 and world is not None and not any(world is one for one in _located):
+@lru_cache(maxsize=1)
+def _exchange_locations_of(world: ProcessGroup | None) -> None:
+    """Exchange the locations of the processes, once for a default group, to report which one has ended."""
+    if get_world_size() > 1 and world is not None:
         exchange_locations()
-        _located[:] = [world]
 
 
 def _close_at_exit() -> None:

@@ -98,66 +98,55 @@ class Loading:
             )
         return self.is_given()
 
-    def load(
-        self, engine: Engine, progress: ResumeState, passes: Passes, save_folder: str | None
-    ) -> LoadedCheckpoint | None:
-        """Load the checkpoint; return None if there is none. All processes must call it."""
-        state = engine.state
+    def load(self, engine: Engine, progress: ResumeState, passes: Passes, save_folder: str | None) -> None:
+        """Load the checkpoint, if there is one: the newest of this run, or else that of ``load_path``.
+
+        The newest is loaded with all that it contains. All processes must call this.
+        """
+        state, newest = engine.state, None
         folder = None if save_folder is None else fill_in_run(save_folder, state)
         if self.autoresume:
             assert folder is not None
             # Also without a checkpoint: loggers continue an earlier start of this run.
             engine.logger.load_state_dict({})
             newest = agreed_newest(folder, state.run_name)
-            if newest is not None:
-                loaded = self._load(newest, folder, engine, progress, passes)
-                clock: Any = state.timestamp
-                place = f"epoch {int(clock.epoch)}, batch {int(clock.batch)}"
-                _log.warning("autoresume: resuming from %s (%s).", newest, place)
-                return loaded
-            with failing_in_all_processes("Looking for checkpoints"):
-                manifests = [one.manifest for one in find_checkpoints(folder) if one.manifest is not None]
-            if any(one.weights_only and one.run_name == state.run_name for one in manifests):
-                _log.warning(
-                    "autoresume: there are only weights of %r, from which training cannot resume; starting from the "
-                    "beginning. Leave out save_weights_only.",
-                    state.run_name,
-                )
-            elif self.path is None:
-                text = "autoresume: there is no checkpoint of %r yet; starting from the beginning."
-                _log.warning(text, state.run_name)
-        if self.path is None:
-            return None
-        given = str(self.path).replace("{run_name}", state.run_name)
-        path = agreed_path(given, "load_path", folder)
-        return self._load(path or given, folder, engine, progress, passes, weights_only=self.weights_only, is_path=True)
+            if newest is None:
+                self._warn_of_beginning(folder, state.run_name)
+        if newest is None and self.path is None:
+            return
+        given, is_newest = str(self.path).replace("{run_name}", state.run_name), newest is not None
 
-    def _load(
-        self,
-        path: str,
-        folder: str | None,
-        engine: Engine,
-        progress: ResumeState,
-        passes: Passes,
-        *,
-        weights_only: bool = False,
-        is_path: bool = False,
-    ) -> LoadedCheckpoint:
         def load_progress(loaded: LoadedCheckpoint) -> None:
             if loaded.extra:
                 progress.load(loaded.extra, ignored=loaded.ignored)
 
-        return LoadRequest(
-            engine.state,
+        LoadRequest(
+            state,
             folder=folder,
-            weights_only=weights_only,
-            strict_model_weights=self.strict if is_path else True,
-            ignore_keys=self.ignore_keys if is_path else None,
+            weights_only=self.weights_only and not is_newest,
+            strict_model_weights=self.strict or is_newest,
+            ignore_keys=None if is_newest else self.ignore_keys,
             exclude_algorithms=self.exclude_algorithms,
             algorithm_passes=passes,
             logger=engine.logger,
             check_extra=progress.check,
-        ).load_in_all_processes(path, load_progress)
+        ).load_in_all_processes(newest or agreed_path(given, "load_path", folder) or given, load_progress)
+        if is_newest:
+            clock = state.timestamp.counts
+            _log.warning("autoresume: resuming from %s (epoch %d, batch %d).", newest, clock.epoch, clock.batch)
+
+    def _warn_of_beginning(self, folder: str, run_name: str) -> None:
+        """Warn that a run has no checkpoint to resume from; all processes must call this."""
+        with failing_in_all_processes("Looking for checkpoints"):
+            manifests = [one.manifest for one in find_checkpoints(folder) if one.manifest is not None]
+        if any(one.weights_only and one.run_name == run_name for one in manifests):
+            _log.warning(
+                "autoresume: there are only weights of %r, from which training cannot resume; starting from the "
+                "beginning. Leave out save_weights_only.",
+                run_name,
+            )
+        elif self.path is None:
+            _log.warning("autoresume: there is no checkpoint of %r yet; starting from the beginning.", run_name)
 
 
 def _check_save_interval(name: str, interval: SaveInterval) -> None:
