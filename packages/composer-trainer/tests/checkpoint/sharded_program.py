@@ -423,8 +423,8 @@ def background(world_size, folder):
         saver._wait()
     except Exception as error:  # noqa: BLE001  (compared by the test)
         found["error after writing"] = f"{type(error).__name__}: {error}"
-    found["can be repeated"] = saver._batches.last is None
-    saver._batches.last = None  # if it is set in one process, that one would leave the others waiting
+    found["can be repeated"] = saver._seen.last is None
+    saver._seen.last = None  # if it is set in one process, that one would leave the others waiting
     saver.fit_end(state, logger)
     saver.close(state, logger)
     found["left"] = sorted(entry.name for entry in Path(folder, "background").iterdir())

@@ -1,9 +1,14 @@
 """Loading a checkpoint: everything is read and checked before anything of the run changes.
 
-:meth:`LoadRequest.check` opens the checkpoint (:mod:`~composer.checkpoint.finding`) and reads all but the weights
-(``_read_state``). What the checks need to change of a saved state is a method of ``_ReadState``. They compare it, and
-the names and shapes of the weights, with the run (``_check_all``, or ``_check_weights`` of weights alone). Then the
-weights are read, and :meth:`CheckedCheckpoint.load` changes the run. :func:`load_checkpoint` and the Trainer call this.
+:func:`load_checkpoint` and the Trainer make a :class:`LoadRequest` of their arguments, and call it. It returns in turn:
+
+1. :class:`_ReadState`, what the checkpoint contains, without the data of the weights: ``_read_state`` reads it
+   (:mod:`~composer.checkpoint.finding`). Each of its methods makes one change that the request asks for, such as
+   ``ignore``. What remains in ``saved`` is a state as ``State.state_dict`` returns it, with ``"model"``.
+2. :class:`CheckedCheckpoint`, which fits the run: ``_check_all`` compares the state with the run, ``_check_weights``
+   only the weights, and ``_check_composer`` that of a file of MosaicML Composer. Every mismatch is reported in one
+   error. The weights are read last, as only their names and shapes are compared.
+3. :class:`LoadedCheckpoint`, after :meth:`CheckedCheckpoint.load` has changed the run.
 """
 
 from __future__ import annotations
@@ -359,7 +364,9 @@ class LoadRequest:
 
 @attrs.define
 class _ReadState:
-    """A saved state that was read, except its weights, which have no data yet; each method makes one change of it.
+    """A saved state that was read; each method makes one change of it.
+
+    The weights of a checkpoint are on the meta device, without data, until :meth:`read_weights`.
 
     Args:
         path: The checkpoint or file.
@@ -376,11 +383,6 @@ class _ReadState:
     opened: OpenCheckpoint | None = None
     likes: Mapping[str, Tensor] | None = None
     ignored: tuple[str, ...] = attrs.field(default=(), init=False)
-    _unread: Mapping[str, Any] = attrs.field(init=False)
-
-    @_unread.default
-    def _get_unread(self) -> dict[str, Any]:
-        return {} if self.opened is None else dict(self.saved.get("model", {}))
 
     def result(self, report: LoadReport, **more: Any) -> LoadedCheckpoint:
         """Return what loading it returns."""
@@ -390,8 +392,8 @@ class _ReadState:
     def read_weights(self) -> None:
         """Read those weights that have no data yet and are still part of the state."""
         model = self.saved.get("model", {})
-        names = {name for name, one in model.items() if isinstance(one, Tensor) and one is self._unread.get(name)}
         if self.opened is not None:
+            names = {name for name, one in model.items() if isinstance(one, Tensor) and one.is_meta}
             model.update(self.opened.tensors(MODEL, self.likes, names))
 
     def pop(self, name: str) -> dict[str, Any]:

@@ -1,9 +1,16 @@
 """The callback that saves checkpoints during a run; the Trainer creates it for ``save_folder``.
 
-At the events of checkpoints ``_save_if_due`` decides, and :meth:`CheckpointSaver.save` waits for the former save, takes
-a snapshot, and lets a thread write it. When a checkpoint is complete, this thread updates links and deletes old
-checkpoints (``_finish``), and sets ``_saved`` and ``_best``; all other attributes belong to the main thread. There is
-never more than one copy of the run, and all processes save at the same batches.
+A save has four parts, the first three in all processes at the same batches:
+
+1. ``_save_if_due`` decides at the events of checkpoints: the interval is due, or the weights are among the best.
+2. :meth:`CheckpointSaver.save` does nothing if this :class:`_Moment` was saved last, and waits for the former save, so
+   that there is never more than one copy of the run.
+3. ``_take`` copies the run into a snapshot.
+4. A thread writes it, and then updates links and deletes old checkpoints (``_finish``). It sets ``_saved`` and
+   ``_best``; all other attributes belong to the main thread.
+
+If the write fails, ``_repeatable`` forgets the moment, so that the same batch may be saved again, and raises the error:
+at the next batch, or for a save of all processes together, which have to raise it at the same one, at the next save.
 """
 
 from __future__ import annotations
@@ -78,11 +85,11 @@ class _Moment:
 
 
 @attrs.define
-class _Batches:
-    """What refers to batches of the clock; discarded when a training starts, as the clock may have been set back.
+class _Seen:
+    """What has happened at which batch; discarded when a training starts, as the clock may have been set back.
 
     Args:
-        last: The last save; None if it failed, so that it is repeated.
+        last: The last save; None if it failed, so that it may be repeated.
         measured: The batch at which the metrics of each label were measured last.
         compared: The batch at which the metric of ``keep_best`` was compared last.
         best: The last batch at which it was among the best.
@@ -200,15 +207,15 @@ class CheckpointSaver(Callback):
         self._saved: list[str] = []
         self._best: str | None = None
         self._best_values: list[float] = []
-        # Of the training.
-        self._batches = _Batches()
+        # Of the training, a call of fit.
+        self._seen = _Seen()
         # Until the saver is closed.
         self._opened: Folder | None = None
         self._lock: FolderLock | None = None
         self._memory: KeptMemory = {}
-        # Of the save in the background; and, if several processes write it together, its snapshot and path.
+        # Of the save in the background; and, if all processes write it together, its snapshot and path.
         self._saving = Background()
-        self._shared: tuple[Snapshot, str] | None = None
+        self._joint: tuple[Snapshot, str] | None = None
 
     @property
     def saved_checkpoints(self) -> list[str]:
@@ -228,7 +235,7 @@ class CheckpointSaver(Callback):
     def init(self, state: State, logger: Logger) -> None:
         """Forget an earlier run."""
         del state, logger
-        self._saved, self._best, self._best_values, self._batches = [], None, [], _Batches()
+        self._saved, self._best, self._best_values, self._seen = [], None, [], _Seen()
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Create the folder, and check that no other process saves to it.
@@ -244,9 +251,9 @@ class CheckpointSaver(Callback):
                 f"save_best (keep_best) must be a metric of {' or '.join(labels)}, got {self.keep_best.metric!r}, "
                 "which nothing computes. Give eval_dataloader, or an Evaluator with this label."
             )
-        if self._shared is not None:
+        if self._joint is not None:
             self._wait()
-        self._batches = _Batches()
+        self._seen = _Seen()
         with failing_in_all(self._names(state).folder):
             if state.rank == 0:
                 self._saving.wait()  # what was saved before this fit counts below
@@ -259,7 +266,7 @@ class CheckpointSaver(Callback):
     def eval_end(self, state: State, logger: Logger) -> None:
         """Note that the weights have been evaluated, or the training metrics of an epoch computed."""
         del logger
-        self._batches.measured[str(state.dataloader_label)] = int(state.timestamp.batch)
+        self._seen.measured[str(state.dataloader_label)] = int(state.timestamp.batch)
 
     epoch_end = eval_end
 
@@ -287,8 +294,8 @@ class CheckpointSaver(Callback):
     def close(self, state: State, logger: Logger) -> None:
         """Wait until the last checkpoint is written, and release the folder."""
         del state, logger
-        if self._shared is not None:
-            self._shared[0].limit_waiting(_LAST_WAIT)  # after an error, other processes may have ended
+        if self._joint is not None:
+            self._joint[0].limit_waiting(_LAST_WAIT)  # after an error, other processes may have ended
         try:
             with self._repeatable():
                 self._saving.wait()
@@ -307,19 +314,19 @@ class CheckpointSaver(Callback):
             CheckpointSaveError: The checkpoint or the previous one could not be written.
         """
         reject_fsdp1(state.model)  # in all processes, though only rank 0 may save
-        names, times, batch = self._names(state), self._batches, int(state.timestamp.batch)
+        names, seen, batch = self._names(state), self._seen, int(state.timestamp.batch)
         # In all processes, also those that write nothing, because it exchanges data between them.
         extra = None if self.extra is None else self.extra()
-        moment = _Moment(names.checkpoint, batch, (extra or {}).get("interrupted"), times.best == batch)
-        if moment == times.last:
+        moment = _Moment(names.checkpoint, batch, (extra or {}).get("interrupted"), seen.best == batch)
+        if moment == seen.last:
             return
         # Before the copy, so that there is only one in memory. CUDA fills pinned memory at any time after the copy is
         # requested, also while a thread still writes the former contents to a file.
         self._wait()
-        is_again = times.last is not None and (times.last.name, times.last.batch) == (moment.name, batch)
+        is_again = seen.last is not None and (seen.last.name, seen.last.batch) == (moment.name, batch)
         is_writer = state.rank == 0 or is_sharded(state.model)
         write = self._take(state, names, extra, overwrite=self.overwrite or is_again) if is_writer else None
-        times.last = moment
+        seen.last = moment
         if write is not None:
             with self._repeatable():
                 self._saving.start(write)
@@ -330,8 +337,8 @@ class CheckpointSaver(Callback):
         self, state: State, names: _Names, extra: Mapping[str, Any] | None, *, overwrite: bool
     ) -> Callable[[], None]:
         """Take a snapshot, and return what writes this process's files of it."""
-        folder, name, is_shared = open_folder(names.folder), names.checkpoint, is_sharded(state.model)
-        with failing_in_all(folder.at(name)) if is_shared else contextlib.nullcontext():
+        folder, name, is_joint = open_folder(names.folder), names.checkpoint, is_sharded(state.model)
+        with failing_in_all(folder.at(name)) if is_joint else contextlib.nullcontext():
             if state.rank == 0:
                 folder = self._opened or self._open(state)
         batch = int(state.timestamp.batch)
@@ -342,9 +349,9 @@ class CheckpointSaver(Callback):
             weights_only=self.weights_only,
             ignore_keys=self.ignore_keys,
             memory=self._memory,
-            measured=[label for label, at in self._batches.measured.items() if at == batch],
+            measured=[label for label, at in self._seen.measured.items() if at == batch],
         )
-        self._shared = (snapshot, folder.at(name)) if is_shared else None
+        self._joint = (snapshot, folder.at(name)) if is_joint else None
         return partial(
             snapshot.write,
             folder,
@@ -356,9 +363,9 @@ class CheckpointSaver(Callback):
 
     def _wait(self) -> None:
         """Wait for the previous save; if it was one of all processes and failed, raise an error in all of them."""
-        shared, self._shared = self._shared, None
+        joint, self._joint = self._joint, None
         # In all processes, or only some would take part in a repeated save.
-        with self._repeatable(), contextlib.nullcontext() if shared is None else failing_in_all(shared[1]):
+        with self._repeatable(), contextlib.nullcontext() if joint is None else failing_in_all(joint[1]):
             self._saving.wait()
 
     @contextlib.contextmanager
@@ -367,7 +374,7 @@ class CheckpointSaver(Callback):
         try:
             yield
         except BaseException as error:
-            last, self._batches.last = self._batches.last, None
+            last, self._seen.last = self._seen.last, None
             if isinstance(error, ThreadError) and self._opened is not None and last is not None:
                 raise CheckpointSaveError(self._opened.at(last.name), str(error)) from error
             raise
@@ -382,7 +389,7 @@ class CheckpointSaver(Callback):
 
     def _save_if_due(self, state: State, event: Event) -> None:
         """Raise the error of a save in the background, and save if it is time or the weights are among the best."""
-        if self._shared is None:  # otherwise the processes would raise it in different batches
+        if self._joint is None:  # otherwise the processes would raise it in different batches
             with self._repeatable():
                 self._saving.check()
         is_due, is_best = self._is_due(state, event), self._record_if_best(state)
@@ -400,14 +407,14 @@ class CheckpointSaver(Callback):
 
     def _record_if_best(self, state: State) -> bool:
         """Record a new value of the metric if it is among the best, and return whether; the same in all processes."""
-        best, times, batch = self.keep_best, self._batches, int(state.timestamp.batch)
-        if best is None or times.measured.get(self._best_label) != batch or times.compared == batch:
+        best, seen, batch = self.keep_best, self._seen, int(state.timestamp.batch)
+        if best is None or seen.measured.get(self._best_label) != batch or seen.compared == batch:
             return False
-        times.compared = batch
+        seen.compared = batch
         value = metric_values(state).get(best.metric)
         is_best = from_rank_zero(value is not None and best.improves(value, self._best_values))  # it read the folder
         if is_best:
-            times.best = batch
+            seen.best = batch
         return is_best
 
     @property

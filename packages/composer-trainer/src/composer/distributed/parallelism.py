@@ -1,8 +1,14 @@
 """Run a model in several processes: each computes a share of the batch, and all take the same step.
 
-``Parallelism`` owns the wrapper of DDP or the sharded model of FSDP2, and when gradients are reduced; the model itself
-stays the state's. What belongs to a batch is in the ``BatchWeights`` that ``begin_batch`` returns. A loop calls its
-methods in the order that the class states, in all processes alike. In the Trainer, ``Run`` does.
+:class:`Parallelism` lives as long as the Trainer; the model itself stays the state's. It owns:
+
+- the wrapper: :meth:`~Parallelism.prepare` wraps the model by DDP or shards it by FSDP2, again at each epoch if the
+  model or the set of its trained parameters has changed;
+- when gradients are reduced: with the backward pass of the last microbatch, of each, or after all of them;
+- the exchange of counts, :class:`~composer.distributed.global_batch.CountExchange`.
+
+What belongs to one batch is in the ``BatchWeights`` that :meth:`~Parallelism.begin_batch` returns. All processes call
+the methods in the order that the class states; in the Trainer, ``trainer/gradients.py`` does.
 """
 
 from __future__ import annotations
@@ -100,11 +106,13 @@ class Parallelism:
         self.forward: Callable[..., Any] = _not_prepared
         self.is_trial = False
         self.is_connected = False
+        # What prepare() has wrapped: the model, and those of its parameters that are trained.
         self._model: nn.Module | None = None
         self._trainable: list[nn.Parameter] = []
-        self._runs_together = False
-        self._synced: Any = None
-        self._syncs = True
+        self._needs_equal_number = False  # of microbatches in all processes
+        # The wrapper that reduces gradients in the backward pass, None if nothing does, and whether it does so now.
+        self._reducing: Any = None
+        self._reduces = True
         self._exchange: CountExchange | None = None  # with several processes
 
     def activate(self) -> None:
@@ -147,14 +155,15 @@ class Parallelism:
             elif self.is_connected:
                 broadcast_model(model)
                 self._wrap(state)
-        # What controls when gradients are reduced; it reduces them until it is disabled.
         is_ddp = isinstance(self.forward, nn.parallel.DistributedDataParallel)
-        is_controlled = is_ddp or callable(getattr(self.forward, "set_requires_gradient_sync", None))
-        controlled = self.forward if is_controlled else None
-        if controlled is not self._synced:
-            self._synced, self._syncs = controlled, True
+        is_reducing = is_ddp or callable(getattr(self.forward, "set_requires_gradient_sync", None))
+        reducing = self.forward if is_reducing else None
+        if reducing is not self._reducing:
+            self._reducing, self._reduces = reducing, True  # a new wrapper reduces until it is disabled
         is_multi = config.strategy is DDPSyncStrategy.MULTI_AUTO_SYNC
-        self._runs_together = is_multi or config.sync_batchnorm or (self.is_connected and is_sharded(model))
+        runs_together = is_multi or config.sync_batchnorm or is_sharded(model)
+        self._needs_equal_number = self.is_connected and runs_together
+        # Of the model as it is now, as sharding replaces its parameters.
         self._model = model
         self._trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
@@ -165,7 +174,7 @@ class Parallelism:
             own: The counts of this process; its ``seconds`` are those since the last call, if the clocks must agree.
             usual: What ``counted`` is in nearly all batches of each process, the same number in all of them. The
                 weight of a loss is then known without waiting for other processes, and :meth:`end_batch` corrects all
-                gradients of other batches; use :meth:`BatchWeights.weight`, not ``GlobalBatch.weight``.
+                gradients of other batches.
             is_regular: Whether, as far as all processes know, each has ``usual`` samples and no tokens: after a first
                 one, most regular batches are not exchanged.
 
@@ -186,22 +195,25 @@ class Parallelism:
             microbatches: Those of this process.
             batch: What :meth:`begin_batch` returned.
         """
-        if not self.is_connected or not self._runs_together:
+        if not self._needs_equal_number:
             return microbatches
         lacking = batch.totals().microbatches - len(microbatches)
         return [*microbatches, *[(microbatches[-1][0], 0.0)] * lacking] if lacking > 0 else microbatches
 
     def begin_microbatch(self, is_last: bool) -> None:
-        """Set before a forward pass whether its backward pass reduces gradients: by default only the last does."""
-        syncs = not self.is_trial and (is_last or self.config.strategy is DDPSyncStrategy.MULTI_AUTO_SYNC)
-        if syncs is self._syncs or self._synced is None:
+        """Set before a forward pass whether its backward pass reduces gradients: by default only the last does.
+
+        A trial reduces none, and neither does a backward pass with ``'forced_sync'``, which has no wrapper.
+        """
+        reduces = not self.is_trial and (is_last or self.config.strategy is DDPSyncStrategy.MULTI_AUTO_SYNC)
+        if reduces is self._reduces or self._reducing is None:
             return
-        self._syncs = syncs
+        self._reduces = reduces
         # What no_sync() of DDP sets, which is a context and cannot span the calls of a step.
-        if isinstance(self._synced, nn.parallel.DistributedDataParallel):
-            self._synced.require_backward_grad_sync = syncs
+        if isinstance(self._reducing, nn.parallel.DistributedDataParallel):
+            self._reducing.require_backward_grad_sync = reduces
         else:
-            self._synced.set_requires_gradient_sync(syncs)
+            self._reducing.set_requires_gradient_sync(reduces)
 
     def end_batch(self, batch: BatchWeights) -> float:
         """Complete the gradients after the last microbatch, with the same result in all processes.
@@ -277,7 +289,7 @@ class Parallelism:
 
     def _wrap(self, state: State) -> None:
         """Wrap the model by DDP, unless it reduces nothing during the backward pass."""
-        self._synced = None  # removes the hooks of the last wrapper before new ones are added
+        self._reducing = None  # removes the hooks of the last wrapper before new ones are added
         is_trained = any(parameter.requires_grad for parameter in state.model.parameters())
         if self.config.strategy is DDPSyncStrategy.FORCED_SYNC or not is_trained:
             return

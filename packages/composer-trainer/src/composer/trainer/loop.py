@@ -41,12 +41,14 @@ def train(run: Run) -> None:
 
 def _train_epochs(run: Run) -> None:
     event = run.engine.run_event
+    # First the evaluations that a signal has left undone, and the checkpoint that would have followed.
     for ended, checkpoint in _CHECKPOINTS.items():
         if ended in run.progress.interrupted:
             run.evaluate_if_due(ended)
-            run.progress.interrupted.pop(ended, None)
+            run.progress.interrupted.pop(ended, None)  # if there is nothing to evaluate on now
             event(checkpoint)
     _end_iteration_if_done(run)  # resumed from a checkpoint of the end of an epoch
+    # The last batch of a training may also be that of an epoch, which is then still to be counted.
     while not run.is_over() or run.batches.position.epoch_is_over:
         if run.begins_epoch():
             if run.state.timestamp.epoch_in_iteration == 0:

@@ -241,12 +241,12 @@ class Run:
         self._step_schedulers(self.schedules.by_clock)
 
     def _step_schedulers(self, schedulers: Sequence[LRScheduler]) -> None:
-        # A schedule may not be defined for a duration that is shorter than planned, as after a callback has ended it.
+        # At the end of a training that is shorter than planned, a function of the clock may not be defined.
         duration = self.state.max_duration
         is_shorter = self._begins_after_end or self.has_ended_early
-        was_ended = is_shorter and duration is not None and self.state.has_reached(duration)
+        is_undefined = is_shorter and duration is not None and self.state.has_reached(duration)
         for scheduler in schedulers:
-            if not was_ended or scheduler not in self.schedules.by_clock:
+            if not is_undefined or scheduler not in self.schedules.by_clock:
                 scheduler.step()
 
     def evaluate_if_due(self, event: Event) -> None:

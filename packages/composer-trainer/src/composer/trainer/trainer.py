@@ -1,4 +1,8 @@
-"""The trainer: constructs the parts of a training and runs its loop."""
+"""The trainer: its arguments, and the methods that train, evaluate, predict, summarize and export.
+
+``Assembly``, the base class, makes the parts of the settings, which live as long as the Trainer. :meth:`Trainer.fit`
+checks its arguments (1), makes them the settings in use (2), and creates a ``Run``, which lasts for the call.
+"""
 
 from __future__ import annotations
 
@@ -356,12 +360,11 @@ class Trainer(Assembly):
     ) -> FitResult:
         """Train until ``max_duration``, or for ``duration`` or ``cooldown`` more.
 
-        A further call continues where the last one stopped.
-
-        Arguments that are None keep the constructor's values. It returns immediately if training is already complete.
-        An error closes the trainer, so that loggers complete their output. After Ctrl-C or SIGTERM the batch, also of
-        an evaluation, is finished, callbacks run ``FIT_END``, the trainer is closed, and ``KeyboardInterrupt`` or
-        ``SystemExit(143)`` is raised. A second signal stops immediately. What was due is done first after a resume.
+        A further call continues where the last one stopped. Arguments that are None keep the constructor's values. It
+        returns immediately if training is already complete. An error closes the trainer, so that loggers complete their
+        output. After Ctrl-C or SIGTERM the batch, also of an evaluation, is finished, callbacks run ``FIT_END``, the
+        trainer is closed, and ``KeyboardInterrupt`` or ``SystemExit(143)`` is raised. A second signal stops
+        immediately. What was due is done first after a resume.
 
         Args:
             train_dataloader: The data to train on.
@@ -383,8 +386,7 @@ class Trainer(Assembly):
             precision: The precision.
 
         Returns:
-            The final metrics, the time, the steps, why the training ended, and the newest checkpoint. Prints as
-            a table.
+            The final metrics, the time, the steps, why it ended, and the newest checkpoint. It prints as a table.
 
         Raises:
             ValueError: There is no data or no duration, a value is out of range, or the processes have other arguments.
@@ -396,42 +398,43 @@ class Trainer(Assembly):
         if self._dry_run:
             train_subset_num_batches = self._dry_run
             eval_dataloader = None if eval_dataloader is None else short_evaluators(eval_dataloader, self._dry_run)
-        # First all checks, so that a call which raises an error changes nothing.
+        # 1. All checks, so that a call which raises an error changes nothing.
         check_trainable(state.model)
         if self._has_default_optimizer:
             warn_of_default_optimizer()
         self._check_microbatch_size(device_train_microbatch_size)
-        other_precision = state.precision if precision is None else choose_precision(precision, state.device)
-        check_precision(state, other_precision)
-        more = None if duration is None else scaled(duration, scale_schedule_ratio, "duration")
-        decay = check_cooldown(cooldown, more)
-        planned = self._schedule.changed(more, schedulers, scale_schedule_ratio, step_schedulers_every_batch)
-        check_optimizers_of(planned.schedulers, state.optimizers)
+        new_precision = state.precision if precision is None else choose_precision(precision, state.device)
+        check_precision(state, new_precision)
+        part = None if duration is None else scaled(duration, scale_schedule_ratio, "duration")
+        length = check_cooldown(cooldown, part)
+        training = self._schedule.changed(part, schedulers, scale_schedule_ratio, step_schedulers_every_batch)
+        check_optimizers_of(training.schedulers, state.optimizers)
         data = self._data.changed(train_dataloader, train_dataloader_label, train_subset_num_batches, spin_dataloaders)
         evaluations = self._evaluations.with_changes(eval_dataloader, eval_interval, eval_subset_num_batches)
         check_labels(evaluations.evaluators, data.label)
-        start, before = copy.copy(state), self._progress.cooldown
+        start, begun = copy.copy(state), self._progress.cooldown  # the run as the training finds it
         if reset_time:
-            start.timestamp, before = Timestamp(), None
-        schedule, cooling = cooled_down(planned, start, decay, before, anywhere=self._dry_run > 0)
-        end = planned.end(start, more) if cooling is None else cooling.end
+            start.timestamp, begun = Timestamp(), None
+        schedule, current = cooled_down(training, start, length, begun, anywhere=self._dry_run > 0)
+        end = training.end(start, part) if current is None else current.end
         data.check_end(end)
         check_same_run(state, end, evaluations.labels())
         data.prepare(state, self._data)
         data.select(start)
         schedule.check_phases(start, end)
+        # 2. The arguments become the settings in use.
         evaluations.replace(self._evaluations, state)
         batches = self._data.take(data, state)
         if device_train_microbatch_size is not None:
             self._set_microbatch_size(device_train_microbatch_size)
-        change_precision(state, other_precision)
+        change_precision(state, new_precision)
         if reset_time:
             state.timestamp = state.previous_timestamp = start.timestamp
             batches.rewind(epoch=0)
             self._progress.forget()
-        self._schedule, self._evaluations = planned, evaluations
-        self._progress.cooldown, state.max_duration = cooling, end
-        planned.end_of_part = planned.end_of_part if more is None else end
+        self._schedule, self._evaluations = training, evaluations
+        self._progress.cooldown, state.max_duration = current, end
+        training.end_of_part = training.end_of_part if part is None else end
         if state.has_reached(end) and not (state.evaluators and self._progress.interrupted):
             return self._result(f"max_duration='{end}' was reached before", began)
         parts = Optimization(state, self._progress.skipped_steps), schedule.take_schedulers(state), self._evaluations
@@ -465,10 +468,8 @@ class Trainer(Assembly):
         Raises:
             ValueError: There is nothing to evaluate on.
         """
-        subset = self._evaluations.subset_num_batches
-        if subset_num_batches is not None:
-            check_subset("eval_subset_num_batches", subset_num_batches)
-            subset = subset_num_batches
+        subset = self._evaluations.subset_num_batches if subset_num_batches is None else subset_num_batches
+        check_subset("eval_subset_num_batches", subset)
         evaluators = self.state.evaluators if eval_dataloader is None else to_evaluators(eval_dataloader)
         if self._dry_run:
             evaluators = short_evaluators(evaluators, self._dry_run)

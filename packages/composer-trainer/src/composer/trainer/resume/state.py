@@ -131,8 +131,10 @@ class ResumeState:
         logger: Its destinations continue their runs in other products.
 
     Attributes:
-        interrupted: The labels of the evaluators that a signal has left undone, by event.
+        interrupted: The labels of the evaluators that a signal has left undone, by event. An evaluation that a signal
+            stops adds them, and the one that completes it removes them.
         cooldown: The cool-down of the run; None before it.
+        skipped_steps: How many steps were skipped because the loss scale was too large; ``Optimization`` counts them.
     """
 
     def __init__(self, state: State, data: TrainingData, logger: Logger) -> None:
@@ -175,7 +177,7 @@ class ResumeState:
         # Another process would unpickle a tensor on the device that it has here, and so occupy each GPU of the host.
         processes = all_gather_object(tree_map_only(Tensor, Tensor.cpu, own))
         if self._loaded is not None:
-            # Until a loaded run is resumed, its data is the loaded one. Loggers have continued already.
+            # Until resume(), the data of the run is the loaded one. Loggers have continued already.
             runs = [one["loggers"] for one in processes]
             loaded = zip(self._loaded["processes"], itertools.chain(runs, itertools.repeat({})), strict=False)
             return {**self._loaded, "processes": [{**one, "loggers": of_rank} for one, of_rank in loaded]}

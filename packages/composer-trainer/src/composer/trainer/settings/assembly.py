@@ -1,4 +1,10 @@
-"""The parts that a trainer consists of: created from its settings, and closed once."""
+"""The parts that a trainer consists of: created from its settings, and closed once.
+
+:class:`Assembly` is the base class of ``Trainer`` that has no argument of a user: it creates the parts, runs the events
+of the construction (``INIT``, ``BEFORE_LOAD``, ``AFTER_LOAD``), and closes what is open. The order of the constructor
+matters: all settings are checked before anything has an effect, seeds and process groups come before the state, and
+the state before what refers to it. ``fit`` replaces the settings in use, ``_data``, ``_schedule`` and ``_evaluations``.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +55,7 @@ class Assembly:
     """
 
     _dry_run: int
-    """The number of batches of each kind in a dry run; else 0."""
+    """The number of batches of each kind in a dry run, else 0; ``Trainer`` sets it before it calls this constructor."""
 
     def __init__(self, settings: Settings, given: Mapping[str, Any]) -> None:
         components, compute, model = settings.components, settings.compute, settings.components.model
