@@ -12,6 +12,8 @@ from composer.core import Stage
 
 
 class Accuracy:
+    higher_is_better = True
+
     def __init__(self):
         self.reset()
 

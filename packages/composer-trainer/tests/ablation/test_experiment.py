@@ -140,6 +140,37 @@ class TestResults:
         assert result.rows[0].runs == 1
 
 
+class TestMode:
+    def test_the_metric_declares_it(self, study, problem, tmp_path, monkeypatch):
+        """The same values are better or worse, as the metric's higher_is_better says; a loss is better if smaller."""
+        accuracy = study({}, seeds=1)
+        loss = study({}, metric="loss/train/total", seeds=1, folder=tmp_path / "loss")
+        monkeypatch.setattr(problem.Accuracy, "higher_is_better", False)
+        errors = study({}, metric="metrics/eval/Accuracy", seeds=1, folder=tmp_path / "errors")
+
+        assert (accuracy.settings.mode, loss.settings.mode, errors.settings.mode) == ("max", "min", "min")
+
+    def test_a_metric_that_declares_nothing(self, study, problem, monkeypatch):
+        """The caller has to say it; a study that is continued remembers it."""
+        monkeypatch.setattr(problem.Accuracy, "higher_is_better", None)
+
+        with pytest.raises(ValueError, match="or mode must be 'max' or 'min', got 'eval/Accuracy'"):
+            study({}, seeds=1)
+
+        assert study({}, seeds=1, mode="min").settings.mode == "min"
+        assert study({}, seeds=1).settings.mode == "min"
+
+    def test_a_contradiction(self, study):
+        """The caller's mode is used, with a warning, also for results that were measured with the other."""
+        study({}, seeds=1)
+
+        with pytest.warns(UserWarning, match="mode='min' is used, but eval/Accuracy declares the opposite"):
+            changed = study({}, seeds=1, mode="min")
+
+        assert changed.settings.mode == "min"
+        assert len(changed.results) == 1
+
+
 class TestPairing:
     def test_batches_and_draws(self, study, problem):
         """Two arms that differ in one algorithm have the same batches, and the same draws of the other algorithm."""
@@ -291,7 +322,7 @@ class TestContinuing:
 class TestWrongArguments:
     def test_a_metric_that_is_not_logged(self, study, problem):
         """The error names what is logged."""
-        with pytest.raises(ValueError, match=r"\(eval/Accuracy, .*\), got 'eval/Acuracy'"):
+        with pytest.raises(ValueError, match=r"\(eval/Accuracy\) that declares .* got 'eval/Acuracy'"):
             study({"nothing": problem.Nothing}, metric="eval/Acuracy")
 
     def test_weights_that_are_not_seeded(self, study, problem):

@@ -64,7 +64,7 @@ def test_differences_of_settings():
     """Results of another metric, or of an algorithm with other settings, cannot be compared; further arms can."""
     other = Settings("eval/Loss", "min", (0,), {"good": "Good(1)", "new": "New()"})
 
-    assert SETTINGS.differences(other) == ["metric", "mode", "algorithms['good']"]
+    assert SETTINGS.differences(other) == ["metric", "algorithms['good']"]
     assert SETTINGS.differences(Settings("eval/Accuracy", "max", (5,), {"new": "New()"})) == []
     assert (SETTINGS.sign, other.sign) == (1, -1)
 

@@ -12,7 +12,7 @@ def test_the_table_names_failures():
     for text in (str(study), study.to_markdown(), study._repr_html_()):
         assert "bad failed with seed 1: RuntimeError: no memory" in text
         assert "5.00x" in text
-        assert "never (0/2 runs)" in text
+        assert "not reached (0/2 runs)" in text
 
 
 def test_one_seed():

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -38,7 +39,7 @@ def ablate(
     algorithms: Mapping[str, Callable[[], Algorithm] | Mapping[str, Any]],
     *,
     metric: str,
-    mode: str = "max",
+    mode: str | None = None,
     arms: Sequence[str | Sequence[str]] = ("baseline", "each", "all"),
     seeds: int | Sequence[int] = 5,
     folder: str | os.PathLike[str] = "ablation",
@@ -66,7 +67,8 @@ def ablate(
             dictionary stands for a method that is no algorithm: further arguments of ``make_trainer``, such as
             ``{"optimizer": "muon"}``.
         metric: The metric, as it is logged: ``"eval/MulticlassAccuracy"``, ``"loss/train/total"``, …
-        mode: ``"max"`` if larger values are better, else ``"min"``.
+        mode: ``"max"`` if larger values are better, else ``"min"``. If None, the metric's ``higher_is_better`` decides;
+            a loss is better if it is smaller.
         arms: ``"baseline"`` (no algorithm; always measured), ``"each"`` (one at a time), ``"all"``,
             ``"leave_one_out"`` (all but one), or names: ``["mixup", "ema"]``.
         seeds: The number of seeds, from 0, or the seeds.
@@ -101,7 +103,8 @@ def ablate(
             "ablate() must not be called when the module of make_trainer is imported, as each run imports it. Call it "
             "under if __name__ == '__main__':, or define its arguments as variables for python -m composer.ablation."
         )
-    check_choice("mode", mode, "max", "min")
+    if mode is not None:
+        check_choice("mode", mode, "max", "min")
     check_choice("clock", clock, *CLOCKS)
     if not callable(make_trainer):
         raise TypeError(f"make_trainer must be a function f(algorithms, seed), got {shortened(make_trainer)}.")
@@ -118,7 +121,7 @@ def ablate(
     environment = plain_settings({"versions": versions(), "hardware": hardware(torch.device("cpu"))})
     settings = Settings(
         metric,
-        mode,
+        mode or "",
         _to_seeds(seeds),
         described,
         None if target is None else float(target),
@@ -135,7 +138,17 @@ def ablate(
     payload = import_product("cloudpickle", "ablation").dumps((make_trainer, dict(algorithms)))
     # Processes beside each other share the cores.
     threads = max(1, (os.cpu_count() or 1) // (processes or 1)) if executor is None and not is_alone else None
-    job = Job((), settings.seeds[0], metric, payload, str(Path(folder).absolute()), tuple(sys.path), threads, clock)
+    job = Job(
+        (),
+        settings.seeds[0],
+        metric,
+        payload,
+        str(Path(folder).absolute()),
+        tuple(sys.path),
+        threads,
+        clock,
+        mode=mode or (stored.mode if stored is not None else None),
+    )
     wanted = [(arm, seed) for seed in settings.seeds for arm in chosen]  # arms take turns
     width = processes or (1 if executor is None else len(wanted))
     with (
@@ -150,7 +163,7 @@ def ablate(
         experiment = _Experiment(file, settings, job, submit, bar)
         experiment.begin()
         experiment.run(wanted, width)
-    return Study(settings, file.results, file.start)
+    return Study(experiment.settings, file.results, file.start)
 
 
 def make_arms(arms: Sequence[str | Sequence[str]], names: Sequence[str]) -> list[Arm]:
@@ -193,7 +206,7 @@ class _Experiment:
     def __init__(
         self, file: ResultsFile, settings: Settings, job: Job, submit: Callable[[Job], Future[Result]], bar: tqdm[Any]
     ) -> None:
-        self._file, self._settings, self._job = file, settings, job
+        self._file, self.settings, self._job = file, settings, job
         self._submit, self._bar = submit, bar
         self._starts: dict[tuple[Arm, int], Result] = {}
 
@@ -201,14 +214,21 @@ class _Experiment:
         """Start the baseline, compare its start with that of the stored results, and write settings and start."""
         stored = self._file.start if self._file.results else None
         self._bar.set_postfix_str("checking the baseline")
-        start = self._start((), stored.seed if stored else self._settings.seeds[0])
+        start = self._start((), stored.seed if stored else self.settings.seeds[0])
         if stored is not None and (differences := stored.differences(start)):
             raise ValueError(
                 "folder must be empty or have results of the same training, but the following differ from those of "
                 f"{self._file.path}: {', '.join(differences)}. Choose another folder."
             )
-        if self._file.settings != self._settings:
-            self._file.append("settings", self._settings)
+        given = self.settings.mode
+        if given and start.mode != given:
+            warnings.warn(
+                f"mode={given!r} is used, but {self.settings.metric} declares the opposite (its higher_is_better).",
+                stacklevel=3,
+            )
+        self.settings = attrs.evolve(self.settings, mode=given or start.mode)
+        if self._file.settings != self.settings:
+            self._file.append("settings", self.settings)
         if self._file.start != start:
             self._file.append("start", start)
 

@@ -50,7 +50,7 @@ class Settings:
 
     def differences(self, other: Settings) -> list[str]:
         """Return the names of the settings with which the results of two studies cannot be compared."""
-        changed = [name for name in ("metric", "mode", "clock") if getattr(self, name) != getattr(other, name)]
+        changed = [name for name in ("metric", "clock") if getattr(self, name) != getattr(other, name)]
         common = sorted(self.algorithms.keys() & other.algorithms.keys())
         return changed + [f"algorithms[{name!r}]" for name in common if self.algorithms[name] != other.algorithms[name]]
 
@@ -76,6 +76,7 @@ class Result:
         settings: For the first batches only: settings of the trainer and its components by name, a digest of the first
             batches of the evaluation, and the first training loss, all as strings.
         warnings: The warnings of the run, each once.
+        mode: For the first batches only: ``"max"`` or ``"min"``, as the metric declares; None if it declares nothing.
     """
 
     arm: tuple[str, ...]
@@ -89,6 +90,7 @@ class Result:
     weights: str | None = None
     settings: dict[str, str] = attrs.field(factory=dict)
     warnings: tuple[str, ...] = ()
+    mode: str | None = None
 
     def check(self) -> None:
         """Check that a run that did not fail has numbers to compare.

@@ -23,6 +23,7 @@ from torch import Tensor
 from composer.ablation.results import FIRST_LOSS, Result, label
 from composer.core import Event, Logger, LoggerDestination, State
 from composer.core.checks import abridged
+from composer.core.evaluator import more_is_better
 from composer.core.randomness import derive_seed
 from composer.functional.nested import leaves
 from composer.loggers.values import flat
@@ -72,6 +73,7 @@ class Job:
         threads: The number of torch's threads; None for its default.
         clock: The name of the clock in ``CLOCKS``.
         only_start: Whether to stop after the first batches; they identify the training.
+        mode: ``"max"`` or ``"min"``; None if the metric has to declare it.
     """
 
     arm: tuple[str, ...]
@@ -83,6 +85,7 @@ class Job:
     threads: int | None = None
     clock: str = "wall"
     only_start: bool = False
+    mode: str | None = None
 
     @property
     def run_folder(self) -> Path:
@@ -105,7 +108,7 @@ def measure(job: Job, imported: int = 0) -> Result:
         StudyError: The metric is not logged, or ``make_trainer`` does not do what a study needs.
     """
     recorder = Recorder(job.metric, CLOCKS[job.clock], only_start=job.only_start)
-    failure, settings = None, {}
+    failure, settings, mode = None, {}, None
     warned: dict[str, None] = {}
     try:
         with _noting_warnings(warned), _construct(job) as trainer:
@@ -113,7 +116,7 @@ def measure(job: Job, imported: int = 0) -> Result:
             with contextlib.suppress(_StartedError):
                 trainer.fit()
             if job.only_start:
-                settings = _identify(trainer.state)
+                settings, mode = _identify(trainer.state), _mode(trainer.state, job)
     except StudyError:
         raise
     except Exception as error:  # noqa: BLE001  (any error is the run's result)
@@ -127,6 +130,7 @@ def measure(job: Job, imported: int = 0) -> Result:
         weights=recorder.weights,
         settings=settings,
         warnings=tuple(warned),
+        mode=mode,
     )
     if job.only_start:
         return result
@@ -166,6 +170,28 @@ def _identify(state: State) -> dict[str, str]:
     losses = [float(one) for one in leaves(state.total_loss) if isinstance(one, Tensor)]
     settings[FIRST_LOSS] = f"{math.fsum(losses):.6g}"
     return {name: str(value) for name, value in flat(settings).items()}
+
+
+def _mode(state: State, job: Job) -> str:
+    """Return whether larger or smaller values are better, as the metric declares or, if it does not, the caller says.
+
+    Raises:
+        StudyError: Neither does.
+    """
+    label, _, name = job.metric.removeprefix("metrics/").partition("/")
+    if label == "loss":
+        return "min"
+    known = {str(state.dataloader_label): state.train_metrics, **state.eval_metrics}
+    declared = more_is_better(known.get(label, {}), name)
+    if declared is not None:
+        return "max" if declared else "min"
+    if job.mode is None:
+        names = ", ".join(f"{label}/{name}" for label, metrics in known.items() for name in metrics) or "none"
+        raise StudyError(
+            f"metric must be a metric of the model ({names}) that declares whether more is better "
+            f"(higher_is_better), or mode must be 'max' or 'min', got {job.metric!r}."
+        )
+    return job.mode
 
 
 def _construct(job: Job) -> Trainer:

@@ -146,7 +146,7 @@ def _cells_of(row: Row, rough: str) -> list[str]:
         _number(row.adjusted_p, "{:.2g}"),
         _number(row.seconds, rough + "{:.3g} s"),
         _interval(row.time_ratio, "{:.2f}", rough),
-        "never" + share if to_quality == math.inf else _number(to_quality, rough + "{:.3g} s" + share),
+        "not reached" + share if to_quality == math.inf else _number(to_quality, rough + "{:.3g} s" + share),
         _number(row.speed_up or None, rough + "{:.2f}x"),
         _number(row.memory and row.memory / 2**20, "{:.0f} MiB"),
         str(len(row.failures)),
