@@ -103,14 +103,7 @@ def ablate(
             "ablate() must not be called when the module of make_trainer is imported, as each run imports it. Call it "
             "under if __name__ == '__main__':, or define its arguments as variables for python -m composer.ablation."
         )
-    if mode is not None:
-        check_choice("mode", mode, "max", "min")
-    check_choice("clock", clock, *CLOCKS)
-    if not callable(make_trainer):
-        raise TypeError(f"make_trainer must be a function f(algorithms, seed), got {shortened(make_trainer)}.")
-    _check_parameters(make_trainer)
-    if processes is not None and (type(processes) is not int or processes < 1):
-        raise ValueError(f"processes must be a whole number of at least 1, got {processes!r}.")
+    _check_settings(make_trainer, mode, clock, processes)
     require_product("scipy", "ablation")
     described = _describe(algorithms)
     chosen = make_arms(arms, list(described))
@@ -304,6 +297,18 @@ def _check_seeds(one: Result, other: Result) -> None:
             "batches, initial weights and values of the metric. Construct the model and the data from the seed, or "
             "measure one seed: repetitions of one training are no evidence."
         )
+
+
+def _check_settings(make_trainer: Any, mode: str | None, clock: str, processes: int | None) -> None:
+    """Check the arguments of :func:`ablate` that no other object checks."""
+    if mode is not None:
+        check_choice("mode", mode, "max", "min")
+    check_choice("clock", clock, *CLOCKS)
+    if not callable(make_trainer):
+        raise TypeError(f"make_trainer must be a function f(algorithms, seed), got {shortened(make_trainer)}.")
+    _check_parameters(make_trainer)
+    if processes is not None and (type(processes) is not int or processes < 1):
+        raise ValueError(f"processes must be a whole number of at least 1, got {processes!r}.")
 
 
 def _check_parameters(make_trainer: Callable[..., Trainer]) -> None:
