@@ -76,7 +76,7 @@ class Result:
         settings: For the first batches only: settings of the trainer and its components by name, a digest of the first
             batches of the evaluation, and the first training loss, all as strings.
         warnings: The warnings of the run, each once.
-        mode: For the first batches only: ``"max"`` or ``"min"``, as the metric declares; None if it declares nothing.
+        mode: For the first batches only: ``"max"`` or ``"min"``, which values are better.
     """
 
     arm: tuple[str, ...]
@@ -90,7 +90,7 @@ class Result:
     weights: str | None = None
     settings: dict[str, str] = attrs.field(factory=dict)
     warnings: tuple[str, ...] = ()
-    mode: str | None = None
+    mode: str = ""
 
     def check(self) -> None:
         """Check that a run that did not fail has numbers to compare.

@@ -108,7 +108,7 @@ def measure(job: Job, imported: int = 0) -> Result:
         StudyError: The metric is not logged, or ``make_trainer`` does not do what a study needs.
     """
     recorder = Recorder(job.metric, CLOCKS[job.clock], only_start=job.only_start)
-    failure, settings, mode = None, {}, None
+    failure, settings, mode = None, {}, ""
     warned: dict[str, None] = {}
     try:
         with _noting_warnings(warned), _construct(job) as trainer:
