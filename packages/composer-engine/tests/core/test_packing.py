@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from composer import functional as cf
 from composer.core import DataSpec, join_tensors, pack_sequences, split_tensors
 from composer.core.data_spec import count_samples, count_tokens
+from composer.core.packing import has_packed_rows
 
 LENGTH = 16
 SIZES = torch.randint(1, 40, (90,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -22,6 +23,21 @@ class Stream(IterableDataset):
     def __iter__(self):
         worker = torch.utils.data.get_worker_info()
         return iter(DOCUMENTS if worker is None else DOCUMENTS[worker.id :: worker.num_workers])
+
+
+class Proxy:
+    """Has under each name another proxy, as a mock has."""
+
+    def __getattr__(self, name):
+        return Proxy()
+
+
+def test_proxy_of_a_loader():
+    """Looking for packed rows ends, also if the data sets do not; a Subset of packed rows is found."""
+    rows = pack_sequences(DOCUMENTS, LENGTH)
+
+    assert not has_packed_rows(Proxy())
+    assert has_packed_rows(DataLoader(torch.utils.data.Subset(rows, range(2))))
 
 
 class Resumable(Stream):

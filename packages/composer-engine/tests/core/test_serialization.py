@@ -7,6 +7,8 @@ import enum
 import fractions
 import json
 import pathlib
+import signal
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -25,6 +27,7 @@ from composer.core import (
     NotSerializableError,
     Precision,
     Stage,
+    State,
     Time,
     Timestamp,
     TimeUnit,
@@ -33,11 +36,31 @@ from composer.core import (
     to_data,
 )
 from composer.core.serializable import settings_to_data, transient
-from composer.core.serialization import field_types, plain
+from composer.core.serialization import coded, field_types, like, plain
 
 
 class Colour(enum.IntEnum):
     RED = 1
+
+
+def make_local_mode():
+    class Mode(enum.Enum):
+        FAST = "fast"
+
+    return Mode.FAST
+
+
+class Named(Callback):
+    """Has a state whose values a new object lacks."""
+
+    def __init__(self, held=None):
+        self.held = held
+
+    def state_dict(self):
+        return {"held": self.held}
+
+    def load_state_dict(self, state):
+        self.held = state["held"]
 
 
 class FakeNumber(float):
@@ -356,6 +379,39 @@ class TestTypeErrors:
         with contextlib.suppress(ValueError):
             value = from_data(data, kind)
             assert repr(to_data(value, kind)) == repr(data) or to_data(value, kind) == data
+
+
+class TestCoded:
+    """Values of enumerations and other types in the state of a callback."""
+
+    @pytest.mark.parametrize("own", [None, Colour.RED, TimeUnit.EPOCH, pathlib.Path("own"), Time(1, "ep")])
+    @pytest.mark.parametrize(
+        "value", [TimeUnit.BATCH, signal.SIGTERM, Colour.RED, Time(3, "ba"), pathlib.Path("saved"), uuid.SafeUUID.safe]
+    )
+    def test_the_saved_type_decides(self, own, value):
+        """Whatever the new object has at that place, the loaded value has the type that was saved."""
+        new = Named(own)
+
+        State(model=None, callbacks=[new]).load_state_dict(State(model=None, callbacks=[Named(value)]).state_dict())
+
+        assert new.held == value
+        assert type(new.held) is type(value)
+
+    def test_an_unknown_enumeration(self):
+        """The value of an enumeration that is local to a function is loaded, with a warning that names the place."""
+        new = Named()
+        written = State(model=None, callbacks=[Named([make_local_mode()])]).state_dict()
+
+        with pytest.warns(UserWarning, match=r"callbacks\.Named\.held\[0\]: a member of Mode was saved"):
+            State(model=None, callbacks=[new]).load_state_dict(written)
+
+        assert new.held == ["fast"]
+
+    def test_a_class_of_an_unregistered_module(self):
+        """The module of a class may be missing in sys.modules, as of one that a program executed from a string."""
+        owner = type("Owner", (), {"__module__": "executed"})
+
+        assert like(None, coded(TimeUnit.BATCH), owner) is TimeUnit.BATCH
 
 
 class TestFieldTypes:

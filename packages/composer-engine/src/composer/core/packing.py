@@ -325,14 +325,17 @@ def _document(sample: Any, name: str) -> Document:
     return ids[kept].long(), labels[kept].long()
 
 
-def has_packed_rows(loader: Any) -> bool:
-    """Return whether a loader has rows of :func:`pack_sequences` for which the model is to be checked."""
+def has_packed_rows(loader: Any, depth: int = 64) -> bool:
+    """Return whether a loader has rows of :func:`pack_sequences` for which the model is to be checked.
+
+    At most ``depth`` data sets are checked, each held by the one before: those of a proxy, such as a mock, never end.
+    """
     if isinstance(loader, PackedDataset | PackedStream):
         return loader.packing.check_model
     if isinstance(loader, ConcatDataset | ChainDataset):
-        return any(map(has_packed_rows, loader.datasets))
+        return any(has_packed_rows(one, depth - 1) for one in loader.datasets)
     held = getattr(loader, "dataset", None)  # of a loader or a Subset
-    return held is not None and held is not loader and has_packed_rows(held)
+    return held is not None and held is not loader and depth > 0 and has_packed_rows(held, depth - 1)
 
 
 def check_packed_model(state: State, batch: Any) -> None:

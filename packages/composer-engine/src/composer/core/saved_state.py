@@ -474,7 +474,7 @@ def _check_component(path: str, component: Any, saved: CallbackRecord, findings:
         findings["problems"].append(f"{path}: is a {name}, and a {saved.name} was saved.")
         return
     try:
-        component.check_state_dict(_typed(component, saved.state))
+        component.check_state_dict(_typed(path, component, saved.state))
     except (ValueError, TypeError) as error:
         findings["problems"].append(f"{path}: {error}")
     own = settings_to_data(component)
@@ -571,13 +571,13 @@ def _load_optimizers(state: SavableState, saved: Mapping[str, Any]) -> Callable[
         raise StateMismatchError([str(error)]) from error
 
 
-def _typed(component: Any, saved: dict[str, Any]) -> Any:
+def _typed(path: str, component: Any, saved: dict[str, Any]) -> Any:
     """Return the saved state of an algorithm or callback with its types of enumerations, times, dtypes and paths."""
     try:
         own = component.state_dict()
     except Exception:  # noqa: BLE001  (of a user's component that has no state before it has run)
         own = None
-    return like(own, saved, type(component))
+    return like(own, saved, type(component), path)
 
 
 def _load_component(path: str, component: Any, saved: dict[str, Any], loaded: list[str]) -> None:
@@ -585,9 +585,9 @@ def _load_component(path: str, component: Any, saved: dict[str, Any], loaded: li
         if path.startswith("schedulers."):  # makes whatever it loads its own attribute, under any name
             own = component.state_dict()
             saved = {name: value for name, value in saved.items() if name in own}
-            component.load_state_dict(like(own, saved))
+            component.load_state_dict(like(own, saved, path=path))
         else:
-            component.load_state_dict(_typed(component, saved))
+            component.load_state_dict(_typed(path, component, saved))
     except Exception as error:
         error.add_note(
             f"{path} raised an error on the saved state, although the check before had found no problem in it."

@@ -17,9 +17,11 @@ import math
 import numbers
 import operator
 import pathlib
+import signal
 import sys
 import types
 import typing
+import warnings
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
@@ -146,48 +148,68 @@ def coded(value: Any, path: str = "") -> Any:
     return tree_map_only(tuple(_CODED), encode, value)
 
 
-def like(own: Any, saved: Any, owner: type = object) -> Any:
+def like(own: Any, saved: Any, owner: type = object, path: str = "") -> Any:
     """Return saved data with the types that :func:`coded` has named, or that ``own`` has at the same places.
 
-    Also a Counter, as in torch's MultiStepLR.
+    Also a Counter, as in torch's MultiStepLR. A member of an enumeration that is not found stays the saved value, with
+    a warning.
 
     Args:
         own: The state of a new object.
         saved: What was saved of one.
-        owner: Its class. Enumerations that ``own`` lacks are found in this class and its module.
+        owner: Its class. Enumerations that ``own`` lacks are found in this class, its module, and the modules that are
+            imported there, and in :mod:`composer.core` and :mod:`signal`; those of its bases likewise.
+        path: The place of the data, for the warning.
 
     Raises:
-        ValueError: A value is none of the type, or an enumeration is not found.
+        ValueError: A value is none of the type.
 
     Example:
         >>> like({"at": None}, {"at": {"$coded": ["Time", "3ba"]}, "more": 4})
         {'at': Time(3, TimeUnit.BATCH), 'more': 4}
     """
-    is_coded = type(saved) is dict and saved.keys() == {"$coded"}
-    name, data = saved["$coded"] if is_coded else ("", saved)
+    if type(saved) is dict and saved.keys() == {"$coded"}:
+        name, data = saved["$coded"]
+        return from_data(data, _coded_type(name, own, owner, path))
     if isinstance(own, tuple(_CODED)) and saved is not None:  # former versions have saved no name
-        return from_data(data, type(own))
-    if is_coded:
-        return from_data(data, _coded_type(name, owner))
+        return from_data(saved, type(own))
     if isinstance(own, Counter) and isinstance(saved, dict):
         return Counter(saved)
     if type(saved) is dict:
         known = own if isinstance(own, dict) else {}
-        return {key: like(known.get(key), item, owner) for key, item in saved.items()}
+        return {key: like(known.get(key), item, owner, at(path, key)) for key, item in saved.items()}
     if type(saved) in {list, tuple}:
         items = own if type(own) is type(saved) and len(own) == len(saved) else [None] * len(saved)
-        return type(saved)(like(one, item, owner) for one, item in zip(items, saved, strict=True))
+        pairs = enumerate(zip(items, saved, strict=True))
+        return type(saved)(like(one, item, owner, at(path, index)) for index, (one, item) in pairs)
     return saved
 
 
-def _coded_type(name: str, owner: type) -> Any:
-    """Return a type that :func:`coded` has named; an enumeration from a class or its module."""
-    named: dict[str, Any] = {base.__name__: base for base in _CODED} | {"PurePath": pathlib.Path}
-    for scope in (vars(sys.modules[owner.__module__]), *map(vars, owner.__mro__)):
-        named |= {one.__name__: one for one in scope.values() if isinstance(one, enum.EnumType)}
-    if name not in named:
-        raise ValueError(f"a member of {name} was saved: define or import this enumeration in {owner.__module__}.")
-    return named[name]
+def _coded_type(name: str, own: Any, owner: type, path: str) -> Any:
+    """Return a type that :func:`coded` has named; Any, with a warning, for an enumeration that is not found.
+
+    Saved data do not decide what is imported: modules are those of the classes, and what these have imported.
+    """
+    kind = type(own)
+    modules = [sys.modules.get(base.__module__) for base in owner.__mro__]
+    near = [item for scope in [*owner.__mro__, *filter(None, modules)] for item in tuple(vars(scope).values())]
+    for one in [kind, *near]:
+        if isinstance(one, enum.EnumType) and one.__name__ == name:
+            return one
+    base = next((base for base in _CODED if base.__name__ == name), None)
+    if base is not None:
+        known = kind if issubclass(kind, base) else base
+        return pathlib.Path if known is pathlib.PurePath else known
+    for module in [*(one for one in near if isinstance(one, types.ModuleType)), sys.modules["composer.core"], signal]:
+        found = vars(module).get(name)
+        if isinstance(found, enum.EnumType):
+            return found
+    warnings.warn(
+        f"{path or 'The value'}: a member of {name} was saved, and its value is loaded in its place: define or import "
+        f"this enumeration in {owner.__module__}.",
+        stacklevel=2,
+    )
+    return Any
 
 
 def encode_plain(
