@@ -300,12 +300,14 @@ class TestFromCheckpoint:
         assert (tmp_path / "fetched" / "model.safetensors").exists()
 
     def test_two_remote_ones(self, make_model, make_batch, tokenizer, save, tmp_path):
-        """Files of a checkpoint that was downloaded to the same folder before are deleted, no others."""
+        """Files that the manifest of an earlier checkpoint in the folder lists are deleted, no others."""
         bare, batch = make_model("gpt2"), make_batch("gpt2")
         fsspec.filesystem("memory").put(str(save(HuggingFaceModel(bare, tokenizer))), "/bucket/second", recursive=True)
         former = [tmp_path / f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
         for path in (*former, tmp_path / "model.bin"):
             path.write_bytes(b"0")
+        listed = {path.name: {} for path in (*former, tmp_path / "../outside.json", tmp_path / "model.bin")}
+        (tmp_path / "manifest.json").write_text(json.dumps({"files": listed}))
 
         model, _ = HuggingFaceModel.hf_from_composer_checkpoint(
             "memory://bucket/second", local_checkpoint_save_location=tmp_path
@@ -313,6 +315,24 @@ class TestFromCheckpoint:
 
         assert torch.equal(_logits(model, batch), _logits(bare, batch))
         assert ([path.exists() for path in former], (tmp_path / "model.bin").exists()) == ([False, False], True)
+
+    @pytest.mark.parametrize("wrong", ["runs", "runs/transformers", "nothing"])
+    def test_wrong_url(self, make_model, tokenizer, save, tmp_path, wrong):
+        """A URL of no checkpoint raises an error, and changes nothing in the local folder: neither read nor deleted."""
+        bare, files = make_model("gpt2"), fsspec.filesystem("memory")
+        files.put(str(save(HuggingFaceModel(bare, tokenizer))), "/runs/ep1-ba10", recursive=True)
+        files.pipe({"/runs/transformers/model.safetensors": b"0", "/runs/notes.txt": b"0"})
+        HuggingFaceModel.hf_from_composer_checkpoint(
+            "memory://runs/ep1-ba10", local_checkpoint_save_location=tmp_path / "fetched"
+        )
+        before = {path.name: path.read_bytes() for path in (tmp_path / "fetched").iterdir()}
+
+        with pytest.raises(FileNotFoundError, match=r"It has no manifest\.json"):
+            HuggingFaceModel.hf_from_composer_checkpoint(
+                f"memory://{wrong}", local_checkpoint_save_location=tmp_path / "fetched"
+            )
+
+        assert {path.name: path.read_bytes() for path in (tmp_path / "fetched").iterdir()} == before
 
     def test_from_state_and_weights(self, make_model, make_batch, tokenizer, tmp_path):
         """Model and tokenizer are created from a loaded state and weights."""

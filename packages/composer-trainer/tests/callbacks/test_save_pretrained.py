@@ -103,6 +103,22 @@ class TestFolder:
         assert torch.equal(logits_of(read), logits_of(trainer.state.model.model))
         assert not torch.equal(logits_of(read), logits_of(make_model().model))
 
+    def test_gathers_before_it_writes(self, tmp_path, monkeypatch):
+        """The weights are gathered before the part that only the first process does, which must not communicate."""
+        order, model = [], make_model()
+
+        @contextlib.contextmanager
+        def failing(doing):
+            order.append(doing)
+            yield
+            order.append(f"{len(list(tmp_path.iterdir()))} files")
+
+        monkeypatch.setattr("composer.callbacks.save_pretrained.failing_in_all_processes", failing)
+        model.register_state_dict_post_hook(lambda *_: order.append("gathered"))
+        make_run(SavePretrained(tmp_path), model).fit()
+
+        assert order == ["gathered", f"Saving the model to {tmp_path}", f"{len(list(tmp_path.iterdir()))} files"]
+
 
 class TestErrors:
     @pytest.mark.parametrize(

@@ -160,13 +160,22 @@ def _local(path: str | Path, save_location: str | Path | None) -> Iterator[Path]
 
     files, remote = url_to_fs(str(path))
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary if save_location is None else save_location)
-        folder.mkdir(parents=True, exist_ok=True)
         found = files.ls(remote, detail=False) if files.exists(remote) else []
         fetched = {source.rpartition("/")[2]: source for source in found}
+        # The files at a wrong URL do not replace an earlier checkpoint, which must not be read in its place either.
+        folder = Path(temporary if save_location is None or _MANIFEST not in fetched else save_location)
+        folder.mkdir(parents=True, exist_ok=True)
+        earlier = _listed(folder)
         for name in filter(_is_read, fetched):
             files.get_file(fetched[name], str(folder / name))
-        for left in folder.iterdir() if fetched else ():  # of a checkpoint that was fetched before
-            if _is_read(left.name) and left.name not in fetched:
-                left.unlink()
+        for name in earlier - fetched.keys():
+            (folder / name).unlink(missing_ok=True)  # another process may have deleted it
         yield folder
+
+
+def _listed(folder: Path) -> set[str]:
+    """Return the names of files to read that the manifest in a folder lists, if there is one."""
+    try:
+        return set(filter(_READ.fullmatch, json.loads((folder / _MANIFEST).read_bytes())["files"]))
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -343,15 +343,29 @@ class HuggingFaceModel(PhaseMetricsModel):
         Raises:
             ValueError: Algorithms have changed layers in a way that Transformers cannot represent.
         """
+        self.pretrained_writer()(save_directory)
+
+    def pretrained_writer(self) -> Callable[[str | Path], None]:
+        """Gather the weights for :meth:`save_pretrained` in all processes, and return the function that writes them.
+
+        Returns:
+            A function of the folder, without communication; it writes in the first process, and does nothing in others.
+
+        Raises:
+            ValueError: Algorithms have changed layers in a way that Transformers cannot represent.
+        """
         if changed := changed_layers(base_of(self.model)):
             raise ValueError(
                 f"The model has layers that a model of Transformers cannot represent: {', '.join(changed)}. Save a "
                 "checkpoint, or train without the algorithm that has changed them."
             )
-        weights = complete_weights(self, "model.")
-        if weights is not None:
-            resized = bool(self.resized_embeddings)
-            write_pretrained(self.model, self.tokenizer, save_directory, weights, with_embeddings=resized)
+        weights, resized = complete_weights(self, "model."), bool(self.resized_embeddings)
+
+        def write(folder: str | Path) -> None:
+            if weights is not None:
+                write_pretrained(self.model, self.tokenizer, folder, weights, with_embeddings=resized)
+
+        return write
 
     load_huggingface_tokenizer_from_saved_state = staticmethod(rebuild_tokenizer)
     load_huggingface_model_from_saved_state = staticmethod(rebuild_model)
@@ -373,8 +387,8 @@ class HuggingFaceModel(PhaseMetricsModel):
                 own, an ``AutoModelFor…``, or a name in ``transformers``. Weights that only it has, such as those of
                 another head, are initialized by Transformers, and named in a warning.
             model_config_kwargs: Changes to the configuration.
-            local_checkpoint_save_location: The folder for the files of a remote checkpoint; a temporary folder if
-                ``None``.
+            local_checkpoint_save_location: The folder for the files of a remote checkpoint, in which those of an
+                earlier checkpoint are deleted; a temporary folder if ``None``.
             trust_remote_code: Whether code that was saved with configuration or tokenizer may run.
             base_model: Folder or name of the base model, if the checkpoint holds adapters alone. It is read with
                 ``from_pretrained``; the name in the checkpoint is never used, as a file does not choose what is read.
@@ -407,7 +421,8 @@ def write_huggingface_pretrained_from_composer_checkpoint(
     Args:
         checkpoint_path: The checkpoint's folder, also a remote one.
         output_folder: Where to write configuration, weights (safetensors) and tokenizer.
-        local_checkpoint_save_location: The folder for the files of a remote checkpoint; a temporary folder if ``None``.
+        local_checkpoint_save_location: The folder for the files of a remote checkpoint, in which those of an earlier
+            checkpoint are deleted; a temporary folder if ``None``.
         base_model: Folder or name of the base model, if the checkpoint holds adapters alone.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -26,12 +26,18 @@ class _SupportsPretrained(Protocol):
     def get_metadata(self) -> dict[str, Any]: ...
 
 
+@runtime_checkable
+class _SupportsGathering(Protocol):
+    def pretrained_writer(self) -> Callable[[str], None]: ...
+
+
 class SavePretrained(Callback):
     """Save weights, configuration and tokenizer every ``interval`` and at the end of each fit, as Transformers does.
 
     ``from_pretrained`` and servers such as vLLM read the folder. The weights are those that the model is evaluated
     with, such as the averages of EMA. Of a model with adapters, these alone are saved. In several processes the first
-    one writes, also for a model that is sharded: it holds the complete weights for the time of the save.
+    one writes, also for a model that is sharded: it holds the complete weights for the time of the save. The method
+    ``save_pretrained`` of another model than :class:`~composer.models.HuggingFaceModel` must not communicate.
 
     Training does not resume from this folder; ``save_folder`` of the Trainer saves checkpoints for that.
 
@@ -119,9 +125,15 @@ class SavePretrained(Callback):
         self._wait()  # its folder may be this one
         self._saved_at = int(state.timestamp.count(TimeUnit.BATCH))
         folder = fill_in_run(self.folder, state, "folder")
-        # What only the first process does, writing, comes after the collectives of a sharded model.
-        with evaluation_weights(state), failing_in_all_processes(f"Saving the model to {folder}"):
-            state.model.save_pretrained(folder)
+        model = state.model
+        with evaluation_weights(state):
+            # The collectives of a sharded model come before what only the first process does.
+            write = model.pretrained_writer() if isinstance(model, _SupportsGathering) else model.save_pretrained
+            with failing_in_all_processes(f"Saving the model to {folder}"):
+                write(folder)
+                self._upload(state, folder)
+
+    def _upload(self, state: State, folder: str) -> None:
         if self.push_to_hub is not None and state.rank == 0:
             from huggingface_hub import HfApi  # noqa: PLC0415  (an extra)
 
