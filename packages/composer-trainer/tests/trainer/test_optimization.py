@@ -1,5 +1,7 @@
 """Optimizers with a scaled loss, with closures, and with evaluation weights."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -107,6 +109,28 @@ class TestScaledLoss:
             network[0].requires_grad_(requires_grad=False)
             optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in network]
             trainer = small_run(network=network, optimizers=optimizers, precision=precision, max_duration="3ba")
+            trainer.fit()
+            found[precision] = weights(trainer)
+
+        torch.testing.assert_close(found["amp_fp16"], found["fp32"], rtol=0.02, atol=0.005)
+
+    @pytest.mark.parametrize("algorithms", [(), SAM()])
+    @pytest.mark.parametrize("event", ["after_backward", "after_train_batch"])
+    def test_no_gradients(self, event, algorithms):
+        """A batch in which no optimizer has gradients, before or after they are unscaled, and the next ones train."""
+
+        class Forget(Callback):
+            def clear(self, state, logger):
+                if int(state.timestamp.batch) == 1:
+                    state.model.zero_grad()
+
+        found = {}
+        for precision in ("fp32", "amp_fp16"):
+            forget = Forget()
+            setattr(forget, event, forget.clear)
+            trainer = small_run(
+                precision=precision, callbacks=forget, algorithms=copy.deepcopy(algorithms), max_duration="3ba"
+            )
             trainer.fit()
             found[precision] = weights(trainer)
 

@@ -355,15 +355,20 @@ def with_timeout(group: Any) -> Any:
     """Return a process group that waits as long as the default group: torch lets new ones wait 30 minutes, NCCL's 10.
 
     With NCCL, a collective returns before it is complete, and raises no error if another process never joins: a thread
-    of torch ends the process after the timeout of the group.
+    of torch ends the process after the timeout of the group. A backend without a timeout, as "fake", is left as it is.
     """
-    world: Any = torch.distributed.group.WORLD
-    timeout = min(world._get_backend(device).options._timeout for device in world._device_types)  # noqa: SLF001
-    for device in group._device_types:  # noqa: SLF001
-        backend = group._get_backend(device)  # noqa: SLF001
+    world, of_new = _backends(torch.distributed.group.WORLD), _backends(group)
+    timeouts = [one.options._timeout for one in world if getattr(one, "options", None) is not None]  # noqa: SLF001
+    for backend in of_new if timeouts else ():
         # Torch 2.7 has only the private method, and the newest class for NCCL only the public one.
-        (getattr(backend, "set_timeout", None) or backend._set_default_timeout)(timeout)  # noqa: SLF001
+        set_timeout = getattr(backend, "set_timeout", None) or getattr(backend, "_set_default_timeout", None)
+        if set_timeout is not None:
+            set_timeout(min(timeouts))
     return group
+
+
+def _backends(group: Any) -> list[Any]:
+    return [group._get_backend(device) for device in group._device_types]  # noqa: SLF001
 
 
 def data_group() -> Any:

@@ -101,7 +101,7 @@ class Optimization:
     def unscale(self) -> None:
         """Unscale the gradients, so that algorithms can clip them."""
         if self._state.scaler is not None:
-            for optimizer in self._state.optimizers:
+            for optimizer in filter(_has_gradients, self._state.optimizers):
                 self._state.scaler.unscale_(optimizer)
 
     def step(self, closure: Callable[[], Tensor]) -> None:
@@ -121,7 +121,7 @@ class Optimization:
                     optimizer.step()
                 else:
                     scaler.step(optimizer)
-        if scaler is not None:
+        if scaler is not None and _has_checked(scaler):
             # Once for all optimizers, after their steps: the scale is the one of their gradients until then.
             before = _scale(scaler)
             scaler.update()
@@ -146,6 +146,11 @@ def takes_scaler(optimizer: Optimizer) -> bool:
 
 def _has_gradients(optimizer: Optimizer) -> bool:
     return any(one.grad is not None for group in optimizer.param_groups for one in group["params"])
+
+
+def _has_checked(scaler: torch.amp.GradScaler) -> bool:
+    # Otherwise, of a batch without gradients, update() raises an error.
+    return any(one["found_inf_per_device"] for one in scaler._per_optimizer_states.values())  # noqa: SLF001
 
 
 def _scale(scaler: torch.amp.GradScaler) -> Tensor | None:

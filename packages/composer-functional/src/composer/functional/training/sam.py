@@ -199,6 +199,8 @@ class SAMOptimizer(Optimizer):
 
     def _unscale(self, scaler: torch.amp.GradScaler) -> bool:
         """Unscale the gradients, and return whether they are finite."""
+        if not self._parameters_with_gradients():
+            return True  # unscaled, they would be recorded until an update, which the scaler rejects without gradients
         try:
             scaler.unscale_(self)
         except RuntimeError as error:
