@@ -28,6 +28,16 @@ class TestLossMetric:
         expected = sum(value * value for value in values) / len(values)
         assert metric.compute().item() == pytest.approx(expected, rel=1e-5, abs=1e-12)
 
+    @pytest.mark.parametrize("reduction", ["mean", "none"])
+    def test_integer_labels_of_a_binary_cross_entropy(self, reduction):
+        """Integers in the shape of the predictions are converted, as the loss of a model converts them."""
+        metric = LossMetric(torch.nn.BCEWithLogitsLoss(reduction=reduction))
+        preds, targets = torch.randn(4), torch.tensor([0, 1, 1, 0])
+
+        metric.update(preds, targets)
+
+        torch.testing.assert_close(metric.compute(), F.binary_cross_entropy_with_logits(preds, targets.float()))
+
     def test_empty_batch_is_ignored(self):
         """The mean of no samples is nan, and is not counted."""
         metric = LossMetric(F.mse_loss)

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -9,9 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torchmetrics import MeanMetric, MetricCollection
-from torchmetrics.classification import BinaryAccuracy, MulticlassAccuracy, MulticlassF1Score, MultilabelAccuracy
+from torchmetrics.classification import (
+    BinaryAccuracy,
+    BinaryAUROC,
+    MulticlassAccuracy,
+    MulticlassF1Score,
+    MultilabelAccuracy,
+)
+from torchvision.ops import sigmoid_focal_loss
 
-from composer.metrics import CrossEntropy
+from composer.metrics import CrossEntropy, LossMetric
 from composer.models import ComposerClassifier
 
 
@@ -126,7 +134,6 @@ class TestForwardAndLoss:
         [
             ({"image": 1, "label": 2}, r"dict with keys \['image', 'label'\]"),
             ((1, 2, 3), "tuple of 3"),
-            (torch.zeros(2, 4), "Tensor"),
         ],
     )
     @pytest.mark.parametrize(
@@ -141,6 +148,71 @@ class TestForwardAndLoss:
         """A batch that is not a pair raises an error with the remedy."""
         with pytest.raises(TypeError, match=rf"takes batches \(input, target\), got {got}\. .* ComposerModel"):
             use(_classifier(), batch)
+
+    @pytest.mark.parametrize("form", [lambda rows: rows, lambda rows: [rows], lambda rows: (rows,)])
+    def test_batches_without_targets(self, form):
+        """The forward pass needs no targets; loss and metrics raise an error."""
+        model, input = _classifier(), torch.rand(2, 4)
+
+        outputs = model(form(input))
+
+        assert torch.equal(outputs, model.module(input))
+        with pytest.raises(TypeError, match=r"takes batches \(input, target\), got"):
+            model.loss(outputs, form(input))
+        with pytest.raises(TypeError, match=r"takes batches \(input, target\), got"):
+            model.update_metric(form(input), outputs, MeanMetric())
+
+    def test_loss_that_takes_integers(self):
+        """Targets in the shape of the scores stay integers for a loss that needs them, of torch or of the user."""
+        outputs, target = torch.rand(5, 3), torch.tensor([[1, -1, 0]] * 5)
+
+        margin = _classifier(loss_fn=nn.MultiLabelMarginLoss()).loss(outputs, (None, target))
+        picked = _classifier(loss_fn=lambda one, ids: one.gather(1, ids).sum()).loss(outputs, (None, target.abs()))
+
+        torch.testing.assert_close(margin, nn.functional.multilabel_margin_loss(outputs, target))
+        torch.testing.assert_close(picked, (2 * outputs[:, 1] + outputs[:, 0]).sum())
+
+    @pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+    @pytest.mark.parametrize(
+        "loss_fn",
+        [
+            nn.functional.binary_cross_entropy,
+            nn.functional.mse_loss,
+            nn.HuberLoss(),
+            partial(nn.functional.huber_loss, delta=0.5),
+            nn.MultiLabelSoftMarginLoss(),
+            lambda outputs, target: 2 * nn.functional.binary_cross_entropy_with_logits(outputs, target),
+            partial(sigmoid_focal_loss, reduction="mean"),
+        ],
+    )
+    def test_loss_that_takes_floats(self, loss_fn, dtype):
+        """Integers in the shape of the scores give the loss and the gradient of floats."""
+        outputs, labels = torch.rand(5, 3, requires_grad=True), torch.randint(2, (5, 3))
+
+        loss = _classifier(loss_fn=loss_fn).loss(outputs, (None, labels.to(dtype)))
+
+        expected = loss_fn(outputs, labels.float())
+        gradients = [torch.autograd.grad(each, outputs)[0] for each in (loss, expected)]
+        torch.testing.assert_close(loss, expected)
+        torch.testing.assert_close(*gradients)
+
+    def test_labels_are_no_probabilities_in_a_wrapped_cross_entropy(self):
+        """A cross entropy in a function of the user raises its error, too."""
+        model = _classifier(loss_fn=lambda outputs, target: 2 * nn.functional.cross_entropy(outputs, target))
+
+        with pytest.raises(RuntimeError, match="class probabilities"):
+            model.loss(torch.randn(5, 3), (None, torch.randint(2, (5, 3))))
+
+    @pytest.mark.parametrize("loss_fn", [nn.BCEWithLogitsLoss(), nn.BCELoss()])
+    def test_binary_loss_of_another_shape(self, loss_fn):
+        """The error states what to do, for several scores and for one."""
+        with pytest.raises(ValueError, match=r"takes targets of shape \(5, 3\)\. Omit loss_fn for class ids\.$"):
+            _classifier(loss_fn=loss_fn).loss(torch.rand(5, 3), (None, torch.zeros(5)))
+        for outputs, target in (((5, 1), (5,)), ((5,), (5, 1))):
+            with pytest.raises(ValueError, match=r"Omit loss_fn, as one score has .* or return scores") as caught:
+                _classifier(loss_fn=loss_fn).loss(torch.rand(outputs), (None, torch.zeros(target)))
+            assert str(caught.value).endswith(f"shape {target}.")
+            assert "Class ids" not in str(caught.value)
 
     def test_class_id_out_of_range(self):
         """The error states the range of ids."""
@@ -263,6 +335,26 @@ class TestOneScore:
 
         assert value == pytest.approx(2 / 3)
 
+    def test_loss_as_a_metric_beside_others(self):
+        """A binary cross entropy and a metric of integers take the same class ids."""
+        model = ComposerClassifier(nn.Linear(4, 1), val_metrics=[LossMetric(nn.BCEWithLogitsLoss()), BinaryAUROC()])
+        outputs, target = torch.tensor([[2.0], [-1.0], [0.5]]), torch.tensor([1, 0, 0])
+
+        values = [_seen(model, metric, outputs, target) for metric in model.get_metrics(is_train=False).values()]
+
+        expected = nn.functional.binary_cross_entropy_with_logits(outputs.flatten(), target.float()).item()
+        assert sorted(values) == pytest.approx([expected, 1.0])
+
+    def test_smoothing_is_that_of_two_classes(self):
+        """With one score, a smoothed class id is the probability ``(1 - s) * id + s / 2`` of class 1."""
+        model, outputs, target = ComposerClassifier(nn.Linear(4, 1)), torch.randn(3, 1), torch.tensor([1, 0, 1])
+        model.loss_label_smoothing = 0.2
+
+        loss = model.loss(outputs, (None, target))
+
+        smoothed = torch.tensor([[0.9], [0.1], [0.9]])
+        torch.testing.assert_close(loss, nn.functional.binary_cross_entropy_with_logits(outputs, smoothed))
+
     def test_trains(self):
         """A few steps on separable points lower the loss."""
         torch.manual_seed(0)
@@ -342,6 +434,16 @@ class TestMetrics:
             _seen(
                 model, model.get_metrics(is_train=True)["MulticlassAccuracy"], torch.zeros(2, 3), torch.tensor([0, 1])
             )
+
+    def test_error_of_an_update_names_the_metric(self):
+        """An error in a metric has a note with its name, and with types and shapes."""
+        metric = LossMetric(nn.functional.nll_loss)
+
+        with pytest.raises(RuntimeError) as caught:
+            _seen(_classifier(), metric, torch.zeros(2, 3), torch.zeros(2))
+
+        note = "outputs torch.float32 of shape (2, 3) and targets torch.float32 of shape (2,)."
+        assert caught.value.__notes__ == [f"LossMetric.update received {note}"]
 
     @pytest.mark.parametrize(
         ("value", "names"),

@@ -110,6 +110,15 @@ class TestBatches:
 
         assert outputs.tolist() == [5.0, 5.0]
 
+    @pytest.mark.parametrize("form", [lambda rows: rows, lambda rows: [rows]])
+    def test_batches_without_targets(self, form):
+        """The forward pass needs no targets, the loss does."""
+        model, input = regressor(), torch.rand(2, 4)
+
+        assert torch.equal(model(form(input)), model.module(input))
+        with pytest.raises(TypeError, match=r"takes batches \(input, target\), got"):
+            model.loss(torch.zeros(2, 1), form(input))
+
     def test_batch_that_is_no_pair(self):
         """The error states what a batch has to be."""
         with pytest.raises(TypeError, match=r"ComposerRegressor takes batches \(input, target\), got dict with keys"):

@@ -224,7 +224,7 @@ class TestBadInput:
         with pytest.raises(TypeError, match=r"module must be a torch\.nn\.Module, got function"):
             ComposerSegmenter(lambda images: images)
 
-    @pytest.mark.parametrize(("batch", "got"), [({"image": 1}, "dict"), ((1, 2, 3), "tuple of 3"), (IMAGES, "Tensor")])
+    @pytest.mark.parametrize(("batch", "got"), [({"image": 1}, "dict"), ((1, 2, 3), "tuple of 3")])
     def test_invalid_batches(self, batch, got):
         """The error describes the batch."""
         model = one_head()
@@ -232,6 +232,15 @@ class TestBadInput:
         for call in (lambda: model(batch), lambda: model.loss(IMAGES, batch)):
             with pytest.raises(TypeError, match=rf"takes batches \(images, masks\), got {got}"):
                 call()
+
+    @pytest.mark.parametrize("batch", [IMAGES, [IMAGES]])
+    def test_batches_without_masks(self, batch):
+        """The forward pass needs no masks, the loss does."""
+        model = one_head()
+
+        assert torch.equal(model(batch), model.module(IMAGES))
+        with pytest.raises(TypeError, match=r"takes batches \(images, masks\), got"):
+            model.loss(IMAGES, batch)
 
     @pytest.mark.parametrize("shape", [(2, 1, 6, 6), (2, 5, 6), (6, 6)])
     def test_mismatched_masks(self, shape):

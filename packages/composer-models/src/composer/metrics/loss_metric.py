@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from composer.functional.checks import check_callables
+from composer.loss._calling import call_loss
 from composer.metrics._mean import MeanMetricBase
 
 __all__ = ["LossMetric"]
@@ -18,7 +19,8 @@ class LossMetric(MeanMetricBase):
 
     Args:
         loss_function: Called as ``loss_function(preds, targets)``. Returns the mean over the samples, which is then
-            weighted by their number; or a value for each sample, as with ``reduction="none"``.
+            weighted by their number; or a value for each sample, as with ``reduction="none"``. If it raises for integer
+            targets in the shape of ``preds``, as ``nn.BCEWithLogitsLoss`` does, it gets them in the type of ``preds``.
         dist_sync_on_step: Gather over all processes at every ``forward`` of the metric, not only at ``compute``.
 
     Raises:
@@ -48,7 +50,7 @@ class LossMetric(MeanMetricBase):
         Raises:
             TypeError: The loss is a mean, and neither argument is a tensor with a first dimension.
         """
-        loss = self.loss_function(preds, targets).detach().float()
+        loss = call_loss(self.loss_function, preds, targets).detach().float()
         if loss.ndim:
             self.add(loss.sum(), loss.numel())
         elif num_samples := _num_samples(preds, targets):

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from composer.functional import soft_cross_entropy
+from composer.loss._calling import call_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torchmetrics import Metric
 
-__all__ = ["ComposerModel", "compute_loss", "count_ids", "known_cross_entropy", "pair_of"]
+__all__ = ["ComposerModel", "compute_loss", "count_ids", "input_of", "known_cross_entropy", "pair_of"]
 
 _SIGNATURES = {"forward": "forward(self, batch)", "loss": "loss(self, outputs, batch)"}
 
@@ -204,28 +205,44 @@ def pair_of(batch: Any, model: str, expected: str, remedy: str | None = None) ->
     raise TypeError(f"{model} takes batches {expected}, got {got}. {remedy or default}")
 
 
+def input_of(batch: Any, model: str, expected: str) -> Any:
+    """Return the input of a batch, which without targets may be a tensor, alone or in a tuple or list."""
+    if isinstance(batch, Tensor):
+        return batch
+    has_no_target = isinstance(batch, (tuple, list)) and len(batch) == 1
+    return batch[0] if has_no_target else pair_of(batch, model, expected)[0]
+
+
 def compute_loss(
     loss_fn: Callable[..., Tensor],
     scores: Tensor,
     target: Tensor,
     *args: Any,
     remedy: str = ".",
+    has_binary_default: bool = False,
     smoothing: float = 0.0,
     **kwargs: Any,
 ) -> Tensor:
-    """Call a loss, and raise an error with the range of classes, and the remedy, if a class id has no score."""
+    """Call a loss, and raise an error with the remedy if a class id has no score, or shapes differ."""
     if smoothing or (isinstance(target, Tensor) and target.is_floating_point()):
         loss_fn = known_cross_entropy(loss_fn, smoothing) or loss_fn
     try:
-        return loss_fn(scores, target, *args, **kwargs)
+        return call_loss(loss_fn, scores, target, *args, **kwargs)
     except (IndexError, ValueError) as error:
         cause = error.__cause__ or error  # soft_cross_entropy raises a ValueError from torch's error
-        if not str(cause).startswith("Target "):  # as in errors of torch's losses; others are unrelated
+        # As in errors of torch's losses, of which a binary cross entropy has the second form; others are unrelated.
+        if not str(cause).startswith(("Target ", "Using a target size")):
             raise
-        raise ValueError(
-            f"The target does not fit the scores of shape {tuple(scores.shape)}: {cause} "
-            f"Class ids run from 0 to {scores.shape[1] - 1}{remedy}"
-        ) from error
+        shape = tuple(scores.shape)
+        differs = " size" in str(cause)
+        if has_binary_default and (scores.ndim == 1 or shape[1] == 1):
+            remedy = "Omit loss_fn, as one score has the binary cross entropy by default"
+            remedy += f", or return scores of shape {tuple(target.shape)}." if differs else "."
+        elif differs:
+            remedy = f"This loss takes targets of shape {shape}. Omit loss_fn for class ids."
+        else:
+            remedy = f"Class ids run from 0 to {shape[1] - 1}{remedy}"
+        raise ValueError(f"The target does not fit the scores of shape {shape}: {cause} {remedy}") from error
 
 
 def known_cross_entropy(loss_fn: Callable[..., Tensor], smoothing: float = 0.0) -> Callable[..., Tensor] | None:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from composer.functional import soft_cross_entropy
 from composer.functional.checks import check_callables, check_modules, check_sizes
-from composer.models.base import compute_loss, count_ids, known_cross_entropy, pair_of
-from composer.models.phase_metrics import PhaseMetricsModel
+from composer.models.base import compute_loss, count_ids, input_of, known_cross_entropy, pair_of
+from composer.models.phase_metrics import PhaseMetricsModel, update_metric
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,8 +28,9 @@ class ComposerClassifier(PhaseMetricsModel):
     """A module with a classification loss and metrics.
 
     Batches are pairs ``(input, target)``: the module is called with ``input``; ``target`` holds class ids ``(N, ...)``
-    or class probabilities ``(N, C, ...)``, as mixing and smoothing produce them. A metric with ``num_classes`` is
-    updated with the most probable class.
+    or class probabilities ``(N, C, ...)``, as mixing and smoothing produce them. For predictions batches may also be
+    the input tensor, or a tuple or list of the input alone. A metric with ``num_classes`` is updated with the most
+    probable class.
 
     The default metrics are the accuracy for training, and the accuracy and the cross entropy for evaluation, with the
     names ``MulticlassAccuracy`` and ``CrossEntropy``. The accuracy is the fraction of correct samples. Ids that the
@@ -37,7 +38,9 @@ class ComposerClassifier(PhaseMetricsModel):
 
     A module for two classes may return one score ``(N, 1, ...)`` or ``(N,)``, the logit of class 1. Then the default
     loss is the binary cross entropy, of class ids or of probabilities of class 1 in the shape of the scores, and the
-    default metrics are as above. Algorithms that smooth or mix labels need two scores.
+    default metrics are as above. With the default loss, LabelSmoothing smooths class ids. MixUp and CutMix blend
+    probabilities of class 1 in floating point; for class ids they need ``interpolate_loss=True``, or two scores, as of
+    ``nn.Linear(..., 2)``.
 
     Args:
         module: Maps inputs to scores ``(N, C, ...)``, or to one score per sample.
@@ -46,9 +49,9 @@ class ComposerClassifier(PhaseMetricsModel):
         train_metrics: A metric, a ``MetricCollection``, a list or a dict of metrics; an empty list for none.
         val_metrics: The same for evaluation. Metrics that are also in ``train_metrics`` are copied, because each phase
             accumulates separately.
-        loss_fn: Called as ``loss_fn(outputs, target)``; returns a scalar. Integer targets in the shape of the scores,
-            which metrics of several labels require, are converted to the type of the scores, which losses such as
-            ``nn.BCEWithLogitsLoss`` require.
+        loss_fn: Called as ``loss_fn(outputs, target)``; returns a scalar. If it raises for integer targets in the shape
+            of the scores, which metrics of several labels require, it is called with the targets in the type of the
+            scores, which losses such as ``nn.BCEWithLogitsLoss`` require.
 
     Raises:
         TypeError: ``module`` is not an ``nn.Module``, ``loss_fn`` is not callable, or the metrics contain another type.
@@ -97,19 +100,19 @@ class ComposerClassifier(PhaseMetricsModel):
         """Set an attribute; ``_loss_fn`` is ``loss_fn``, which may be a module."""
         super().__setattr__("loss_fn" if name == "_loss_fn" else name, value)
 
-    def forward(self, batch: tuple[Any, Tensor]) -> Tensor:
+    def forward(self, batch: tuple[Any, Tensor] | tuple[Any] | Tensor) -> Tensor:
         """Compute the scores of the batch's inputs.
 
         Args:
-            batch: A pair ``(input, target)``.
+            batch: A pair ``(input, target)``; or without targets the input tensor, or ``(input,)``.
 
         Returns:
             Scores (logits) ``(N, C, ...)``.
 
         Raises:
-            TypeError: ``batch`` is not a pair.
+            TypeError: ``batch`` is none of these.
         """
-        input, _ = pair_of(batch, *_EXPECTED)
+        input = input_of(batch, *_EXPECTED)
         # self.module would take half a microsecond longer, because nn.Module looks it up last.
         outputs: Tensor = self._modules["module"](input)  # type: ignore[misc]
         return outputs
@@ -131,12 +134,11 @@ class ComposerClassifier(PhaseMetricsModel):
             ValueError: A target is a class without a score.
         """
         _, target = pair_of(batch, *_EXPECTED)
-        if self.loss_fn is soft_cross_entropy:
-            if _is_one_score(outputs):
-                outputs, target = _two_scores(outputs, target)
-        elif _has_label_for_each_score(outputs, target) and known_cross_entropy(self.loss_fn) is None:
-            target = target.to(outputs.dtype)  # metrics require integers, and binary cross entropies of torch floats
-        return compute_loss(self.loss_fn, outputs, target, *args, smoothing=self._label_smoothing, **kwargs)
+        if self.loss_fn is soft_cross_entropy and _is_one_score(outputs):
+            outputs, target = _two_scores(outputs, target)
+        return compute_loss(
+            self.loss_fn, outputs, target, *args, smoothing=self._label_smoothing, has_binary_default=True, **kwargs
+        )
 
     def _smooths_labels(self) -> bool:
         return known_cross_entropy(self.loss_fn) is not None
@@ -177,7 +179,7 @@ class ComposerClassifier(PhaseMetricsModel):
                 outputs = outputs.squeeze(1)
         if num_classes is not None:
             target = _class_ids(outputs, target, num_classes)
-        metric.update(outputs, target)
+        update_metric(metric, outputs, target)
 
 
 def _class_ids(outputs: Tensor, target: Tensor, num_classes: int) -> Tensor:
@@ -197,12 +199,6 @@ def _is_one_score(outputs: object) -> bool:
         return False
     shape = outputs.shape
     return (len(shape) == 1 or (len(shape) > 1 and shape[1] == 1)) and outputs.is_floating_point()
-
-
-def _has_label_for_each_score(outputs: object, target: object) -> bool:
-    if not isinstance(outputs, Tensor) or not isinstance(target, Tensor):
-        return False
-    return outputs.shape == target.shape and outputs.is_floating_point() and not target.is_floating_point()
 
 
 def _two_scores(outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from torch import nn
+from torch import Tensor, nn
 
 from composer.models.base import ComposerModel
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     Metrics: TypeAlias = "Metric | MetricCollection | Sequence[Metric] | Mapping[str, Metric]"
 
-__all__ = ["PhaseMetricsModel", "as_collection", "by_name"]
+__all__ = ["PhaseMetricsModel", "as_collection", "by_name", "update_metric"]
 
 
 class PhaseMetricsModel(ComposerModel):
@@ -107,3 +107,16 @@ def by_name(metrics: object, name: str) -> dict[str, Metric]:
         f"{name} must be a torchmetrics Metric or MetricCollection, got {type(metrics).__name__}. "
         f"Set it to MetricCollection(...)."
     )
+
+
+def update_metric(metric: Metric, outputs: Any, target: Any) -> None:
+    """Update a metric; an error gets a note with the metric, and the types and shapes that it received."""
+    try:
+        metric.update(outputs, target)
+    except Exception as error:
+        error.add_note(f"{type(metric).__name__}.update received outputs {_kind(outputs)} and targets {_kind(target)}.")
+        raise
+
+
+def _kind(value: object) -> str:
+    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from composer.functional.checks import check_callables, check_modules
-from composer.models.base import pair_of
-from composer.models.phase_metrics import PhaseMetricsModel
+from composer.models.base import input_of, pair_of
+from composer.models.phase_metrics import PhaseMetricsModel, update_metric
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +30,7 @@ class ComposerRegressor(PhaseMetricsModel):
     Batches are pairs ``(input, target)``: the module is called with ``input``, which may be several tensors in a tuple
     or dictionary; ``target`` has the numbers to predict, in the shape of the module's output. Outputs ``(N, 1)`` fit
     targets ``(N,)``, and the reverse: loss and metrics get both as ``(N,)``, in float32 or a wider type.
+    For predictions batches may also be the input tensor, or a tuple or list of the input alone.
 
     The loss is the mean squared error. The default metrics are ``MeanAbsoluteError`` for training, and it and
     ``MeanSquaredError`` for evaluation.
@@ -73,19 +74,19 @@ class ComposerRegressor(PhaseMetricsModel):
             val_metrics = [MeanAbsoluteError(), MeanSquaredError()] if val_metrics is None else val_metrics
         self._set_metrics(train_metrics, val_metrics)
 
-    def forward(self, batch: tuple[Any, Tensor]) -> Tensor:
+    def forward(self, batch: tuple[Any, Tensor] | tuple[Any] | Tensor) -> Tensor:
         """Compute the predictions for the batch's inputs.
 
         Args:
-            batch: A pair ``(input, target)``.
+            batch: A pair ``(input, target)``; or without targets the input tensor, or ``(input,)``.
 
         Returns:
             Predictions ``(N, ...)``.
 
         Raises:
-            TypeError: ``batch`` is not a pair.
+            TypeError: ``batch`` is none of these.
         """
-        input, _ = pair_of(batch, *_EXPECTED)
+        input = input_of(batch, *_EXPECTED)
         outputs: Tensor = self.module(input)
         return outputs
 
@@ -124,7 +125,7 @@ class ComposerRegressor(PhaseMetricsModel):
         Raises:
             TypeError: ``batch`` is not a pair.
         """
-        metric.update(*_aligned(outputs, pair_of(batch, *_EXPECTED)[1]))
+        update_metric(metric, *_aligned(outputs, pair_of(batch, *_EXPECTED)[1]))
 
 
 def _aligned(outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

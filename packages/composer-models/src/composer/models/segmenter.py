@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from composer.functional import soft_cross_entropy
 from composer.functional.checks import check_modules
-from composer.models.base import compute_loss, count_ids, known_cross_entropy, pair_of
-from composer.models.phase_metrics import PhaseMetricsModel
+from composer.models.base import compute_loss, count_ids, input_of, known_cross_entropy, pair_of
+from composer.models.phase_metrics import PhaseMetricsModel, update_metric
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from composer.models.phase_metrics import Metrics
 
 __all__ = ["ComposerSegmenter"]
+
+_EXPECTED = "ComposerSegmenter", "(images, masks)"
 
 
 class ComposerSegmenter(PhaseMetricsModel):
@@ -80,19 +82,19 @@ class ComposerSegmenter(PhaseMetricsModel):
         train_metrics = default["MIoU"] if train_metrics is None else train_metrics
         self._set_metrics(train_metrics, default if val_metrics is None else val_metrics)
 
-    def forward(self, batch: tuple[Tensor, Tensor]) -> Any:
+    def forward(self, batch: tuple[Tensor, Tensor] | tuple[Tensor] | Tensor) -> Any:
         """Compute the scores of the batch's images.
 
         Args:
-            batch: A pair ``(images, masks)``.
+            batch: A pair ``(images, masks)``; or without masks the images, or ``(images,)``.
 
         Returns:
             Scores (logits) ``(N, C, H, W)``; in training, of a model with two heads ``{"out": scores, "aux": scores}``.
 
         Raises:
-            TypeError: ``batch`` is not a pair.
+            TypeError: ``batch`` is none of these.
         """
-        images, _ = _pair(batch)
+        images = input_of(batch, *_EXPECTED)
         outputs = self.module(images)
         if not isinstance(outputs, Mapping):
             return outputs
@@ -177,11 +179,11 @@ class ComposerSegmenter(PhaseMetricsModel):
                     "Create the metric with the model's number of classes."
                 )
             masks = masks.argmax(dim=1) if masks.shape == outputs.shape else masks
-        metric.update(outputs, masks)
+        update_metric(metric, outputs, masks)
 
 
 def _pair(batch: object) -> tuple[Tensor, Tensor]:
-    return pair_of(batch, "ComposerSegmenter", "(images, masks)")
+    return pair_of(batch, *_EXPECTED)
 
 
 def _find_num_classes(module: nn.Module) -> int:

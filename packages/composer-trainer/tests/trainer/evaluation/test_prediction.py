@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from composer import Trainer
 from composer.core import Callback, DataSpec
+from composer.models import ComposerClassifier, ComposerRegressor
 from fixtures import make_loader, small_run, weights
 
 
@@ -42,6 +44,16 @@ class Line(torch.nn.Linear):
 
 
 class TestPredict:
+    @pytest.mark.parametrize("make", [ComposerClassifier, ComposerRegressor])
+    @pytest.mark.parametrize("data", [lambda rows: rows, TensorDataset])
+    def test_data_without_targets(self, make, data):
+        """Batches may be tensors, or lists of one tensor."""
+        model, rows = make(torch.nn.Linear(4, 3)), torch.rand(5, 4)
+
+        outputs = Trainer(model=model).predict(DataLoader(data(rows), batch_size=2), join=True)
+
+        torch.testing.assert_close(outputs, model.module(rows).detach())
+
     def test_returns_the_outputs_of_each_batch(self):
         """Outputs are computed in evaluation mode, without gradients, in order."""
         trainer, loader = small_run(), make_loader(samples=10, batch_size=4)
