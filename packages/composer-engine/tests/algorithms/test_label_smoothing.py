@@ -28,6 +28,14 @@ class TestTargets:
 
         assert torch.allclose(model.seen.targets[0], 0.7 * soft + 0.3 / 3)
 
+    @pytest.mark.parametrize("shape", [(8,), (8, 1)])
+    def test_one_score(self, watch, make_engine, step, batch, shape):
+        """A target for one score would not change, so that the error states what to do."""
+        model = watch(torch.nn.Linear(8, 1), loss=torch.nn.functional.binary_cross_entropy_with_logits)
+
+        with pytest.raises(ValueError, match=r"two scores, as nn.Linear\(\.\.\., 2\)"):
+            step(make_engine(model, LabelSmoothing()), (batch[0], (batch[1] % 2).float().view(shape)))
+
     def test_gradients_use_smoothed_labels(self, watch, make_engine, step, batch, one_hot, soft_loss):
         """Training uses the loss of the smoothed labels."""
         model = watch()

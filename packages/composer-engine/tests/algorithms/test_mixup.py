@@ -6,6 +6,7 @@ from collections import namedtuple
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from composer.algorithms import LabelSmoothing, MixUp
@@ -84,6 +85,12 @@ class TestTargets:
         step(make_engine(model, MixUp(alpha=5.0)), (batch[0], soft))
 
         assert torch.allclose(model.seen.targets[0], model.seen.inputs[0] @ soft)
+
+    @pytest.mark.parametrize("layers", [nn.Linear(8, 1), nn.Sequential(nn.Linear(8, 1), nn.Flatten(0))])
+    def test_class_ids_of_one_score(self, watch, make_engine, step, batch, layers):
+        """The error states what fits one score per sample."""
+        with pytest.raises(ValueError, match=r"set interpolate_loss=True, .* two scores, as nn.Linear\(\.\.\., 2\)"):
+            step(make_engine(watch(layers), MixUp()), (batch[0], batch[1] % 2))
 
     def test_targets_changed_by_other_algorithms(self, watch, make_engine, step, batch, one_hot):
         """Changes of other algorithms to the targets before the loss also apply to the partners' targets."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from composer import functional as cf
 from composer.algorithms._annotations import annotated_images, check_keys, set_annotated_images
-from composer.algorithms._scores import class_scores
+from composer.algorithms._scores import class_scores, is_one_score
 from composer.core import Algorithm, BatchKey, Event, FieldsByEvent, Logger, Stage, State, get_precision_context
 from composer.functional.augmentations.mixup import select
 from composer.functional.nested import rebuild
@@ -121,13 +121,20 @@ class SampleMixing(Algorithm):
 
     def _probabilities(self, outputs: Any, ids: Tensor) -> Tensor:
         """Return class ids as probabilities in the shape of the scores."""
+        scores: Any = None
         try:
             scores, is_last = class_scores(outputs, ids)
             probabilities = cf.ensure_targets_one_hot(scores, ids)
         except (TypeError, ValueError) as error:
+            remedy = "For other targets set interpolate_loss=True, or convert those of a regression to float."
+            if is_one_score(scores):
+                remedy = (
+                    "With one score per sample set interpolate_loss=True, pass targets in floating point "
+                    "(probabilities of class 1), or let the model return two scores, as nn.Linear(..., 2) does."
+                )
             raise type(error)(
                 f"{type(self).__name__} blends class ids as probabilities, for which the outputs must be scores: "
-                f"{error} For other targets set interpolate_loss=True, or convert those of a regression to float."
+                f"{error} {remedy}"
             ) from error
         return probabilities.movedim(1, -1) if is_last else probabilities
 

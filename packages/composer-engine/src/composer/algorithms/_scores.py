@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["class_scores"]
+__all__ = ["class_scores", "is_one_score"]
 
 
 def class_scores(outputs: Any, target: Tensor, *, detaches: bool = True) -> tuple[Tensor, bool]:
@@ -37,6 +37,11 @@ def class_scores(outputs: Any, target: Tensor, *, detaches: bool = True) -> tupl
             f"shape (N, C, ...) for targets of shape {tuple(target.shape)}. Let it return the scores as 'logits'."
         )
     return fitting[0], False
+
+
+def is_one_score(scores: object) -> bool:
+    """Return whether scores are one per sample, ``(N,)`` or ``(N, 1, ...)``, which distinguishes two classes."""
+    return isinstance(scores, Tensor) and (scores.ndim == 1 or (scores.ndim > 1 and scores.shape[1] == 1))
 
 
 def _fits(scores: Tensor, target: Tensor) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from composer import functional as cf
 from composer.algorithms._idle import warn_if_idle
-from composer.algorithms._scores import class_scores
+from composer.algorithms._scores import class_scores, is_one_score
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
 from composer.core.checks import number
 from composer.core.serializable import transient
@@ -26,7 +26,8 @@ class LabelSmoothing(Algorithm):
     ``target_key="labels"`` for the labels of Transformers.
 
     A model whose attribute ``loss_label_smoothing`` is a number smooths class ids in its own cross entropy, with class
-    weights and ignored ids as in torch, and needs no probabilities of the size of the logits.
+    weights and ignored ids as in torch, and needs no probabilities of the size of the logits. Other targets need two
+    scores per sample or more.
 
     Args:
         smoothing: The part to distribute, in ``[0, 1]``.
@@ -34,7 +35,7 @@ class LabelSmoothing(Algorithm):
 
     Raises:
         TypeError: ``smoothing`` is not a number.
-        ValueError: ``smoothing`` is out of range.
+        ValueError: ``smoothing`` is out of range, or the targets to change belong to one score per sample.
 
     Example:
         >>> LabelSmoothing(smoothing=0.05)
@@ -75,6 +76,12 @@ class LabelSmoothing(Algorithm):
 
     def _smoothed(self, outputs: Any, target: Any) -> Any:
         scores, is_last = class_scores(outputs, target)
+        if is_one_score(scores):
+            raise ValueError(
+                "LabelSmoothing distributes labels over several scores of a sample, got one, in shape "
+                f"{tuple(scores.shape)}. Let the model return two scores, as nn.Linear(..., 2) does. For integer class "
+                "ids, ComposerClassifier smooths one score, too, in its default loss."
+            )
         if not is_last:
             return cf.smooth_labels(scores, target, self.smoothing)
         probabilities = target.movedim(-1, 1) if target.is_floating_point() else target
