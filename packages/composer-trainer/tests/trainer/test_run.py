@@ -392,6 +392,23 @@ def test_losses_are_numbers_in_callbacks():
         assert [losses[name] for losses in read] == [float(value) for _, value in memory.data[name]]
 
 
+def test_losses_in_callbacks_without_a_logger():
+    """Without a logger a callback reads the same losses in each batch, also those of a batch that is over."""
+
+    def losses(*, logs):
+        read = []
+        with small_run(max_duration="4ba", loggers=InMemoryLogger() if logs else None) as trainer:
+            assert trainer.engine.logger.is_heard is logs
+            trainer.engine.on("batch_end", lambda state, _: read.append(state.total_loss_dict))
+            trainer.fit()
+        return [dict(one) for one in read]
+
+    result = losses(logs=False)
+
+    assert result == losses(logs=True)
+    assert len({one["loss/train/total"] for one in result}) == 4
+
+
 def test_metrics_at_the_end_of_an_epoch(tmp_path):
     """A callback reads the epoch's metrics at EPOCH_END; a run that is saved there continues as if it had not been."""
 

@@ -53,15 +53,15 @@ class LoggedLosses(Mapping[str, float]):
     """
 
     def __init__(self, losses: Mapping[str, Tensor]) -> None:
-        self._losses = {_loss_name(name): loss for name, loss in losses.items()}
+        self._losses = losses  # a step creates this object, and nothing else for it
 
     def __getitem__(self, name: str) -> float:
         """Return a loss."""
-        return float(self._losses[name])
+        return float({_loss_name(one): loss for one, loss in self._losses.items()}[name])
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names."""
-        return iter(self._losses)
+        return map(_loss_name, self._losses)
 
     def __len__(self) -> int:
         """Return the number of losses."""
@@ -180,11 +180,10 @@ class Run:
     def log_batch(self) -> None:
         """Log the batch's losses, once in a batch and before it is counted, as this completes the counts of all."""
         self._totals = totals = self.gradients.weights.totals()
-        if not totals.logs:
-            return
-        self.step.losses = self.parallel.reduce_mean(self.step.losses)  # all processes, also those without a logger
+        if totals.logs:
+            self.step.losses = self.parallel.reduce_mean(self.step.losses)  # all processes, also those without a logger
         self.state.total_loss_dict = LoggedLosses(self.step.losses)
-        if not self.engine.logger.is_heard:
+        if not (totals.logs and self.engine.logger.is_heard):
             return
         now, state = self.state.timestamp.counts, self.state
         metrics: dict[str, Any] = {
