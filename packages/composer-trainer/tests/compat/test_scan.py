@@ -356,6 +356,28 @@ def test_notebooks(tmp_path, capsys):
     assert "a.ipynb:cell 6:2: composer.datasets.cifar -> Use torchvision" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("%%time\nfrom composer.datasets import cifar", [2]),
+        ("\n%%timeit -n 3 x = 1\n%%capture out\n!ls\nfrom composer.datasets import cifar", [5]),
+        ("%%capture\n%%bash\nfrom composer.datasets import cifar", []),
+        ("%%writefile a.py\nfrom composer.datasets import cifar", []),
+        ("text = ('%d'\n    % 3)\nassert (text\n!= 4)\nfrom composer.datasets import cifar", [5]),
+        ("%cd /a\ntext = ('%d'\n    %x)\nassert (text\n!= 4)\n!ls it's\nfrom composer.datasets import cifar", [7]),
+        ("!pip install \\\n  it's \\\n  composer\nfrom composer.datasets import cifar", [4]),
+        ("if True:\n    %run a.py \\\n  -x 08 [\n    self.files = !ls\n    from composer.datasets import cifar", [5]),
+    ],
+)
+def test_commands_in_cells(tmp_path, source, lines):
+    """Cells of commands that run Python are read, commands end where IPython ends them, and Python is not replaced."""
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": source}]}))
+
+    result = [(one.line, one.former) for _, one in scan(tmp_path)]
+
+    assert result == [(line, "composer.datasets.cifar") for line in lines]
+
+
 def test_pipes_and_devices_are_not_opened(tmp_path):
     """Folders, pipes and links to devices with names of Python files are not opened."""
     (tmp_path / "folder.py").mkdir()

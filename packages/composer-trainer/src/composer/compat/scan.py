@@ -22,8 +22,12 @@ UNREADABLE = "the file"
 """What a finding names instead of a former name if a file could not be read."""
 _LARGEST = 2**20
 """Bytes of a program; longer files are data, and take minutes."""
-_MAGIC = re.compile(r"^(\s*)(?:[%!?]|[\w.]+\?|\w+\s*=\s*[%!]).*$", re.MULTILINE)
-"""A line of a notebook that is a command of IPython."""
+_MAGIC = re.compile(r"(\s*)(?:[%!?]|[\w.]+\?|[\w.]+\s*=\s*[%!])")
+"""The beginning of a line of a notebook that is a command of IPython, if it is no Python."""
+_CELL_MAGIC = re.compile(r"\s*%%(\w*).*")
+"""The beginning of a cell that is given to a command of IPython."""
+_RUNS_PYTHON = {"capture", "prun", "time", "timeit"}
+"""Those commands that run the cell as Python."""
 _YAML = (".yaml", ".yml")
 _NAME = re.compile(r"(?<![\w./-])composer(?:\.\w+)+(?![\w/-])")
 _SCHEDULE = re.compile(r"composer\.optim\.(scheduler\.)?(?!WarmupStable)\w+Scheduler")
@@ -65,12 +69,12 @@ def scan(path: str | Path) -> Iterator[tuple[Path, Finding]]:
     r"""Yield the findings in a file, or in all Python and YAML files below a folder, sorted by file and line.
 
     In YAML these are full names (``_target_: composer.utils.dist``), and names of algorithms, callbacks and loggers in
-    blocks of these titles that are not available. Schedulers of ``composer.optim`` work, and are found because of
-    other learning rates: see :func:`composer.compat.lag_schedules`. Findings in a notebook have the number of the cell;
-    commands of IPython are skipped. A Python file that cannot be read (it is no valid
-    Python, or longer than 1 MiB) has one finding with the reason, and the others are read. Folders, pipes and devices
-    with names of files are no files. What a program imports only for type checkers, or can do without (``except
-    ImportError``), is found only if it works.
+    blocks of these titles that are not available. Schedulers of ``composer.optim`` work, and are found because of other
+    learning rates: see :func:`composer.compat.lag_schedules`. Findings in a notebook have the number of the cell;
+    commands of IPython are skipped, also cells that are given to one that does not run them as Python. A Python file
+    that cannot be read (it is no valid Python, or longer than 1 MiB) has one finding with the reason, and the others
+    are read. Folders, pipes and devices with names of files are no files. What a program imports only for type
+    checkers, or can do without (``except ImportError``), is found only if it works.
 
     Raises:
         FileNotFoundError: There is no such file or folder.
@@ -109,15 +113,36 @@ def _scan_notebook(content: Any, filename: str) -> list[Finding]:
     visitor = _Visitor()
     for number, cell in enumerate(content["cells"], 1):
         source = "".join(cell["source"])
-        if cell["cell_type"] != "code" or source.startswith("%%"):
+        while (magic := _CELL_MAGIC.match(source)) and magic[1] in _RUNS_PYTHON:
+            source = "\n" * magic[0].count("\n") + source[magic.end() :]
+        if cell["cell_type"] != "code" or magic:
             continue
         visitor.cell = number
         try:
-            visitor.visit(ast.parse(_MAGIC.sub(r"\1pass", source), filename))
+            visitor.visit(_parse_cell(source, filename))
         except (SyntaxError, ValueError) as error:
             line = getattr(error, "lineno", None)
             visitor.findings.append(_unreadable(str(error), line)._replace(cell=number))
     return sorted(set(visitor.findings), key=lambda finding: (finding.cell, finding))
+
+
+def _parse_cell(source: str, filename: str) -> ast.Module:
+    """Parse a cell of a notebook with ``pass`` in place of commands of IPython, which are errors of the syntax."""
+    lines = source.split("\n")
+    while True:
+        try:
+            return ast.parse("\n".join(lines), filename)
+        except SyntaxError as error:
+            at = min(error.lineno or 1, len(lines)) - 1
+            while at and lines[at - 1].endswith("\\"):
+                at -= 1
+            magic = _MAGIC.match(lines[at])
+            if magic is None:
+                raise
+            while lines[at].endswith("\\") and at + 1 < len(lines):
+                lines[at] = ""
+                at += 1
+            lines[at] = f"{magic[1]}pass"
 
 
 def _scan_yaml(source: str) -> list[Finding]:
