@@ -16,7 +16,7 @@ from composer.distributed.mesh import MeshSettings, TensorParallelSettings
 from composer.distributed.meta import is_on_meta
 from composer.distributed.settings import Settings
 from composer.distributed.sharding import FSDPSettings, check_replicas
-from composer.functional.checks import check_flags
+from composer.functional.checks import check_flags, check_whole
 
 if TYPE_CHECKING:
     import torch
@@ -248,7 +248,9 @@ def from_fsdp1(config: Mapping[str, Any], layer_size: int = 1) -> tuple[dict[str
         layer_size: How many processes share a layer.
 
     Raises:
-        ValueError: The strategy is another one than ``"FULL_SHARD"``, ``"SHARD_GRAD_OP"`` and their hybrids.
+        TypeError: A degree is no integer.
+        ValueError: The strategy is another one than ``"FULL_SHARD"``, ``"SHARD_GRAD_OP"`` and their hybrids, in capital
+            or small letters; or a degree is less than 1.
 
     Example:
         >>> from_fsdp1({"sharding_strategy": "SHARD_GRAD_OP", "use_orig_params": True})
@@ -256,12 +258,17 @@ def from_fsdp1(config: Mapping[str, Any], layer_size: int = 1) -> tuple[dict[str
     """
     former = {name: config.get(name, default) for name, default in FSDP1_DEFAULTS.items()}
     settings = {name: value for name, value in config.items() if name not in former}
-    strategy, replicas, shards = (former[name] for name in _ARRANGING)
+    given, replicas, shards = (former[name] for name in _ARRANGING)
+    strategy = str(given).upper()
     if strategy not in _RESHARDS:
         raise ValueError(
-            f"parallelism_config['fsdp']['sharding_strategy'] must be one of {', '.join(_RESHARDS)}, got {strategy!r}. "
+            f"parallelism_config['fsdp']['sharding_strategy'] must be one of {', '.join(_RESHARDS)}, got {given!r}. "
             "Leave out parallelism_config['fsdp'] for 'NO_SHARD'."
         )
+    for name, degree, default in zip(_ARRANGING[1:], (replicas, shards), (None, -1), strict=True):
+        if degree != default:
+            meaning = f"It is a number of processes; {default} is the default."
+            check_whole(f"parallelism_config['fsdp'][{name!r}]", degree, 1, meaning)
     if lost := [name for name in _LOST if former[name]]:
         warnings.warn(
             f"parallelism_config['fsdp'] has settings of FSDP1 that have no effect in FSDP2: {', '.join(lost)}. Remove "
@@ -273,7 +280,8 @@ def from_fsdp1(config: Mapping[str, Any], layer_size: int = 1) -> tuple[dict[str
         settings = {"reshard_after_forward": _RESHARDS[strategy]} | settings
     processes = max(get_world_size() // layer_size, 1)
     if "HYBRID" in strategy and replicas is None:
-        replicas = max(processes // (get_local_world_size() if shards == -1 else shards), 1)
+        on_machine = max(get_local_world_size() // layer_size, 1)
+        replicas = max(processes // (on_machine if shards == -1 else shards), 1)
     if replicas is None and shards == -1:
         return settings, {}
     replicas = replicas or 1
