@@ -16,6 +16,7 @@ from composer.compat.replacements import (
     ParallelismConfig,
     TPConfig,
     check_max_duration,
+    convert_nested_dict_to_flat_dict,
     create_interval_scheduler,
     ensure_tuple,
     get_node_signal_file_name,
@@ -237,6 +238,14 @@ def test_settings_of_tensor_parallelism(monkeypatch):
     assert (replicated.mesh.tp, replicated.mesh.replicate, replicated.mesh.shard) == (2, 2, 1)
 
 
+def test_names_of_nested_dictionaries():
+    """The second argument is the beginning of the names; lists and mappings of other types are values."""
+    nested = {"a": {"b": {"c": 1}, "d": {}}, "e": [{"f": 2}], "g": OrderedDict(h=3)}
+
+    assert convert_nested_dict_to_flat_dict(nested) == {"a/b/c": 1, "e": [{"f": 2}], "g/h": 3}
+    assert convert_nested_dict_to_flat_dict(nested, "p") == {"p/a/b/c": 1, "p/e": [{"f": 2}], "p/g/h": 3}
+
+
 Pair = namedtuple("Pair", "one other")  # whose constructor takes no iterable
 
 
@@ -288,6 +297,8 @@ def test_settings_that_are_assigned():
         (FSDPConfig("HYBRID_SHARD"), (4, 2, 1), True),
         (FSDPConfig(sharding_strategy="_HYBRID_SHARD_ZERO2", data_parallel_shard_degree=4), (2, 4, 1), False),
         ({"sharding_strategy": "FULL_SHARD", "data_parallel_replicate_degree": 2}, (2, 4, 1), True),
+        ({"sharding_strategy": "full_shard", "data_parallel_replicate_degree": 2}, (2, 4, 1), True),
+        ({"sharding_strategy": "_hybrid_shard_zero2"}, (4, 2, 1), False),
     ],
 )
 def test_replicas_of_sharded_models(monkeypatch, given, mesh, reshards):
@@ -309,6 +320,35 @@ def test_replicas_with_split_layers(monkeypatch):
     mesh = Config.from_arguments(ParallelismConfig(fsdp, tp), None).mesh
 
     assert (mesh.replicate, mesh.shard, mesh.tp) == (2, 2, 2)
+
+
+def test_replicas_on_machines_with_split_layers(monkeypatch):
+    """A hybrid strategy shards over the processes of a machine that do not share a layer."""
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    config = ParallelismConfig(FSDPConfig("HYBRID_SHARD"), TPConfig(None, 2, {"*.in": "colwise"}))
+
+    mesh = Config.from_arguments(config, None).mesh
+
+    assert (mesh.replicate, mesh.shard, mesh.tp) == (2, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "expected"),
+    [
+        ("data_parallel_replicate_degree", "2", (TypeError, r"must be an int, got '2'")),
+        ("data_parallel_replicate_degree", 0, (ValueError, "must be at least 1, got 0. It is a number of processes")),
+        ("data_parallel_shard_degree", [4], (TypeError, "must be an int")),
+        ("data_parallel_shard_degree", None, (TypeError, "must be an int.*; -1 is the default")),
+        ("sharding_strategy", ["FULL_SHARD"], (ValueError, r"must be one of FULL_SHARD.* got \['FULL_SHARD'\]")),
+        ("sharding_strategy", None, (ValueError, "must be one of FULL_SHARD.* got None")),
+    ],
+)
+def test_wrong_settings_of_fsdp1(setting, value, expected):
+    """A wrong degree or strategy of FSDP1 raises an error that names it."""
+    error, message = expected
+    with pytest.raises(error, match=rf"parallelism_config\['fsdp'\]\['{setting}'\] {message}"):
+        Config.from_arguments({"fsdp": {setting: value}}, None)
 
 
 def test_settings_without_an_equal():

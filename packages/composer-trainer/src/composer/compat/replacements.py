@@ -45,6 +45,7 @@ __all__ = [
     "VersionedDeprecationWarning",
     "busy_wait_for_local_rank_zero",
     "check_max_duration",
+    "convert_nested_dict_to_flat_dict",
     "create_interval_scheduler",
     "ensure_tuple",
     "get_node_signal_file_name",
@@ -102,6 +103,24 @@ def map_collection(collection: Any, map_fn: Callable[[Any], Any]) -> Any:
             mapped[key] = map_fn(item)
         return mapped
     return map_fn(collection)
+
+
+def convert_nested_dict_to_flat_dict(nested_dict: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested dictionaries as one with the joined names; empty ones are left out, and lists are values.
+
+    Args:
+        nested_dict: The dictionaries.
+        prefix: The first part of each name, unless it is empty.
+
+    Example:
+        >>> convert_nested_dict_to_flat_dict({"a": {"b": 1, "c": {}}, "d": [2]}, "run")
+        {'run/a/b': 1, 'run/d': [2]}
+    """
+    flattened: dict[str, Any] = {}
+    for name, value in nested_dict.items():
+        path = f"{prefix}/{name}" if prefix else name
+        flattened |= convert_nested_dict_to_flat_dict(value, path) if isinstance(value, dict) else {path: value}
+    return flattened
 
 
 def using_torch_2() -> bool:
