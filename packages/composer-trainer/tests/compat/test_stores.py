@@ -159,6 +159,22 @@ def test_files_of_a_run_are_uploaded(store, text):
     uploader.upload_file(trainer.state, "a.txt", text, overwrite=True)
 
 
+def test_checkpoints_of_a_local_folder_are_not_uploaded(store, tmp_path):
+    """The construction of a trainer warns of it with the URL to save in, where checkpoints are written."""
+    uploader = RemoteUploaderDownloader(store.url, file_path_format_string="runs/{remote_file_name}")
+    expected = rf"not upload the checkpoints in {tmp_path}\..*save_folder\) to '{store.url}/runs{tmp_path}'"
+    with (
+        pytest.warns(UserWarning, match=expected),
+        small_run(loggers=uploader, save_folder=str(tmp_path)),
+    ):
+        pass
+
+    with small_run(loggers=uploader, save_folder=f"{store.url}/runs", max_duration="1ba") as trainer:
+        trainer.fit()
+
+    assert any(name.startswith("runs/ep0-ba1/") for name in store.list_objects())
+
+
 def test_arguments_of_the_backend(s3, text):
     """Arguments of the backend reach the store of the bucket."""
     uploader = RemoteUploaderDownloader(s3, backend_kwargs={"prefix": "uploads", "region_name": "us-east-1"})

@@ -33,6 +33,8 @@ _NAME = re.compile(r"(?<![\w./-])composer(?:\.\w+)+(?![\w/-])")
 _SCHEDULE = re.compile(r"composer\.optim\.(scheduler\.)?(?!WarmupStable)\w+Scheduler")
 _RATES = "each batch has its own rate, not that of the one before; composer.compat.lag_schedules gives the former ones"
 _NOTHING = "not available here, and without a known replacement"
+_WORKING: dict[str, str] = {**dict.fromkeys(WITHOUT_EFFECT, "None"), "remote_file_name": ".*://.*"}
+"""The values of arguments of the table with which a line works, with a warning."""
 _BLOCK = re.compile(r"[\s-]*[\"']?(algorithms|callbacks|loggers)[\"']?:")
 
 
@@ -253,8 +255,11 @@ class _Visitor(ast.NodeVisitor):
         is_ours = name is not None and name.startswith("composer.")
         arguments = ARGUMENTS.get(last, {}) if is_ours or (method and self._uses_composer()) else {}
         for keyword in node.keywords:
-            if keyword.arg is not None and keyword.arg in arguments:
-                works = keyword.arg in WITHOUT_EFFECT and ast.unparse(keyword.value) == "None"
+            if keyword.arg is None or keyword.arg not in arguments:
+                continue
+            value = ast.unparse(keyword.value)
+            if (keyword.arg, value) != ("remote_file_name", "None"):
+                works = bool(re.fullmatch(_WORKING.get(keyword.arg, "(?!)"), value))
                 self._add(keyword.value.lineno, f"{last}({keyword.arg}=...)", arguments[keyword.arg], works=works)
         is_of_device = isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value).lower().endswith("device")
         if method is not None and method in ATTRIBUTES and is_of_device and self._uses_composer():

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import fsspec
 
+from composer.checkpoint.base import is_remote
+from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Logger, LoggerDestination, State
 from composer.core.files import write_atomically
 
@@ -338,6 +341,9 @@ def get_file(
 class RemoteUploaderDownloader(LoggerDestination):
     """Uploads the files that a run logs to a URL; each upload ends before the training continues.
 
+    Checkpoints are not uploaded: they are written to their folder, which may be a URL. A Trainer that saves them in a
+    local folder warns of it when it is constructed.
+
     Args:
         bucket_uri: The URL of the bucket or folder.
         backend_kwargs: Arguments of the class of the store, without the bucket.
@@ -372,8 +378,16 @@ class RemoteUploaderDownloader(LoggerDestination):
         self._run_name = ""
 
     def init(self, state: State, logger: Logger) -> None:
-        """Store the name of the run."""
+        """Store the name of the run, and warn of checkpoints in a local folder."""
         self._run_name = state.run_name
+        for saver in state.callbacks:
+            if isinstance(saver, CheckpointSaver) and not is_remote(saver.folder):
+                warnings.warn(
+                    f"RemoteUploaderDownloader does not upload the checkpoints in {saver.folder}. Set "
+                    f"folder (save_folder) to {self.get_uri_for_file(saver.folder)!r}.",
+                    UserWarning,
+                    stacklevel=2,
+                )
 
     def can_upload_files(self) -> bool:
         """Return True."""

@@ -17,7 +17,7 @@ NAMES: Mapping[str, Mapping[str, Sequence[str]]] = _TABLE["names"]
 """For each former module, the new modules and the names that are there; the file describes the forms of both."""
 
 ARGUMENTS: Mapping[str, Mapping[str, str]] = _TABLE["arguments"]
-"""Arguments that are not accepted here, by the last part of the called name."""
+"""Arguments that are not accepted here, or without effect, by the last part of the called name."""
 
 ATTRIBUTES: Mapping[str, str] = _TABLE["attributes"]
 """Methods of Composer's devices, which are :class:`torch.device` here."""
