@@ -184,13 +184,11 @@ class State:
 
     A loop updates ``timestamp`` (by ``timestamp.to_next_batch(samples=32)``) and sets ``microbatch`` to the index of
     the microbatch, -1 before the batch is split, -2 between batches; both determine the seeds of :meth:`generator`.
-    ``batch_counts`` is False if this process has no sample to train on: its batch only takes part in the step of
-    others. ``metric_outputs`` is what ``update_metric`` returned last, or ``{}``. The Trainer sets
-    ``total_loss_dict`` in each batch to its losses by the names in logs, which are read from the device where they are
-    used; with several processes these are the means over all of them if losses are logged, and otherwise those of this
-    process's samples. ``loss_share`` is the weight of a mean over the batch in ``loss``, if the loss
-    is a sum divided by the number of labels of several batches, and ``microbatch_weight`` that of its loss in the
-    gradients. ``made_on_load`` lists the algorithms that loading has constructed, which have already changed the model.
+    ``batch_counts`` is False if this process has no sample to train on, and only takes part in the step of others.
+    ``metric_outputs`` is what ``update_metric`` returned last, or ``{}``. ``total_loss_dict`` has the losses of the
+    last batch by the names in logs, of this process if nothing is logged. ``loss_share`` is the weight of a mean over
+    the batch in ``loss``, if that is a sum divided by the labels of several batches, and ``microbatch_weight`` that of
+    its loss in the gradients. ``made_on_load`` lists algorithms constructed by loading, which have changed the model.
 
     Raises:
         TypeError: An optimizer, algorithm or callback is of another type, or a class instead of an object.

@@ -46,6 +46,9 @@ _loss_name = cache("loss/train/{}".format)
 class LoggedLosses(Mapping[str, float]):
     """The losses of a batch by the names under which they are logged, read from the device where they are used.
 
+    In several processes these are the means over all of them if a process logs them, which has reduced them then, and
+    otherwise those of this process's samples.
+
     Example:
         >>> import torch
         >>> dict(LoggedLosses({"total": torch.tensor(0.5)}))
