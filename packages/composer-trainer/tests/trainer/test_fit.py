@@ -275,6 +275,14 @@ class TestContinueTraining:
         assert trainer.fit(**change).steps == 10
         assert trainer.state.timestamp.epoch == 3
 
+    def test_the_rest_of_a_scaled_training(self):
+        """Other schedulers, with their own ratio, do not change the scaled duration of the training."""
+        trainer = small_run(max_duration="6ep", scale_schedule_ratio=0.5)
+        trainer.fit(duration="1ep")
+
+        assert trainer.fit(schedulers=ConstantScheduler()).steps == 10
+        assert trainer.state.timestamp.epoch == 3
+
     @pytest.mark.parametrize("reset_time", [False, True])
     @pytest.mark.parametrize(
         ("wrong", "error"),

@@ -186,7 +186,8 @@ class TrainingSchedule:
         new: dict[str, Any] = {} if schedulers is None else {"schedulers": schedulers, "scale_schedule_ratio": ratio}
         new |= {} if step_every_batch is None else {"step_schedulers_every_batch": step_every_batch}
         changed = attrs.evolve(self, **new) if new else self
-        changed.end_of_part = self.end_of_part
+        # Scaled once, at construction: the ratio of this call is that of its schedulers.
+        changed.max_duration, changed.end_of_part = self.max_duration, self.end_of_part
         return changed
 
     def check_phases(self, state: State, end: Time | None) -> None:
