@@ -16,6 +16,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from composer import Callback, Trainer, distributed
 from composer.algorithms import EMA, GradientClipping, MixUp
 from composer.core import State
+from composer.distributed.collectives import data_group
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 
@@ -161,11 +162,13 @@ def initial_weights(config):
 
 
 def timeouts(config):
-    """Return the seconds after which collectives in the groups of the mesh fail."""
+    """Return the seconds after which collectives in the groups of the mesh, and of equal data, fail."""
     if config is None:
         return []
     mesh = distributed.MeshSettings.from_config(config["mesh"]).to_device_mesh(torch.device("cpu"))
-    return [group._get_backend(torch.device("cpu")).options._timeout.seconds for group in mesh.get_all_groups()]
+    distributed.Parallelism(config).activate()
+    groups = [*mesh.get_all_groups(), data_group() or torch.distributed.group.WORLD]
+    return [group._get_backend(torch.device("cpu")).options._timeout.seconds for group in groups]
 
 
 def main(name, folder):

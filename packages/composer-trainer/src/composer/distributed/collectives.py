@@ -386,7 +386,7 @@ def data_group() -> Any:
 def _new_data_group(world: Any, size: int) -> Any:
     del world
     ranks = [list(range(first, get_world_size(), size)) for first in range(size)]
-    return torch.distributed.new_subgroups_by_enumeration(ranks)[0]
+    return with_timeout(torch.distributed.new_subgroups_by_enumeration(ranks)[0])
 
 
 def exchange_in_buckets(tensors: Iterable[Tensor], exchange: Callable[[Tensor], Any]) -> None:
