@@ -52,6 +52,39 @@ class TestNothingToTrain:
             small_run(model=model, optimizers=torch.optim.SGD(first.parameters(), lr=0.1))
 
 
+class Counting:
+    """A transform that counts batches, and saves how many."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, batch):
+        self.count += 1
+        return batch
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+class TestOtherTransforms:
+    def test_state_of_the_transforms_in_use_is_saved(self, tmp_path):
+        """If the same loader is given to fit() with other transforms, their state is saved, and not that of former."""
+        loader, path = make_loader(), str(tmp_path / "one")
+        trainer = small_run(train_dataloader=DataSpec(loader, batch_transforms=Counting()))
+        trainer.fit(duration="1ba")
+        trainer.fit(train_dataloader=DataSpec(loader, batch_transforms=Counting()), duration="2ba")
+        trainer.save_checkpoint(path)
+
+        resumed = Counting()
+        data = DataSpec(make_loader(), batch_transforms=resumed)
+        small_run(train_dataloader=data, load_path=path).fit(duration="1ba")
+
+        assert resumed.count == 3
+
+
 BATCH = (torch.zeros(2, 4), torch.zeros(2, dtype=torch.long))
 
 

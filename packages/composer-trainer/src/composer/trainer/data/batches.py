@@ -132,7 +132,6 @@ class Batches:
                 "train_dataloader has no batches: its data set is empty, or smaller than one batch of all processes "
                 "with drop_last=True."
             )
-        self.objects = LoaderObjects.of(spec, skips=order.skips)
         self._at_begin = save_objects(self.objects.replayed)  # at the start of the epoch
         self._is_restored = False  # between two epochs, and not iterated over since
         self._upcoming = _LookAhead(self._loader, self._begin_here())
@@ -144,6 +143,11 @@ class Batches:
         if get_world_size() > 1 and order.global_batch_size is None:
             warn_of_repeats(self._loader)
         warn_of_workers(self._loader, order)
+
+    @property
+    def objects(self) -> LoaderObjects:
+        """The objects that the loader consists of, and the transforms of the spec, which may be replaced."""
+        return LoaderObjects.of(self.spec, skips=self._order.skips)
 
     def next(self) -> Batch:
         """Return the epoch's next batch; ``END`` if there is none.
