@@ -133,6 +133,15 @@ class TestErrors:
 
         with pytest.raises(ValueError, match="batches of 8 samples would begin at 10ba: train longer"):
             small_run(train_dataloader=loader, max_duration="10ba")
+        with pytest.raises(ValueError, match="batches of 8 samples would begin at 10ba: train longer"):
+            small_run(train_dataloader=None, max_duration="10ba").fit(train_dataloader=loader)
+
+    def test_part_of_a_training_is_shorter(self):
+        """A call of fit may end before the last size, as further ones may follow."""
+        data = vectors()
+        loader = DataLoader(data, batch_sampler=ScheduledBatchSampler(data, {"0ba": 4, "10ba": 8}))
+
+        assert small_run(train_dataloader=None).fit(train_dataloader=loader, duration="2ba").steps == 2
 
     def test_loader_that_saves_itself(self):
         """A loader that the clock does not reach raises."""

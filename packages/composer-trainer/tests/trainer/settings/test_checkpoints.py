@@ -4,15 +4,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
-from composer.algorithms import EMA
+from composer.algorithms import EMA, BlurPool
 from composer.checkpoint import KeepBest, find_checkpoints
 from composer.core import Evaluator
 from composer.loggers import InMemoryLogger
 from composer.trainer.settings.checkpoints import best_by
-from fixtures import make_loader, small_run
+from fixtures import make_loader, small_run, trained
 
 
 class Undirected(Metric):
@@ -191,3 +192,24 @@ def test_metrics_in_a_collection():
             return collection
 
     assert best_by("eval/Accuracy", Model(), ["eval"]) == KeepBest("metrics/eval/Accuracy", mode="max")
+
+
+def test_newest_checkpoint_is_loaded_with_all_algorithms(tmp_path):
+    """``load_exclude_algorithms`` is for the checkpoint of ``load_path``, and not for that of autoresume."""
+
+    def make_network():
+        layers = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3, stride=2), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        return nn.Sequential(*layers, nn.Linear(16, 3))
+
+    options = {
+        "train_dataloader": [(torch.rand(3, 3, 8, 8), torch.arange(3))],
+        "save_folder": str(tmp_path),
+        "run_name": "run",
+        "autoresume": True,
+        "max_duration": "1ep",
+    }
+    trained(network=make_network(), algorithms=BlurPool(), **options)
+
+    resumed = small_run(network=make_network(), load_exclude_algorithms="BlurPool", **options)
+
+    assert [type(one) for one in resumed.state.algorithms] == [BlurPool]

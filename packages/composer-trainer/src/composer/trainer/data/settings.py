@@ -49,12 +49,18 @@ class TrainingData:
     spin: bool = attrs.field(default=True, alias="spin_dataloaders", validator=is_flag)
     batches: Batches | None = attrs.field(default=None, init=False)
 
-    def check_end(self, duration: Time | None) -> None:
+    def check_end(self, duration: Time | None, sizes_until: Time | None = None) -> None:
         """Raise an error for a duration in epochs if the data is endless.
 
+        Args:
+            duration: The end of the training, or of a part of it.
+            sizes_until: The end of the training, if sizes of batches must not change after it.
+
         Raises:
-            ValueError: The loader, or its sampler, is ``itertools.cycle``, ``count`` or ``repeat``.
+            ValueError: The loader, or its sampler, is ``itertools.cycle``, ``count`` or ``repeat``; or sizes change
+                too late.
         """
+        self.check_sizes(sizes_until)
         in_epochs = duration is not None and duration.unit in (TimeUnit.EPOCH, TimeUnit.ITERATION)
         if in_epochs and self.spec is not None and self.subset_num_batches == -1 and _is_endless(self.spec.dataloader):
             raise ValueError(

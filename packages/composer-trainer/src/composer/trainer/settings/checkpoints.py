@@ -126,7 +126,7 @@ class Loading:
             weights_only=self.weights_only and not is_newest,
             strict_model_weights=self.strict or is_newest,
             ignore_keys=None if is_newest else self.ignore_keys,
-            exclude_algorithms=self.exclude_algorithms,
+            exclude_algorithms=None if is_newest else self.exclude_algorithms,
             algorithm_passes=passes,
             logger=engine.logger,
             check_extra=progress.check,
