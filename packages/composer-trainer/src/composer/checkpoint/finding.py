@@ -25,7 +25,6 @@ from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.layout import DTYPES, Layout
 from composer.checkpoint.local import open_folder
 from composer.checkpoint.tensors import read_tensors
-from composer.core import TimeUnit
 from composer.distributed import all_gather_object, from_rank_zero, get_global_rank, get_world_size
 from composer.distributed.collectives import failing_in_all_processes
 
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from composer.checkpoint.base import Manifest
+    from composer.core import Timestamp
 
 __all__ = [
     "FoundCheckpoint",
@@ -46,6 +46,7 @@ __all__ = [
     "locate",
     "newest_checkpoint",
     "open_checkpoint",
+    "progress",
 ]
 
 _OTHER_TENSORS = 30_000
@@ -125,12 +126,18 @@ def find_checkpoints(folder: str | os.PathLike[str] | Folder) -> list[FoundCheck
     return sorted(found, key=_order)
 
 
-def _order(found: FoundCheckpoint) -> tuple[bool, int | float, int | float, str]:
+def _order(found: FoundCheckpoint) -> tuple[bool, tuple[int, int, int], str]:
     if found.manifest is None:
-        return (False, 0, 0, found.name)
-    clock = found.manifest.timestamp
-    # The end of an epoch has the clock of its last batch and one epoch more.
-    return (True, clock.count(TimeUnit.BATCH), clock.count(TimeUnit.EPOCH), found.manifest.created)
+        return (False, (0, 0, 0), found.name)
+    return (True, progress(found.manifest.timestamp), found.manifest.created)
+
+
+def progress(clock: Timestamp) -> tuple[int, int, int]:
+    """Return by what the checkpoints of a run are ordered.
+
+    The end of an epoch has the clock of its last batch and one epoch more, and that of an iteration one iteration more.
+    """
+    return int(clock.batch), int(clock.epoch), int(clock.iteration)
 
 
 def newest_checkpoint(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import attrs
 
-from composer.checkpoint.finding import find_checkpoints
+from composer.checkpoint.finding import find_checkpoints, progress
 from composer.core.arguments import NamesArguments
 from composer.core.checks import integer, nearest, one_of
 
@@ -106,7 +106,7 @@ def own_checkpoints(folder: Folder, run_name: str, until: Timestamp, *, weights_
         for one in find_checkpoints(folder)
         if one.manifest is not None
         and (one.manifest.run_name, one.manifest.weights_only) == (run_name, weights_only)
-        and (one.manifest.timestamp.batch, one.manifest.timestamp.epoch) <= (until.batch, until.epoch)
+        and progress(one.manifest.timestamp) <= progress(until)
     ]
 
 

@@ -189,7 +189,7 @@ def take_snapshot(
         files={},
         timestamp=state.timestamp,
         run_name=state.run_name,
-        created=datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds"),
+        created=datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="microseconds"),
         weights_only=weights_only,
         versions={name: data["environment"][name] for name in ("python", "torch", "composer-trainer")},
         metrics=metric_values(state, measured),
