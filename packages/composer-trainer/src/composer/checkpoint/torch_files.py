@@ -187,8 +187,12 @@ class _Reader(pickle.Unpickler):
 
 def _tensor(storage: tuple[Tensor, torch.dtype], offset: int, size: Any, stride: Any, *rest: Any) -> Tensor:
     content, dtype = storage
-    dtype = rest[2] if len(rest) > 2 else dtype  # the third form of torch.save, for dtypes without a storage class
-    return content.view(dtype).as_strided(size, stride, offset)  # torch checks the bounds
+    # After two settings of gradients: a dtype, if it has no storage class; the bits of a lazy conjugate or negative.
+    dtype = next((one for one in rest[2:] if isinstance(one, torch.dtype)), dtype)
+    bits = next((one for one in rest[2:] if isinstance(one, dict)), {})
+    tensor = content.view(dtype).as_strided(size, stride, offset)  # torch checks the bounds
+    tensor = torch.conj(tensor) if bits.get("conj") else tensor
+    return torch._neg_view(tensor) if bits.get("neg") else tensor  # noqa: SLF001
 
 
 def _array(*_: object) -> Any:

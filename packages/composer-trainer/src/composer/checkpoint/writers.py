@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from composer.checkpoint.base import Folder, Manifest
+    from composer.checkpoint.base import Folder
     from composer.checkpoint.layout import Described
 
 __all__ = ["Snapshot", "Writers", "failing_in_all", "writers_of"]
