@@ -135,9 +135,8 @@ class Trainer(Assembly):
         save_best: A metric, ``"eval/MulticlassAccuracy"``: a new best value is saved at once and kept, and the link
             ``best`` in ``save_folder`` points to it. For several, a :class:`~composer.checkpoint.KeepBest`.
         save_metrics: Accepted for compatibility: the states of the training metrics are always saved.
-        autoresume: Whether to resume from the newest valid checkpoint of ``run_name`` in ``save_folder``, so that the
-            same program can be restarted until the training is complete. It is loaded with all that it contains: the
-            ``load_`` arguments apply only if there is none yet.
+        autoresume: Whether to resume from the newest valid checkpoint of ``run_name`` in ``save_folder``, if there is
+            one, without the ``load_`` arguments: the same program can be restarted until the training is complete.
         device: ``"cpu"``, ``"gpu"``, ``"mps"`` or a :class:`torch.device`; the best available if None.
         precision: ``"fp32"``, ``"amp_bf16"``, ``"amp_fp16"`` or ``"amp_fp8"``; if None, ``"amp_fp16"`` on a GPU and
             ``"fp32"`` elsewhere.
@@ -418,7 +417,6 @@ class Trainer(Assembly):
             start.timestamp, begun = Timestamp(), None
         schedule, current = cooled_down(training, start, length, begun, anywhere=self._dry_run > 0)
         end = training.end(start, part) if current is None else current.end
-        # After a part or a cool-down the training may continue, with further sizes of batches.
         data.check_end(end, sizes_until=training.max_duration if part is None and length is None else None)
         check_same_run(state, end, evaluations.labels())
         data.prepare(state, self._data)

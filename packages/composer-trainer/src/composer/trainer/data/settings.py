@@ -54,7 +54,8 @@ class TrainingData:
 
         Args:
             duration: The end of the training, or of a part of it.
-            sizes_until: The end of the training, if sizes of batches must not change after it.
+            sizes_until: The end of the training, after which sizes of batches must not change; None after a part or a
+                cool-down, as the training may continue.
 
         Raises:
             ValueError: The loader, or its sampler, is ``itertools.cycle``, ``count`` or ``repeat``; or sizes change
