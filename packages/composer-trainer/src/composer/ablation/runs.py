@@ -173,7 +173,7 @@ def _identify(state: State) -> dict[str, str]:
 
 
 def _mode(state: State, job: Job) -> str:
-    """Return whether larger or smaller values are better, as the metric declares or, if it does not, the caller says.
+    """Return whether larger or smaller values are better: what the metric declares, or else the caller.
 
     Raises:
         StudyError: Neither does.
