@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from composer import Evaluator
 from composer.ablation import ablate, experiment, runs
 from composer.ablation.experiment import make_arms
 from composer.algorithms import EMA, SWA, Augment, BlurPool
@@ -159,6 +160,16 @@ class TestMode:
 
         assert study({}, seeds=1, mode="min").settings.mode == "min"
         assert study({}, seeds=1).settings.mode == "min"
+
+    def test_a_label_with_a_slash(self, study, problem):
+        """The metric of an evaluator whose label has a slash is found."""
+
+        def make_trainer(algorithms, seed):
+            data = problem.make_trainer([], seed).state.evaluators[0].dataloader
+            evaluator = Evaluator(label="glue/mnli", dataloader=data, metric_names=["Accuracy"])
+            return problem.make_trainer(algorithms, seed, eval_dataloader=evaluator)
+
+        assert study({}, make_trainer, metric="glue/mnli/Accuracy", seeds=1).settings.mode == "max"
 
     def test_a_contradiction(self, study):
         """The caller's mode is used, with a warning, also for results that were measured with the other."""

@@ -60,6 +60,22 @@ def test_results_without_numbers(folder, curve, seconds):
         Study.load(folder)
 
 
+def test_lines_without_later_fields(folder):
+    """A study that was written before a field existed can be read."""
+    path = folder / "results.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines.append({"start": next(line["result"] for line in lines if "result" in line)})
+    for line in lines:
+        for value in line.values():
+            for name in ("clock", "warnings", "mode") if "arm" in value else ("clock",):
+                value.pop(name, None)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    study = Study.load(folder)
+
+    assert (study.settings.clock, study.results[0].warnings, study.results[0].mode) == ("wall", (), "")
+
+
 def test_differences_of_settings():
     """Results of another metric, or of an algorithm with other settings, cannot be compared; further arms can."""
     other = Settings("eval/Loss", "min", (0,), {"good": "Good(1)", "new": "New()"})

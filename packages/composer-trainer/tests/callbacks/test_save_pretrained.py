@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -118,6 +119,19 @@ class TestFolder:
         make_run(SavePretrained(tmp_path), model).fit()
 
         assert order == ["gathered", f"Saving the model to {tmp_path}", f"{len(list(tmp_path.iterdir()))} files"]
+
+    def test_an_overridden_save(self, tmp_path):
+        """A subclass that saves in its own way is saved in this way."""
+
+        class Noted(HuggingFaceModel):
+            def save_pretrained(self, save_directory):
+                super().save_pretrained(save_directory)
+                (Path(save_directory) / "note.txt").write_text("mine")
+
+        model = make_model()
+        make_run(SavePretrained(tmp_path), Noted(model.model, model.tokenizer)).fit()
+
+        assert (tmp_path / "note.txt").read_text() == "mine"
 
 
 class TestErrors:

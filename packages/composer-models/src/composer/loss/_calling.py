@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import OutOfMemoryError, Tensor, nn
 from torch.nn.functional import huber_loss, mse_loss
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def call_loss(loss_fn: Callable[..., Tensor], outputs: Any, target: Any, *args: 
     try:
         return loss_fn(outputs, target, *args, **kwargs)
     except RuntimeError as error:
-        if "class probabilities" in str(error):
+        if isinstance(error, OutOfMemoryError) or "class probabilities" in str(error):
             raise
         return loss_fn(outputs, target.to(outputs.dtype), *args, **kwargs)
 

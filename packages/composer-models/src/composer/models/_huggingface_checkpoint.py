@@ -165,11 +165,11 @@ def _local(path: str | Path, save_location: str | Path | None) -> Iterator[Path]
         # The files at a wrong URL do not replace an earlier checkpoint, which must not be read in its place either.
         folder = Path(temporary if save_location is None or _MANIFEST not in fetched else save_location)
         folder.mkdir(parents=True, exist_ok=True)
-        earlier = _listed(folder)
-        for name in filter(_is_read, fetched):
-            files.get_file(fetched[name], str(folder / name))
-        for name in earlier - fetched.keys():
+        for name in _listed(folder) - fetched.keys():
             (folder / name).unlink(missing_ok=True)  # another process may have deleted it
+        # The manifest is the last: until a download is complete, the earlier one lists what a next call deletes.
+        for name in sorted(filter(_is_read, fetched), key=_MANIFEST.__eq__):
+            files.get_file(fetched[name], str(folder / name))
         yield folder
 
 

@@ -68,7 +68,7 @@ def ablate(
             ``{"optimizer": "muon"}``.
         metric: The metric, as it is logged: ``"eval/MulticlassAccuracy"``, ``"loss/train/total"``, …
         mode: ``"max"`` if larger values are better, else ``"min"``. If None, the metric's ``higher_is_better`` decides;
-            a loss is better if it is smaller.
+            a loss is better if it is smaller. A study that is continued keeps its own.
         arms: ``"baseline"`` (no algorithm; always measured), ``"each"`` (one at a time), ``"all"``,
             ``"leave_one_out"`` (all but one), or names: ``["mixup", "ema"]``.
         seeds: The number of seeds, from 0, or the seeds.
@@ -114,7 +114,7 @@ def ablate(
     environment = plain_settings({"versions": versions(), "hardware": hardware(torch.device("cpu"))})
     settings = Settings(
         metric,
-        mode or "",
+        mode or (stored.mode if stored is not None else ""),
         _to_seeds(seeds),
         described,
         None if target is None else float(target),
@@ -140,7 +140,7 @@ def ablate(
         tuple(sys.path),
         threads,
         clock,
-        mode=mode or (stored.mode if stored is not None else None),
+        mode=settings.mode or None,
     )
     wanted = [(arm, seed) for seed in settings.seeds for arm in chosen]  # arms take turns
     width = processes or (1 if executor is None else len(wanted))
@@ -216,7 +216,8 @@ class _Experiment:
         given = self.settings.mode
         if given and start.mode != given:
             warnings.warn(
-                f"mode={given!r} is used, but {self.settings.metric} declares the opposite (its higher_is_better).",
+                f"mode={given!r} is used, but {self.settings.metric} declares the opposite (its higher_is_better; a "
+                "loss is better if it is smaller).",
                 stacklevel=3,
             )
         self.settings = attrs.evolve(self.settings, mode=given or start.mode)

@@ -158,8 +158,8 @@ class ResultsFile:
             place = f"{path.name}, line {number}"
             try:
                 ((name, data),) = json.loads(line).items()
-                if isinstance(data, dict):  # earlier files lack one of them
-                    data.setdefault(*(("clock", "wall") if name == "settings" else ("warnings", [])))
+                if isinstance(data, dict):  # earlier files lack some of them
+                    data = {**({"clock": "wall"} if name == "settings" else {"warnings": [], "mode": ""}), **data}
                 value = from_data(data, kinds[name], place)
                 if name == "result":
                     value.check()

@@ -178,11 +178,13 @@ def _mode(state: State, job: Job) -> str:
     Raises:
         StudyError: Neither does.
     """
-    label, _, name = job.metric.removeprefix("metrics/").partition("/")
-    if label == "loss":
+    metric = job.metric.removeprefix("metrics/")
+    if metric.startswith("loss/"):
         return "min"
     known = {str(state.dataloader_label): state.train_metrics, **state.eval_metrics}
-    declared = more_is_better(known.get(label, {}), name)
+    labels = [label for label in known if metric.startswith(f"{label}/")]  # a label may have a slash
+    label = max(labels, key=len, default="")
+    declared = more_is_better(known.get(label, {}), metric.removeprefix(f"{label}/"))
     if declared is not None:
         return "max" if declared else "min"
     if job.mode is None:

@@ -31,6 +31,15 @@ class _SupportsGathering(Protocol):
     def pretrained_writer(self) -> Callable[[str], None]: ...
 
 
+def _writer_of(model: Any) -> Callable[[str], None]:
+    """Return what writes a model, after the collectives of a sharded one; a model's own ``save_pretrained`` is used."""
+    home = next((one for one in type(model).__mro__ if "save_pretrained" in vars(one)), object)
+    if isinstance(model, _SupportsGathering) and "pretrained_writer" in vars(home):
+        return model.pretrained_writer()
+    writer: Callable[[str], None] = model.save_pretrained
+    return writer
+
+
 class SavePretrained(Callback):
     """Save weights, configuration and tokenizer every ``interval`` and at the end of each fit, as Transformers does.
 
@@ -128,7 +137,7 @@ class SavePretrained(Callback):
         model = state.model
         with evaluation_weights(state):
             # The collectives of a sharded model come before what only the first process does.
-            write = model.pretrained_writer() if isinstance(model, _SupportsGathering) else model.save_pretrained
+            write = _writer_of(model)
             with failing_in_all_processes(f"Saving the model to {folder}"):
                 write(folder)
                 self._upload(state, folder)
