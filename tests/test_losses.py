@@ -174,7 +174,9 @@ class TestMixUp:
         engine.run_event("before_forward")
         state.outputs = torch.zeros(2)
 
-        with pytest.raises(ValueError, match=r"MixUp blends class ids.*set interpolate_loss=True, or convert"):
+        with pytest.raises(
+            ValueError, match=r"MixUp blends class ids.*set interpolate_loss=True, pass targets in floating point"
+        ):
             engine.run_event("before_loss")
 
 

@@ -129,8 +129,8 @@ class SampleMixing(Algorithm):
             remedy = "For other targets set interpolate_loss=True, or convert those of a regression to float."
             if is_one_score(scores):
                 remedy = (
-                    "With one score per sample set interpolate_loss=True, pass targets in floating point "
-                    "(probabilities of class 1), or let the model return two scores, as nn.Linear(..., 2) does."
+                    "With one score per sample set interpolate_loss=True, pass targets in floating point (values of a "
+                    "regression, or probabilities of class 1), or return two scores, as nn.Linear(..., 2) does."
                 )
             raise type(error)(
                 f"{type(self).__name__} blends class ids as probabilities, for which the outputs must be scores: "
