@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from sklearn.datasets import load_digits
@@ -82,6 +81,11 @@ def train(
     return {name: float(value) for name, value in trainer.state.eval_metric_values["eval"].items()}
 
 
+def focal(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the focal loss of torchvision (arXiv:1708.02002), which takes floats."""
+    return sigmoid_focal_loss(scores, labels.float(), alpha=0.75, gamma=2.0, reduction="mean")
+
+
 def compare(duration: str = "20ep") -> dict[str, dict[str, float]]:
     """Return the metrics of the baseline and of each training."""
     train_data, test_data = load_data()
@@ -89,7 +93,6 @@ def compare(duration: str = "20ep") -> dict[str, dict[str, float]]:
     counts = labels.bincount(minlength=2)
     sampler = WeightedRandomSampler((1 / counts)[labels].tolist(), num_samples=len(labels))
     plain, weighted = nn.BCEWithLogitsLoss(), nn.BCEWithLogitsLoss(pos_weight=counts[0] / counts[1])
-    focal = partial(sigmoid_focal_loss, alpha=0.75, gamma=2.0, reduction="mean")  # arXiv:1708.02002
     trainings = {
         "plain": (plain, None),
         "class weights": (weighted, None),

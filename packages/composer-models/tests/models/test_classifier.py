@@ -181,8 +181,7 @@ class TestForwardAndLoss:
             nn.HuberLoss(),
             partial(nn.functional.huber_loss, delta=0.5),
             nn.MultiLabelSoftMarginLoss(),
-            lambda outputs, target: 2 * nn.functional.binary_cross_entropy_with_logits(outputs, target),
-            partial(sigmoid_focal_loss, reduction="mean"),
+            partial(nn.functional.binary_cross_entropy_with_logits, pos_weight=torch.tensor(2.0)),
         ],
     )
     def test_loss_that_takes_floats(self, loss_fn, dtype):
@@ -195,6 +194,22 @@ class TestForwardAndLoss:
         gradients = [torch.autograd.grad(each, outputs)[0] for each in (loss, expected)]
         torch.testing.assert_close(loss, expected)
         torch.testing.assert_close(*gradients)
+
+    def test_another_loss_is_called_once_in_a_step(self):
+        """It gets the labels as they are; an error says how to pass floats, and nothing is computed again."""
+        calls = []
+
+        def focal(outputs, target):
+            calls.append(target)
+            return sigmoid_focal_loss(outputs, target, reduction="mean")
+
+        target = torch.randint(2, (5, 3))
+        with pytest.raises(RuntimeError) as caught:
+            _classifier(loss_fn=focal).loss(torch.rand(5, 3), (None, target))
+
+        assert len(calls) == 1
+        assert calls[0] is target
+        assert "convert them in it" in caught.value.__notes__[0]
 
     def test_labels_are_no_probabilities_in_a_wrapped_cross_entropy(self):
         """A cross entropy in a function of the user raises its error, too."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from composer.core import Timestamp
+from composer.core import Time, Timestamp
 from composer.distributed import ScheduledBatchSampler
 from composer.loggers import InMemoryLogger
 from composer.optim import LinearScheduler
@@ -142,6 +142,15 @@ class TestErrors:
         loader = DataLoader(data, batch_sampler=ScheduledBatchSampler(data, {"0ba": 4, "10ba": 8}))
 
         assert small_run(train_dataloader=None).fit(train_dataloader=loader, duration="2ba").steps == 2
+
+    def test_a_duration_that_a_program_has_extended(self):
+        """The end of the training is that of the state, not the one that the Trainer was constructed with."""
+        data = vectors()
+        loader = DataLoader(data, batch_sampler=ScheduledBatchSampler(data, {"0ba": 4, "10ba": 8}))
+        trainer = small_run(train_dataloader=None, max_duration="10ba")
+        trainer.state.max_duration = Time(12, "ba")
+
+        assert trainer.fit(train_dataloader=loader).steps == 12
 
     def test_loader_that_saves_itself(self):
         """A loader that the clock does not reach raises."""

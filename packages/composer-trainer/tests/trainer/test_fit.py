@@ -283,6 +283,14 @@ class TestContinueTraining:
         assert trainer.fit(schedulers=ConstantScheduler()).steps == 10
         assert trainer.state.timestamp.epoch == 3
 
+    def test_a_ratio_is_not_that_of_the_constructor_s_duration(self):
+        """The ratio of a call scales its own duration, also if it would leave nothing of the Trainer's."""
+        trainer = small_run(max_duration="1ep")
+
+        trainer.fit(duration="10ep", schedulers=ConstantScheduler(), scale_schedule_ratio=0.1)
+
+        assert trainer.state.timestamp.epoch == 1
+
     @pytest.mark.parametrize("reset_time", [False, True])
     @pytest.mark.parametrize(
         ("wrong", "error"),

@@ -4,35 +4,47 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch import OutOfMemoryError, Tensor, nn
-from torch.nn.functional import huber_loss, mse_loss
+from torch import Tensor, nn
+from torch.nn import functional
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["call_loss"]
 
-# Of the Huber loss, and in torch 2.7 of the squared error, only the backward pass raises an error for integers.
-_TAKE_FLOATS = nn.BCELoss, nn.BCEWithLogitsLoss, nn.HuberLoss, nn.MSELoss
+_TAKE_FLOATS = (
+    nn.BCELoss,
+    nn.BCEWithLogitsLoss,
+    nn.HuberLoss,
+    nn.MSELoss,
+    nn.MultiLabelSoftMarginLoss,
+    nn.SoftMarginLoss,
+)
+_FUNCTIONS = (
+    functional.binary_cross_entropy,
+    functional.binary_cross_entropy_with_logits,
+    functional.huber_loss,
+    functional.mse_loss,
+    functional.multilabel_soft_margin_loss,
+    functional.soft_margin_loss,
+)
 
 
 def call_loss(loss_fn: Callable[..., Tensor], outputs: Any, target: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """Call a loss; one that raises for integer targets in the shape of the scores gets them in the type of the scores.
+    """Call a loss; torch's losses of floats get integer targets in the shape of the scores in the type of the scores.
 
-    Metrics of several labels take integers, as do losses such as ``nn.MultiLabelMarginLoss``, but binary cross
-    entropies of torch take floats. A cross entropy would take several labels of a sample as probabilities that sum to
-    1, and its error is raised.
+    Metrics of several labels take integers. Every other loss gets the targets as they are and is called once: a second
+    call would compute its terms, and draw its random numbers, twice in each step.
     """
     if not _has_label_for_each_score(outputs, target):
         return loss_fn(outputs, target, *args, **kwargs)
-    if isinstance(loss_fn, _TAKE_FLOATS) or getattr(loss_fn, "func", loss_fn) in (huber_loss, mse_loss):
+    if isinstance(loss_fn, _TAKE_FLOATS) or getattr(loss_fn, "func", loss_fn) in _FUNCTIONS:
         return loss_fn(outputs, target.to(outputs.dtype), *args, **kwargs)
     try:
         return loss_fn(outputs, target, *args, **kwargs)
     except RuntimeError as error:
-        if isinstance(error, OutOfMemoryError) or "class probabilities" in str(error):
-            raise
-        return loss_fn(outputs, target.to(outputs.dtype), *args, **kwargs)
+        error.add_note(f"The loss received targets of {target.dtype}. If it needs floats, convert them in it.")
+        raise
 
 
 def _has_label_for_each_score(outputs: object, target: object) -> bool:

@@ -19,8 +19,8 @@ class LossMetric(MeanMetricBase):
 
     Args:
         loss_function: Called as ``loss_function(preds, targets)``. Returns the mean over the samples, which is then
-            weighted by their number; or a value for each sample, as with ``reduction="none"``. If it raises for integer
-            targets in the shape of ``preds``, as ``nn.BCEWithLogitsLoss`` does, it gets them in the type of ``preds``.
+            weighted by their number; or a value for each sample, as with ``reduction="none"``. A loss of
+            torch that takes floats, such as ``nn.BCEWithLogitsLoss``, gets integers of the shape of ``preds`` as such.
         dist_sync_on_step: Gather over all processes at every ``forward`` of the metric, not only at ``compute``.
 
     Raises:

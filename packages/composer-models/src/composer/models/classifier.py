@@ -49,9 +49,9 @@ class ComposerClassifier(PhaseMetricsModel):
         train_metrics: A metric, a ``MetricCollection``, a list or a dict of metrics; an empty list for none.
         val_metrics: The same for evaluation. Metrics that are also in ``train_metrics`` are copied, because each phase
             accumulates separately.
-        loss_fn: Called as ``loss_fn(outputs, target)``; returns a scalar. If it raises for integer targets in the shape
-            of the scores, which metrics of several labels require, it is called with the targets in the type of the
-            scores, which losses such as ``nn.BCEWithLogitsLoss`` require.
+        loss_fn: Called as ``loss_fn(outputs, target)``; returns a scalar. Losses of torch that take floats, such as
+            ``nn.BCEWithLogitsLoss``, get integer targets in the shape of the scores, which metrics of several labels
+            require, as floats.
 
     Raises:
         TypeError: ``module`` is not an ``nn.Module``, ``loss_fn`` is not callable, or the metrics contain another type.

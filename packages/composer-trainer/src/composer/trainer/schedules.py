@@ -185,8 +185,8 @@ class TrainingSchedule:
             )
         new: dict[str, Any] = {} if schedulers is None else {"schedulers": schedulers, "scale_schedule_ratio": ratio}
         new |= {} if step_every_batch is None else {"step_schedulers_every_batch": step_every_batch}
-        changed = attrs.evolve(self, **new) if new else self
-        # Scaled once, at construction: the ratio of this call is that of its schedulers.
+        # The duration was scaled at construction: the ratio of this call is that of its schedulers.
+        changed = attrs.evolve(self, max_duration=None, **new) if new else self
         changed.max_duration, changed.end_of_part = self.max_duration, self.end_of_part
         return changed
 
