@@ -167,6 +167,36 @@ class TestTidy:
 
         assert sorted(names_in(folder.path)) == [".config", "ep1-ba5", "notes", "x.tmp"]
 
+    @pytest.mark.parametrize("links", [True, False], ids=["links", "files"])
+    def test_links_of_a_killed_process(self, folder, links, monkeypatch):
+        """A link, or the file in its place, that a killed process has not renamed is removed; user's files stay."""
+        (folder.path / "user.tmp").write_text("precious")
+        if not links:
+            monkeypatch.setattr(Path, "symlink_to", failing(errno.EPERM))
+        if not (process := os.fork()):
+            Path.replace = lambda *_: os._exit(0)
+            folder.set_latest("latest", "ep1-ba5")
+        os.waitpid(process, 0)
+        left = names_in(folder.path)
+
+        folder.tidy()
+
+        assert len(left) == 3
+        assert names_in(folder.path) == ["ep1-ba5", "user.tmp"]
+
+    def test_running_link_of_this_process(self, folder, monkeypatch):
+        """A second trainer in the same folder does not remove a link that the first is about to rename."""
+        replace = Path.replace
+
+        def begin_another(path, target):
+            LocalFolder(folder.path).tidy()
+            return replace(path, target)
+
+        monkeypatch.setattr(Path, "replace", begin_another)
+        folder.set_latest("latest", "ep1-ba5")
+
+        assert folder.get_latest("latest") == "ep1-ba5"
+
     def test_running_save_of_this_process(self, runs, tmp_path, monkeypatch):
         """A second trainer in the same folder does not remove a running save of the first."""
         write = local._write_file

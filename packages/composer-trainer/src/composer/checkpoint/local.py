@@ -35,7 +35,7 @@ __all__ = ["FolderLock", "LocalFolder", "open_folder"]
 _TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
 _REPLACED = ".replaced"
 _being_written: set[str] = set()
-"""The drafts that this process is writing, each with random digits in its name."""
+"""The drafts and links that this process is writing, each with random digits in its name."""
 _LOCK = ".lock"
 _held: dict[str, tuple[IO[str], int]] = {}
 """The files of the locks that this process has, by folder, each with the number of its savers."""
@@ -77,13 +77,16 @@ class LocalFolder(Folder):
             self.path.mkdir(parents=True, exist_ok=True)
 
     def tidy(self) -> None:
-        """Delete the unfinished checkpoints of killed processes; call it only if no other process saves here."""
+        """Delete unfinished checkpoints and links of killed processes; call it only if no other process saves here."""
         with _saving(self.path):
             for entry in self.path.iterdir():
                 # Another saver of this process, which shares the lock, may be writing one.
-                is_left = _TEMPORARY.fullmatch(entry.name) and entry.name not in _being_written
-                if is_left and entry.is_dir() and not entry.is_symlink():
+                if not _TEMPORARY.fullmatch(entry.name) or entry.name in _being_written:
+                    continue
+                if entry.is_dir() and not entry.is_symlink():
                     shutil.rmtree(entry, ignore_errors=True)
+                else:
+                    entry.unlink(missing_ok=True)
 
     def names(self) -> list[str]:
         """Return the names of possible checkpoints, and of those whose replacement was interrupted."""
@@ -212,15 +215,17 @@ class LocalFolder(Folder):
         target, temporary = self.path / latest, self._temporary(latest)
         if target.is_dir() and not target.is_symlink():
             raise CheckpointSaveError(target, "a folder has the name of the link to the latest one; rename it.")
+        _being_written.add(temporary.name)
         with _saving(target):
             try:
-                # Relative, so that it is still valid after the folder was moved.
-                temporary.symlink_to(name, target_is_directory=True)
-            except OSError:
-                temporary.write_text(f"{name}\n", encoding="utf-8")
-            try:
+                try:
+                    # Relative, so that it is still valid after the folder was moved.
+                    temporary.symlink_to(name, target_is_directory=True)
+                except OSError:
+                    temporary.write_text(f"{name}\n", encoding="utf-8")
                 temporary.replace(target)
             finally:
+                _being_written.discard(temporary.name)
                 temporary.unlink(missing_ok=True)
 
     def set_file_link(self, link: str, name: str, *, overwrite: bool) -> None:
