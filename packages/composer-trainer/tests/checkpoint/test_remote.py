@@ -2,6 +2,7 @@
 
 import _thread
 import contextlib
+import io
 
 import fsspec
 import pytest
@@ -259,6 +260,47 @@ class TestFailures:
         with fsspec.open(f"{url}/one/model.safetensors", "rb") as file:
             assert file.read() == b"headerparts"
         assert (content.record.size, content.record.xxh3_128) == (11, xxhash.xxh3_128_hexdigest(b"headerparts"))
+
+    @pytest.mark.parametrize("closes", [True, False], ids=["", "cannot be closed"])
+    def test_file_is_closed_after_a_failed_read(self, closes):
+        """A file from which a read has failed is closed before the next try opens it again."""
+        files = fsspec.filesystem("memory")
+        files.store.clear()
+        put("memory://runs/one/state.json", b"content")
+        failures, opened = [ConnectionError("reset")], []
+
+        class File(io.BytesIO):
+            def read(self, size=-1):
+                if failures:
+                    raise failures.pop()
+                return super().read(size)
+
+            def close(self):
+                super().close()
+                if not closes:
+                    raise ConnectionError("closed before")
+
+        class Failing(type(files)):
+            protocol = "failing"
+            store = files.store
+
+            @classmethod
+            def _strip_protocol(cls, path):
+                return super()._strip_protocol(path.removeprefix("failing:/"))
+
+            def open(self, path, mode, **_):
+                opened.append(File(super().cat_file(path)))
+                return opened[-1]
+
+        fsspec.register_implementation("failing", Failing, clobber=True)
+        memory = memoryview(bytearray(7))
+        with contextlib.suppress(ConnectionError):  # of the last file
+            with RemoteFolder("failing://runs", wait=0.001).reader("one", "state.json") as read:
+                read(0, memory)
+                closed = [file.closed for file in opened]
+
+        assert bytes(memory) == b"content"
+        assert closed == [True, False]
 
     @pytest.mark.parametrize("call", ["names", "get_latest", "exists"])
     def test_connecting_is_tried_again(self, call):

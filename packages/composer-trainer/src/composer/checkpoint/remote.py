@@ -107,7 +107,8 @@ class RemoteFolder(Folder):
                 sources[0].seek(position)
                 content = sources[0].read(len(memory))
             except Exception:
-                sources.clear()  # opened again by the next try
+                with contextlib.suppress(Exception):  # the connection may be lost
+                    sources.pop().close()  # opened again by the next try
                 raise
             if len(content) != len(memory):
                 raise CheckpointError(path, "has been changed while it was read: it ends before that.")
