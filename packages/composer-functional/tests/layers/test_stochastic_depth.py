@@ -206,6 +206,21 @@ class TestStochasticDepthBlock:
 
         torch.testing.assert_close(output, x + 0.5 * 3 * plain.linear(x).tanh())
 
+    @pytest.mark.parametrize("method", ["block", "sample"])
+    def test_other_arguments_of_a_rule(self, method: str):
+        """The branch of a rule takes them, too, where it is scaled."""
+        rule = cf.ResidualRule(lambda block, x, factor=1.0: factor * block.linear(x).tanh())
+        block, x = _stochastic(Plain(), 0.5, method, rule).train(method == "sample"), torch.rand(40, 6)
+
+        difference = block(x, factor=7.0) - x
+
+        expected = 7 * block.linear(x).tanh()
+        if method == "sample":
+            expected = torch.where(difference.abs().sum(1, keepdim=True) > 0, 2 * expected, 0)
+        else:
+            expected = 0.5 * expected
+        torch.testing.assert_close(difference, expected, atol=1e-5, rtol=1e-5)
+
     @given(rate=st.floats(0, 1), training=st.booleans(), method=st.sampled_from(["block", "sample"]))
     def test_shape_and_dtype_are_preserved(self, rate: float, training: bool, method: str):
         """The output has the shape and dtype of the input, for any draws."""

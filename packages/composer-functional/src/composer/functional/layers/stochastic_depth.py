@@ -30,7 +30,7 @@ class ResidualRule:
     the functions are defined at module level.
 
     Attributes:
-        branch: The part that is dropped.
+        branch: The part that is dropped. It also takes all further arguments of the block, such as a mask.
         shortcut: The part that is added and never dropped; the identity by default.
         activation: The function that is applied to the sum; the identity by default.
 
@@ -41,7 +41,7 @@ class ResidualRule:
         torch.Size([2, 4, 8, 8])
     """
 
-    branch: Callable[[Any, Tensor], Tensor]
+    branch: Callable[..., Tensor]
     shortcut: Callable[[Any, Tensor], Tensor] = _unchanged
     activation: Callable[[Any, Tensor], Tensor] = _unchanged
 
@@ -156,7 +156,7 @@ class StochasticDepthBlock(DerivedModule):
         rule = self.rule
         if rule is None:
             return input + scale * (self._apply_block(input, *args, **kwargs) - input)
-        return rule.activation(self, rule.shortcut(self, input) + scale * rule.branch(self, input))
+        return rule.activation(self, rule.shortcut(self, input) + scale * rule.branch(self, input, *args, **kwargs))
 
     def extra_repr(self) -> str:
         """Return the settings for ``repr``, after those of the plain block."""
