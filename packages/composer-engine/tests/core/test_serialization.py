@@ -407,6 +407,19 @@ class TestCoded:
 
         assert new.held == ["fast"]
 
+    def test_a_renamed_enumeration(self):
+        """The own value shows what an enumeration is called now; a value that this lacks is loaded with a warning."""
+        new, other = Named([TimeUnit.EPOCH, Colour.RED]), Named([TimeUnit.EPOCH, Colour.RED])
+        former = [{"$coded": ["FormerUnit", "ba"]}, {"$coded": ["FormerColour", 1]}]
+        removed = [former[0], {"$coded": ["FormerColour", 2]}]
+
+        new.load_state_dict(like(new.state_dict(), {"held": former}, Named))
+        with pytest.warns(UserWarning, match="a member of FormerColour was saved"):
+            other.load_state_dict(like(other.state_dict(), {"held": removed}, Named))
+
+        assert new.held == [TimeUnit.BATCH, Colour.RED]
+        assert other.held == [TimeUnit.BATCH, 2]
+
     def test_a_class_of_an_unregistered_module(self):
         """The module of a class may be missing in sys.modules, as of one that a program executed from a string."""
         owner = type("Owner", (), {"__module__": "executed"})

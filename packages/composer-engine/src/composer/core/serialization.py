@@ -151,8 +151,8 @@ def coded(value: Any, path: str = "") -> Any:
 def like(own: Any, saved: Any, owner: type = object, path: str = "") -> Any:
     """Return saved data with the types that :func:`coded` has named, or that ``own`` has at the same places.
 
-    Also a Counter, as in torch's MultiStepLR. A member of an enumeration that is not found stays the saved value, with
-    a warning.
+    Also a Counter, as in torch's MultiStepLR. An enumeration that is not found, such as a renamed one, is that of
+    ``own`` if it has the value; otherwise the saved value remains, with a warning.
 
     Args:
         own: The state of a new object.
@@ -170,7 +170,7 @@ def like(own: Any, saved: Any, owner: type = object, path: str = "") -> Any:
     """
     if type(saved) is dict and saved.keys() == {"$coded"}:
         name, data = saved["$coded"]
-        return from_data(data, _coded_type(name, own, owner, path))
+        return from_data(data, _coded_type(name, data, own, owner, path))
     if isinstance(own, tuple(_CODED)) and saved is not None:  # former versions have saved no name
         return from_data(saved, type(own))
     if isinstance(own, Counter) and isinstance(saved, dict):
@@ -185,7 +185,7 @@ def like(own: Any, saved: Any, owner: type = object, path: str = "") -> Any:
     return saved
 
 
-def _coded_type(name: str, own: Any, owner: type, path: str) -> Any:
+def _coded_type(name: str, data: Any, own: Any, owner: type, path: str) -> Any:
     """Return a type that :func:`coded` has named; Any, with a warning, for an enumeration that is not found.
 
     Saved data do not decide what is imported: modules are those of the classes, and what these have imported.
@@ -204,6 +204,8 @@ def _coded_type(name: str, own: Any, owner: type, path: str) -> Any:
         found = vars(module).get(name)
         if isinstance(found, enum.EnumType):
             return found
+    if isinstance(kind, enum.EnumType) and any(data == one.value for one in kind):
+        return kind
     warnings.warn(
         f"{path or 'The value'}: a member of {name} was saved, and its value is loaded in its place: define or import "
         f"this enumeration in {owner.__module__}.",
