@@ -10,7 +10,7 @@ A save has four parts, the first three in all processes at the same batches:
    ``_best``; all other attributes belong to the main thread.
 
 If the write fails, ``_repeatable`` forgets the moment, so that the same batch may be saved again, and raises the error:
-at the next batch, or for a save of all processes together, which have to raise it at the same one, at the next save.
+at the next batch, or in several processes, which have to raise it at the same one, at the next save.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from composer.checkpoint.writers import failing_in_all
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 from composer.core.background import Background, ThreadError
 from composer.core.files import fill_in_run
-from composer.distributed import from_rank_zero
+from composer.distributed import from_rank_zero, get_world_size
 from composer.functional.checks import check_flags
 from composer.functional.dtensors import is_sharded
 
@@ -106,9 +106,9 @@ class CheckpointSaver(Callback):
 
     Checkpoints are written in the background: training waits while its tensors are copied, not while they are written.
     A save waits for the previous one, so that there is never more than one copy. If one fails, the next batch raises
-    the error; earlier checkpoints are unchanged. The end of the training waits for the last save. Rank 0 writes, and
-    all processes have to save at the same times. A model that is sharded by FSDP2 is written by all processes: if one
-    of them fails, all raise an error at the next save or at the end of the training.
+    the error; earlier checkpoints are unchanged. The end of the training waits for the last save. Rank 0 writes, and a
+    model that is sharded by FSDP2 is written by all processes. All processes have to save at the same times: if one of
+    them fails, all raise an error at the next save or at the end of the training.
 
     The end of the training always saves a checkpoint (unless the interval is 0 or a function), after everything else
     has run, including the last evaluation.
@@ -213,9 +213,11 @@ class CheckpointSaver(Callback):
         self._opened: Folder | None = None
         self._lock: FolderLock | None = None
         self._memory: KeptMemory = {}
-        # Of the save in the background; and, if all processes write it together, its snapshot and path.
+        # Of the save in the background; and its path, and the snapshot that all processes write together, until all
+        # have waited for it.
         self._saving = Background()
-        self._joint: tuple[Snapshot, str] | None = None
+        self._path: str | None = None
+        self._joint: Snapshot | None = None
 
     @property
     def saved_checkpoints(self) -> list[str]:
@@ -251,12 +253,10 @@ class CheckpointSaver(Callback):
                 f"save_best (keep_best) must be a metric of {' or '.join(labels)}, got {self.keep_best.metric!r}, "
                 "which nothing computes. Give eval_dataloader, or an Evaluator with this label."
             )
-        if self._joint is not None:
-            self._wait()
+        self._wait()  # what was saved before this fit counts below
         self._seen = _Seen()
         with failing_in_all(self._names(state).folder):
             if state.rank == 0:
-                self._saving.wait()  # what was saved before this fit counts below
                 folder = self._opened or self._open(state)
                 if self.keep_best is not None:
                     earlier = self._own(folder, state.run_name, state.timestamp)
@@ -295,7 +295,7 @@ class CheckpointSaver(Callback):
         """Wait until the last checkpoint is written, and release the folder."""
         del state, logger
         if self._joint is not None:
-            self._joint[0].limit_waiting(_LAST_WAIT)  # after an error, other processes may have ended
+            self._joint.limit_waiting(_LAST_WAIT)  # after an error, other processes may have ended
         try:
             with self._repeatable():
                 self._saving.wait()
@@ -324,14 +324,17 @@ class CheckpointSaver(Callback):
         # requested, also while a thread still writes the former contents to a file.
         self._wait()
         is_again = seen.last is not None and (seen.last.name, seen.last.batch) == (moment.name, batch)
-        is_writer = state.rank == 0 or is_sharded(state.model)
-        write = self._take(state, names, extra, overwrite=self.overwrite or is_again) if is_writer else None
-        seen.last = moment
-        if write is not None:
-            with self._repeatable():
+        take = partial(self._take, state, names, extra, overwrite=self.overwrite or is_again)
+        write = take() if is_sharded(state.model) else None  # with collectives, which must not be in the block below
+        seen.last, path = moment, open_folder(names.folder).at(names.checkpoint)
+        with self._repeatable(), failing_in_all(path):
+            if state.rank == 0 and write is None:
+                write = take()
+            if write is not None:
                 self._saving.start(write)
-            if not self.background:
-                self._wait()
+        self._path = path
+        if not self.background:
+            self._wait()
 
     def _take(
         self, state: State, names: _Names, extra: Mapping[str, Any] | None, *, overwrite: bool
@@ -351,7 +354,7 @@ class CheckpointSaver(Callback):
             memory=self._memory,
             measured=[label for label, at in self._seen.measured.items() if at == batch],
         )
-        self._joint = (snapshot, folder.at(name)) if is_joint else None
+        self._joint = snapshot if is_joint else None
         return partial(
             snapshot.write,
             folder,
@@ -362,10 +365,10 @@ class CheckpointSaver(Callback):
         )
 
     def _wait(self) -> None:
-        """Wait for the previous save; if it was one of all processes and failed, raise an error in all of them."""
-        joint, self._joint = self._joint, None
+        """Wait for the previous save; if it failed, raise an error in all processes."""
+        path, self._path, self._joint = self._path, None, None
         # In all processes, or only some would take part in a repeated save.
-        with self._repeatable(), contextlib.nullcontext() if joint is None else failing_in_all(joint[1]):
+        with self._repeatable(), contextlib.nullcontext() if path is None else failing_in_all(path):
             self._saving.wait()
 
     @contextlib.contextmanager
@@ -389,7 +392,7 @@ class CheckpointSaver(Callback):
 
     def _save_if_due(self, state: State, event: Event) -> None:
         """Raise the error of a save in the background, and save if it is time or the weights are among the best."""
-        if self._joint is None:  # otherwise the processes would raise it in different batches
+        if get_world_size() == 1:  # several processes would raise it in different batches
             with self._repeatable():
                 self._saving.check()
         is_due, is_best = self._is_due(state, event), self._record_if_best(state)

@@ -1,0 +1,50 @@
+"""Two processes save and load a model that is not sharded, in unsharded_program.py."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory, run_program):
+    """What each process has written in each step; the program takes more than 5 seconds."""
+    folder = tmp_path_factory.mktemp("unsharded")
+    run_program("unsharded_program.py", folder)
+    return {step: [json.loads((folder / f"{step}-2-{rank}.json").read_text()) for rank in (0, 1)] for step in STEPS}
+
+
+STEPS = ("fail", "choose")
+
+
+class TestFailures:
+    def test_failed_write(self, results):
+        """A save that fails in the background is raised by all processes at the next save."""
+        first, second = (result["writing"] for result in results["fail"])
+        assert first == ["OSError: [Errno 28] No space left on device", 6]
+        assert second[1] == 6
+        assert second[0].startswith("CheckpointSaveError: The checkpoint ")
+        assert second[0].endswith(
+            "Saving a checkpoint failed in process 0: OSError: [Errno 28] No space left on device."
+        )
+
+    def test_failed_snapshot(self, results):
+        """What cannot be saved raises an error in all processes at once."""
+        first, second = (result["taking"] for result in results["fail"])
+        assert first[0].startswith("NotSerializableError: callbacks.Fails.state.value: ")
+        assert "failed in process 0: NotSerializableError: callbacks.Fails.state.value: " in second[0]
+        assert first[1] == second[1] == 3
+
+
+class TestChoice:
+    def test_newest_of_a_folder(self, results):
+        """All processes load the newest undamaged checkpoint of the folder, and share the comparison of its tensors."""
+        assert [result["batch"] for result in results["choose"]] == [6, 6]
+        tensors = [{file for name, *files in one["checked"] for file in files} for one in results["choose"]]
+        assert "model.safetensors" in tensors[0] ^ tensors[1]
+        assert "state.json" in tensors[0] & tensors[1]
+
+    def test_folder_without_an_undamaged_one(self, results):
+        """If all are damaged, all processes raise the same error."""
+        first, second = (result["none"] for result in results["choose"])
+        assert first == second
+        assert first.endswith("/runs contains no complete checkpoint.")

@@ -1,0 +1,131 @@
+"""Two processes save a model that is not sharded, which the first one writes, and load; used by test_unsharded.py."""
+
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from sharded_program import in_group
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from composer import Callback, Trainer, distributed
+from composer.checkpoint.local import LocalFolder
+from composer.models import ComposerClassifier
+
+
+class Fails(Callback):
+    """Cannot be saved at a batch."""
+
+    fails = False
+
+    def state_dict(self):
+        """Return what cannot be saved."""
+        return {"value": print} if self.fails else {}
+
+
+class AtBatch(Callback):
+    """Calls a function after a batch."""
+
+    def __init__(self, batch, call):
+        self.batch, self.call = batch, call
+
+    def batch_end(self, state, logger):
+        """Call it."""
+        if int(state.timestamp.batch) == self.batch:
+            self.call()
+
+
+def make_trainer(folder, *callbacks, **options):
+    data = TensorDataset(torch.randn(40, 3), torch.arange(40) % 2)
+    sampler = distributed.get_sampler(data, shuffle=True)
+    return Trainer(
+        model=ComposerClassifier(nn.Linear(3, 2)),
+        train_dataloader=DataLoader(data, 2, sampler=sampler),
+        max_duration="8ba",
+        save_folder=folder,
+        save_interval="3ba",
+        callbacks=list(callbacks),
+        progress_bar=False,
+        device="cpu",
+        **options,
+    )
+
+
+def error_of(call):
+    """Return the class and message of the error that a call raises."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001  (compared by the test)
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def fail(world_size, folder):
+    """Let saves fail in the first process, and return the errors, and the batches at which they were raised."""
+    del world_size
+    is_first, put, found = distributed.get_global_rank() == 0, LocalFolder.put, {}
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    def break_disk():
+        if is_first:
+            LocalFolder.put = full
+
+    trainer = make_trainer(f"{folder}/writing", AtBatch(3, break_disk))
+    found["writing"] = error_of(trainer.fit), int(trainer.state.timestamp.batch)
+    LocalFolder.put = put
+    trainer.close()
+
+    fails = Fails()
+
+    def break_state():
+        fails.fails = is_first
+
+    trainer = make_trainer(f"{folder}/taking", fails, AtBatch(3, break_state))
+    found["taking"] = error_of(trainer.fit), int(trainer.state.timestamp.batch)
+    fails.fails = False
+    trainer.close()
+    return found
+
+
+def damage(path):
+    """Change the last byte of the weights of a checkpoint."""
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+
+
+def choose(world_size, folder):
+    """Load from a folder whose newest checkpoint is damaged, and return what was loaded and which files were hashed."""
+    del world_size
+    runs, checked, check = f"{folder}/runs", [], LocalFolder.check
+
+    def note(place, name, manifest, files=None):
+        checked.append((name, *(manifest.files if files is None else files)))
+        check(place, name, manifest, files)
+
+    trainer = make_trainer(runs, run_name="run")
+    trainer.fit()
+    trainer.close()
+    if distributed.get_global_rank() == 0:
+        damage(Path(runs, "ep0-ba8"))
+    distributed.barrier()
+    LocalFolder.check = note
+    later = make_trainer(None, load_path=runs)
+    found = {"batch": int(later.state.timestamp.batch)}
+    later.close()
+    distributed.barrier()
+    if distributed.get_global_rank() == 0:
+        for path in Path(runs).glob("ep*"):
+            damage(path)
+    distributed.barrier()
+    found["none"] = error_of(lambda: make_trainer(None, load_path=runs))
+    return found | {"checked": checked}
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    Path(sys.argv[1]).mkdir(exist_ok=True)
+    in_group(2, sys.argv[1], fail)
+    in_group(2, sys.argv[1], choose)
