@@ -294,10 +294,10 @@ class TestFailures:
 
         fsspec.register_implementation("failing", Failing, clobber=True)
         memory = memoryview(bytearray(7))
-        with contextlib.suppress(ConnectionError):  # of the last file
-            with RemoteFolder("failing://runs", wait=0.001).reader("one", "state.json") as read:
-                read(0, memory)
-                closed = [file.closed for file in opened]
+        reader = RemoteFolder("failing://runs", wait=0.001).reader("one", "state.json")
+        with contextlib.suppress(ConnectionError), reader as read:  # the last file raises one, too
+            read(0, memory)
+            closed = [file.closed for file in opened]
 
         assert bytes(memory) == b"content"
         assert closed == [True, False]

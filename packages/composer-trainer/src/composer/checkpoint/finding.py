@@ -169,8 +169,14 @@ def newest_checkpoint(
     return None
 
 
-def agreed_newest(folder: str | os.PathLike[str], run_name: str) -> str | None:
-    """Return the newest undamaged checkpoint from which all processes resume a run; None if there is none.
+def agreed_newest(
+    folder: str | os.PathLike[str],
+    run_name: str | None,
+    *,
+    weights_only: bool | None = False,
+    argument: str = "save_folder",
+) -> str | None:
+    """Return the newest undamaged checkpoint of a folder that all processes load; None if there is none.
 
     All processes have to call it. Rank 0 decides which checkpoints there are. Files with tensors are
     distributed over the processes, which compare them with their checksums; each process compares all other files, so
@@ -178,20 +184,22 @@ def agreed_newest(folder: str | os.PathLike[str], run_name: str) -> str | None:
     :func:`agreed_path`: one that does not see rank 0's compares nothing before.
 
     Args:
-        folder: A path or URL; the Trainer's ``save_folder``.
-        run_name: The run that has saved it.
+        folder: A path or URL.
+        run_name: The run that has saved it; any if None.
+        weights_only: See :func:`newest_checkpoint`.
+        argument: The Trainer's argument with the folder, for the error.
 
     Raises:
         CheckpointError: The folder cannot be read, looking for a checkpoint failed in another process, or the processes
             see different ones.
     """
-    opened, argument = open_folder(folder), "save_folder"
+    opened = open_folder(folder)
 
     def failed(reason: str) -> CheckpointError:
-        return CheckpointError(folder, f"cannot be resumed from: {reason}")
+        return CheckpointError(folder, f"cannot be loaded from: {reason}")
 
     with failing_in_all_processes("looking for a checkpoint", failed):
-        own = _candidates(opened, run_name, weights_only=False)
+        own = _candidates(opened, run_name, weights_only=weights_only)
     listed = from_rank_zero([(one.name, one.problem) for one in own])
     for name, known in listed:
         with failing_in_all_processes("reading a checkpoint", failed):
@@ -243,11 +251,22 @@ def locate(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None =
     Raises:
         CheckpointError: There is none.
     """
+    opened, name = _follow(path, folder)
+    if name is None:
+        found = newest_checkpoint(str(opened), weights_only=None)
+        if found is None:
+            raise _without_any(opened)
+        name = found.name
+    return opened, name
+
+
+def _follow(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None) -> tuple[Folder, str | None]:
+    """Return as :func:`locate`, but None in place of the name if the newest one of the folder is to be chosen."""
     if not str(path):
         raise CheckpointError("''", "is not the path of a checkpoint.")
     text = _folder_of_file(str(path)) or str(path)
     if text.rstrip("/") == "latest" and folder is not None:
-        return _locate_newest(folder)
+        return open_folder(folder), None
     if not is_remote(text):
         local = local_path(text)
         text = str(local.absolute())
@@ -267,15 +286,12 @@ def locate(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None =
         raise CheckpointError(path, "does not exist.")
     inside = open_folder(opened.at(name))
     if not inside.exists(MANIFEST) and any(found.is_complete for found in find_checkpoints(inside)):
-        return _locate_newest(opened.at(name))
+        return inside, None
     return opened, name
 
 
-def _locate_newest(folder: str | os.PathLike[str]) -> tuple[Folder, str]:
-    found = newest_checkpoint(folder, weights_only=None)
-    if found is None:
-        raise CheckpointError(folder, "contains no complete checkpoint.")
-    return open_folder(folder), found.name
+def _without_any(folder: Folder) -> CheckpointError:
+    return CheckpointError(str(folder), "contains no complete checkpoint.")
 
 
 @attrs.frozen(slots=False)  # for cached_property
@@ -370,6 +386,8 @@ def open_checkpoint(path: str | os.PathLike[str], folder: str | os.PathLike[str]
 def agreed_path(own: str | None, argument: str, folder: str | os.PathLike[str] | None = None) -> str | None:
     """Return the checkpoint that all processes load; all have to call it, and nothing is loaded before they agree.
 
+    In a folder of checkpoints, they choose the newest undamaged one by :func:`agreed_newest`.
+
     Args:
         own: The checkpoint or file of weights that this process would load, or None. Rank 0 decides.
         argument: The Trainer's argument with the path, for the error.
@@ -389,11 +407,17 @@ def agreed_path(own: str | None, argument: str, folder: str | os.PathLike[str] |
     def failed(reason: str) -> CheckpointError:
         return CheckpointError(argument, f"cannot be loaded: {reason}")
 
+    is_folder = False
     with failing_in_all_processes("looking for it", failed):
         if own is not None and get_global_rank() == 0 and not is_weights_file(own):
-            opened, name = locate(own, folder)  # a link may change before another process follows it
-            own = opened.at(name)
-    chosen = from_rank_zero(own)
+            opened, name = _follow(own, folder)  # a link may change before another process follows it
+            own, is_folder = (str(opened), True) if name is None else (opened.at(name), False)
+    chosen, is_folder = from_rank_zero((own, is_folder))
+    if chosen is not None and is_folder:
+        newest = agreed_newest(chosen, None, weights_only=None, argument=argument)
+        if newest is None:
+            raise _without_any(open_folder(chosen))
+        return newest
     seen = all_gather_object(_Seen(own) if chosen is None else _Seen.at(chosen))
     advice = f"Let {argument} be on storage that all processes share."
     for rank, one in enumerate(seen):
