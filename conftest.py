@@ -1,7 +1,9 @@
 """Configuration of all tests."""
 
 import contextlib
+import importlib.util
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -20,6 +22,34 @@ with contextlib.suppress(ImportError):  # the environment for MMDetection has no
     # The default deadline of 200 ms per example fails on a busy machine.
     settings.register_profile("composer", deadline=None)
     settings.load_profile("composer")
+
+
+class Skipped(pytest.Module):
+    """A file of tests that is skipped without being imported."""
+
+    missing: list[str]
+
+    def collect(self):
+        """Skip it."""
+        pytest.skip(f"needs {', '.join(self.missing)}", allow_module_level=True)
+
+
+def pytest_ignore_collect(collection_path, config):
+    """With ``-m gpu``, ignore files without such tests, which takes less time and needs fewer libraries."""
+    if config.option.markexpr == "gpu" and collection_path.match("test_*.py"):
+        return not re.search(r"mark\.gpu|device: torch\.device", collection_path.read_text()) or None
+    return None
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    """With ``-m gpu``, skip files that import a library that is not installed."""
+    if parent.config.option.markexpr == "gpu":
+        imported = re.findall(r"^(?:import|from) (\w+)", module_path.read_text(), re.MULTILINE)
+        if missing := sorted(name for name in {*imported} if importlib.util.find_spec(name) is None):
+            module = Skipped.from_parent(parent, path=module_path)
+            module.missing = missing
+            return module
+    return None
 
 
 def pytest_collection_modifyitems(items):

@@ -2,6 +2,9 @@
 
 import re
 import runpy
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -148,3 +151,21 @@ def test_sizes_are_counted():
     assert size["code_lines"](source) == {3, 7, 10, 11, 12}
     assert size["longest_body"](source) == ("f", 3)
     assert size["circles"]({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": set()}) == [["a", "b", "c"]]
+
+
+def test_gpu_tests_need_no_library_of_other_tests(tmp_path):
+    """With ``-m gpu`` only files with such tests are imported; one whose libraries are missing is skipped."""
+    shutil.copy(ROOT / "conftest.py", tmp_path)
+    (tmp_path / "test_other.py").write_text("import no_such_library")
+    (tmp_path / "test_needs_a_library.py").write_text("import no_such_library\nmark = pytest.mark.gpu")
+    (tmp_path / "test_here.py").write_text(
+        "import pytest\n\n@pytest.mark.gpu\ndef test_here(): ...\n\ndef test_cpu(): ..."
+    )
+    options = ["-p", "no:cacheprovider", "-o", "markers=gpu", "-m", "gpu", "-rs"]
+
+    command = [sys.executable, "-m", "pytest", *options, f"--rootdir={tmp_path}", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "needs no_such_library" in done.stdout
+    assert "1 deselected" in done.stdout

@@ -124,6 +124,7 @@ class TestSystemMetricsMonitor:
     @pytest.mark.gpu
     def test_on_a_gpu(self):
         """Utilization, temperature and power are plausible."""
+        pytest.importorskip("pynvml", reason="nvidia-ml-py is in the test group")
         latest = fit(SystemMetricsMonitor(every="1ba", log_all_data=True), device="gpu").most_recent_values
 
         assert 0 <= latest["gpu_percentage_rank_0"] <= 100
