@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
-import re
 import statistics
+import sys
 import time
 import traceback
 from dataclasses import dataclass
@@ -23,7 +23,8 @@ from trainers import Batches, Turns
 import composer.algorithms as al
 from composer import Callback, Trainer
 from composer import functional as cf
-from composer.core import Algorithm, pack_sequences
+from composer.callbacks._flops import peak_flops
+from composer.core import Algorithm, Precision, pack_sequences
 from composer.models import ComposerClassifier, HuggingFaceModel
 
 if TYPE_CHECKING:
@@ -36,30 +37,9 @@ if TYPE_CHECKING:
     Row = dict[str, Any]
     Method = Callable[[], Algorithm]
 
-__all__ = ["SIZES", "attempt", "gpt", "make_clock", "make_resnet", "packing", "resnet50"]
+__all__ = ["SIZES", "attempt", "gpt", "make_clock", "make_resnet", "measure_peak", "packing", "resnet50"]
 
 RATIO = "relative to the plain loop"
-
-PEAKS = {
-    # https://www.nvidia.com/en-us/data-center/a100/
-    "A100": {"amp_bf16": 312e12, "amp_fp16": 312e12},
-    # https://www.nvidia.com/en-us/data-center/h100/, half of the figures, which are those with sparsity
-    "H100 PCIe": {"amp_bf16": 756e12, "amp_fp16": 756e12},
-    "H100 NVL": {"amp_bf16": 835e12, "amp_fp16": 835e12},
-    "H100 80GB HBM3": {"amp_bf16": 989e12, "amp_fp16": 989e12},
-    # https://www.nvidia.com/en-us/data-center/h200/, likewise
-    "H200 NVL": {"amp_bf16": 835e12, "amp_fp16": 835e12},
-    "H200": {"amp_bf16": 989e12, "amp_fp16": 989e12},
-    # https://www.nvidia.com/en-us/data-center/l4/, likewise
-    "L4": {"amp_bf16": 121e12, "amp_fp16": 121e12},
-    # https://www.nvidia.com/en-us/data-center/tesla-t4/ and https://www.nvidia.com/en-us/data-center/v100/
-    "T4": {"amp_fp16": 65e12},
-    "V100-SXM2": {"amp_fp16": 125e12},
-}
-"""Peak FLOP/s of dense matrix products by a part of the device's name, the first that matches, and by the precision.
-
-In fp32, torch computes convolutions in TF32 and matrix products not, so that there is no single peak.
-"""
 
 
 @dataclass(frozen=True)
@@ -145,7 +125,9 @@ FOR_TEXT: dict[str, Method] = {
 
 def attempt(name: str, call: Callable[[], Iterable[Row]], options: Options) -> Iterator[Row]:
     """Yield rows with a name, or why there are none: no time is left, a library is not installed, or an error."""
-    if time.monotonic() > options.deadline:
+    if name in options.done:
+        return
+    if time.time() > options.deadline:
         yield {"name": name, "skipped": "not measured: no time was left"}
         return
     try:
@@ -157,9 +139,29 @@ def attempt(name: str, call: Callable[[], Iterable[Row]], options: Options) -> I
             yield {"name": name, "skipped": f"not measured: {error}"}
         else:
             yield {"name": name, "error": " ".join(f"{type(error).__name__}: {error}".split())[:200]}
+    else:
+        return
+    try:
+        free(options)  # without the frames of the error, which have references to tensors
+    except RuntimeError as error:
+        sys.exit(f"The GPU cannot be used any more: {error}")
+
+
+def free(options: Options) -> None:
+    """Free the memory of what is not used any more, also in cycles."""
     gc.collect()
     if options.device == "cuda":
+        torch.cuda.synchronize()  # raises the error again after which CUDA needs a new process
         torch.cuda.empty_cache()
+
+
+def measure_peak(call: Callable[[], object], options: Options) -> float:
+    """Return the MiB that a call has allocated on a GPU, at most, above what was allocated before."""
+    before = allocated(options)
+    if options.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    call()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20 if options.device == "cuda" else 0.0
 
 
 def make_clock(options: Options) -> Callable[[], float]:
@@ -288,11 +290,12 @@ def train(
 
 def with_trainer(loop: PlainLoop, task: Task, method: Method | None, options: Options, block: int) -> Iterator[Row]:
     """Yield the figures of the Trainer in turns with the loop."""
+    free(options)
     before = allocated(options)
     steps = Steps(Turns(loop.train, block, 1, make_clock(options)), options.device)
     batches = itertools.islice(itertools.cycle(on_host(task, options)), (options.rounds + 1) * block + 1)
     model = task.wrap(task.network().to(options.device))
-    trainer = Trainer(
+    with Trainer(
         model=model,
         train_dataloader=Batches(batches),
         optimizers=task.optimizer(model.parameters()),
@@ -303,9 +306,8 @@ def with_trainer(loop: PlainLoop, task: Task, method: Method | None, options: Op
         device="gpu" if options.device == "cuda" else "cpu",
         progress_bar=False,
         seed=0,
-    )
-    trainer.fit()
-    trainer.close()
+    ) as trainer:
+        trainer.fit()
     pairs = steps.turns.pairs[1:]
     ratio = statistics.median(plain / own for own, plain in pairs) * task.amount / loop.task.amount
     peak = max(steps.peaks[block:]) - before if options.device == "cuda" else None
@@ -316,8 +318,9 @@ def figures(
     loop: PlainLoop, task: Task, seconds: float, ratio: float, peak: int | None, *, is_plain: bool = True
 ) -> Row:
     """Return the row of a variant; only steps of the plain model have an MFU, as methods change the FLOPs."""
-    name = torch.cuda.get_device_name() if loop.device == "cuda" else "CPU"
-    limit = peak_flops(name, loop.options.precision) if is_plain and task is loop.task else None
+    # In fp32 torch computes convolutions in TF32 and matrix products not, so that there is no single peak.
+    is_plain = is_plain and task is loop.task and loop.device == "cuda" and loop.options.precision != "fp32"
+    limit = peak_flops(torch.cuda.get_device_name(), Precision(loop.options.precision)) if is_plain else None
     return {
         f"{task.unit}/s": task.amount / seconds,
         RATIO: ratio,
@@ -395,9 +398,3 @@ def count_flops(task: Task, network: nn.Module, device: str) -> float:
     network.zero_grad()
     batch = task.batches[0]
     return counter.get_total_flops() * len(batch[0] if isinstance(batch, tuple) else batch["input_ids"]) / 2
-
-
-def peak_flops(name: str, precision: str) -> float | None:
-    """Return the peak of the device with a name, or None if it is unknown, as that of a part of a device."""
-    found = [peaks for part, peaks in PEAKS.items() if re.search(rf"\b{part}\b", name) and "MIG" not in name]
-    return found[0].get(precision) if found else None

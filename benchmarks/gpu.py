@@ -5,12 +5,14 @@
     python benchmarks/gpu.py --device cpu --size tiny     all parts with tiny sizes, to check the program
     python benchmarks/gpu.py --publish build/gpu.jsonl    write these figures to gpu.jsonl and README.md beside it
 
-Each part runs in a process of its own for ``--budget`` seconds; what has not begun by then is not measured. Variants
-run in turns with a reference, which is a plain PyTorch loop where a model is trained, after a warm-up, and the device
-is synchronized before and after each timed block. A figure is the median over the blocks. An error becomes a row of the
-table, the other variants and parts are measured, and the exit code is 1. The figures are written to ``--output`` as
-JSON lines, and beside it as tables of Markdown.
+Each part runs in a process of its own, for its share of what is left of ``--budget``: the last parts, which have the
+most variants, get what the first have not used. A variant that has not begun by then is not measured. Variants run in
+turns with a reference, which is a plain PyTorch loop where a model is trained, after a warm-up, and the device is
+synchronized before and after each timed block. A figure is the median over the blocks. Each row is written to
+``--output`` as a JSON line when it is measured, and the tables of Markdown beside it at the end. An error becomes a
+row, the other variants and parts are measured, if necessary by another process, and the exit code is 1.
 
+Images and tokens per second are those that are loaded, from pinned memory, also if a method leaves some of them out.
 MFU is the FLOPs of the plain model's convolutions and matrix products, forward and backward as torch counts them,
 divided by the time and by the dense peak of the device. Without a known peak there is none.
 """
@@ -42,7 +44,7 @@ import checkpoint as saving
 import losses
 import torch
 import trainers
-from _gpu_training import SIZES, attempt, gpt, make_clock, make_resnet, packing, resnet50
+from _gpu_training import SIZES, attempt, gpt, make_clock, make_resnet, measure_peak, packing, resnet50
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,6 +56,8 @@ FOLDER = Path(__file__).resolve().parent
 sys.path[:] = [path for path in sys.path if Path(path).resolve() != FOLDER]
 LIBRARIES = ["torch", "torchvision", "kornia", "timm", "transformers", "lightning", "accelerate"]
 BLOCK = re.compile(r"(<!-- gpu -->\n).*?(<!-- end -->)", re.DOTALL)
+OVERTIME = 30
+"""Seconds after the end of its share when the process of a part is killed: no variant should take as long."""
 
 
 def main() -> None:
@@ -79,20 +83,23 @@ def parse_arguments() -> Options:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda", help="default: %(default)s")
     parser.add_argument("--size", choices=SIZES, default="full", help="default: %(default)s")
     parser.add_argument("--precision", choices=["fp32", "amp_bf16", "amp_fp16"], default="amp_bf16")
-    parser.add_argument("--budget", type=float, default=70, help="seconds for each part (default: %(default)s)")
+    parser.add_argument("--budget", type=float, default=560, help="seconds for all parts (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="blocks of each variant (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=Path("build/gpu.jsonl"), help="default: %(default)s")
     parser.add_argument("--publish", type=Path, metavar="FILE", help="measure nothing, and publish these JSON lines")
     parser.add_argument("--child", choices=PARTS, help=argparse.SUPPRESS)
+    parser.add_argument("--deadline", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--done", nargs="*", default=[], help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def write(options: Options) -> list[Row]:
     """Measure the parts, write their rows as soon as they are there, then the tables, and return the rows."""
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    rows = []
+    end, count, rows = time.time() + options.budget, len(options.parts), []
+    parts = (run_part(part, options, end, count - place) for place, part in enumerate(options.parts))
     with options.output.open("w") as file:
-        for row in itertools.chain([environment(options)], *(run_child(part, options) for part in options.parts)):
+        for row in itertools.chain([environment(options)], *parts):
             rows.append(row)
             print(json.dumps(row), file=file, flush=True)
     tables = render(rows)
@@ -101,26 +108,45 @@ def write(options: Options) -> list[Row]:
     return rows
 
 
-def run_child(part: str, options: Options) -> Iterator[Row]:
-    """Yield the rows that a new process measures, and an error if it ends early; it is killed after twice its time."""
-    passed = [f"--{name}={getattr(options, name)}" for name in ("device", "size", "precision", "budget", "rounds")]
-    with subprocess.Popen([sys.executable, __file__, "--child", part, *passed], stdout=-1, text=True) as process:
-        timer = threading.Timer(2 * options.budget + 60, process.kill)
-        timer.start()
-        for line in process.stdout or ():
-            yield json.loads(line)
-        timer.cancel()
-    if process.returncode:
-        yield {"part": part, "name": part, "error": f"the process has ended with {process.returncode}"}
+def run_part(part: str, options: Options, end: float, parts: int) -> Iterator[Row]:
+    """Yield the rows of a part in its share of the time until the end, which is divided by the number of parts left."""
+    deadline = time.time() + (end - time.time()) / parts
+    done, seen, code = [], -1, 1
+    # After some errors a process cannot use the GPU any more. Another one continues after the last row.
+    while code and len(done) > seen and time.time() < deadline:
+        seen = len(done)
+        with start(part, options, deadline, done) as process:
+            for line in process.stdout or ():
+                if line.startswith("{"):  # libraries in C may print, too
+                    row = json.loads(line)
+                    done.append(row["name"])
+                    yield row
+        code = process.returncode
+    if seen < 0:
+        yield {"part": part, "name": part, "skipped": "not measured: no time was left"}
+    elif code:
+        yield {"part": part, "name": part, "error": f"the process has ended with {code}, what follows is missing"}
+
+
+def start(part: str, options: Options, deadline: float, done: list[str]) -> subprocess.Popen[str]:
+    """Return a new process that measures a part, except what is done. It is killed if it does not end in time."""
+    passed = [f"--{name}={getattr(options, name)}" for name in ("device", "size", "precision", "rounds")]
+    command = [sys.executable, __file__, "--child", part, *passed, f"--deadline={deadline}", "--done", *done]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    timer = threading.Timer(deadline + OVERTIME - time.time(), process.kill)
+    timer.daemon = True
+    timer.start()
+    return process
 
 
 def measure(part: str, options: Options) -> Iterator[Row]:
     """Yield the rows of a part; what prevents further rows is an error in the last one."""
-    options.deadline = time.monotonic() + options.budget
+    torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of algorithms without an effect in so few steps
         for row in attempt(part, lambda: PARTS[part](options), options):
-            yield {"part": part, **row}
+            if row["name"] not in options.done:
+                yield {"part": part, **row}
 
 
 def environment(options: Options) -> Row:
@@ -131,7 +157,8 @@ def environment(options: Options) -> Row:
             libraries[name] = version(name)
     device = torch.cuda.get_device_name() if options.device == "cuda" else platform.machine()
     settings = {name: getattr(options, name) for name in ("size", "precision", "rounds")}
-    return {"part": "environment", "name": device, **settings, "python": platform.python_version(), **libraries}
+    settings |= {"python": platform.python_version(), "cuda": torch.version.cuda}
+    return {"part": "environment", "name": device, **settings, **libraries}
 
 
 def overhead(options: Options) -> Iterator[Row]:
@@ -143,7 +170,7 @@ def overhead(options: Options) -> Iterator[Row]:
         if importlib.util.find_spec(package) is None:
             raise ImportError(f"{package} is not installed", name=package)
         try:
-            figures = trainers.run_child(case, "bare", settings)
+            figures = trainers.run_child(case, "bare", settings, timeout=options.deadline + OVERTIME / 2 - time.time())
         except subprocess.CalledProcessError as error:
             raise RuntimeError(error.stderr.strip().splitlines()[-1]) from error
         yield {
@@ -163,17 +190,15 @@ def overhead(options: Options) -> Iterator[Row]:
 def loss(options: Options) -> Iterator[Row]:
     """Compare the cross entropy of a large vocabulary in chunks with that of all logits, forward and backward."""
     dtype = {"fp32": "float32", "amp_bf16": "bfloat16", "amp_fp16": "float16"}[options.precision]
-    settings = argparse.Namespace(device=options.device, dtype=dtype, rounds=options.rounds, chunk_sizes=[])
-    vars(settings).update(SIZES[options.size].loss)
-    times = losses.measure_times(settings)
-    for name, call in losses.variants([]).items():
-        pairs = zip(times[name], times["all logits"], strict=True)
-        yield {
-            "name": name,
-            "ms": statistics.median(times[name]) * 1e3,
-            "relative to all logits": statistics.median(own / reference for own, reference in pairs),
-            "peak above the inputs, MiB": losses.measure_peak(call, settings) if options.device == "cuda" else None,
-        }
+    settings = argparse.Namespace(device=options.device, dtype=dtype, **SIZES[options.size].loss)
+    tensors = losses.make_tensors(settings)
+
+    def call(variant: Callable[..., torch.Tensor]) -> None:
+        losses.run(variant, tensors)
+        tensors[0].grad = tensors[1].grad = None  # the peak is that above the inputs
+
+    variants = losses.variants([]).items()
+    return in_turns({name: functools.partial(call, variant) for name, variant in variants}, options)
 
 
 def checkpoint(options: Options) -> Iterator[Row]:
@@ -181,34 +206,56 @@ def checkpoint(options: Options) -> Iterator[Row]:
     from composer.checkpoint import save_checkpoint
     from composer.checkpoint.saving import take_snapshot
 
-    state, clock = saving.make_state(make_resnet(options.size).to(options.device)), make_clock(options)
+    state = saving.make_state(make_resnet(options.size).to(options.device))
     tensors = [tensor for group in saving.tensors_of(state) for tensor in group.values()]
     pinned = [torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda) for tensor in tensors]
     folder, kept = Path(tempfile.mkdtemp(prefix="composer-bench-")), {}
+
+    def copy() -> None:
+        for target, tensor in zip(pinned, tensors, strict=True):
+            target.copy_(tensor, non_blocking=True)
 
     def torch_save() -> None:
         torch.save({"model": state.model.state_dict(), "optimizer": state.optimizers[0].state_dict()}, folder / "one")
 
     calls: dict[str, Callable[[], object]] = {
-        "copy to pinned memory": lambda: [
-            target.copy_(tensor, non_blocking=True) for target, tensor in zip(pinned, tensors, strict=True)
-        ],
+        "copy to pinned memory": copy,
         "what training waits for": lambda: take_snapshot(state, memory=kept),
         "torch.save, without waiting for the disk": torch_save,
         "save, until it is on the disk": lambda: save_checkpoint(state, str(folder / "two"), overwrite=True),
     }
-    times: dict[str, list[float]] = {name: [] for name in calls}
     try:
-        for _, (name, call) in itertools.product(range(options.rounds + 1), calls.items()):
-            began = clock()
-            call()
-            times[name].append(clock() - began)
+        yield from in_turns(calls, options)
     finally:
         shutil.rmtree(folder)
-    copies = times["copy to pinned memory"][1:]
-    for name, (_, *own) in times.items():  # the first call allocates memory
-        ratio = statistics.median(one / copy for one, copy in zip(own, copies, strict=True))
-        yield {"name": name, "ms": statistics.median(own) * 1e3, "relative to the copy": ratio}
+
+
+def in_turns(calls: dict[str, Callable[[], object]], options: Options) -> Iterator[Row]:
+    """Yield the time of each call, in turns after a first round that allocates memory, its ratio, and its peak."""
+    clock, first = make_clock(options), next(iter(calls))
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    peaks: dict[str, float] = {}
+    failed: dict[str, Row] = {}
+
+    def run(name: str) -> list[Row]:
+        began = clock()
+        peaks[name] = measure_peak(calls[name], options)
+        times[name].append(clock() - began)
+        return []
+
+    for _, name in itertools.product(range(options.rounds + 1), calls):
+        if name not in failed:
+            for row in attempt(name, functools.partial(run, name), options):
+                failed[name] = row
+    for name in calls:
+        own = times[name][1:]
+        pairs = list(zip(own, times[first][1:], strict=False))  # none if the first failed
+        yield failed.get(name) or {
+            "name": name,
+            "ms": statistics.median(own) * 1e3,
+            f"relative to {first}": statistics.median(one / other for one, other in pairs) if pairs else None,
+            "peak, MiB": peaks[name] if options.device == "cuda" else None,
+        }
 
 
 def kernels(options: Options) -> Iterator[Row]:
@@ -225,13 +272,13 @@ def kernels(options: Options) -> Iterator[Row]:
 
 
 PARTS: dict[str, Callable[[Options], Iterator[Row]]] = {
-    "overhead": overhead,
-    "resnet50": resnet50,
-    "gpt": gpt,
-    "packing": packing,
     "loss": loss,
     "checkpoint": checkpoint,
+    "packing": packing,
+    "overhead": overhead,
     "kernels": kernels,
+    "gpt": gpt,
+    "resnet50": resnet50,
 }
 
 

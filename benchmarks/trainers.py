@@ -121,8 +121,8 @@ def compare(arguments: argparse.Namespace) -> None:
         arguments.json.write_text(json.dumps({"model": arguments.model, "rows": rows, "failed": failed}, indent=2))
 
 
-def run_child(case: str, variant: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the figures that a new process measures."""
+def run_child(case: str, variant: str, arguments: argparse.Namespace, timeout: float | None = None) -> dict[str, Any]:
+    """Return the figures that a new process measures; it is killed after some seconds."""
     python = sys.executable
     if arguments.environments and (arguments.environments / case).is_dir():
         python = str(arguments.environments / case / "bin" / "python")
@@ -144,7 +144,7 @@ def run_child(case: str, variant: str, arguments: argparse.Namespace) -> dict[st
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
     if arguments.device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, timeout=timeout)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
