@@ -16,8 +16,7 @@ KERNELS = {
 }
 # These layers draw within their call, and the head computes its logits outside of the graph.
 NOT_COMPILED = {"ChunkedHead", "GyroDropout", "PatchDropout", "StochasticDepthBlock"}
-# What most recipes use, of each kind: these are also compiled to C++, in one graph. Averages are not in it, because
-# update_averages changes an input that the backward pass of other kernels reads.
+# What most recipes use, of each kind: these are also compiled to C++, in one graph.
 MOST_USED = [
     "alternating_flip_batch",
     "blur_2d",
@@ -31,9 +30,9 @@ MOST_USED = [
     "select_using_loss",
     "smooth_labels",
     "soft_cross_entropy",
-    "softcap",
     "standardize_weight",
     "take_samples",
+    "update_averages",
 ]
 MOST_USED_LAYERS = ["AlibiBias", "FactorizedLinear", "GatedLinearUnit", "GhostBatchNorm2d", "SqueezeExcite2d"]
 

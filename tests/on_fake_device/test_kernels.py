@@ -73,7 +73,7 @@ NOT_HERE = {
     "by singular values, which are zeros here": "factorize_conv2d factorize_matrix",
     "in test_trainer.py": "SAMOptimizer",
 }
-WITHOUT_TENSORS = {"check_for_index_targets", "infer_target_type", "update_averages"}
+WITHOUT_TENSORS = {"check_for_index_targets", "infer_target_type"}
 """Kernels that return nothing or a word."""
 SURGERY = {name for name in cf.__all__ if name.startswith("apply_")} - {"apply_gradient_clipping"}
 PIXELS, FLOATS = list(DTYPES), list(DTYPES)[:2]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import composer.loss
 import composer.metrics
 from composer.loss import DiceLoss, binary_cross_entropy_with_logits, soft_cross_entropy
 from fixtures.kernels import backward
@@ -76,3 +77,8 @@ def test_loss(name, dtype, step):
         backward(make()(values[output], values[target]))
 
     assert devices(values[output].grad) == {"cuda"}
+
+
+def test_each_loss_is_here():
+    """A new loss has a case. The registry holds these functions by name."""
+    assert {name.partition(",")[0] for name in LOSSES} | {"loss_registry"} == {*composer.loss.__all__}

@@ -5,11 +5,15 @@ import warnings
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from transformers import PreTrainedTokenizerFast
 
 import composer.algorithms as al
 import composer.callbacks
+import composer.optim
 from composer import Callback, DataSpec
 from composer import functional as cf
 from composer.loggers import InMemoryLogger
@@ -128,6 +132,13 @@ def test_optimizer(name, step):
     assert int(run.state.timestamp.batch) == BATCHES
 
 
+def test_each_optimizer_is_here():
+    """A new optimizer of this library has a case; Muon is that of the next test."""
+    kinds = {name: kind for name, kind in vars(composer.optim).items() if isinstance(kind, type)}
+
+    assert {name for name, kind in kinds.items() if issubclass(kind, torch.optim.Optimizer)} - {"Muon"} <= set(OURS)
+
+
 def test_muon_with_adamw(step):
     """Matrices and other parameters in two groups."""
     model = make_classifier(nn.Sequential(nn.Flatten(), nn.Linear(432, 8), nn.Linear(8, 3)), train_metrics=[])
@@ -205,7 +216,6 @@ CALLBACKS = {
 NOT_HERE = {
     "Callback": "the base class, which the guard of these tests is made of",
     "Cost": "a row of CostMonitor's table",
-    "Generate": "a model of Transformers generates until a value ends it, which no kernel of the stand-in computes",
     "SystemMetricsMonitor": "a thread reads the temperature and power from NVML, which the stand-in lacks",
 }
 
@@ -247,9 +257,33 @@ def test_save_pretrained(step, tmp_path):
     assert [*tmp_path.rglob("model.safetensors")]
 
 
+class Continuing(HuggingFaceModel):
+    """Continues by two tokens. Transformers continues until a value ends it, which no kernel here computes."""
+
+    def generate(self, input_ids, attention_mask):
+        for _ in range(2):
+            found = self.model(input_ids=input_ids, attention_mask=attention_mask).logits[:, -1:].argmax(-1)
+            input_ids = torch.cat([input_ids, found], 1)
+            attention_mask = torch.cat([attention_mask, torch.ones_like(found)], 1)
+        return input_ids
+
+
+def test_generate(step):
+    """Prompts are continued where the model is, at the end of each epoch."""
+    words = Tokenizer(WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="?")
+    model = standard_attention(Continuing(make_transformer("gpt2"), tokenizer=tokenizer))
+    row, loggers = torch.arange(8), InMemoryLogger()
+    data = [{"input_ids": row, "labels": row, "attention_mask": torch.ones_like(row)}] * 12
+
+    train(step, model, data, callbacks=[composer.callbacks.Generate(["a", "b"], "1ep")], loggers=loggers)
+
+    assert [prompt for prompt, _ in loggers.tables["generations"]["rows"]] == ["a", "b"]
+
+
 def test_each_callback_is_here():
     """A new callback has a case, or a reason."""
-    elsewhere = {"LoadCheckpoint", "SavePretrained"}
+    elsewhere = {"Generate", "LoadCheckpoint", "SavePretrained"}
 
     assert not set(CALLBACKS) & (elsewhere | set(NOT_HERE))
     assert set(CALLBACKS) | elsewhere | set(NOT_HERE) == {*composer.callbacks.__all__}
