@@ -163,6 +163,18 @@ class TestScaledLoss:
         with pytest.raises(ValueError, match=r"LBFGS.*'fp32' or 'amp_bf16'"):
             trainer.fit(duration="1ba")
 
+    @pytest.mark.parametrize("algorithms", [(), SAM()], ids=["alone", "in SAM"])
+    def test_fused_momentum_raises(self, algorithms):
+        """Torch's fused SGD creates momentum in uninitialized memory and does not fill it in a step that is skipped."""
+        model = make_classifier()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+        options = {"model": model, "optimizers": optimizer, "algorithms": algorithms, "max_duration": "2ba"}
+
+        with pytest.raises(ValueError, match="momentum and fused=True does not support precision='amp_fp16'"):
+            small_run(precision="amp_fp16", **options).fit()
+
+        small_run(precision="amp_bf16", **options).fit()
+
 
 class TestEvaluationWeights:
     def schedule_free(self, **options):

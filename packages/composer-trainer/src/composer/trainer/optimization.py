@@ -50,8 +50,8 @@ def check_precision(state: State, precision: Precision) -> None:
     """Raise an error if a run cannot continue in a precision.
 
     Raises:
-        ValueError: The layers for ``amp_fp8`` would have to be created or removed, or an optimizer requires a closure,
-            and there are other optimizers or loss scaling.
+        ValueError: The layers for ``amp_fp8`` would have to be created or removed; an optimizer requires a closure,
+            and there are other optimizers or loss scaling; or a fused SGD has momentum, and there is loss scaling.
     """
     if precision is not state.precision and Precision.AMP_FP8 in (precision, state.precision):
         raise ValueError(
@@ -59,6 +59,12 @@ def check_precision(state: State, precision: Precision) -> None:
             "the constructor. Give precision to the Trainer."
         )
     optimizers = state.optimizers
+    if precision is Precision.AMP_FP16 and any(map(_is_fused_momentum, optimizers)):
+        raise ValueError(
+            f"optimizers: SGD with momentum and fused=True does not support precision='{Precision.AMP_FP16}': if the "
+            "gradients of the first step overflow, torch continues with momentum from uninitialized memory. Create "
+            "it without fused=True, or use 'amp_bf16'."
+        )
     if not any(map(wants_closure, optimizers)):
         return
     if len(optimizers) > 1 or (precision is Precision.AMP_FP16 and not takes_scaler(optimizers[0])):
@@ -77,7 +83,7 @@ class Optimization:
         skipped_steps: The number of steps skipped because the loss scale was too large; updated in place.
 
     Raises:
-        ValueError: An optimizer requires a closure, and there are other optimizers or loss scaling.
+        ValueError: See :func:`check_precision`.
     """
 
     def __init__(self, state: State, skipped_steps: Tensor) -> None:
@@ -142,6 +148,11 @@ class Optimization:
 def takes_scaler(optimizer: Optimizer) -> bool:
     """Return whether an optimizer with a closure supports loss scaling."""
     return "scaler" in inspect.signature(optimizer.step).parameters
+
+
+def _is_fused_momentum(optimizer: Optimizer) -> bool:
+    groups = unwrapped(optimizer).param_groups
+    return isinstance(unwrapped(optimizer), torch.optim.SGD) and any(one["fused"] and one["momentum"] for one in groups)
 
 
 def _has_gradients(optimizer: Optimizer) -> bool:
