@@ -303,7 +303,7 @@ class TestProcesses:
         assert not [row for row in rows if "error" in row]
 
     def test_ends_again(self, load, monkeypatch):
-        """A process that ends before its first row is an error, which says that rows are missing."""
+        """A process that ends before its first row is an error, which states that rows are missing."""
         rows = self.measured(load, monkeypatch, PROGRAM.format(dies=True))
 
         assert [row["name"] for row in rows] == ["a", "b", "loss"]
