@@ -350,7 +350,7 @@ class TestResume:
         """Unpickling a tensor of one process's device in another would occupy memory of that device."""
         with trainer(max_duration="2ba") as made:
             made.fit()
-            tensors = [one for one in tree_leaves(made._progress.to_data()["processes"]) if torch.is_tensor(one)]
+            tensors = [one for one in tree_leaves(made._resume_state.to_data()["processes"]) if torch.is_tensor(one)]
 
         assert len(tensors) > 3
         assert {one.device.type for one in tensors} == {"cpu"}

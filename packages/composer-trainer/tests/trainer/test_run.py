@@ -373,7 +373,7 @@ class TestInterruptedEvaluation:
         resumed, _ = self.run(max_duration="5ba", eval_dataloader=None, **saving)
 
         assert resumed.fit().steps == 1
-        assert not resumed._progress.interrupted
+        assert not resumed._resume_state.interrupted
 
 
 def test_losses_are_numbers_in_callbacks():

@@ -129,7 +129,7 @@ class Reports(BatchLimit):
 
     def abort(self, reason):
         self._report(reason)
-        self.is_over.set()
+        self.ended.set()
 
 
 def test_a_batch_may_take_20_seconds(monkeypatch):
@@ -137,7 +137,7 @@ def test_a_batch_may_take_20_seconds(monkeypatch):
     clock, ended, batches = iter(range(100)), [], iter([1, 1, 1, *[2] * 100])
     limit = Reports(lambda: next(batches), lambda reason: ended.append((next(clock) - 1, reason)))
     monkeypatch.setattr(stopping.time, "monotonic", lambda: float(next(clock)))
-    monkeypatch.setattr(limit.is_over, "wait", lambda _: bool(ended))
+    monkeypatch.setattr(limit.ended, "wait", lambda _: bool(ended))
 
     limit.watch()
 

@@ -7,8 +7,13 @@ samples. A microbatch's loss is then weighed in two steps: ``split_microbatches`
 share, and ``BatchWeights.weigh`` by the fraction of the share in the batch of all processes. The complete batch of a
 single process has the weight 1, whatever its elements are.
 
-``Run`` creates :class:`BatchGradients` for a call of ``fit``. A batch begins with :meth:`BatchGradients.begin`; its
-counts and weights stay until the next one begins.
+``Run`` creates :class:`BatchGradients` for a call of ``fit``. A batch begins with :meth:`BatchGradients.begin`. To
+compute its gradients, ``Step`` calls ``_split`` for the microbatches, which begins the exchange of the counts, and
+``_complete`` after the last one. Counts and weights stay until the next batch begins.
+
+Several processes exchange fewer counts where batches are *regular*: each process certainly has the usual number of
+samples. ``Batches`` states this of the loader, ``EpochPosition`` of a batch, and :meth:`~BatchGradients.prepare` checks
+that nothing in this run changes a number. ``distributed/count_exchange.py`` makes use of it.
 """
 
 from __future__ import annotations
@@ -83,7 +88,7 @@ class BatchGradients:
         self._asks_model = not by_tokens or spec._get_num_tokens_in_batch is count_tokens  # noqa: SLF001
         # Batches have equal numbers of samples but not of tokens, so that these cannot be known in advance.
         self._usual = None if by_tokens else batches.usual_samples
-        self._keeps_usual = False
+        self._full_is_regular = False
         # The search reduces the size itself, and one that is larger than a batch is not a mistake of the user.
         self._may_warn_of_size = not state.auto_microbatching
         self.num_samples = self._num_counted = 0
@@ -98,9 +103,8 @@ class BatchGradients:
         is_incomplete = self._parallel.is_connected or state.scaler is not None
         self.step.complete = self._complete if is_incomplete else None
         selects = any(algorithm.selects_samples for algorithm in state.algorithms)
-        self._keeps_usual = self._usual is not None and not (
-            has_own_functions(spec) or state.auto_microbatching or selects
-        )
+        changes_number = has_own_functions(spec) or state.auto_microbatching or selects
+        self._full_is_regular = self._usual is not None and self._batches.is_exact and not changes_number
 
     def begin(self, batch: Batch) -> None:
         """Make this the batch of the state: the one that ``batches`` returned last."""
@@ -164,7 +168,7 @@ class BatchGradients:
             own.counted = self._count_elements(state.batch) if state.batch_counts else 0
             if not parallel.is_trial:  # after the trials the batch begins once more
                 own.seconds = self._clock.elapsed() / 1e6
-        is_regular = self._keeps_usual and self._batches.position.last_batch_is_full
+        is_regular = self._full_is_regular and self._batches.position.last_batch_is_full
         self.weights = parallel.begin_batch(own, usual=self._usual, is_regular=is_regular)
 
     def _complete(self) -> None:

@@ -33,7 +33,7 @@ def train(run: Run) -> None:
         _train_epochs(run)
         run.evaluate_if_due(Event.FIT_END)
         run.log_train_metrics()  # of an epoch that is not complete
-    run.progress.end()
+    run.resume_state.end()
     event("fit_end")
     run.warn_of_nan()
     state.batch = state.outputs = state.loss = None
@@ -43,13 +43,13 @@ def _train_epochs(run: Run) -> None:
     event = run.engine.run_event
     # First the evaluations that a signal has left undone, and the checkpoint that would have followed.
     for ended, checkpoint in _CHECKPOINTS.items():
-        if ended in run.progress.interrupted:
+        if ended in run.resume_state.interrupted:
             run.evaluate_if_due(ended)
-            run.progress.interrupted.pop(ended, None)  # if there is nothing to evaluate on now
+            run.resume_state.interrupted.pop(ended, None)  # if there is nothing to evaluate on now
             event(checkpoint)
     _end_iteration_if_done(run)  # resumed from a checkpoint of the end of an epoch
     # The last batch of a training may also be that of an epoch, which is then still to be counted.
-    while not run.is_over() or run.batches.position.epoch_is_over:
+    while not run.training_is_over() or run.batches.position.epoch_is_over:
         if run.begins_epoch():
             if run.state.timestamp.epoch_in_iteration == 0:
                 event("iteration_start")
@@ -90,5 +90,5 @@ def _train_batches(run: Run) -> None:
         event("batch_end")
         run.evaluate_if_due(Event.BATCH_END)
         event("batch_checkpoint")
-        if run.is_over():
+        if run.training_is_over():
             break

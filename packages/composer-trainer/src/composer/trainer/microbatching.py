@@ -2,7 +2,7 @@
 
 ``split_microbatches`` weights each microbatch by its fraction of this process's share of a batch; the weights in the
 batch of all processes are those of ``BatchWeights.weigh``. ``MicrobatchSearch`` computes a batch again in smaller
-microbatches if it does not fit; a trial has no effect but on the size. ``composer.trainer.run.Run`` calls all of it.
+microbatches if it does not fit; a trial has no effect but on the size. ``BatchGradients`` calls all of it.
 """
 
 from __future__ import annotations

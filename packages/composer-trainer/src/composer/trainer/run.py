@@ -40,37 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["Run"]
 
 
-_loss_name = cache("loss/train/{}".format)
-
-
-class LoggedLosses(Mapping[str, float]):
-    """The losses of a batch by the names under which they are logged, read from the device where they are used.
-
-    In several processes these are the means over all of them if a process logs them, which has reduced them then, and
-    otherwise those of this process's samples.
-
-    Example:
-        >>> import torch
-        >>> dict(LoggedLosses({"total": torch.tensor(0.5)}))
-        {'loss/train/total': 0.5}
-    """
-
-    def __init__(self, losses: Mapping[str, Tensor]) -> None:
-        self._losses = losses  # a step creates this object, and nothing else for it
-
-    def __getitem__(self, name: str) -> float:
-        """Return a loss."""
-        return float({_loss_name(one): loss for one, loss in self._losses.items()}[name])
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the names."""
-        return map(_loss_name, self._losses)
-
-    def __len__(self) -> int:
-        """Return the number of losses."""
-        return len(self._losses)
-
-
 class Run:
     """A training in progress, as the loop sees it.
 
@@ -80,7 +49,7 @@ class Run:
         optimization: Computes and applies the gradients.
         schedules: The learning rates.
         evaluations: What is evaluated, and how often.
-        progress: Restores a saved run as the last preparation before the first batch.
+        resume_state: Restores a saved run as the last preparation before the first batch.
         parallel: Runs the model in all processes.
         weigh_by_tokens: Whether microbatches are weighted by their tokens instead of their samples; a model that counts
             the elements of its loss is asked first, unless the tokens are counted by a function of the user.
@@ -96,14 +65,14 @@ class Run:
         optimization: Optimization,
         schedules: Schedules,
         evaluations: Evaluations,
-        progress: ResumeState,
+        resume_state: ResumeState,
         *,
         parallel: Parallelism,
         weigh_by_tokens: bool = False,
     ) -> None:
         self.engine, self.state = engine, engine.state
         self.batches, self.optimization, self.schedules, self.parallel = batches, optimization, schedules, parallel
-        self._evaluations, self.progress, self.end = evaluations, progress, self.state.max_duration
+        self._evaluations, self.resume_state, self.end = evaluations, resume_state, self.state.max_duration
         elapsed = self.state.get_elapsed_duration()
         # A resumed run may have trained longer than this call would, and then only completes evaluations.
         self._begins_after_end = elapsed is not None and elapsed.value > 1
@@ -126,7 +95,7 @@ class Run:
         """Whether an algorithm or a callback has set another end than the call of ``fit``, also an equal one."""
         return self.state.max_duration is not self.end
 
-    def is_over(self) -> bool:
+    def training_is_over(self) -> bool:
         """Return whether the training has reached its length.
 
         Raises:
@@ -147,11 +116,11 @@ class Run:
         enter_training_mode(self.state.model)
         self.optimization.train_mode()
         # Last, because wrapping the model and the callbacks at FIT_START may draw random numbers.
-        self.progress.begin()
+        self.resume_state.begin()
         self.state.dataloader_len = self.batches.position.length
         # The training may be longer than when it was stopped at its end.
         if self.end is not None and not self.state.has_reached(self.end):
-            self.progress.interrupted.pop(Event.FIT_END, None)
+            self.resume_state.interrupted.pop(Event.FIT_END, None)
         self.clock.elapsed()  # the time before is not training time
 
     def begins_epoch(self) -> bool:
@@ -257,9 +226,9 @@ class Run:
         Raises:
             Stopped: A signal has stopped the evaluation, or the training before it.
         """
-        if self.state._evaluators:  # noqa: SLF001  (see is_over)
+        if self.state._evaluators:  # noqa: SLF001  (see training_is_over)
             with self.clock.paused():
-                self._evaluations.run_if_due(self.engine, event, self.signals, self.progress.interrupted)
+                self._evaluations.run_if_due(self.engine, event, self.signals, self.resume_state.interrupted)
 
     def reset_train_metrics(self) -> None:
         """Reset the training metrics, which callbacks read until the end of ``EPOCH_END``."""
@@ -282,3 +251,34 @@ class Run:
                 UserWarning,
                 stacklevel=2,
             )
+
+
+_loss_name = cache("loss/train/{}".format)
+
+
+class LoggedLosses(Mapping[str, float]):
+    """The losses of a batch by the names under which they are logged, read from the device where they are used.
+
+    In several processes these are the means over all of them if a process logs them, which has reduced them then, and
+    otherwise those of this process's samples.
+
+    Example:
+        >>> import torch
+        >>> dict(LoggedLosses({"total": torch.tensor(0.5)}))
+        {'loss/train/total': 0.5}
+    """
+
+    def __init__(self, losses: Mapping[str, Tensor]) -> None:
+        self._losses = losses  # a step creates this object, and nothing else for it
+
+    def __getitem__(self, name: str) -> float:
+        """Return a loss."""
+        return float({_loss_name(one): loss for one, loss in self._losses.items()}[name])
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return map(_loss_name, self._losses)
+
+    def __len__(self) -> int:
+        """Return the number of losses."""
+        return len(self._losses)

@@ -56,12 +56,12 @@ class BatchLimit:
 
     def __init__(self, batch: Callable[[], int | None]) -> None:
         self._batch = batch
-        self.is_over = threading.Event()
+        self.ended = threading.Event()
 
     def watch(self) -> None:
-        """Watch the batches, in a thread, until :attr:`is_over` is set."""
+        """Watch the batches, in a thread, until :attr:`ended` is set."""
         batch, began, lost = self._batch(), time.monotonic(), None
-        while not self.is_over.wait(0.1):
+        while not self.ended.wait(0.1):
             current, now = self._batch(), time.monotonic()
             if current is None or current != batch:
                 batch, began, lost = current, now, None
@@ -118,7 +118,7 @@ class StopSignals:
 
     def __enter__(self) -> Self:
         """Install the signal handlers."""
-        self._limit.is_over.clear()
+        self._limit.ended.clear()
         if threading.current_thread() is threading.main_thread():
             for one in (signal.SIGINT, signal.SIGTERM):
                 handler = signal.getsignal(one)
@@ -133,7 +133,7 @@ class StopSignals:
         """Restore the former handlers, and call that of a received signal."""
         self._restore_handlers()
         before, self._before = self._before, {}
-        self._limit.is_over.set()
+        self._limit.ended.set()
         if self._wakeup is not None:
             signal.set_wakeup_fd(-1)
             self._wakeup.close()

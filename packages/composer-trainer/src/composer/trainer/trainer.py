@@ -412,7 +412,7 @@ class Trainer(Assembly):
         data = self._data.changed(train_dataloader, train_dataloader_label, train_subset_num_batches, spin_dataloaders)
         evaluations = self._evaluations.with_changes(eval_dataloader, eval_interval, eval_subset_num_batches)
         check_labels(evaluations.evaluators, data.label)
-        start, begun = copy.copy(state), self._progress.cooldown  # the run as the training finds it
+        start, begun = copy.copy(state), self._resume_state.cooldown  # the run as the training finds it
         if reset_time:
             start.timestamp, begun = Timestamp(), None
         schedule, current = cooled_down(training, start, length, begun, anywhere=self._dry_run > 0)
@@ -431,15 +431,15 @@ class Trainer(Assembly):
         if reset_time:
             state.timestamp = state.previous_timestamp = start.timestamp
             batches.rewind(epoch=0)
-            self._progress.forget()
+            self._resume_state.forget()
         self._schedule, self._evaluations = training, evaluations
-        self._progress.cooldown, state.max_duration = current, end
+        self._resume_state.cooldown, state.max_duration = current, end
         training.end_of_part = training.end_of_part if part is None else end
-        if state.has_reached(end) and not (state.evaluators and self._progress.interrupted):
+        if state.has_reached(end) and not (state.evaluators and self._resume_state.interrupted):
             return self._result(f"max_duration='{end}' was reached before", began)
-        parts = Optimization(state, self._progress.skipped_steps), schedule.take_schedulers(state), self._evaluations
-        weighs = self._compute.weighs_by_tokens
-        run = Run(self.engine, batches, *parts, self._progress, parallel=self._parallel, weigh_by_tokens=weighs)
+        optimization = Optimization(state, self._resume_state.skipped_steps)
+        parts = optimization, schedule.take_schedulers(state), self._evaluations, self._resume_state
+        run = Run(self.engine, batches, *parts, parallel=self._parallel, weigh_by_tokens=self._compute.weighs_by_tokens)
         losses = self._train(run)
         steps = int(state.timestamp.batch) - int(start.timestamp.batch)
         reason = f"fast_dev_run={self._dry_run} is complete" if self._dry_run else reason_of_end(run)
@@ -448,7 +448,7 @@ class Trainer(Assembly):
     def _train(self, run: Run) -> dict[str, torch.Tensor]:
         # torchrun sends a SIGTERM to the other processes when one has exited.
         with self._closing_on_error(), run.signals, explaining_loss():
-            self._progress.resume()
+            self._resume_state.resume()
             train(run)
             return run.mean_losses()  # all processes, before one of them raises for a signal that only it received
 

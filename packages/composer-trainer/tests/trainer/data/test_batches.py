@@ -73,9 +73,7 @@ class TestOwnBatchSampler:
         """A place of other processes does not apply to it."""
         loader = DataLoader(range(6), batch_sampler=Pairs(get_sampler(range(6))))
 
-        assert not Batches(DataSpec(loader), -1, torch.device("cpu")).position.is_of_same_order(
-            saved_place(6, samples=6)
-        )
+        assert not Batches(DataSpec(loader), -1, torch.device("cpu")).places.is_of_same_order(saved_place(6, samples=6))
 
 
 def saved_place(place, samples=46):
@@ -109,7 +107,7 @@ class TestOtherNumbersOfProcesses:
         monkeypatch.setattr(composer.trainer.data.batches, "all_agree", lambda _: True)
         monkeypatch.setattr(composer.trainer.data.batches, "check_lengths", lambda _: None)
         rest = Batches(DataSpec(loader), -1, torch.device("cpu"))
-        rest.agree_on_length()
+        rest.agree()
         rest.load_state_dict(saved_place(place))
 
         found = []
@@ -487,27 +485,6 @@ class Zeros(IterableDataset):
         return iter(torch.zeros(8, 1))
 
 
-class Live:
-    """A loader whose state is the dictionary that it changes, and which has more batches than it says."""
-
-    def __init__(self):
-        self.state = {"place": 0}
-
-    def __len__(self):
-        return 2
-
-    def __iter__(self):
-        while self.state["place"] < 4:
-            self.state["place"] += 1
-            yield torch.tensor([self.state["place"]])
-
-    def state_dict(self):
-        return self.state
-
-    def load_state_dict(self, state):
-        self.state = dict(state)
-
-
 @pytest.mark.filterwarnings("ignore:train_dataloader cannot begin in the middle:UserWarning")
 def test_state_of_objects_is_that_at_the_begin():
     """A collate function that changes its buffers in place resumes with their values at the start of the epoch."""
@@ -525,12 +502,3 @@ def make_stream(collate):
 
 def make_next(batches, count):
     return [batches.next()[0].item() for _ in range(count)]
-
-
-@pytest.mark.filterwarnings("ignore:.*train_dataloader:UserWarning")
-def test_live_state_of_a_loader_is_copied():
-    """A batch that is loaded ahead does not change the state that is saved."""
-    batches = Batches(DataSpec(Live()), -1, torch.device("cpu"))
-    make_next(batches, 2)
-
-    assert batches.state_dict()["loader"] == {"place": 2}

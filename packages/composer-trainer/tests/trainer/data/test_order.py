@@ -4,7 +4,6 @@ import copy
 import itertools
 import random
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -357,63 +356,8 @@ class TestNoSideEffects:
         assert len(loaded) == 4
 
 
-class TestOtherLoaders:
-    def test_generator_function(self):
-        """An iterable has equal draws again, from any batch on."""
-
-        class Batches:
-            def __iter__(self):
-                for _ in range(4):
-                    yield torch.rand(2)
-
-        order = make_order(Batches(), seed=17)
-        torch.manual_seed(3)
-
-        complete, rest = list(order.begin(1)), list(order.begin(1, 2))
-
-        assert not order.skips
-        assert torch.equal(torch.stack(complete[2:]), torch.stack(rest))
-        assert not torch.equal(complete[0], next(order.begin(2)))
-
-    def test_order_and_first_batch_have_different_draws(self):
-        """An order drawn at the start of an epoch has other numbers than the first batch."""
-
-        def draws():
-            return torch.rand(3), random.random(), np.random.rand()  # noqa: NPY002  (the global one)
-
-        class Batches:
-            def __iter__(self):
-                order = draws()
-                return ((order, draws()) for _ in range(2))
-
-        for drawn_first, drawn in make_order(Batches(), seed=17).begin(0):
-            assert not torch.equal(drawn_first[0], drawn[0])
-            assert drawn_first[1] != drawn[1]
-            assert drawn_first[2] != drawn[2]
-
-    def test_stateful_loader_is_not_wrapped(self):
-        """A loader with state_dict and load_state_dict saves its position, and its set_epoch is called."""
-
-        class Stateful(list):
-            epoch = None
-
-            def set_epoch(self, epoch):
-                self.epoch = epoch
-
-            def state_dict(self):
-                return {"place": 2}
-
-            def load_state_dict(self, state):
-                del self[: state["place"]]
-
-        loader = Stateful([1, 2, 3])
-        order = make_order(loader, seed=17)
-
-        rest = list(order.begin(5, 2))
-
-        assert (rest, loader.epoch) == ([1, 2, 3], 5)
-
-    def test_fingerprint_of_unknown_samplers(self):
+class TestUnknownSamplers:
+    def test_fingerprint(self):
         """Only orders of unknown samplers have a fingerprint, which differs by order."""
         expected_value = make_order(DataLoader(Noisy(), shuffle=True), seed=17)
         unknown = make_order(DataLoader(Noisy(), sampler=Reversed(12)), seed=17)

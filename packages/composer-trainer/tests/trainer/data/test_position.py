@@ -68,17 +68,6 @@ def test_restored_end_of_an_epoch():
     position.move_to(2)
     before = position.is_in_epoch
 
-    position.restore({"place": 2, "global_batch_size": None, "sizes": {}, "is_over": True})
+    position.restore(2, took_all=True)
 
     assert (before, position.is_in_epoch, position.took_all) == (True, False, True)
-
-
-def test_place_of_other_data():
-    """A saved place in other data is comparable only by its number of batches, which must exist."""
-    position = make_position()
-    saved = {"place": 24, "global_batch_size": 6, "sizes": {"batches": 5, "samples": 30}}
-
-    problems = position.check_state_dict(saved)
-
-    assert position.place_of(saved) == 16
-    assert problems[0].startswith("data: 4 batches of the epoch were done, and train_dataloader has 3.")

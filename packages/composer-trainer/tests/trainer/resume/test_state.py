@@ -124,7 +124,7 @@ class TestCheck:
     def test_invalid_state_raises(self, tmp_path, part, value):
         """An invalid state raises with its name before anything is loaded."""
         trainer = small_run(max_duration="1ep")
-        extra = {**trainer._progress.to_data(), part: value}
+        extra = {**trainer._resume_state.to_data(), part: value}
         path = save_checkpoint(trainer.state, tmp_path / "one", extra=extra)
 
         with pytest.raises(CheckpointMismatchError, match=rf"extra(\.|: ){part}"):
@@ -133,7 +133,7 @@ class TestCheck:
     def test_earlier_release(self, tmp_path):
         """A state without the cool-down, which earlier releases did not save, is loaded."""
         trainer = small_run(max_duration="1ep")
-        extra = trainer._progress.to_data()
+        extra = trainer._resume_state.to_data()
         del extra["cooldown"]
         path = save_checkpoint(trainer.state, tmp_path / "one", extra=extra)
 
@@ -187,7 +187,7 @@ class TestCheck:
             for _ in range(2)
         )
         trainer = small_run(run_name="a", train_metrics=MulticlassAccuracy(3), loggers=first, max_duration="1ep")
-        extra = trainer._progress.to_data()
+        extra = trainer._resume_state.to_data()
         *outer, last = path.split(".")
         place = extra["processes"][0]
         for key in outer:

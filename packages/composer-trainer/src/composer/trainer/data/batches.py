@@ -1,19 +1,18 @@
 """The batches of training, one epoch after the other, from any resume point on.
 
-:class:`Batches` is made by ``TrainingData`` for a loader and lasts over several calls of ``fit``, as long as loader and
-length of an epoch stay the same. ``Run`` takes the batches, and ``ResumeState`` saves and loads the place. It combines:
+A batch passes through three objects, which :class:`Batches` owns, and is then moved to the device and transformed:
 
-- ``DataOrder`` (``data/order.py``): the iterators over the loader, by epoch and place;
-- ``EpochPosition`` (``data/position.py``): the place of the next batch, and where the epoch ends;
-- ``_LookAhead``: the iterator in use, which can load a batch in advance where only that shows whether there is one.
+- ``DataOrder`` (``data/order.py``) iterates over the loader, from any epoch and place on, with seeds;
+- ``Upcoming`` (``data/upcoming.py``) holds the iterator in use, and loads a batch in advance where only that shows
+  whether there is one;
+- ``EpochPosition`` (``data/position.py``) counts it: the place of the next batch, and where the epoch ends.
 
-Nothing is loaded before the first batch is asked for. Of several processes, all have a next batch or none has: where
-their data may end apart, those that have ended get copies of their last batch, which do not count (``_aligned``).
+``TrainingData`` creates the batches of a loader. They last over several calls of ``fit``, as long as loader and length
+of an epoch stay the same. ``Run`` takes the batches, and ``ResumeState`` saves and loads their place.
 """
 
 from __future__ import annotations
 
-import copy
 import itertools
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -23,16 +22,11 @@ from composer.core.data_spec import move_batch
 from composer.core.packing import has_packed_rows
 from composer.distributed import all_agree, all_gather_object, check_lengths, get_data_world_size, get_world_size
 from composer.distributed.samplers import END, in_step, is_split_by_rank
-from composer.trainer.data.loaders import (
-    batch_is_none,
-    warn_if_equal,
-    warn_of_any_order,
-    warn_of_repeats,
-    warn_of_workers,
-    watched,
-)
+from composer.trainer.data import loaders
 from composer.trainer.data.order import make_order
 from composer.trainer.data.position import EpochPosition
+from composer.trainer.data.saved_place import PlaceReader
+from composer.trainer.data.upcoming import Upcoming
 from composer.trainer.resume.contract import LoaderObjects, has_state, load_objects, save_objects
 
 if TYPE_CHECKING:
@@ -44,48 +38,15 @@ if TYPE_CHECKING:
 
 __all__ = ["END", "Batches"]
 
-_NONE_LEFT = (END, True)
-
-
-class _LookAhead:
-    """Batches, each with whether it counts, of which the next one can be loaded to find out whether there is one.
-
-    Args:
-        loader: The loader.
-        batches: Its batches.
-    """
-
-    def __init__(self, loader: Any, batches: Iterator[tuple[Batch, bool]]) -> None:
-        self._loader = loader
-        self.start(batches)
-
-    def start(self, batches: Iterator[tuple[Batch, bool]]) -> None:
-        """Continue with other batches of the loader."""
-        self._batches, self._state_before = batches, None
-        self._ahead: tuple[Batch, bool] | None = None
-
-    def next(self) -> tuple[Batch, bool]:
-        """Return the next batch; ``END`` if there is none."""
-        found, self._ahead = self._ahead or next(self._batches, _NONE_LEFT), None
-        return found
-
-    def has_next(self) -> bool:
-        """Load the next batch, and return whether there is one."""
-        self._state_before = copy.deepcopy(self.loader_state())  # a loader may change it in place
-        self._ahead = next(self._batches, None)
-        return self._ahead is not None
-
-    def loader_state(self) -> Any:
-        """Return the state of a loader with a ``state_dict()`` from which it returns the next batch; else None."""
-        if self._ahead is not None:
-            return self._state_before
-        return self._loader.state_dict() if has_state(self._loader) else None
-
 
 class Batches:
     """Iterates over the batches of a loader, epoch by epoch.
 
     Order and randomness of the data depend only on the seed and the epoch; see :mod:`composer.trainer.data.order`.
+    Nothing is loaded before the first batch is asked for.
+
+    Of several processes, all have a next batch or none has. Where their data may end apart, those that have ended get
+    copies of their last batch, which do not count.
 
     Args:
         spec: The loader and its transforms.
@@ -96,6 +57,14 @@ class Batches:
         spin: Whether a loader that cannot start in the middle of an epoch is fast-forwarded to the resume point; else
             it starts at the beginning of the epoch.
         clock: Returns the timestamp of the training.
+
+    Attributes:
+        position: The place of the next batch, and where the epoch ends.
+        places: Reads saved places.
+        usual_samples: The number of samples in nearly all batches of each of several processes; None if it is not
+            known, or not the same.
+        is_exact: Whether each process certainly has ``usual_samples`` in a batch that ends before the data does.
+        checks_model: Whether the model has still to be checked, which must keep the documents of packed rows apart.
 
     Raises:
         ValueError: The loader has no batches.
@@ -122,32 +91,48 @@ class Batches:
         self.spec, self.spin = spec, spin
         self._device, self._epoch, self._clock = device, epoch, clock
         self._loader: Any = spec.dataloader
-        self.checks_model = has_packed_rows(self._loader)
-        """Whether the model has still to be checked, which must keep the documents of packed rows apart."""
         self._order = order = make_order(self._loader, seed)
         order.rewind(clock())
-        self.position = EpochPosition(spec, order, subset_num_batches)
+        self.position, self.places = EpochPosition(spec, order, subset_num_batches), PlaceReader(spec, order)
         if 0 in (spec.length, self.position.data_end):
             raise ValueError(
                 "train_dataloader has no batches: its data set is empty, or smaller than one batch of all processes "
                 "with drop_last=True."
             )
-        self._at_begin = save_objects(self.objects.replayed)  # at the start of the epoch
-        self._is_restored = False  # between two epochs, and not iterated over since
-        self._upcoming = _LookAhead(self._loader, self._begin_here())
         self.usual_samples: int | None = None
-        """The batch size of the loader, if it has one, and the same in all of several processes."""
+        self.is_exact = False
+        self.checks_model = has_packed_rows(self._loader)
+        self._objects_at_start = save_objects(self.objects.replayed)  # of the epoch
+        self._is_restored = False  # a loader with a state, between two epochs, and not iterated over since
+        self._upcoming = Upcoming(self._loader, self._begin_here())
         # Between processes: an end that only the loader, or its sampler at the start of an epoch, can show may differ.
         self._may_end_apart = get_world_size() > 1 and self.position.data_end is None
         self._may_be_equal = get_data_world_size() > 1 and not is_split_by_rank(self._loader)
         if get_world_size() > 1 and order.global_batch_size is None:
-            warn_of_repeats(self._loader)
-        warn_of_workers(self._loader, order)
+            loaders.warn_of_repeats(self._loader)
+        loaders.warn_of_workers(self._loader, order)
 
     @property
     def objects(self) -> LoaderObjects:
         """The objects that the loader consists of, and the transforms of the spec, which may be replaced."""
         return LoaderObjects.of(self.spec, skips=self._order.skips)
+
+    def agree(self) -> None:
+        """Agree with the other processes on the length of an epoch, that of the longest loader, and on usual batches.
+
+        All processes must call it, once.
+
+        Raises:
+            ValueError: The loaders have different lengths, and one of the processes cannot train without own batches.
+        """
+        order, position = self._order, self.position
+        if all_agree((order.usual_samples, order.is_exact, position.data_end)) and get_world_size() > 1:
+            self.usual_samples, self.is_exact = order.usual_samples, order.is_exact
+        if self._may_end_apart:
+            lengths: list[Any] = all_gather_object(position.length)
+            position.expect(None if None in lengths else max(lengths))
+        else:
+            check_lengths(position.length)
 
     def next(self) -> Batch:
         """Return the epoch's next batch; ``END`` if there is none.
@@ -162,7 +147,7 @@ class Batches:
             position.exhaust()
             return END
         if batch is None:
-            raise batch_is_none("train_dataloader", position.num_batches)
+            raise loaders.batch_is_none("train_dataloader", position.num_batches)
         position.advance(is_own=is_own)
         if position.data_end is None:
             self._look_ahead()
@@ -172,97 +157,11 @@ class Batches:
         if self.spec.batch_transforms is not None:
             batch = self.spec.batch_transforms(batch)
             if batch is None:
-                raise batch_is_none("batch_transforms of train_dataloader", position.num_batches - 1)
+                raise loaders.batch_is_none("batch_transforms of train_dataloader", position.num_batches - 1)
         if self._may_be_equal:
             self._may_be_equal = False
-            warn_if_equal(batch if position.last_batch_counts else None)
+            loaders.warn_if_equal(batch if position.last_batch_counts else None)
         return batch
-
-    def _check_end(self) -> None:
-        """Raise an error if the end of the loader is not that of an epoch."""
-        position = self.position
-        if not position.place:
-            raise ValueError(
-                "train_dataloader returned no batch in a complete epoch. A generator can be iterated over only "
-                "once: give an iterable that can be iterated over again."
-            )
-        if get_world_size() > 1 and position.data_end is not None:
-            raise ValueError(
-                f"train_dataloader ended after {position.num_batches} of {position.length} batches in one of "
-                "several processes, and the others wait for it. Does its data set raise StopIteration?"
-            )
-
-    def _look_ahead(self) -> None:
-        """Load the batch after the last one that the loader's length announces, which shows whether the epoch is over.
-
-        The length of a stream, or of a loader or sampler of the user, may be an estimate.
-        """
-        if not self.position.may_end_here:
-            return
-        if self._upcoming.has_next():
-            self.position.extend()
-        else:
-            self.position.exhaust()
-
-    def agree_on_length(self) -> None:
-        """Set the length to that of the longest loader of all processes, and the usual number of samples in a batch.
-
-        All processes must call it.
-
-        Raises:
-            ValueError: The loaders have different lengths, and one of the processes cannot train without own batches.
-        """
-        size, position, is_collated = self._order.batch_size, self.position, self._order.is_collated_by_torch
-        is_equal = all_agree((size, is_collated, position.data_end))
-        has_usual_batches = is_equal and size is not None and is_collated
-        self.usual_samples = size if is_equal and get_world_size() > 1 else None
-        lengths: list[Any] = [position.length]
-        if self._may_end_apart:
-            lengths = all_gather_object(position.length)
-        else:
-            check_lengths(position.length)
-        position.announce(None if None in lengths else max(lengths), has_usual_batches=has_usual_batches)
-
-    def _aligned(self, batches: Iterator[Batch], last: Batch = END) -> Iterator[tuple[Batch, bool]]:
-        """Return the batches, each with whether it counts, and set where they end, if that is known now.
-
-        While other processes have further batches, this one computes copies of its last one, which do not count.
-
-        Args:
-            batches: The batches of this process from the place on.
-            last: The one before them, if it was loaded.
-        """
-        end = self._order.end(self.position.place)
-        # Only where the end is known: a process whose loader has ended before a resume point calls this earlier.
-        ends = all_gather_object(end) if self._may_end_apart and end is not None else [end]
-        known = [one for one in ends if one is not None]
-        self.position.set_end(max(known) if len(known) == len(ends) else None, end)
-        ends_apart = self._may_end_apart and (end is None or len({*ends}) > 1)
-        return in_step(batches, last) if ends_apart else zip(batches, itertools.repeat(True))
-
-    def _begin_here(self) -> Iterator[tuple[Batch, bool]]:
-        """Yield the batches from the place on; nothing begins before the first one is asked for."""
-        yield from self._aligned(self._begin(self.position.place))
-
-    def _begin(self, place: int = 0) -> Iterator[Batch]:
-        """Return the loader's batches of the epoch from a place on."""
-        self._at_begin = save_objects(self.objects.replayed)
-        # After the states were saved, because the order may draw from these objects.
-        batches = self._order.begin(self._epoch, place)
-        if self.position.length is None:
-            batches = watched(batches)
-        if self._is_restored:
-            self._is_restored = False
-            first = next(batches, END)
-            # A loader that was restored at the end of an epoch, or within one that takes not all of its batches, begins
-            # the next one if it is iterated over once more.
-            return self._begin() if first is END or not self.position.took_all else itertools.chain([first], batches)
-        return batches
-
-    def close(self) -> None:
-        """Stop the workers of the training's loader, which cannot be iterated over afterwards."""
-        self._upcoming.start(iter(()))
-        self._order.close()
 
     def rewind(self, epoch: int | None = None) -> None:
         """Start the next epoch, or the given one, with the next batch."""
@@ -273,6 +172,11 @@ class Batches:
         self._order.rewind(Timestamp(epoch=self._epoch, batch=begun[0], sample=begun[1]))
         self.position.rewind()
 
+    def close(self) -> None:
+        """Stop the workers of the training's loader, which cannot be iterated over afterwards."""
+        self._upcoming.start(iter(()))
+        self._order.close()
+
     def state_dict(self) -> dict[str, Any]:
         """Return the place in the data, and what restores and verifies it: the data of a :class:`SavedPlace`."""
         position, in_epoch = self.position, self.position.is_in_epoch
@@ -280,51 +184,55 @@ class Batches:
             "epoch": self._epoch,
             "place": position.place,
             "global_batch_size": self._order.global_batch_size,
-            "sizes": position.sizes,
+            "sizes": self.places.sizes,
             "order": self._order.fingerprint(position.place) if in_epoch else None,
             "loader": self._upcoming.loader_state(),
             # In an epoch the states from its start, because a resumed run draws its order again.
-            "objects": self._at_begin if in_epoch else save_objects(self.objects.replayed),
+            "objects": self._objects_at_start if in_epoch else save_objects(self.objects.replayed),
             "has_ended": position.last_is_copy,
             "is_over": position.took_all,
             "as_sampler": self._order.as_sampler,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], samples: int | None = None) -> None:
+    def check_state_dict(self, saved: Mapping[str, Any]) -> list[str]:
+        """Return the problems of a saved place, a valid :class:`SavedPlace`, that does not fit this data."""
+        return self.places.problems(saved, self.position.length, self.position.limit)
+
+    def load_state_dict(self, saved: Mapping[str, Any], samples: int | None = None) -> None:
         """Restore a saved place. Batches before it that have to be loaded are loaded with the next batch.
 
         Args:
-            state: What :meth:`state_dict` returned.
+            saved: What :meth:`state_dict` returned.
             samples: The number of samples in the batches before the place, if it is known.
         """
-        self.rewind(state["epoch"])
+        self.rewind(saved["epoch"])
         position, counted = self.position, None
-        self._order.as_sampler = state.get("as_sampler", False)
-        position.restore(state)
+        self._order.as_sampler = saved.get("as_sampler", False)
+        position.restore(self.places.place_here(saved), took_all=saved["is_over"])
         in_epoch = position.is_in_epoch
         # A loader may have saved the end of the finished epoch as its position.
-        self._is_restored = state["loader"] is not None and not in_epoch
-        load_objects(state["objects"], self.objects.replayed)
-        self._at_begin = state["objects"]
+        self._is_restored = saved["loader"] is not None and not in_epoch
+        load_objects(saved["objects"], self.objects.replayed)
+        self._objects_at_start = saved["objects"]
         # The next batch is found by the loader's own state, by skipping keys of its sampler, or by loading all before.
-        if state["loader"] is not None and has_state(self._loader):
-            load_objects({"states": {"train_dataloader": state["loader"]}}, {"train_dataloader": self._loader})
-            if state["has_ended"]:  # iterated over, a loader at the end of its data may begin again
+        if saved["loader"] is not None and has_state(self._loader):
+            load_objects({"states": {"train_dataloader": saved["loader"]}}, {"train_dataloader": self._loader})
+            if saved["has_ended"]:  # iterated over, a loader at the end of its data may begin again
                 self._upcoming.start(self._aligned(iter(())))
         elif in_epoch:
-            counted = self._skip(state["order"]) if self._order.skips else self._replay()
+            counted = self._skip(saved) if self._order.skips else self._replay()
         if in_epoch:
-            warn_of_any_order(self._loader)
+            loaders.warn_of_any_order(self._loader)
         if position.place:
-            position.warn_of_other_sizes(state, samples, counted)
+            self.places.warn_of_other_sizes(saved, position.num_batches, samples, counted)
         self._look_ahead()
 
-    def _skip(self, fingerprint: str | None) -> int | None:
+    def _skip(self, saved: Mapping[str, Any]) -> int | None:
         """Skip the batches before the place, and return their number of samples; None if it is not counted."""
         position, loader = self.position, self._loader
         if position.data_end is None:  # only the sampler can show its order
             self._upcoming.start(self._aligned(self._begin(position.place)))
-        position.warn_of_other_order(fingerprint)
+        self.places.warn_of_other_order(saved, position.place)
         if self.spec.batch_transforms is not None or not isinstance(loader, (list, tuple)):
             return None
         return sum(map(self._count_samples, loader[: position.num_batches]))
@@ -356,3 +264,64 @@ class Batches:
         """Return the number of samples in a batch of the loader; 0 if they are counted after its transforms."""
         is_counted = batch is not None and self.spec.batch_transforms is None
         return self.spec.get_num_samples_in_batch(batch) if is_counted else 0
+
+    def _begin_here(self) -> Iterator[tuple[Batch, bool]]:
+        """Yield the batches from the place on; nothing begins before the first one is asked for."""
+        yield from self._aligned(self._begin(self.position.place))
+
+    def _begin(self, place: int = 0) -> Iterator[Batch]:
+        """Return the loader's batches of the epoch from a place on."""
+        self._objects_at_start = save_objects(self.objects.replayed)
+        # After the states were saved, because the order may draw from these objects.
+        batches = self._order.begin(self._epoch, place)
+        if self.position.length is None:
+            batches = loaders.watched(batches)
+        if self._is_restored:
+            self._is_restored = False
+            first = next(batches, END)
+            # A loader that was restored at the end of an epoch, or within one that takes not all of its batches, begins
+            # the next one if it is iterated over once more.
+            return self._begin() if first is END or not self.position.took_all else itertools.chain([first], batches)
+        return batches
+
+    def _aligned(self, batches: Iterator[Batch], last: Batch = END) -> Iterator[tuple[Batch, bool]]:
+        """Return the batches, each with whether it counts, and set where they end, if that is known now.
+
+        While other processes have further batches, this one computes copies of its last one, which do not count.
+
+        Args:
+            batches: The batches of this process from the place on.
+            last: The one before them, if it was loaded.
+        """
+        end = self._order.end(self.position.place)
+        # Only where the end is known: a process whose loader has ended before a resume point calls this earlier.
+        ends: list[Any] = all_gather_object(end) if self._may_end_apart and end is not None else [end]
+        self.position.set_end(None if None in ends else max(ends), end)
+        ends_apart = self._may_end_apart and (end is None or len({*ends}) > 1)
+        return in_step(batches, last) if ends_apart else zip(batches, itertools.repeat(True))
+
+    def _look_ahead(self) -> None:
+        """Load the batch after the last one that the loader's length announces, which shows whether the epoch is over.
+
+        The length of a stream, or of a loader or sampler of the user, may be an estimate.
+        """
+        if not self.position.may_end_here:
+            return
+        if self._upcoming.has_next():
+            self.position.extend()
+        else:
+            self.position.exhaust()
+
+    def _check_end(self) -> None:
+        """Raise an error if the end of the loader is not that of an epoch."""
+        position = self.position
+        if not position.place:
+            raise ValueError(
+                "train_dataloader returned no batch in a complete epoch. A generator can be iterated over only "
+                "once: give an iterable that can be iterated over again."
+            )
+        if get_world_size() > 1 and position.data_end is not None:
+            raise ValueError(
+                f"train_dataloader ended after {position.num_batches} of {position.length} batches in one of "
+                "several processes, and the others wait for it. Does its data set raise StopIteration?"
+            )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from composer.core import Batch
-    from composer.trainer.data.order import DataOrder
+    from composer.trainer.data.iterable_order import DataOrder
 
 __all__ = [
     "batch_is_none",

@@ -1,23 +1,22 @@
 """Order and randomness of the data: they depend only on seed and epoch, for any number of workers.
 
-Each type of loader has a :class:`DataOrder`, which iterates over any epoch from any place on; :func:`make_order`
-chooses it. It is created with its ``Batches``, changes a copy of the loader, not the user's, and keeps no count: it is
-called with epoch and place, which ``Batches`` and ``EpochPosition`` have. The evaluation uses it to find samples that
-processes repeat.
+Each type of loader has a ``DataOrder`` (``data/iterable_order.py``), which iterates over any epoch from any place on;
+:func:`make_order` chooses it. It is created with its ``Batches``, and changes a copy of the loader, not the user's. The
+evaluation uses it to find samples that processes repeat.
 
 ====================  ===========================================  =======================  ==========================
 order                 loader                                       a place counts           batches before a place
 ====================  ===========================================  =======================  ==========================
 ``DataOrder``         list of batches                              batches                  are skipped
+``OpaqueOrder``       any other, also one with ``state_dict()``    batches                  are loaded
 ``IndexedOrder``      ``DataLoader`` of a map-style data set       batches                  are skipped in its sampler
 ``SharedOrder``       the same with a ``DistributedSampler``       samples of all           are skipped in its sampler
 ``ScheduledOrder``    the same with a ``ScheduledBatchSampler``    batches of all           are skipped in its sampler
 ``StreamOrder``       ``DataLoader`` of an ``IterableDataset``     batches                  are loaded, unless it skips
-``OpaqueOrder``       any other, also one with ``state_dict()``    batches                  are loaded
 ====================  ===========================================  =======================  ==========================
 
-The order is drawn from the run's seed, in all processes alike, and what a batch draws while it is loaded also from the
-rank. The initial seed of a loader's own ``generator`` changes both, except for an order that processes share.
+An order that processes share is drawn from the run's seed and the epoch. All other draws also depend on the rank and on
+the initial seed of a loader's own ``generator``, and those of loading a batch on its number.
 """
 
 from __future__ import annotations
@@ -36,16 +35,9 @@ from composer.core.randomness import derive_seed
 from composer.distributed import ScheduledBatchSampler, get_world_size
 from composer.distributed.environment import get_data_rank
 from composer.distributed.samplers import is_plain_distributed, num_real_samples, real_indices, set_epoch
+from composer.trainer.data import seeding
+from composer.trainer.data.iterable_order import DataOrder, OpaqueOrder
 from composer.trainer.data.sampling import Keys, WithDigests, is_known, order_of, shared_order_of
-from composer.trainer.data.seeding import (
-    SeededDataset,
-    SeededStream,
-    draws_nothing,
-    first_key,
-    items,
-    preserve_torch_rng_state,
-    seeded_batches,
-)
 from composer.trainer.resume.contract import has_state, takes_position
 
 if TYPE_CHECKING:
@@ -54,76 +46,6 @@ if TYPE_CHECKING:
     from composer.core import Batch, Timestamp
 
 __all__ = ["DataOrder", "make_order"]
-
-
-class DataOrder:
-    """Iterates over any epoch of a loader, from any place on.
-
-    With a ``DistributedSampler``, which gives each process a part of one order, a place is the number of samples before
-    it in this order; it is then the same for any number of processes. Otherwise a place is a number of batches.
-
-    Args:
-        loader: The loader.
-        seed: The run's seed, from which all seeds are derived.
-
-    Attributes:
-        skips: Whether an epoch can start in its middle without loading the batches before.
-        batch_size: The number of samples in nearly all batches; None if it is not known.
-        is_collated_by_torch: Whether ``default_collate`` is used, so a batch has one sample per index.
-        global_batch_size: The number of samples in a batch of all processes, if a place is a number of samples;
-            otherwise None.
-        is_scheduled: Whether a place is a number of batches of all processes, whose sizes depend on the clock.
-        as_sampler: Whether a ``DistributedSampler`` gives its own order, without the run's seed.
-    """
-
-    skips = True
-    batch_size: int | None = None
-    is_collated_by_torch = False
-    global_batch_size: int | None = None
-    is_scheduled = False
-    as_sampler = False
-
-    def __init__(self, loader: Iterable[Batch], seed: int) -> None:
-        self.loader, self.seed = loader, seed
-
-    @property
-    def place_distance(self) -> int:
-        """The distance between the places of two batches."""
-        return self.global_batch_size or 1
-
-    def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
-        """Return the batches of an epoch from a place on."""
-        del epoch
-        return iter(itertools.islice(self.loader, place, None)) if place else iter(self.loader)
-
-    def end(self, place: int) -> int | None:
-        """Return the place where an epoch that passes ``place`` ends; None if only the loader can show it."""
-        del place
-        return length_of(self.loader) if self.skips else None
-
-    def close(self) -> None:
-        """Stop the workers that the order has started."""
-
-    def rewind(self, clock: Timestamp) -> None:
-        """Forget the order of an epoch, as another one begins, at a time of the training."""
-
-    def fingerprint(self, place: int) -> str | None:
-        """Return a digest of the current epoch's order up to a place if it may differ in a resumed run; else None."""
-        del place
-        return None
-
-    def sizes(self) -> dict[str, int]:
-        """Return the known sizes on which the contents of the batches depend.
-
-        Example:
-            >>> make_order(DataLoader(range(10), batch_size=4), seed=17).sizes()
-            {'samples a batch': 4, 'samples': 10}
-        """
-        loader: Any = self.loader
-        size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", 0)
-        dataset: Any = getattr(loader, "dataset", None)
-        found = {"samples a batch": size, "samples": length_of(dataset)}
-        return {name: number for name, number in found.items() if type(number) is int and number}
 
 
 def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
@@ -163,32 +85,13 @@ def _sampler_of(loader: DataLoader[Any]) -> tuple[str, Any]:
     return name, getattr(loader, name)
 
 
-class OpaqueOrder(DataOrder):
-    """A loader that stores its position itself, or an iterable of unknown type."""
-
-    skips = False  # a stateful loader only by its own state, which is missing if another loader was saved
-
-    def __init__(self, loader: Iterable[Batch], seed: int) -> None:
-        if isinstance(getattr(loader, "batch_sampler", None), ScheduledBatchSampler):
-            raise TypeError(
-                f"A ScheduledBatchSampler requires the clock, which a {type(loader).__name__} would not give it: use "
-                "torch.utils.data.DataLoader, which resumes exactly, too."
-            )
-        super().__init__(loader, seed)
-
-    def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
-        """Return the batches from a place on; those before it are loaded unless the loader restored its position."""
-        set_epoch(self.loader, epoch)
-        is_there = has_state(self.loader)
-        batches = seeded_batches(lambda: iter(self.loader), self.seed, epoch, first=place if is_there else 0)
-        return batches if is_there else itertools.islice(batches, place, None)
-
-
 class _CopiedOrder(DataOrder):
     """A copy of a ``DataLoader``, so that the user's own does not change and draws nothing from global generators.
 
-    ``loader`` is the copy, and ``_given`` the user's own. ``_is_plain`` is whether loading a batch is certain to draw
-    nothing, so that no generator has to be seeded for it.
+    Attributes:
+        loader: The copy.
+        _given: The user's own.
+        _is_plain: Whether loading a batch is certain to draw nothing, so that no generator has to be seeded for it.
     """
 
     loader: DataLoader[Any]
@@ -199,11 +102,13 @@ class _CopiedOrder(DataOrder):
         # A loader with persistent workers keeps its iterator, which the copy must not share.
         copied.__dict__["_iterator"] = None
         copied.generator = torch.Generator()
-        self.is_collated_by_torch = loader.collate_fn is default_collate
         # A batch of one sample is often a ready-made batch, which a function takes out.
-        if loader.batch_size is not None and (loader.batch_size > 1 or self.is_collated_by_torch):
-            self.batch_size = loader.batch_size
-        self._is_plain = draws_nothing(loader.dataset) and loader.collate_fn in (default_collate, default_convert)
+        if loader.batch_size is not None and (loader.batch_size > 1 or loader.collate_fn is default_collate):
+            self.usual_samples = loader.batch_size
+        self._is_plain = seeding.draws_nothing(loader.dataset) and loader.collate_fn in (
+            default_collate,
+            default_convert,
+        )
 
     def close(self) -> None:
         """Stop the workers that the order has started."""
@@ -220,14 +125,15 @@ class _CopiedOrder(DataOrder):
         # Workers have global generators of their own, and such data draws nothing.
         if self.loader.num_workers or self._is_plain:
             return iter(self.loader)
-        return preserve_torch_rng_state(lambda: iter(self.loader))
+        return seeding.preserve_torch_rng_state(lambda: iter(self.loader))
 
 
 class IndexedOrder(_CopiedOrder):
     """A ``DataLoader`` of a map-style dataset: skipped batches are skipped among the keys of its sampler.
 
     The copy's sampler is replaced by ``_keys``, whose keys :meth:`begin` sets for each epoch: those of the user's
-    sampler, each with the seed of its batch unless nothing is drawn. Without workers, batches are loaded here.
+    sampler, each with the seed of its batch unless nothing is drawn. This seed is that of the epoch plus the place of
+    the batch, whichever worker loads it and wherever the epoch continues. Without workers, batches are loaded here.
     """
 
     _drawn: Iterator[Any] = iter(())
@@ -241,7 +147,7 @@ class IndexedOrder(_CopiedOrder):
         # In __dict__, because DataLoader.__setattr__ rejects another sampler or data set.
         # Persistent workers use the same object in the next epoch.
         self._keys = self.loader.__dict__[name] = Keys(self._sampler)
-        self._source = loader.dataset if self._is_plain else SeededDataset(loader.dataset)
+        self._source = loader.dataset if self._is_plain else seeding.SeededDataset(loader.dataset)
         self._loads_here = not (loader.num_workers or loader.pin_memory) and type(loader) is DataLoader
         if not self._loads_here:
             self.loader.__dict__["dataset"] = self._source
@@ -251,8 +157,9 @@ class IndexedOrder(_CopiedOrder):
         self._set_epoch(epoch)
         keys = self._draw(epoch, place)
         if not self._is_plain:
-            # Each batch has its own seed, whichever worker loads it and wherever the epoch continues.
-            keys = zip(itertools.count(first_key(self.seed, get_data_rank(), epoch) + place, self.place_distance), keys)
+            keys = zip(
+                itertools.count(seeding.first_key(self.seed, get_data_rank(), epoch) + place, self.place_distance), keys
+            )
         self._keys.next = keys
         return self._iterate(epoch)
 
@@ -283,20 +190,34 @@ class IndexedOrder(_CopiedOrder):
         if not self._loads_here:
             return super()._iterate(epoch)
         # As torch's loader does, without the range that it records for profilers, which takes as long as seeding.
-        load = operator.getitem if self.loader.batch_sampler is None else items
+        load = operator.getitem if self.loader.batch_sampler is None else seeding.items
         source, collate = self._source, self.loader.collate_fn
         batches = (collate(load(source, keys)) for keys in self._keys.next)
-        return batches if self._is_plain else preserve_torch_rng_state(lambda: batches)
+        return batches if self._is_plain else seeding.preserve_torch_rng_state(lambda: batches)
 
 
 class SharedOrder(IndexedOrder):
-    """A ``DataLoader`` with a ``DistributedSampler``: places are samples of the order that all processes share."""
+    """A ``DataLoader`` with a ``DistributedSampler``: places are samples of the order that all processes share.
+
+    Ten samples, of which each of two processes takes two in a batch, have batches at the places 0, 4 and 8. Rank 0 gets
+    the samples at ``[0, 2]``, ``[4, 6]`` and ``[8]``, rank 1 those between. Three processes that continue at place 4
+    split the rest from there: rank 0 gets ``[4, 7]``, rank 1 ``[5, 8]``, rank 2 ``[6, 9]``.
+
+    Example:
+        >>> from composer.distributed import get_sampler
+        >>> sampler = get_sampler(range(10), num_replicas=3, rank=2)
+        >>> order = make_order(DataLoader(range(10), batch_size=2, sampler=sampler), seed=17)
+        >>> list(order.begin(epoch=0, place=4)), order.end(place=4)
+        ([tensor([6, 9])], 10)
+    """
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         super().__init__(loader, seed)
         is_batched = type(self._sampler) is BatchSampler
         self._distributed: Any = self._sampler.sampler if is_batched else self._sampler
-        self.global_batch_size = getattr(self._sampler, "batch_size", 1) * self._distributed.num_replicas
+        self.place_distance = getattr(self._sampler, "batch_size", 1) * self._distributed.num_replicas
+        self.global_batch_size = self.place_distance
+        self.is_exact = self.usual_samples is not None and loader.collate_fn is default_collate
 
     def end(self, place: int) -> int:
         """Return the place after the last sample that neither the sampler nor the batch sampler drops."""
@@ -350,7 +271,9 @@ class StreamOrder(_CopiedOrder):
         super().__init__(loader, seed)
         self._next_epoch = 0
         self.skips = takes_position(loader.dataset) and loader.batch_size is not None
-        self._stream = self.loader.__dict__["dataset"] = SeededStream(loader.dataset, self.seed, loader.batch_size)
+        self._stream = self.loader.__dict__["dataset"] = seeding.SeededStream(
+            loader.dataset, self.seed, loader.batch_size
+        )
 
     def end(self, place: int) -> None:
         """Return None, as only the loader can show its end."""

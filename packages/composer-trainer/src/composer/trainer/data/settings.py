@@ -105,7 +105,7 @@ class TrainingData:
             spin=self.spin,
             clock=lambda: state.timestamp,
         )
-        self.batches.agree_on_length()
+        self.batches.agree()
 
     def _restart_metrics(self, state: State) -> None:
         """Reset the training metrics, or create them."""

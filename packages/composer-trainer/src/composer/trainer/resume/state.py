@@ -1,13 +1,18 @@
-"""The data of an exact resume that is not in the state: the place in the data, metrics, generators and own objects.
+"""The data of an exact resume that is not in the state: the place in the data, metrics, generators, and given objects.
 
 A checkpoint contains it as ``extra``: values of the run, and a record for each process (``_Saved``, ``_OfProcess``).
 :class:`ResumeState` lives as long as the Trainer. Loaded data passes through it in this order:
 
+0. :meth:`~ResumeState.to_data` collects it for a save.
 1. :meth:`~ResumeState.check` compares it with the run, before anything is loaded.
 2. :meth:`~ResumeState.load` keeps it until ``fit``, which may be the first to get training data. Until then a save
    contains what was loaded.
-3. :meth:`~ResumeState.resume` restores the clock, the place in the data and the metrics.
-4. :meth:`~ResumeState.begin` restores own objects and the global generators, immediately before the first batch.
+3. :meth:`~ResumeState.resume` restores the clock, the place in the data (``Batches.load_state_dict``) and the metrics.
+4. :meth:`~ResumeState.begin` restores the objects of the user (``resume/objects.py``) and the global generators,
+   immediately before the first batch.
+
+To save something more, add it to ``to_data`` and to ``_Saved`` (of the run) or ``_OfProcess`` (of each process), check
+its value in ``check`` if types are not enough, and restore it in ``resume`` or ``begin``.
 
 As many processes as saved it, with the same mesh, resume exactly. Others restore what does not depend on them: the
 place in an order that all processes share, and the metrics; draws differ.
@@ -23,12 +28,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 from attrs.validators import ge, optional
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Event, Timestamp
-from composer.core.components import by_key
 from composer.core.randomness import check_rng_state, derive_seed, load_rng_state, rng_state
 from composer.core.serialization import from_data, to_data
 from composer.distributed import (
@@ -40,20 +44,13 @@ from composer.distributed import (
 )
 from composer.distributed.environment import get_tensor_parallel_size
 from composer.trainer.cooldown import Cooldown
-from composer.trainer.data.position import SavedPlace  # noqa: TC001  (its fields are looked up at run time)
+from composer.trainer.data.saved_place import SavedPlace  # noqa: TC001  (its fields are looked up at run time)
 from composer.trainer.evaluation.evaluate import due_evaluators
 from composer.trainer.evaluation.merging import merge_metrics
 from composer.trainer.evaluation.metrics import SavedMetric, check_metrics, load_metrics, save_metrics
 from composer.trainer.reproducibility import seed_all
-from composer.trainer.resume.contract import (
-    Changes,
-    SavedObjects,
-    generators_of,
-    load_objects,
-    objects_to_evaluate,
-    save_objects,
-    warn_of_changes,
-)
+from composer.trainer.resume.contract import SavedObjects, save_objects
+from composer.trainer.resume.objects import GivenObjects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -139,14 +136,13 @@ class ResumeState:
 
     def __init__(self, state: State, data: TrainingData, logger: Logger) -> None:
         self._state, self._data, self._logger = state, data, logger
+        self._objects = GivenObjects(state, data, logger)
         self.skipped_steps = torch.zeros((), dtype=torch.int64, device=state.device)
         self.interrupted: dict[str, list[str]] = {}
         self.cooldown: Cooldown | None = None
         self._loaded: dict[str, Any] | None = None  # from load() until resume()
-        self._restore_draws: Callable[[], None] | None = None  # from resume() until begin()
+        self._restore_last: Callable[[], None] | None = None  # from resume() until begin()
         self._is_training = False  # from begin() until end()
-        self._changes: Changes | None = None
-        self._has_reported = False
 
     def attach_to(self, callbacks: Iterable[object]) -> None:
         """Let the callbacks that save checkpoints save this data with the state."""
@@ -165,13 +161,13 @@ class ResumeState:
         broadcast_buffers(state.model)
         for algorithm in state.algorithms:
             algorithm.share_state(state)
-        if reports and self._changes is not None:
-            self._report(self._changes)
+        if reports:
+            self._objects.report_changes()
         own = {
             "data": None if batches is None else batches.state_dict(),
             "loggers": self._logger.state_dict(),
             "metrics": save_metrics(state.train_metrics),
-            "objects": save_objects(self._objects(), self._components()),
+            "objects": self._objects.save(),
             "rng": rng_state(state.device),
         }
         # Another process would unpickle a tensor on the device that it has here, and so occupy each GPU of the host.
@@ -222,21 +218,18 @@ class ResumeState:
         processes, size = saved["processes"], saved["world_size"]
         if size % saved["tensor_parallel"] or len(processes) != size:
             return [f"extra.processes must have an entry for each of world_size={size} processes."]
-        problems = [
-            problem
-            for rank, own in enumerate(processes)
-            for problem in self._check_process(own, f"extra.processes[{rank}]")
-        ]
+        paths = {f"extra.processes[{rank}]": own for rank, own in enumerate(processes)}
+        problems = [problem for path, own in paths.items() for problem in self._check_process(own, path)]
         if problems or "timestamp" in ignored:
             return problems
         if _has_same_processes(saved):
             problems += [
-                f"extra.processes[{rank}].metrics.{problem}"
-                for rank, own in enumerate(processes)
+                f"{path}.metrics.{problem}"
+                for path, own in paths.items()
                 for problem in check_metrics(self._state.train_metrics, own["metrics"])
             ]
-        batches, place = self._data.batches, self._place(saved)
-        return problems if batches is None or place is None else [*problems, *batches.position.check_state_dict(place)]
+        batches, place = self._data.batches, _place_to_continue(saved)
+        return problems if batches is None or place is None else [*problems, *batches.check_state_dict(place)]
 
     def _check_process(self, own: Mapping[str, Any], path: str) -> list[str]:
         problems = []
@@ -249,14 +242,6 @@ class ResumeState:
         except ValueError as error:
             problems.append(str(error))
         return problems
-
-    def _place(self, saved: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the place in the data to continue at; None if none was saved."""
-        is_as_before, processes = _has_same_processes(saved), saved["processes"]
-        place: dict[str, Any] | None = processes[get_global_rank() if is_as_before else 0]["data"]
-        if place is None or is_as_before:
-            return place
-        return {**place, "objects": save_objects({}), "has_ended": False}
 
     def load(self, saved: Mapping[str, Any], *, ignored: Sequence[str] = ()) -> None:
         """Store saved data until training starts.
@@ -282,18 +267,12 @@ class ResumeState:
         rank = get_global_rank()  # each process has its own files and runs
         self._logger.load_state_dict(saved["processes"][rank]["loggers"] if rank < saved["world_size"] else {})
 
-    def forget(self) -> None:
-        """Discard loaded data, and what a stop has left undone."""
-        self._loaded, self._restore_draws, self.interrupted, self.cooldown = None, None, {}, None
-        for metric in self._state.train_metrics.values():
-            metric.reset()
-
     def resume(self) -> None:
-        """Restore data, metrics and clock, once."""
+        """Restore data, metrics and clock from what :meth:`load` stored, once; :meth:`begin` restores the rest."""
         saved, self._loaded = self._loaded, None
         if saved is None:
             return
-        state, batches, place = self._state, self._data.batches, self._place(saved)
+        state, batches, place = self._state, self._data.batches, _place_to_continue(saved)
         state.previous_timestamp = Timestamp.from_state_dict(saved["clock_before"])
         if saved["microbatch_size"] is not None and state.auto_microbatching:
             state.device_train_microbatch_size = saved["microbatch_size"]
@@ -304,13 +283,18 @@ class ResumeState:
         if _has_same_processes(saved):
             own = saved["processes"][get_global_rank()]
             load_metrics(state.train_metrics, own["metrics"], state.device)
-            self._restore_draws = partial(self._restore_own, own)
+            self._restore_last = partial(self._restore_own, own)
         else:
             self._resume_elsewhere(saved)
         self.skipped_steps.copy_(saved["skipped_steps"])
         for optimizer in state.optimizers:
             # torch's schedulers warn if they step before an optimizer of this process has.
             setattr(optimizer, "_opt_called", True)  # noqa: B010
+
+    def _restore_own(self, own: Mapping[str, Any]) -> None:
+        self._objects.load(own["objects"])
+        # The generators come last, because loading an object may draw from them.
+        load_rng_state(own["rng"], self._state.device)
 
     def _resume_elsewhere(self, saved: Mapping[str, Any]) -> None:
         """Restore what does not depend on the number of processes, and warn of the rest."""
@@ -321,9 +305,9 @@ class ResumeState:
         load_metrics(state.train_metrics, merged, state.device)
         # Not the seed of the beginning, whose draws the run has used.
         seed = derive_seed(state.rank_zero_seed, "resume", get_data_rank(), state.timestamp.batch) % 2**32
-        self._restore_draws = partial(seed_all, seed)
+        self._restore_last = partial(seed_all, seed)
         data = "the epoch continues with its next sample"
-        if batches is not None and place is not None and not batches.position.is_of_same_order(place):
+        if batches is not None and place is not None and not batches.places.is_of_same_order(place):
             data = (
                 "the current epoch may repeat samples and skip others, as the data is not split by a DistributedSampler"
             )
@@ -337,55 +321,34 @@ class ResumeState:
 
     def begin(self) -> None:
         """Restore own objects and the global generators, as the last step before the first batch."""
-        restore, self._restore_draws, self._is_training = self._restore_draws, None, True
+        restore, self._restore_last, self._is_training = self._restore_last, None, True
         if restore is not None:
             restore()
-        if not self._has_reported:
-            batches = self._data.batches
-            replayed = {} if batches is None else _named("train_dataloader", batches.objects.replayed)
-            self._changes = Changes({**self._components(), **self._objects(), **replayed})
-
-    def _restore_own(self, own: Mapping[str, Any]) -> None:
-        load_objects(own["objects"], self._objects(), self._components())
-        # The generators come last, because loading an object may draw from them.
-        load_rng_state(own["rng"], self._state.device)
+        self._objects.watch()
 
     def end(self) -> None:
         """Note that the training has ended, with its last evaluation."""
         self._is_training = False
 
-    def _report(self, changes: Changes) -> None:
-        self._changes, self._has_reported, batches = None, True, self._data.batches
-        copied = {} if batches is None else _named("train_dataloader", batches.objects.copied)
-        if get_global_rank() == 0:
-            warn_of_changes(changes.names(), list(generators_of(copied)))
-
-    def _components(self) -> dict[str, Any]:
-        """Return the objects of which only the generators are saved here, by name."""
-        state = self._state
-        found: dict[str, Any] = {"model": state.model}
-        for kind, held in (("algorithms", state.algorithms), ("callbacks", state.callbacks)):
-            found |= {f"{kind}.{state.component_key(one)}": one for one in held}
-        for evaluator in state.evaluators:
-            found |= _named(f"evaluators.{evaluator.label}", objects_to_evaluate(evaluator.dataloader.dataloader)[1])
-        return found | _named("loggers", by_key(self._logger.destinations))
-
-    def _objects(self) -> dict[str, Any]:
-        """Return the other objects that the Trainer was given, by name, without what is replayed with the data."""
-        state, batches = self._state, self._data.batches
-        loss = getattr(state.model, "loss_fn", None)
-        found: dict[str, Any] = {} if loss is None or isinstance(loss, nn.Module) else {"loss_fn": loss}
-        if batches is not None:
-            found |= _named("train_dataloader", batches.objects.others)
-        for evaluator in state.evaluators:
-            found |= _named(f"evaluators.{evaluator.label}", objects_to_evaluate(evaluator.dataloader.dataloader)[0])
-        return found
-
-
-def _named(path: str, objects: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"{path}.{name}": one for name, one in objects.items()}
+    def forget(self) -> None:
+        """Discard loaded data, and what a stop has left undone."""
+        self._loaded, self._restore_last, self.interrupted, self.cooldown = None, None, {}, None
+        for metric in self._state.train_metrics.values():
+            metric.reset()
 
 
 def _has_same_processes(saved: Mapping[str, Any]) -> bool:
     """Return whether as many processes saved, with the same samples in each."""
     return (saved["world_size"], saved["tensor_parallel"]) == (get_world_size(), get_tensor_parallel_size())
+
+
+def _place_to_continue(saved: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the saved place in the data to continue at; None if there is none.
+
+    It is that of this process, or in another number of processes that of rank 0, without what belongs to a process.
+    """
+    is_as_before, processes = _has_same_processes(saved), saved["processes"]
+    place: dict[str, Any] | None = processes[get_global_rank() if is_as_before else 0]["data"]
+    if place is None or is_as_before:
+        return place
+    return {**place, "objects": save_objects({}), "has_ended": False}

@@ -98,8 +98,8 @@ class Assembly:
         self._data.check_sizes(self.state.max_duration)
         self._schedule.check_phases(copy.copy(self.state), self.state.max_duration)
         self._evaluations.install(self.state)
-        self._progress = ResumeState(self.state, self._data, self.logger)
-        self._progress.attach_to(self.state.callbacks)
+        self._resume_state = ResumeState(self.state, self._data, self.logger)
+        self._resume_state.attach_to(self.state.callbacks)
         # From INIT on, loggers have open files and runs.
         with self._closing_on_error():
             self._initialize(settings, given)
@@ -119,7 +119,7 @@ class Assembly:
         if settings.loading.is_wanted():
             self._schedule.prepare_schedulers(state)
             passes = settings.components.algorithm_passes
-            settings.loading.load(self.engine, self._progress, passes, settings.saving.save_folder)
+            settings.loading.load(self.engine, self._resume_state, passes, settings.saving.save_folder)
             self._data.install(state)  # the order of the data depends on the seed, which is that of the saved run
         self.engine.run_event(Event.AFTER_LOAD)
         # The processes may have drawn different weights.
@@ -150,7 +150,7 @@ class Assembly:
         """
         check_flags(weights_only=weights_only)
         self._parallel.activate()
-        extra = self._progress.to_data(reports=not weights_only)
+        extra = self._resume_state.to_data(reports=not weights_only)
         return save_in_all_processes(self.state, name, extra=extra, weights_only=weights_only)
 
     def save_checkpoint_to_save_folder(self) -> None:

@@ -98,7 +98,7 @@ class Loading:
             )
         return self.is_given()
 
-    def load(self, engine: Engine, progress: ResumeState, passes: Passes, save_folder: str | None) -> None:
+    def load(self, engine: Engine, resume_state: ResumeState, passes: Passes, save_folder: str | None) -> None:
         """Load the checkpoint, if there is one: the newest of this run, or else that of ``load_path``.
 
         The newest is loaded with all that it contains. All processes must call this.
@@ -118,7 +118,7 @@ class Loading:
 
         def load_progress(loaded: LoadedCheckpoint) -> None:
             if loaded.extra:
-                progress.load(loaded.extra, ignored=loaded.ignored)
+                resume_state.load(loaded.extra, ignored=loaded.ignored)
 
         LoadRequest(
             state,
@@ -129,7 +129,7 @@ class Loading:
             exclude_algorithms=None if is_newest else self.exclude_algorithms,
             algorithm_passes=passes,
             logger=engine.logger,
-            check_extra=progress.check,
+            check_extra=resume_state.check,
         ).load_in_all_processes(newest or agreed_path(given, "load_path", folder) or given, load_progress)
         if is_newest:
             clock = state.timestamp.counts
