@@ -1,5 +1,6 @@
 """Finding the newest complete checkpoint."""
 
+import fsspec
 import pytest
 
 from composer.checkpoint import CheckpointError, find_checkpoints, finding, newest_checkpoint, save_checkpoint
@@ -133,8 +134,10 @@ class TestAgreedPath:
 
 
 def test_names_with_the_ending_of_weights(tmp_path):
-    """A URL is not read to decide what it is, and only a checkpoint takes the place of a file that is not there."""
+    """Only a checkpoint takes the place of a file that is not there, also at a URL; one that cannot be read is none."""
     (tmp_path / "bert").mkdir()
+    files = fsspec.filesystem("memory")
+    files.pipe({"/names/ep1/manifest.json": b"", "/names/ep2.pt": b"", "/names/ep2/manifest.json": b""})
 
     assert is_weights_file("nowhere://bucket/model.pt")
     assert is_weights_file(tmp_path / "bert.pt")
@@ -143,3 +146,6 @@ def test_names_with_the_ending_of_weights(tmp_path):
 
     assert not is_weights_file(tmp_path / "bert.pt")
     assert not is_weights_file(tmp_path / "bert-rank0.pt")
+    assert not is_weights_file("memory://names/ep1-rank0.pt")
+    assert is_weights_file("memory://names/ep2.pt")
+    assert is_weights_file("memory://names/ep3.pt")

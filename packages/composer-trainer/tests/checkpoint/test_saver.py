@@ -26,9 +26,10 @@ from composer.checkpoint import (
     newest_checkpoint,
     verify_checkpoint,
 )
+from composer.checkpoint.local import open_folder
 from composer.core import Callback, Evaluator, Event
 from composer.models import ComposerClassifier
-from fixtures import make_classifier, make_loader, record, small_run
+from fixtures import make_classifier, make_loader, record, small_run, weights
 
 METRIC = "metrics/eval/MulticlassAccuracy"
 
@@ -241,15 +242,37 @@ class TestKeeping:
         assert (tmp_path / "latest-rank0" / "manifest.json").is_file()
         assert {path.name for path in tmp_path.glob("*.pt") if path.is_symlink()} >= {"ep1-rank0.pt", "latest-rank0.pt"}
 
-    def test_remote_file_names(self, tmp_path):
-        """A URL as Composer's name of uploaded files is the folder of the checkpoints; other names are ignored."""
-        with pytest.warns(UserWarning, match="checkpoints are saved in memory://bucket/{run_name}. Remove"):
-            remote = CheckpointSaver(tmp_path, remote_file_name="memory://bucket/{run_name}/ep{epoch}.pt")
-        with pytest.warns(UserWarning, match="remote_file_name has no effect beside folder"):
-            local = CheckpointSaver(tmp_path, remote_file_name="{run_name}/ep{epoch}.pt", num_concurrent_uploads=4)
+    def test_remote_file_names(self, make_trainer, tmp_path):
+        """A URL as Composer's name of uploaded files gets copies that are never deleted, and the link to the last."""
+        url = f"memory://copies{tmp_path}"
+        name = url + "/{run_name}/epoch-{epoch}.pt"
+        savers = [
+            CheckpointSaver(tmp_path / "local", "ba{batch}", name, num_checkpoints_to_keep=1),
+            CheckpointSaver(f"{url}/own", remote_file_name=name),
+            CheckpointSaver(tmp_path / "other", remote_file_name="ep{epoch}.pt", num_concurrent_uploads=4),
+        ]
+        trainer = make_trainer(savers[0], callbacks=savers[1:], max_duration="2ep", run_name="mine")
+        trainer.fit()
 
-        assert remote.folder == "memory://bucket/{run_name}"
-        assert local.folder == str(tmp_path)
+        copies = open_folder(f"{url}/mine")
+        assert names_in(tmp_path / "local") == [".lock", "ba10", "latest"]
+        assert copies.names() == ["epoch-1", "epoch-2"]
+        assert copies.get_latest("latest") == "epoch-2"
+        copies.check("epoch-2", copies.manifest("epoch-2"))
+        later = make_trainer(None, load_path=f"{url}/mine/latest", max_duration="2ep")
+        assert torch.equal(weights(trainer), weights(later))
+
+    def test_copies_of_others(self, make_trainer, tmp_path):
+        """A copy replaces one of another run only with ``overwrite``; the local checkpoint is complete."""
+        url = f"memory://copies{tmp_path}/last.pt"
+        make_trainer(CheckpointSaver(tmp_path / "a", remote_file_name=url), max_duration="1ep").fit()
+        second = make_trainer(CheckpointSaver(tmp_path / "b", remote_file_name=url), max_duration="1ep")
+
+        with pytest.raises(CheckpointSaveError, match=r"was not copied.*last: exists. Set overwrite=True"):
+            second.fit()
+
+        assert (tmp_path / "b" / "ep1-ba5" / "manifest.json").is_file()
+        make_trainer(CheckpointSaver(tmp_path / "c", "new", url, overwrite=True), max_duration="1ep").fit()
 
     def test_keep_last(self, make_trainer, tmp_path):
         """Only the last checkpoints are kept, and the link points to the newest."""

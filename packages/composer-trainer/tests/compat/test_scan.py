@@ -121,14 +121,12 @@ def test_arguments_in_the_table_are_not_accepted():
     import inspect
 
     from composer import functional as cf
-    from composer.callbacks import CheckpointSaver
     from composer.compat.table import ARGUMENTS
     from composer.trainer import Trainer
 
     current = {
         "Trainer": Trainer,
         "export_for_inference": Trainer.export_for_inference,
-        "CheckpointSaver": CheckpointSaver,
         "BlurPool2d": cf.BlurPool2d,
         "factorize_matrix": cf.factorize_matrix,
         "factorize_conv2d": cf.factorize_conv2d,
@@ -137,22 +135,7 @@ def test_arguments_in_the_table_are_not_accepted():
     assert current.keys() == ARGUMENTS.keys()
     for name, arguments in ARGUMENTS.items():
         accepted = arguments.keys() & inspect.signature(current[name]).parameters.keys()
-        assert accepted == ({"remote_file_name"} if name == "CheckpointSaver" else set())
-
-
-def test_names_of_uploaded_checkpoints():
-    """A name of uploads that is ignored has to change; with a URL the line works, and with None nothing is found."""
-    source = (
-        "from composer.callbacks import CheckpointSaver as Saver\n"
-        "Saver('a', remote_file_name='runs/{rank}.pt')\n"
-        "Saver('a', remote_file_name=f's3://{bucket}/run/{{rank}}.pt')\n"
-        "Saver('a', remote_file_name=None)\n"
-        "Saver('a', remote_file_name=name)\n"
-    )
-
-    assert found(source) == [
-        (line, "CheckpointSaver(remote_file_name=...)", works) for line, works in [(2, False), (3, True), (5, False)]
-    ]
+        assert not accepted
 
 
 def test_folders(tmp_path):

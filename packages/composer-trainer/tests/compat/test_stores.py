@@ -1,9 +1,11 @@
 """Composer's object stores, above fsspec."""
 
 import importlib
+from functools import partial
 
 import fsspec
 import pytest
+import torch
 
 from composer import Callback
 from composer.compat.stores import (
@@ -23,7 +25,7 @@ from composer.compat.stores import (
     validate_credentials,
 )
 from composer.core import State
-from fixtures import small_run
+from fixtures import small_run, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
 
@@ -159,20 +161,77 @@ def test_files_of_a_run_are_uploaded(store, text):
     uploader.upload_file(trainer.state, "a.txt", text, overwrite=True)
 
 
-def test_checkpoints_of_a_local_folder_are_not_uploaded(store, tmp_path):
-    """The construction of a trainer warns of it with the URL to save in, where checkpoints are written."""
-    uploader = RemoteUploaderDownloader(store.url, file_path_format_string="runs/{remote_file_name}")
-    expected = rf"not upload the checkpoints in {tmp_path}\..*save_folder\) to '{store.url}/runs{tmp_path}'"
-    with (
-        pytest.warns(UserWarning, match=expected),
-        small_run(loggers=uploader, save_folder=str(tmp_path)),
-    ):
-        pass
+def test_checkpoints_of_a_local_folder_are_uploaded(store, tmp_path, monkeypatch):
+    """Checkpoints are copied, and a run with the store, or with the uploader, continues from the name it was given."""
+    monkeypatch.chdir(tmp_path)
+    make = partial(RemoteUploaderDownloader, store.url, file_path_format_string="team/{remote_file_name}")
+    with small_run(max_duration="3ba") as whole:
+        whole.fit()
+    options = {"save_folder": "runs/{run_name}", "save_interval": "1ba", "save_num_checkpoints_to_keep": 1}
+    with small_run(loggers=make(), run_name="mine", max_duration="2ba", **options) as first:
+        first.fit()
 
-    with small_run(loggers=uploader, save_folder=f"{store.url}/runs", max_duration="1ba") as trainer:
+    assert {name.split("/")[-2] for name in store.list_objects("team/runs/mine/ep")} == {"ep0-ba1", "ep0-ba2"}
+    (local,) = (path for path in (tmp_path / "runs" / "mine").glob("ep*"))
+    for path in local.iterdir():
+        assert store.get_object_size(f"team/runs/mine/ep0-ba2/{path.name}") == path.stat().st_size
+    for path, given in [
+        ("team/runs/mine/ep0-ba2-rank0.pt", store),
+        ("team/runs/mine/latest", store),
+        ("runs/mine/latest-rank0.pt", make()),
+        (f"{store.url}/team/runs/mine/ep0-ba2", store),
+    ]:
+        options = {"load_path": path, "load_object_store": given}
+        with pytest.warns(DeprecationWarning, match=f"load_object_store.* set load_path='{store.url}/team/runs/mine/"):
+            later = small_run(max_duration="3ba", **options)
+        with later:
+            assert later.state.timestamp.batch == 2
+            later.fit()
+        assert torch.equal(weights(whole), weights(later))
+
+
+def test_checkpoints_at_a_url_are_not_copied(store):
+    """An uploader adds nothing to checkpoints that are saved at a URL."""
+    uploader = RemoteUploaderDownloader(store.url, file_path_format_string="runs/{remote_file_name}")
+
+    with small_run(loggers=uploader, save_folder=f"{store.url}/own", max_duration="1ba") as trainer:
         trainer.fit()
 
-    assert any(name.startswith("runs/ep0-ba1/") for name in store.list_objects())
+    assert {name.partition("/")[0] for name in store.list_objects()} == {"own"}
+
+
+def test_settings_of_a_store_are_those_of_its_urls(monkeypatch, tmp_path):
+    """What a store or uploader is given for its file system is also used for the checkpoints below its URL."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    class Server(MemoryFileSystem):
+        cachable = False
+
+        def __init__(self, *args, username=None, **options):
+            super().__init__(*args, **options)
+            if username != "me":
+                raise PermissionError("who is this?")
+
+        @classmethod
+        def _strip_protocol(cls, path):
+            return super()._strip_protocol(path.rpartition("://")[2])
+
+    monkeypatch.setitem(importlib.import_module("fsspec.registry")._registry, "sftp", Server)
+    store = SFTPObjectStore("host", username="me", cwd="data")
+    uploaded = tmp_path / "weights.pt"
+
+    with small_run(max_duration="1ba", save_folder="sftp://host/data/runs", run_name="mine") as trainer:
+        trainer.fit()
+    torch.save(trainer.state.model.state_dict(), uploaded)
+    store.upload_object("weights.pt", uploaded)
+
+    for path, options in [("runs/latest", {}), ("weights.pt", {"load_weights_only": True})]:
+        with pytest.warns(DeprecationWarning, match="set load_path='sftp://host/data/"):
+            later = small_run(load_path=path, load_object_store=store, seed=3, **options)
+        with later:
+            assert torch.equal(weights(trainer), weights(later))
+    with pytest.raises(PermissionError, match="who is this"):
+        ObjectStore("sftp://host/other")
 
 
 def test_arguments_of_the_backend(s3, text):

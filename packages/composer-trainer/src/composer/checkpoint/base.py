@@ -21,7 +21,7 @@ import attrs
 import xxhash
 from attrs.validators import ge, lt, matches_re
 
-from composer.checkpoint.errors import CheckpointError
+from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
 from composer.core import Timestamp
 from composer.core.checks import abridged, shortened
 from composer.core.serialization import from_data
@@ -348,6 +348,24 @@ def split_path(text: str) -> tuple[str, str]:
     return folder, name
 
 
+@attrs.frozen
+class _Chunks:
+    """The content of a file of a checkpoint in parts, each until the next; it can be iterated over several times."""
+
+    folder: Folder
+    name: str
+    file: str
+    size: int
+
+    def __iter__(self) -> Iterator[memoryview]:
+        memory = memoryview(bytearray(min(_CHUNK, self.size)))
+        with self.folder.reader(self.name, self.file) as read:
+            for begin in range(0, self.size, _CHUNK):
+                chunk = memory[: self.size - begin]
+                read(begin, chunk)
+                yield chunk
+
+
 class Folder(ABC):
     """A local or remote folder of checkpoints.
 
@@ -401,6 +419,20 @@ class Folder(ABC):
     @abstractmethod
     def get_latest(self, latest: str) -> str | None:
         """Return the name of the checkpoint that ``latest`` points to; None if there is none."""
+
+    def copy(self, name: str, to: Folder, new: str, *, overwrite: bool) -> None:
+        """Copy a complete checkpoint into another folder under a new name, its manifest last."""
+        manifest = self.manifest(name)
+        if not overwrite and to.exists(new):
+            raise CheckpointSaveError(to.at(new), "exists. Set overwrite=True (save_overwrite) to replace it.")
+        to.make()
+        draft = to.begin(new)
+        try:
+            for file, record in manifest.files.items():
+                to.put(new, draft, file, _Chunks(self, name, file, record.size))
+            to.commit(new, draft, manifest)
+        finally:
+            to.abandon(draft)
 
     def abandon(self, draft: str) -> None:
         """Delete what is left of a draft: unfinished files, or a replaced checkpoint; call it after :meth:`begin`.
@@ -469,14 +501,10 @@ class Folder(ABC):
 
     def check(self, name: str, manifest: Manifest, files: Iterable[str] | None = None) -> None:
         """Compare the contents of a checkpoint's files, or of some of them, with their checksums."""
-        memory = memoryview(bytearray(_CHUNK))
         for file in manifest.files if files is None else files:
-            digest, size = xxhash.xxh3_128(), manifest.files[file].size
-            with self.reader(name, file) as read:
-                for begin in range(0, size, _CHUNK):
-                    chunk = memory[: min(_CHUNK, size - begin)]
-                    read(begin, chunk)
-                    digest.update(chunk)
+            digest = xxhash.xxh3_128()
+            for chunk in _Chunks(self, name, file, manifest.files[file].size):
+                digest.update(chunk)
             self._compare(name, file, manifest, digest.hexdigest())
 
     def _read_file(self, name: str, file: str, size: int) -> bytes:

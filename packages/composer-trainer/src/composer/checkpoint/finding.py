@@ -7,6 +7,7 @@ result of :func:`open_checkpoint` reads the files. Nothing here changes a folder
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -67,11 +68,15 @@ def is_weights_file(path: str | os.PathLike[str]) -> bool:
 
 def _folder_of_file(text: str) -> str | None:
     """Return the checkpoint that is there in place of a file of MosaicML Composer, ``ep1-rank0.pt``; else None."""
-    path = None if is_remote(text) else local_path(text)
-    if path is None or path.suffix != ".pt" or path.exists():
+    if not text.endswith(".pt") or text.startswith("http"):  # a site is not asked for the names in a folder
         return None
-    names = path.name.removesuffix(".pt"), re.sub(r"-rank\d+\.pt$", "", path.name)
-    return next((str(path.with_name(one)) for one in names if (path.with_name(one) / MANIFEST).is_file()), None)
+    parent, file = split_path(text)
+    folder, inside = open_folder(parent), "" if is_remote(text) else f"/{MANIFEST}"  # a link at a URL is a file
+    names = file.removesuffix(".pt"), re.sub(r"-rank\d+\.pt$", "", file)
+    with contextlib.suppress(CheckpointError, ImportError):  # what opens the file raises it
+        if not folder.exists(file):
+            return next((folder.at(one) for one in names if folder.exists(f"{one}{inside}")), None)
+    return None
 
 
 @attrs.frozen

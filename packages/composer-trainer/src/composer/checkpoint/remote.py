@@ -13,18 +13,59 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
-from composer.checkpoint.base import MANIFEST, Folder, Manifest, foreign_files
+from composer.checkpoint.base import MANIFEST, Folder, Manifest, foreign_files, is_remote
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    import os
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from composer.checkpoint.base import ReadInto
 
-__all__ = ["RemoteFolder"]
+__all__ = ["RemoteFolder", "file_system", "set_storage_options", "url_in_store"]
 
 _CHUNK = 8 << 20
+_STORAGE_OPTIONS: dict[str, Mapping[str, Any]] = {}
 T = TypeVar("T")
+
+
+def set_storage_options(url: str, options: Mapping[str, Any]) -> None:
+    """Set the arguments of fsspec's file system for a URL and all below it, in this process."""
+    _STORAGE_OPTIONS[url] = options
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Return the file system of fsspec for a URL, with its storage options, and the path in it.
+
+    Example:
+        >>> file_system("memory://bucket/run")[1]
+        '/bucket/run'
+    """
+    import fsspec  # noqa: PLC0415
+
+    set_for = [root for root in _STORAGE_OPTIONS if f"{url}/".startswith(f"{root}/")]
+    files, path = fsspec.core.url_to_fs(url, **(_STORAGE_OPTIONS[max(set_for, key=len)] if set_for else {}))
+    return files, str(path)
+
+
+def url_in_store(path: str | os.PathLike[str], store: object, argument: str) -> str:
+    """Return the URL of a path in a store of objects or an uploader of files; a URL is returned as it is.
+
+    Args:
+        path: The path in the store.
+        store: Has ``get_uri``, or ``get_uri_for_file``.
+        argument: What the store is called in the error.
+
+    Raises:
+        TypeError: The store has neither.
+    """
+    url_of = getattr(store, "get_uri_for_file", None) or getattr(store, "get_uri", None)
+    if url_of is None:
+        raise TypeError(
+            f"{argument} must be a store such as S3ObjectStore('bucket'), got {store!r}. Remove it, and pass the URL "
+            "of the checkpoint: 's3://bucket/run/latest'."
+        )
+    return str(path) if is_remote(path) else str(url_of(str(path)))
 
 
 def _without_slash(url: str) -> str:
@@ -185,10 +226,8 @@ class RemoteFolder(Folder):
         return str(files.cat_file(f"{root}/{latest}", end=4096).decode().strip())
 
     def _files(self) -> tuple[Any, str]:
-        import fsspec  # noqa: PLC0415
-
         try:
-            files, root = fsspec.core.url_to_fs(self.url)
+            files, root = file_system(self.url)
         except ImportError as error:
             raise ImportError(
                 f'{self.url} needs another package: {error}. For s3://: pip install "composer-trainer[s3]".'

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import attrs
 
-from composer.checkpoint.base import is_remote
+from composer.checkpoint.base import is_remote, split_path
 from composer.checkpoint.errors import CheckpointSaveError
 from composer.checkpoint.finding import find_checkpoints
 from composer.checkpoint.ignoring import IgnoreKeys, check_ignore_keys
@@ -63,12 +63,13 @@ SaveInterval: TypeAlias = Time | str | int | Callable[[State, Event], bool]
 
 
 class _Names(NamedTuple):
-    """The folder, and the names in it of a checkpoint and of the links to the latest and the best one."""
+    """The folder, the names in it of a checkpoint and of the links to the latest and the best one, and its copies."""
 
     folder: str
     checkpoint: str
     latest: str | None
     best: str | None
+    copies: list[str]
 
 
 @attrs.frozen
@@ -135,15 +136,17 @@ class CheckpointSaver(Callback):
             them.
         ignore_keys: What not to save; see :func:`~composer.checkpoint.save_checkpoint`.
         background: Whether training continues while a checkpoint is written.
-        remote_file_name: MosaicML Composer's name of an uploaded file. If it is a URL, checkpoints are saved in its
-            folder instead of ``folder``; other names are ignored. Both give a warning.
+        remote_file_name: The URL of a copy of each checkpoint of a local folder, or its name at the uploaders among
+            the loggers of a program for MosaicML Composer; None makes no copies. A copy is written after the
+            checkpoint, with the same link beside it, and is never deleted.
         latest_remote_file_name: Ignored.
         num_concurrent_uploads: Ignored.
         upload_timeout_in_seconds: Ignored.
 
     The attribute ``extra``, if set, is a function that returns plain data and tensors to save beside the state,
     such as the position in the data. A second save at the same time does nothing, unless the data has another
-    ``interrupted`` than before. A run that has resumed from the newest undamaged checkpoint of the folder sets
+    ``interrupted`` than before. ``uploaders`` are functions that return the URL of a copy for ``remote_file_name``,
+    until the next run. A run that has resumed from the newest undamaged checkpoint of the folder sets
     ``continues``: later checkpoints, which are damaged, are replaced by those of the same names and otherwise ignored,
     and anything else with the name of the next checkpoint, such as an incomplete folder, is renamed to a hidden name,
     which is logged.
@@ -162,7 +165,9 @@ class CheckpointSaver(Callback):
         self,
         folder: str | os.PathLike[str] = "{run_name}/checkpoints",
         filename: str = "ep{epoch}-ba{batch}",
+        remote_file_name: str | None = "{run_name}/checkpoints/ep{epoch}-ba{batch}",
         latest_filename: str | None = "latest",
+        latest_remote_file_name: str | None = None,
         save_interval: SaveInterval = "1ep",
         *,
         overwrite: bool = False,
@@ -172,14 +177,10 @@ class CheckpointSaver(Callback):
         weights_only: bool = False,
         ignore_keys: IgnoreKeys = None,
         background: bool = True,
-        remote_file_name: str | None = None,
-        latest_remote_file_name: str | None = None,
         num_concurrent_uploads: int = 1,
         upload_timeout_in_seconds: int = 3600,
     ) -> None:
         del latest_remote_file_name, num_concurrent_uploads, upload_timeout_in_seconds
-        if remote_file_name is not None:
-            folder = _folder_of_remote(remote_file_name, folder)
         check_folder("folder", folder)
         check_flags(overwrite=overwrite, weights_only=weights_only, background=background)
         num_checkpoints_to_keep = _without_zero(num_checkpoints_to_keep, folder)
@@ -193,6 +194,8 @@ class CheckpointSaver(Callback):
         self.folder, self.filename = str(folder), _without_suffix(filename)
         self.latest_filename = None if latest_filename is None else _without_suffix(latest_filename)
         self.best_filename = best_filename
+        self.remote_file_name = None if remote_file_name is None else str(remote_file_name).removesuffix(".pt")
+        self.uploaders: list[Callable[[str], str]] = []
         self._names(State(model=None))
         self.save_interval = (
             save_interval if callable(save_interval) else Interval.named("save_interval", save_interval)
@@ -205,6 +208,7 @@ class CheckpointSaver(Callback):
         # Of the run: the paths of its checkpoints and of the best one; and, only in the process of rank 0, the values
         # of the best ones, the best first.
         self._saved: list[str] = []
+        self._copied: set[str] = set()
         self._best: str | None = None
         self._best_values: list[float] = []
         # Of the training, a call of fit.
@@ -237,7 +241,7 @@ class CheckpointSaver(Callback):
     def init(self, state: State, logger: Logger) -> None:
         """Forget an earlier run."""
         del state, logger
-        self._saved, self._best, self._best_values, self._seen = [], None, [], _Seen()
+        self._saved, self._best, self._best_values, self._seen, self.uploaders = [], None, [], _Seen(), []
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Create the folder, and check that no other process saves to it.
@@ -388,7 +392,14 @@ class CheckpointSaver(Callback):
         name = checkpoint_name(self.filename, state, "filename (save_filename)")
         links = (self.latest_filename, "latest_filename (save_latest_filename)"), (self.best_filename, "best_filename")
         latest, best = (None if link is None else checkpoint_name(link, state, argument) for link, argument in links)
-        return _Names(folder, name, latest, best)
+        return _Names(folder, name, latest, best, self._copies(state))
+
+    def _copies(self, state: State) -> list[str]:
+        """Return the URLs of the copies of a checkpoint that is saved now."""
+        if self.remote_file_name is None or is_remote(self.folder):
+            return []
+        remote = fill_in_run(self.remote_file_name, state, "remote_file_name")
+        return [remote] if is_remote(remote) else [url_of(remote) for url_of in self.uploaders]
 
     def _save_if_due(self, state: State, event: Event) -> None:
         """Raise the error of a save in the background, and save if it is time or the weights are among the best."""
@@ -432,6 +443,8 @@ class CheckpointSaver(Callback):
         try:
             self._link(folder, names.latest, names.checkpoint)
             self._link_files(folder, names)
+            for url in names.copies:
+                self._copy(folder, names, url)
             if self.keep_best is None and self.num_checkpoints_to_keep < 0:
                 return
             own = self._own(folder, manifest.run_name, manifest.timestamp)
@@ -444,10 +457,19 @@ class CheckpointSaver(Callback):
                 if link.is_symlink():
                     link.unlink()
         except (CheckpointSaveError, OSError) as error:
-            outcome = "is complete, and a link to it was not updated, or an old checkpoint not deleted"
+            outcome = "is complete, and was not copied, a link to it not updated, or an old checkpoint not deleted"
             reason = f"{error.path}: {error.reason}" if isinstance(error, CheckpointSaveError) else str(error)
             raise CheckpointSaveError(path, reason, outcome=outcome) from error
         self._saved = [one for one in self._saved if one not in gone]
+
+    def _copy(self, folder: Folder, names: _Names, url: str) -> None:
+        """Copy a checkpoint to a URL, and point the link beside it to it."""
+        parent, name = split_path(url)
+        to, again = open_folder(parent), self.overwrite or self.continues or url in self._copied
+        folder.copy(names.checkpoint, to, name, overwrite=again)
+        self._copied.add(url)
+        if names.latest is not None:
+            to.set_latest(names.latest, name)
 
     def _link_files(self, folder: Folder, names: _Names) -> None:
         """Point links with the ending of a file to a checkpoint, if the names were given with it."""
@@ -488,18 +510,6 @@ def check_folder(name: str, folder: object) -> None:
     """Raise a TypeError if ``folder`` is neither a path nor a URL; the error calls it by ``name``."""
     if not isinstance(folder, (str, os.PathLike)):
         raise TypeError(f"{name} must be a path or a URL, got {folder!r}.")
-
-
-def _folder_of_remote(name: str, folder: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Return the folder of a URL of MosaicML Composer's uploads; for another name ``folder``."""
-    remote = name.rpartition("/")[0] if is_remote(name) else folder
-    warnings.warn(
-        f"remote_file_name has no effect beside folder: checkpoints are saved in {remote}. Remove it, and set folder "
-        "(save_folder) to the path or URL of the checkpoints.",
-        UserWarning,
-        stacklevel=3,
-    )
-    return remote
 
 
 def _without_suffix(name: str) -> str:

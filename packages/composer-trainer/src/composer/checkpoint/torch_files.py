@@ -24,6 +24,7 @@ from torch import Tensor
 
 from composer.checkpoint.base import is_remote, local_path
 from composer.checkpoint.errors import CheckpointError
+from composer.checkpoint.remote import file_system
 
 __all__ = ["load_torch_weights", "read_torch_file", "read_weights_file"]
 
@@ -82,11 +83,10 @@ def read_weights_file(path: str) -> tuple[dict[str, Tensor], Any]:
 
 
 def _download(url: str, folder: Path) -> Path:
-    import fsspec  # noqa: PLC0415
-
     file = folder / "weights"
     try:
-        with fsspec.open(url, "rb") as source, file.open("wb") as target:
+        files, remote = file_system(url)
+        with files.open(remote, "rb") as source, file.open("wb") as target:
             shutil.copyfileobj(source, target, 8 << 20)
     except Exception as error:
         raise CheckpointError(url, f"cannot be read: {type(error).__name__}: {error}") from error

@@ -15,6 +15,7 @@ import torch
 from composer import checkpoint
 from composer.checkpoint.finding import open_checkpoint
 from composer.checkpoint.inspection import verify_checkpoint
+from composer.checkpoint.remote import url_in_store
 from composer.checkpoint.torch_files import read_torch_file
 from composer.core import Logger, State, Timestamp
 from composer.core.data_spec import move_batch
@@ -231,7 +232,7 @@ def load_checkpoint(
         path: Its path or URL.
         state: The run.
         logger: The logger of algorithms that are constructed.
-        object_store: Not supported: ``path`` is a URL.
+        object_store: The store that has ``path``, if this is no URL.
         load_weights_only: Whether to load only the weights of the model.
         strict_model_weights: Whether missing or unexpected weights raise an error.
         progress_bar: Ignored.
@@ -240,7 +241,7 @@ def load_checkpoint(
         algorithm_passes: Passes that order them.
 
     Raises:
-        ValueError: ``object_store`` is given.
+        TypeError: ``object_store`` is no store.
 
     Example:
         >>> import tempfile
@@ -249,10 +250,8 @@ def load_checkpoint(
         >>> load_checkpoint(path, state, Logger(state))
     """
     del progress_bar
-    if object_store is not None:
-        raise ValueError("object_store must be None: pass the URL of the checkpoint as path.")
     checkpoint.load_checkpoint(
-        path,
+        path if object_store is None else url_in_store(path, object_store, "object_store"),
         state,
         weights_only=load_weights_only,
         strict_model_weights=strict_model_weights,

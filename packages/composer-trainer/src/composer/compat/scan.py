@@ -33,7 +33,7 @@ _NAME = re.compile(r"(?<![\w./-])composer(?:\.\w+)+(?![\w/-])")
 _SCHEDULE = re.compile(r"composer\.optim\.(scheduler\.)?(?!WarmupStable)\w+Scheduler")
 _RATES = "each batch has its own rate, not that of the one before; composer.compat.lag_schedules gives the former ones"
 _NOTHING = "not available here, and without a known replacement"
-_WORKING: dict[str, str] = {**dict.fromkeys(WITHOUT_EFFECT, "None"), "remote_file_name": ".*://.*"}
+_WORKING: dict[str, str] = {**dict.fromkeys(WITHOUT_EFFECT, "None"), "load_object_store": ".*"}
 """The values of arguments of the table with which a line works, with a warning."""
 _BLOCK = re.compile(r"[\s-]*[\"']?(algorithms|callbacks|loggers)[\"']?:")
 
@@ -258,9 +258,8 @@ class _Visitor(ast.NodeVisitor):
             if keyword.arg is None or keyword.arg not in arguments:
                 continue
             value = ast.unparse(keyword.value)
-            if (keyword.arg, value) != ("remote_file_name", "None"):
-                works = bool(re.fullmatch(_WORKING.get(keyword.arg, "(?!)"), value))
-                self._add(keyword.value.lineno, f"{last}({keyword.arg}=...)", arguments[keyword.arg], works=works)
+            works = bool(re.fullmatch(_WORKING.get(keyword.arg, "(?!)"), value, re.DOTALL))
+            self._add(keyword.value.lineno, f"{last}({keyword.arg}=...)", arguments[keyword.arg], works=works)
         is_of_device = isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value).lower().endswith("device")
         if method is not None and method in ATTRIBUTES and is_of_device and self._uses_composer():
             self._add(node.func.lineno, f".{method}()", ATTRIBUTES[method], works=True)

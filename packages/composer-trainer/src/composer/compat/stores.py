@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import fsspec
-
-from composer.checkpoint.base import is_remote
+from composer.checkpoint.remote import file_system, set_storage_options
 from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Logger, LoggerDestination, State
 from composer.core.files import write_atomically
@@ -41,7 +38,7 @@ class ObjectStore:
 
     Args:
         url: The URL; any that fsspec opens.
-        options: Arguments of the file system in fsspec.
+        options: Arguments of the file system in fsspec, also for checkpoints at URLs below this one.
 
     Raises:
         ImportError: The package for the protocol is not installed.
@@ -58,7 +55,9 @@ class ObjectStore:
 
     def __init__(self, url: str, **options: Any) -> None:
         self.url = url.rstrip("/")
-        self._files, root = fsspec.core.url_to_fs(self.url, **options)
+        if options:
+            set_storage_options(self.url, options)
+        self._files, root = file_system(self.url)
         self._root = root.rstrip("/")
 
     def get_uri(self, object_name: str) -> str:
@@ -339,10 +338,10 @@ def get_file(
 
 
 class RemoteUploaderDownloader(LoggerDestination):
-    """Uploads the files that a run logs to a URL; each upload ends before the training continues.
+    """Uploads to a URL the files that a run logs, and copies of the checkpoints that it saves in a local folder.
 
-    Checkpoints are not uploaded: they are written to their folder, which may be a URL. A Trainer that saves them in a
-    local folder warns of it when it is constructed.
+    A file is uploaded before the training continues, a checkpoint in the background, with its manifest last and a file
+    that names the latest one. Checkpoints in a folder that is a URL are there already, and are not copied.
 
     Args:
         bucket_uri: The URL of the bucket or folder.
@@ -378,16 +377,14 @@ class RemoteUploaderDownloader(LoggerDestination):
         self._run_name = ""
 
     def init(self, state: State, logger: Logger) -> None:
-        """Store the name of the run, and warn of checkpoints in a local folder."""
+        """Store the name of the run."""
         self._run_name = state.run_name
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Let the savers of checkpoints copy them here."""
         for saver in state.callbacks:
-            if isinstance(saver, CheckpointSaver) and not is_remote(saver.folder):
-                warnings.warn(
-                    f"RemoteUploaderDownloader does not upload the checkpoints in {saver.folder}. Set "
-                    f"folder (save_folder) to {self.get_uri_for_file(saver.folder)!r}.",
-                    UserWarning,
-                    stacklevel=2,
-                )
+            if isinstance(saver, CheckpointSaver) and self.get_uri_for_file not in saver.uploaders:
+                saver.uploaders.append(self.get_uri_for_file)
 
     def can_upload_files(self) -> bool:
         """Return True."""

@@ -194,8 +194,9 @@ class Saving:
         saver = CheckpointSaver(
             self.save_folder,
             self.save_filename,
+            f"{self.save_folder}/{self.save_filename}",
             self.save_latest_filename,
-            self.save_interval,
+            save_interval=self.save_interval,
             overwrite=self.save_overwrite,
             num_checkpoints_to_keep=self.save_num_checkpoints_to_keep,
             keep_best=keep_best,

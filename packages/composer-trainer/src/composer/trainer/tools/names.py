@@ -8,8 +8,9 @@ import tomllib
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
+from composer.checkpoint.remote import url_in_store
 from composer.core.checks import nearest
 
 __all__ = ["WITHOUT_EFFECT", "missing_attribute", "names_elsewhere", "suggests_names"]
@@ -18,7 +19,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 WITHOUT_EFFECT = {"load_fsdp_monolith_rank0_only", "load_object_store", "load_progress_bar", "save_object_store"}
-"""Arguments of MosaicML Composer that are ignored if they are None."""
+"""Arguments of MosaicML Composer that are ignored if they are None; ``load_object_store`` is a part of a URL."""
 
 
 @functools.cache
@@ -46,11 +47,17 @@ def suggests_names(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        store, path = kwargs.get("load_object_store"), kwargs.get("load_path")
+        if store is not None and path is not None:
+            kwargs["load_path"] = url_in_store(cast("str", path), store, "load_object_store")
+            kwargs["load_object_store"] = None
         # Before the call, because the TypeError of Python names only the first unknown argument.
         for name in kwargs.keys() & WITHOUT_EFFECT - parameters.keys():
             if kwargs[name] is None or name == "load_progress_bar":
                 del kwargs[name]
-                text = f"composer.Trainer({name}) is a former name: remove it."
+                has_store = store is not None and name == "load_object_store"
+                also = f", and set load_path={kwargs['load_path']!r}" if has_store else ""
+                text = f"composer.Trainer({name}) is a former name: remove it{also}."
                 warnings.warn(text, DeprecationWarning, stacklevel=2)
         if not kwargs.keys() <= parameters.keys() or len(args) > most:
             _raise_call_error(function.__name__, args, kwargs, list(parameters)[1:], most)
