@@ -1,5 +1,7 @@
 """The page of a study."""
 
+import re
+
 import pytest
 
 from composer.ablation import Study
@@ -23,6 +25,7 @@ def test_a_page_of_a_run_study(study, problem, tmp_path):
     assert "unused" not in page
     assert "| optimizers/SGD/lr | 0.1 |" in page
     assert "| torch |" in page
+    assert not re.search(r"\| *\||\| (None|\{\}|\[\]) \|", page)
 
 
 def test_a_loaded_study(folder):
@@ -32,6 +35,7 @@ def test_a_loaded_study(folder):
     page = (folder / "report.md").read_text()
     assert page.startswith("# Which methods pay?")
     assert "## The baseline" not in page
+    assert "## Machine and versions" not in page
 
 
 def test_nothing_is_written_without_a_result(tmp_path):

@@ -1,5 +1,7 @@
 """The table of a study and the sentences below it."""
 
+import pytest
+
 from composer.ablation import Study
 from composer.ablation.results import Result, Settings
 from fixtures.studies import SETTINGS, runs
@@ -51,3 +53,18 @@ def test_many_arms():
     assert "3 arms are compared with the baseline" in str(among_three)
     assert "these differences may be chance: a." in str(among_three)
     assert "may be chance" not in str(alone)
+
+
+@pytest.mark.parametrize(("mode", "better", "worse"), [("max", "up", "down"), ("min", "down", "up")])
+def test_clear_arms_are_named(mode, better, worse):
+    """Arms that are clearly better or worse than the baseline after the adjustment are named, others are not."""
+    gains = {"up": [0.1, 0.11, 0.12], "down": [-0.1, -0.11, -0.12], "same": [0.0, 0.0, 0.0], "one": [0.01, 0.02, 0.03]}
+    results = [Result((), seed, ((1.0, 0.5),), 1.0) for seed in range(3)]
+    for name, values in gains.items():
+        results += [Result((name,), seed, ((1.0, 0.5 + gain),), 1.0) for seed, gain in enumerate(values)]
+
+    study = Study(Settings("eval/Score", mode, (0, 1, 2), {}), results)
+
+    named = [one for one in study.sentences() if one.startswith("Clearly")]
+    end = "than the baseline, with p-values adjusted for all arms"
+    assert named == [f"Clearly better {end}: {better}.", f"Clearly worse {end}: {worse}."]

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["write_report"]
 
+_EMPTY = {"", "None", "{}", "[]", "()"}
+
 
 def write_report(study: Study, path: Path, question: str, data: str) -> None:
     """Write the page and its picture; see :meth:`.Study.report`."""
@@ -23,24 +25,26 @@ def write_report(study: Study, path: Path, question: str, data: str) -> None:
     methods = {
         name: f"`{text}`" for name, text in settings.algorithms.items() if any(name in row.arm for row in study.rows)
     }
-    facts = {name: value for part in settings.environment.values() for name, value in part.items() if value is not None}
+    start = {} if study.start is None else study.start.settings
+    facts = {name: value for part in settings.environment.values() for name, value in part.items()}
     sections = [
         f"# {question}",
         data,
         f"![{settings.metric} and the time of training of each arm]({picture.name})",
         study.to_markdown(),
-        "## Methods",
-        _table(("method", "settings"), methods),
+        *_section("Methods", "method", methods),
+        *_section("The baseline", "setting", start),
+        *_section("Machine and versions", "name", facts),
     ]
-    if study.start is not None:
-        sections += ["## The baseline", _table(("setting", "value"), study.start.settings)]
-    sections += ["## Machine and versions", _table(("", ""), facts)]
     text = "\n\n".join(section.strip() for section in sections if section) + "\n"
     write_atomically(lambda unfinished: unfinished.write_text(text), path)
 
 
-def _table(head: tuple[str, str], rows: Mapping[str, Any]) -> str:
-    cells = [head, ("---", "---"), *((name.replace("_", " "), str(value)) for name, value in rows.items())]
-    return "\n".join(
-        "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in cells
-    )
+def _section(title: str, head: str, values: Mapping[str, Any]) -> list[str]:
+    """Return the title and a table of the values that are not empty; nothing if all are."""
+    rows = [(name, str(value)) for name, value in values.items() if str(value) not in _EMPTY]
+    lines = [
+        "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |"
+        for row in ((head, "value"), ("---", "---"), *rows)
+    ]
+    return [f"## {title}", "\n".join(lines)] if rows else []

@@ -104,6 +104,10 @@ def sentences(rows: Sequence[Row], settings: Settings) -> list[str]:
             f"{len(settings.seeds)} seeds are too few to distinguish these from no effect; in parentheses, the "
             f"number of seeds if the difference is as measured: {listed}."
         )
+    for word, sign in {"better": settings.sign, "worse": -settings.sign}.items():
+        names = [row.label for row in rows if row.is_significant and sign * differences[row.label].mean > 0]
+        if names:
+            found.append(f"Clearly {word} than the baseline, with p-values adjusted for all arms: {', '.join(names)}.")
     chance = [row.label for row in rows if row.difference and row.difference.is_clear and not row.is_significant]
     if chance:
         found.append(
