@@ -19,6 +19,7 @@ from composer.core import (
     evaluate_periodically,
     evaluation_weights,
 )
+from composer.core.evaluator import nearest_metric
 from composer.functional import SAMOptimizer
 
 
@@ -374,3 +375,25 @@ def test_algorithm_precedes_optimizer(model):
 
     assert torch.equal(within, before / 2)
     assert torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("accuracy", "eval/MulticlassAccuracy"),
+        ("val_acc", "eval/MulticlassAccuracy"),
+        ("train/accuracy", "train/MulticlassAccuracy"),
+        ("validation/MulticlassAccuracy", "eval/MulticlassAccuracy"),
+        ("metrics/eval/cross_entropy", "eval/CrossEntropy"),
+        ("val_loss", "eval/LossMetric"),
+        ("eval/f1", None),
+        ("eval/", None),
+    ],
+)
+def test_nearest_metric(name, expected):
+    """The metric's name decides, then the label; a label that both have suggests nothing."""
+    known = [f"{label}/{one}" for label in ("train", "eval") for one in ("MSE", "MulticlassAccuracy")]
+
+    hint = nearest_metric(name, [*known, "eval/CrossEntropy", "eval/LossMetric"])
+
+    assert hint == ("." if expected is None else f"; did you mean {expected!r}?")

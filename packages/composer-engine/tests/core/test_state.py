@@ -1,5 +1,7 @@
 """The state: its fields, its lists and its keyed randomness."""
 
+import re
+
 import attrs
 import pytest
 import torch
@@ -343,13 +345,17 @@ class TestProgress:
             State(model=None).has_reached(Time(0.5, "dur"))
 
     def test_stop_training(self):
-        """max_duration becomes the current time."""
+        """max_duration becomes the current time, and the reason is by default the function that calls."""
         state = State(model=None, max_duration="10ep")
         state.timestamp = Timestamp(batch=7)
 
         state.stop_training()
 
         assert state.max_duration == Time(7, "ba")
+        place = r"TestProgress\.test_stop_training \(test_state\.py:\d+\)"
+        assert re.fullmatch(rf"state\.stop_training\(\) called by {place}", state.stop_reason)
+        state.stop_training("no disk space")
+        assert state.stop_reason == "no disk space"
 
     def test_set_dataloader(self):
         """Loader, label and length are set together."""

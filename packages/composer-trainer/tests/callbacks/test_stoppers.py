@@ -1,6 +1,7 @@
 """EarlyStopper and ThresholdStopper in real trainings with a scripted metric."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -119,10 +120,9 @@ class TestEarlyStopper:
         assert (stopper.dataloader_label, stopper.monitor) == ("eval", "Score/right")
         assert batches(make(stopper, evaluation=[1, 1, 1], parts=("left", "right"))) == 5 * 3
 
-    def test_name_without_label(self):
-        """Without a label the message shows both ways to name it."""
-        with pytest.raises(ValueError, match="name the data, too: monitor='eval/Score', or dataloader_label='eval'"):
-            EarlyStopper("Score")
+    def test_label_in_both(self):
+        """The name of the metric may have its label although the label is given, too."""
+        assert EarlyStopper("eval/Score/right", "eval").monitored_metric == "metrics/eval/Score/right"
 
     def test_training_metric(self):
         """With the training label, the metric is checked after each epoch."""
@@ -147,7 +147,7 @@ class TestEarlyStopper:
         trainer = make(EarlyStopper("Score", "alone"), evaluation=[1, 2], eval_dataloader=evaluated)
         trainer.eval(Evaluator(label="alone", dataloader=data))
 
-        with pytest.raises(ValueError, match=r"dataloader_label must be one of \['train', 'eval'\], got 'alone'"):
+        with pytest.raises(ValueError, match=r"monitor must be one of \['eval/Score'\], got 'alone/Score'"):
             trainer.fit()
 
     def test_values_by_name_only(self):
@@ -189,16 +189,19 @@ class TestEarlyStopper:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"monitor": "score"}, r"monitor must be a metric of 'eval', which has \['Score'\].*did you mean 'Score'"),
-            ({"dataloader_label": "evaal"}, r"dataloader_label must be one of \['train', 'eval'\].*mean 'eval'"),
-            ({"dataloader_label": "train"}, r"monitor must be a metric of 'train', which has \[\], got 'Score'"),
+            ({"monitor": "score"}, "one of ['eval/Score'], got 'eval/score'; did you mean 'eval/Score'?"),
+            ({"dataloader_label": "evaal"}, "got 'evaal/Score'; did you mean 'eval/Score'?"),
+            ({"dataloader_label": "train"}, "got 'train/Score'; did you mean 'eval/Score'?"),
+            ({"dataloader_label": ""}, "got 'Score'; did you mean 'eval/Score'?"),
+            ({"monitor": "loss"}, "got 'eval/loss'. For a loss, add LossMetric(loss_fn)"),
+            ({"monitor": "other"}, "monitor must be one of ['eval/Score'], got 'eval/other'."),
         ],
     )
     def test_unknown_metric(self, options, message):
         """The error is raised before the first batch, with the available metrics."""
         trainer = make(EarlyStopper(**({"monitor": "Score", "dataloader_label": "eval"} | options)), evaluation=[1])
 
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=re.escape(message)):
             trainer.fit()
 
         assert trainer.state.timestamp.batch == 0
@@ -207,7 +210,7 @@ class TestEarlyStopper:
         """The parts are known once the metric was computed."""
         trainer = make(EarlyStopper("Score/wrong", "eval"), evaluation=[1], parts=("left", "right"))
 
-        with pytest.raises(ValueError, match=r"which has \['Score/left', 'Score/right'\], got 'Score/wrong'"):
+        with pytest.raises(ValueError, match=r"\['eval/Score/left', 'eval/Score/right'\], got 'eval/Score/wrong'"):
             trainer.fit()
 
     def test_metric_with_several_values(self):

@@ -86,7 +86,7 @@ class TestFailure:
 
         assert done.returncode == 1
         assert "Signal 15 (SIGTERM)" in done.stderr or "exitcode  : 143" in done.stderr
-        assert (tmp_path / "reason 0").read_text() == "stopped by another process"
+        assert (tmp_path / "reason 0").read_text() == "stopped by SIGTERM"
 
     @pytest.mark.gpu
     @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each process")

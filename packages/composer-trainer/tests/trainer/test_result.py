@@ -1,13 +1,14 @@
 """The result of fit, and the text of a trainer."""
 
 import os
+import re
 import signal
 
 import attrs
 import pytest
 import torch
 
-from composer.callbacks import EarlyStopper
+from composer.callbacks import EarlyStopper, ThresholdStopper
 from composer.core import Callback
 from composer.loggers import InMemoryLogger
 from fixtures import make_loader, small_run
@@ -63,14 +64,89 @@ class TestFitResult:
 
         assert (result.steps, result.reason) == (0, "max_duration='1ep' was reached before")
 
-    def test_early_end(self):
-        """A training that a callback ends is reported as such."""
-        stopper = EarlyStopper("MulticlassAccuracy", "eval", comp=torch.less, min_delta=10.0, patience="1ep")
+    def early_stopper(self):
+        return EarlyStopper("MulticlassAccuracy", "eval", comp=torch.less, min_delta=10.0, patience="1ep")
+
+    def test_early_stopper(self):
+        """The metric, its best value and the patience are named, and again by a further call, which trains nothing."""
+        stopper = self.early_stopper()
+        trainer = small_run(max_duration="9ep", eval_dataloader=make_loader(), callbacks=stopper)
+
+        result, further = trainer.fit(), trainer.fit()
+
+        reason = (
+            f"EarlyStopper: eval/MulticlassAccuracy has not improved on {stopper.best:.4g} (batch 5) for more than "
+            "patience='1ep'"
+        )
+        assert (result.steps, result.reason) == (15, f"{reason}; max_duration='9ep' is not reached")
+        assert reason in str(result)
+        assert "max_duration=&#x27;9ep&#x27; is not reached" in result._repr_html_()
+        assert (further.steps, further.reason) == (0, reason)
+
+    def test_early_stopper_of_a_resumed_run(self, tmp_path):
+        """A run that had ended early does not continue, for the same reason."""
+
+        def run():
+            options = {"save_folder": str(tmp_path), "run_name": "run", "autoresume": True}
+            trainer = small_run(
+                max_duration="9ep", eval_dataloader=make_loader(), callbacks=self.early_stopper(), **options
+            )
+            with trainer:
+                return trainer.fit()
+
+        first, resumed = run(), run()
+
+        assert first.reason == f"{resumed.reason}; max_duration='9ep' is not reached"
+        assert (first.steps, resumed.steps) == (15, 0)
+
+    def test_stopped_in_the_last_batch(self):
+        """If the duration is reached at the same time, both are named."""
+        result = small_run(max_duration="3ep", eval_dataloader=make_loader(), callbacks=self.early_stopper()).fit()
+
+        assert result.reason.startswith("EarlyStopper: ")
+        assert result.reason.endswith("; max_duration='3ep' is reached")
+
+    def test_threshold(self):
+        """The value and the threshold are named."""
+        stopper = ThresholdStopper("eval/MulticlassAccuracy", threshold=-1.0)
 
         result = small_run(max_duration="9ep", eval_dataloader=make_loader(), callbacks=stopper).fit()
 
-        assert result.reason == "ended early by an algorithm or a callback, max_duration was '9ep'"
-        assert result.steps < 45
+        reason = f"ThresholdStopper: eval/MulticlassAccuracy={stopper.last:.4g} is better than threshold=-1"
+        assert result.reason == f"{reason}; max_duration='9ep' is not reached"
+
+    def test_call_of_stop_training(self):
+        """Without a reason the function that called state.stop_training is named, and not in a further call."""
+        trainer = small_run(max_duration="9ep")
+        trainer.engine.on("batch_end", lambda state, logger: state.stop_training(), every="3ba")
+
+        first, second = trainer.fit(), trainer.fit(duration="2ba")
+
+        place = r".*<lambda> \(test_result\.py:\d+\)"
+        reason = rf"state\.stop_training\(\) called by {place}; max_duration='9ep' is not reached"
+        assert re.fullmatch(reason, first.reason)
+        assert second.reason == "max_duration='5ba' is reached"
+
+    @pytest.mark.parametrize("changed", ["1ep", "3ep"])
+    def test_changed_duration(self, changed):
+        """A callback that changes the duration has ended or prolonged the training."""
+        trainer = small_run(max_duration="2ep")
+        trainer.engine.on("fit_start", lambda state, logger: setattr(state, "max_duration", changed))
+
+        result = trainer.fit()
+
+        assert result.steps == 5 * int(changed[0])
+        assert result.reason == f"max_duration='{changed}' is reached, to which it was changed from '2ep'"
+
+    @pytest.mark.parametrize("options", [{"progress_bar": True}, {"log_to_console": True}])
+    def test_early_end_is_logged(self, capsys, options):
+        """The last line of the terminal has the reason."""
+        trainer = small_run(max_duration="9ep", **options)
+        trainer.engine.on("batch_end", lambda state, logger: state.stop_training("the disk is full"), every="3ba")
+
+        trainer.fit()
+
+        assert re.search(r"[tT]raining ended: the disk is full\n", capsys.readouterr().err)
 
     def test_signal(self):
         """If the program handles the signal itself, the result names it."""

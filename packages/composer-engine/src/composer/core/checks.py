@@ -7,7 +7,9 @@ import math
 import os
 import re
 import string
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import attrs
@@ -268,6 +270,12 @@ def printable(text: str) -> str:
         line
     """
     return "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
+
+
+def calling_function() -> str:
+    """Return the function that has called the caller, with its file and line: ``"Watch.batch_end (train.py:31)"``."""
+    frame = sys._getframe(2)  # noqa: SLF001  (documented)
+    return f"{frame.f_code.co_qualname} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
 
 
 def abridged(text: str) -> str:

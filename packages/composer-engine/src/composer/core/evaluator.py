@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,6 +35,8 @@ __all__ = [
     "evaluate_periodically",
     "evaluation_weights",
     "more_is_better",
+    "nearest_metric",
+    "unknown_metric",
 ]
 
 EvalInterval = Callable[[Any, Event], bool]
@@ -136,7 +140,7 @@ class MetricValues(dict[str, Any]):
         if labels:
             raise KeyError(f"{name!r} is a metric of {', '.join(labels)}: read [{labels[0]!r}][{name!r}].")
         known = {*self, *(metric for values in self.values() if isinstance(values, Mapping) for metric in values)}
-        raise KeyError(f"There is no evaluator or metric {name!r}{nearest(name, known)}")
+        raise KeyError(f"There is no evaluator or metric {name!r}{nearest_metric(name, known)}")
 
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or len(self._labels_with(name)) == 1
@@ -174,6 +178,50 @@ def more_is_better(metrics: Mapping[str, Any], name: str) -> bool | None:
     """
     found = dict(metrics.items())  # a MetricCollection has no method `get`
     return getattr(found.get(name, found.get(name.partition("/")[0])), "higher_is_better", None)
+
+
+def nearest_metric(name: str, known: Iterable[str], end: str = ".") -> str:
+    """Return the end of a sentence: a suggestion of a metric, or ``end`` if none is similar enough.
+
+    The metric has a similar name, or one that contains the last word of ``name``; if several labels have it, it is that
+    of the label in ``name``, or else the last.
+
+    Args:
+        name: A name with or without a label.
+        known: The metrics as ``"label/metric"``.
+        end: The end without a suggestion.
+
+    Example:
+        >>> nearest_metric("val/acc", ["train/MulticlassAccuracy", "eval/F1", "eval/MulticlassAccuracy"])
+        "; did you mean 'eval/MulticlassAccuracy'?"
+        >>> nearest_metric("eval/f2", ["eval/MSE"])
+        '.'
+    """
+    metric = name.casefold().rpartition("/")[2]
+    word = re.split("[^a-z0-9]+", metric)[-1]
+    names = {one: one.casefold().rpartition("/")[2][:100] for one in known}  # a comparison is quadratic in the length
+    close = difflib.get_close_matches(metric[:100], names.values(), n=1)
+    found = [one for one in names if names[one] in close] or [
+        one for one in names if len(word) > 1 and word in names[one]
+    ]
+    return nearest(name, found if "/" in name else found[-1:], end, similarity=0.0)
+
+
+def unknown_metric(parameter: str, name: str, known: Iterable[str]) -> ValueError:
+    """Return the error for a metric that does not exist.
+
+    Args:
+        parameter: The name of the parameter.
+        name: What was given, as ``"label/metric"``.
+        known: The metrics that exist.
+
+    Example:
+        >>> unknown_metric("save_best", "eval/f1", ["eval/F1", "eval/Accuracy"])
+        ValueError("save_best must be one of ['eval/F1', 'eval/Accuracy'], got 'eval/f1'; did you mean 'eval/F1'?")
+    """
+    loss = ". For a loss, add LossMetric(loss_fn) of composer.metrics to the metrics of the model."
+    hint = nearest_metric(name, names := list(known), loss if "loss" in name.casefold() else ".")
+    return ValueError(f"{parameter} must be one of {names}, got {name!r}{hint}")
 
 
 def ensure_evaluator(

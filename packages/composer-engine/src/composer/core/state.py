@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from composer.core import model_state, saved_state
 from composer.core.base import Algorithm, Callback, rebuild_algorithm, run_surgery
-from composer.core.checks import check_run_name
+from composer.core.checks import calling_function, check_run_name
 from composer.core.components import ObservableList, by_key
 from composer.core.data_spec import Batch, BatchKey, DataSpec, batch_get, batch_set, ensure_data_spec, length_of
 from composer.core.device import to_device
@@ -189,6 +189,7 @@ class State:
     last batch by the names in logs, of this process if nothing is logged. ``loss_share`` is the weight of a mean over
     the batch in ``loss``, if that is a sum divided by the labels of several batches, and ``microbatch_weight`` that of
     its loss in the gradients. ``made_on_load`` lists algorithms constructed by loading, which have changed the model.
+    ``stop_reason`` is why :meth:`stop_training` was called last; None in a training that it has not ended.
 
     Raises:
         TypeError: An optimizer, algorithm or callback is of another type, or a class instead of an object.
@@ -232,6 +233,7 @@ class State:
     _eval_metric_values: dict[str, Any] = _saved(factory=MetricValues, init=False, converter=MetricValues)
     profiler: Any = _live(default=None, init=False)
     made_on_load: list[Algorithm] = _live(factory=list, init=False)
+    stop_reason: str | None = _live(default=None, init=False)
 
     batch: Batch = _step(default=None)
     batch_counts: bool = _step(default=True)
@@ -360,8 +362,9 @@ class State:
             )
         return elapsed.value >= moment.value
 
-    def stop_training(self) -> None:
-        """End the training after this batch."""
+    def stop_training(self, reason: str | None = None) -> None:
+        """End the training after this batch. The reason is for its result; None names the calling function."""
+        self.stop_reason = reason or f"state.stop_training() called by {calling_function()}"
         # A duration that is reached already, in a unit that every loop counts.
         self._max_duration = self.timestamp.batch
 
@@ -403,9 +406,7 @@ class State:
             tensor([False])
         """
         key = owner if isinstance(owner, str) else self._owners.get(id(owner)) or self._drawing_key(owner)
-        batch = self.timestamp.counts.batch
-        if microbatch is None:
-            microbatch = self.microbatch
+        batch, microbatch = self.timestamp.counts.batch, self.microbatch if microbatch is None else microbatch
         known = self._generators.get(key)
         if known is not None and known[0] == batch and known[1] == microbatch:
             return known[2]
@@ -534,9 +535,8 @@ class State:
         Raises:
             StateMismatchError: The weights do not fit, or an algorithm cannot be constructed. Nothing has been changed.
         """
-        excluded = exclude_algorithms or ()
         checked = saved_state.check_part(
-            self, "model", state_dict, strict=strict, excluded=excluded, passes=algorithm_passes
+            self, "model", state_dict, strict=strict, excluded=exclude_algorithms or (), passes=algorithm_passes
         )
         return checked.load(logger, stacklevel=3)
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from composer.ablation.results import FIRST_LOSS, Result, label
 from composer.core import Event, Logger, LoggerDestination, State
 from composer.core.checks import abridged
-from composer.core.evaluator import more_is_better
+from composer.core.evaluator import more_is_better, nearest_metric
 from composer.core.randomness import derive_seed
 from composer.functional.nested import leaves
 from composer.loggers.values import flat
@@ -188,10 +188,11 @@ def _mode(state: State, job: Job) -> str:
     if declared is not None:
         return "max" if declared else "min"
     if job.mode is None:
-        names = ", ".join(f"{label}/{name}" for label, metrics in known.items() for name in metrics) or "none"
+        names = [f"{label}/{name}" for label, metrics in known.items() for name in metrics]
+        hint = "." if metric in names else nearest_metric(metric, names)
         raise StudyError(
-            f"metric must be a metric of the model ({names}) that declares whether more is better "
-            f"(higher_is_better), or mode must be 'max' or 'min', got {job.metric!r}."
+            f"metric must be a metric of the model ({', '.join(names) or 'none'}) that declares whether more is better "
+            f"(higher_is_better), or mode must be 'max' or 'min', got {job.metric!r}{hint}"
         )
     return job.mode
 
@@ -329,8 +330,12 @@ class Recorder(LoggerDestination):
     def check(self) -> None:
         """Raise a StudyError if the metric was never logged."""
         if not self.curve:
-            names = ", ".join(sorted(name.removeprefix("metrics/") for name in self._logged)) or "nothing"
-            raise StudyError(f"metric must be a metric that the trainer logs ({names}), got {self._metric!r}.")
+            names = sorted(name.removeprefix("metrics/") for name in self._logged)
+            hint = nearest_metric(self._metric, names)
+            raise StudyError(
+                f"metric must be a metric that the trainer logs ({', '.join(names) or 'nothing'}), got "
+                f"{self._metric!r}{hint}"
+            )
 
     def _now(self) -> float:
         if self._state.device.type == "cuda":

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from composer.core import Callback, Logger, State, Time, Timestamp, TimeUnit, saved
-from composer.core.checks import is_flag, nearest, number
-from composer.core.evaluator import more_is_better
+from composer.core.checks import is_flag, number
+from composer.core.evaluator import more_is_better, unknown_metric
 from composer.core.serializable import reset_fields
 
 __all__ = ["EarlyStopper", "ThresholdStopper"]
@@ -51,18 +51,11 @@ class MetricStopper(Callback, abc.ABC):
     is_fitting: bool = attrs.field(default=False, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        """Split ``"eval/Accuracy"`` into label and name.
-
-        Raises:
-            ValueError: There is no label.
-        """
-        if not self.dataloader_label:
-            label, _, name = self.monitor.removeprefix("metrics/").partition("/")
-            if not name:
-                raise ValueError(
-                    f"{type(self).__name__}: name the data, too: monitor='eval/{label}', or dataloader_label='eval'."
-                )
-            self.monitor, self.dataloader_label = name, label
+        """Split ``"eval/Accuracy"`` into label and name."""
+        name = self.monitor.removeprefix("metrics/")
+        if "/" in name and not self.dataloader_label:
+            self.dataloader_label = name.partition("/")[0]
+        self.monitor = name.removeprefix(f"{self.dataloader_label}/")
 
     @property
     def monitored_metric(self) -> str:
@@ -93,6 +86,10 @@ class MetricStopper(Callback, abc.ABC):
         """Return whether to end the training, given the metric's latest value."""
 
     @abc.abstractmethod
+    def reason(self) -> str:
+        """Return why the training ended, given that :meth:`judge` returned True."""
+
+    @abc.abstractmethod
     def judge_again(self, state: State) -> bool:
         """Return the result of :meth:`judge` for the last value with the current settings."""
 
@@ -104,25 +101,21 @@ class MetricStopper(Callback, abc.ABC):
         """End a resumed training that had ended here, unless the settings have changed."""
         # A checkpoint of an earlier batch was saved before the stop, so its training continues.
         if self.stopped_at == state.timestamp.count(TimeUnit.BATCH) and self.judge_again(state):
-            state.stop_training()
+            state.stop_training(self.reason())
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Check that the metric exists.
 
         Raises:
-            ValueError: The label or the metric does not exist, or nothing defines whether more is better.
+            ValueError: There is no such label and metric, or nothing defines whether more is better.
         """
         if not state.timestamp.count(TimeUnit.BATCH):
             reset_fields(self)
         self.is_fitting = True
-        metrics, label = _metrics_of(state), self.dataloader_label
-        if label not in metrics:
-            raise ValueError(
-                f"{type(self).__name__}: dataloader_label must be one of {list(metrics)}, got "
-                f"{label!r}{nearest(label, metrics)}"
-            )
-        if not any(self.monitor == one or self.monitor.startswith(f"{one}/") for one in metrics[label]):
-            raise self._no_such_metric(metrics[label])
+        metrics = _metrics_of(state)
+        known = metrics.get(self.dataloader_label, {})
+        if not any(self.monitor == one or self.monitor.startswith(f"{one}/") for one in known):
+            raise self._no_such_metric(metrics)
         self.is_better(0.0, 0.0, state)
 
     def fit_end(self, state: State, logger: Logger) -> None:
@@ -147,7 +140,7 @@ class MetricStopper(Callback, abc.ABC):
             ValueError: The metric is missing, or is not a single number.
         """
         if self.monitor not in values:
-            raise self._no_such_metric(values)
+            raise self._no_such_metric({self.dataloader_label: values})
         value = values[self.monitor]
         if isinstance(value, Tensor) and value.numel() != 1:
             raise ValueError(
@@ -156,13 +149,12 @@ class MetricStopper(Callback, abc.ABC):
             )
         if self.judge(float(value), state):
             self.stopped_at = int(state.timestamp.count(TimeUnit.BATCH))
-            state.stop_training()
+            state.stop_training(self.reason())
 
-    def _no_such_metric(self, known: Mapping[str, Any]) -> ValueError:
-        return ValueError(
-            f"{type(self).__name__}: monitor must be a metric of {self.dataloader_label!r}, which has {list(known)}, "
-            f"got {self.monitor!r}{nearest(self.monitor, known)}"
-        )
+    def _no_such_metric(self, metrics: Mapping[str, Mapping[str, Any]]) -> ValueError:
+        known = [f"{label}/{name}" for label, own in metrics.items() for name in own]
+        given = f"{self.dataloader_label}/{self.monitor}".removeprefix("/")
+        return unknown_metric(f"{type(self).__name__}: monitor", given, known)
 
 
 def _metrics_of(state: State) -> dict[str, dict[str, Any]]:
@@ -239,6 +231,15 @@ class EarlyStopper(MetricStopper):
             length, unit = length * whole.value, whole.unit
         return state.timestamp.count(unit) - self.best_occurred.count(unit) > length
 
+    def reason(self) -> str:
+        """Return the metric, its best value and the patience."""
+        best = "NaN" if self.best is None else f"{self.best:.4g}"
+        batch = 0 if self.best_occurred is None else self.best_occurred.count(TimeUnit.BATCH)
+        return (
+            f"EarlyStopper: {self.dataloader_label}/{self.monitor} has not improved on {best} (batch {batch}) for more "
+            f"than patience='{self.patience}'"
+        )
+
 
 @attrs.define(eq=False)
 class ThresholdStopper(MetricStopper):
@@ -307,3 +308,8 @@ class ThresholdStopper(MetricStopper):
         """Return whether the last value is better than the threshold."""
         value = self.last
         return value is not None and not math.isnan(value) and self.is_better(value, self.threshold, state)
+
+    def reason(self) -> str:
+        """Return the metric, its last value and the threshold."""
+        name = f"{self.dataloader_label}/{self.monitor}"
+        return f"ThresholdStopper: {name}={self.last:.4g} is better than threshold={self.threshold:g}"

@@ -13,7 +13,8 @@ import attrs
 
 from composer.checkpoint.finding import find_checkpoints, progress
 from composer.core.arguments import NamesArguments
-from composer.core.checks import integer, nearest, one_of
+from composer.core.checks import integer, one_of
+from composer.core.evaluator import nearest_metric
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -115,8 +116,9 @@ def _warn_if_metric_is_unknown(keep_best: KeepBest, checkpoints: Iterable[FoundC
     found = {name for one in checkpoints if one.manifest is not None for name in one.manifest.metrics}
     similar = sorted(name for name in found if name.rpartition("/")[0] == keep_best.metric.rpartition("/")[0])
     if similar and keep_best.metric not in similar:
+        hint = nearest_metric(keep_best.metric, similar)
         warnings.warn(
-            f"{keep_best} keeps none, as no checkpoint in {folder} has that metric{nearest(keep_best.metric, similar)}",
+            f"{keep_best} keeps none, as no checkpoint in {folder} has that metric{hint}",
             UserWarning,
             stacklevel=3,
         )

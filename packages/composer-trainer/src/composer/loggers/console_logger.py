@@ -138,9 +138,11 @@ class ConsoleLogger(LoggerDestination):
             self._print_all(state)
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Print the remaining metrics, if the last batch has not been printed."""
+        """Print the remaining metrics, if the last batch has not been printed, and what ended the training early."""
         if self._printed_batch is not self._last_batch:
             self._print_all(state)
+        if state.stop_reason is not None:
+            self._print(f"Training ended: {state.stop_reason}")
 
     def eval_start(self, state: State, logger: Logger) -> None:
         """Collect the metrics of an evaluation separately."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from composer.core import Interval, Logger, LoggerDestination, State, Time, Timestamp
+from composer.core.evaluator import nearest_metric
 from composer.core.interval import to_interval
 from composer.core.time import Counts
 from composer.loggers.images import to_images
@@ -103,7 +104,8 @@ class InMemoryLogger(LoggerDestination):
         """
         data = self.data
         if metric not in data:
-            raise ValueError(f"metric must be one that was logged ({', '.join(data) or 'none yet'}), got {metric!r}.")
+            known, hint = ", ".join(data) or "none yet", nearest_metric(metric, data)
+            raise ValueError(f"metric must be one that was logged ({known}), got {metric!r}{hint}")
         entries = data[metric]
         clocks = [timestamp.state_dict() for timestamp, _ in entries]
         return {metric: [value for _, value in entries]} | {

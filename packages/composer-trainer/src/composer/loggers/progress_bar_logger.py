@@ -135,7 +135,9 @@ class ProgressBarLogger(LoggerDestination):
             self._has_news = False
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Draw the bar a last time and leave it."""
+        """Draw the bar a last time and leave it, and write what ended the training early."""
+        if state.stop_reason is not None and self._fit_bar is not None:
+            self._fit_bar.write(f"training ended: {state.stop_reason}")
         self._draw_fit_bar(state, is_last=self._has_news)
         self._close_bars()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import attrs
 
 from composer.core import TimeUnit
 from composer.core.checks import printable
+from composer.distributed import all_reduce_min
 from composer.loggers.values import Number, aligned, html_table, numbers_by_name
 
 if TYPE_CHECKING:
@@ -24,8 +26,8 @@ class FitResult:
 
     Args:
         run_name: The name of the run.
-        reason: Why the training ended: its duration was reached, something ended it early, a signal stopped it, or it
-            was already complete.
+        reason: Why the training ended: its duration was reached, it was already complete, a signal stopped it, or what
+            called ``state.stop_training``, such as an early stopper with its metric and patience.
         timestamp: The clock at the end.
         steps: The number of batches that this call trained on.
         seconds: The time of this call, with its evaluations, in seconds.
@@ -94,9 +96,14 @@ def final_metrics(state: State, losses: Mapping[str, Any]) -> dict[str, Number]:
 
 
 def reason_of_end(run: Run) -> str:
-    """Return why a training ended."""
+    """Return why a training ended, the same in all processes, which all must call it."""
+    state = run.state
     if run.signals.is_agreed:
-        return f"stopped by {'another process' if run.signals.received is None else run.signals.received.name}"
-    if run.has_ended_early:
-        return f"ended early by an algorithm or a callback, max_duration was '{run.end}'"
-    return f"max_duration='{run.end}' is reached"
+        number = -all_reduce_min(-(run.signals.received or 0))  # that of a process that has received one
+        return f"stopped by {signal.Signals(number).name}"
+    if not run.has_ended_early:
+        return f"max_duration='{run.end}' is reached"
+    if state.stop_reason is None:
+        return f"max_duration='{state.max_duration}' is reached, to which it was changed from '{run.end}'"
+    is_reached = run.end is not None and state.has_reached(run.end)
+    return f"{state.stop_reason}; max_duration='{run.end}' is {'' if is_reached else 'not '}reached"

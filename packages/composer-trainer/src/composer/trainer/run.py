@@ -76,6 +76,7 @@ class Run:
         elapsed = self.state.get_elapsed_duration()
         # A resumed run may have trained longer than this call would, and then only completes evaluations.
         self._begins_after_end = elapsed is not None and elapsed.value > 1
+        self.state.stop_reason = None  # of an earlier call
         if not self._begins_after_end:
             schedules.follow_clock(self.state.timestamp)
         self.clock = Clock(self.state)

@@ -436,21 +436,21 @@ class Trainer(Assembly):
         self._resume_state.cooldown, state.max_duration = current, end
         training.end_of_part = training.end_of_part if part is None else end
         if state.has_reached(end) and not (state.evaluators and self._resume_state.interrupted):
-            return self._result(f"max_duration='{end}' was reached before", began)
+            return self._result(state.stop_reason or f"max_duration='{end}' was reached before", began)
         optimization = Optimization(state, self._resume_state.skipped_steps)
         parts = optimization, schedule.take_schedulers(state), self._evaluations, self._resume_state
         run = Run(self.engine, batches, *parts, parallel=self._parallel, weigh_by_tokens=self._compute.weighs_by_tokens)
-        losses = self._train(run)
+        losses, reason = self._train(run)
         steps = int(state.timestamp.batch) - int(start.timestamp.batch)
-        reason = f"fast_dev_run={self._dry_run} is complete" if self._dry_run else reason_of_end(run)
         return self._result(reason, began, steps, losses)
 
-    def _train(self, run: Run) -> dict[str, torch.Tensor]:
+    def _train(self, run: Run) -> tuple[dict[str, torch.Tensor], str]:
         # torchrun sends a SIGTERM to the other processes when one has exited.
         with self._closing_on_error(), run.signals, explaining_loss():
             self._resume_state.resume()
             train(run)
-            return run.mean_losses()  # all processes, before one of them raises for a signal that only it received
+            # In all processes, before one of them raises for a signal that only it received.
+            return run.mean_losses(), reason_of_end(run)
 
     @suggests_names
     def eval(

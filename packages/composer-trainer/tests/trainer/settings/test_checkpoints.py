@@ -138,7 +138,9 @@ def test_best_checkpoint_can_be_loaded_by_its_link(tmp_path):
     [
         ("eval/MulticlassAcuracy", r"save_best must be one of \[.*did you mean 'eval/MulticlassAccuracy'"),
         ("test/MulticlassAccuracy", r"save_best must be one of \['eval/"),
-        ("MulticlassAccuracy", r"save_best must be one of \["),
+        ("MulticlassAccuracy", r"save_best must be one of \['eval/.*did you mean 'eval/MulticlassAccuracy'"),
+        ("eval/accuracy", "did you mean 'eval/MulticlassAccuracy'"),
+        ("eval/loss", r"got 'eval/loss'\. For a loss, add LossMetric\(loss_fn\)"),
         (3, "save_best must be a metric such as 'eval/MulticlassAccuracy' or a KeepBest, got 3"),
     ],
 )

@@ -31,7 +31,7 @@ def test_batches_of_each_kind():
     trainer.eval()
     outputs = trainer.predict(loader)
 
-    assert (result.steps, result.reason) == (3, "fast_dev_run=3 is complete")
+    assert (result.steps, result.reason) == (3, "fast_dev_run=3 is complete; max_duration='90ep' is not reached")
     assert (count.counts[Event.BATCH_END], count.counts[Event.EPOCH_END], count.counts[Event.FIT_END]) == (3, 1, 1)
     assert (evaluated_in_fit, count.counts[Event.EVAL_BATCH_END], len(outputs)) == (3, 6, 3)
 

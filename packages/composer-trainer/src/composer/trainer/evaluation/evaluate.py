@@ -37,7 +37,7 @@ from composer.core import (
 )
 from composer.core.checks import is_subset
 from composer.core.data_spec import batch_get, move_batch, note_batch
-from composer.core.evaluator import evaluation_mode
+from composer.core.evaluator import evaluation_mode, nearest_metric
 from composer.core.randomness import preserve_rng_state
 from composer.distributed import (
     all_reduce_min,
@@ -239,7 +239,8 @@ def prepare_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
             matches = fnmatch.filter(metrics, pattern)
             if not matches:
                 raise ValueError(
-                    f"Evaluator {evaluator.label!r} names the metric {pattern!r}, but the model has {list(metrics)}."
+                    f"Evaluator {evaluator.label!r} names the metric {pattern!r}, but the model has "
+                    f"{list(metrics)}{nearest_metric(pattern, metrics)}"
                 )
             chosen.update(matches)
         # Copies, because each evaluator counts its own samples.

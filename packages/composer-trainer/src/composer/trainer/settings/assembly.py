@@ -104,7 +104,9 @@ class Assembly:
         with self._closing_on_error():
             self._initialize(settings, given)
         if self._dry_run:
-            self.engine.on("epoch_checkpoint", lambda state, _: state.stop_training())  # after its one short epoch
+            # After its one short epoch.
+            reason = f"fast_dev_run={self._dry_run} is complete"
+            self.engine.on("epoch_checkpoint", lambda state, _: state.stop_training(reason))
 
     def _initialize(self, settings: Settings, given: Mapping[str, Any]) -> None:
         """Run the events of the construction, load what the run starts from, and log the hyperparameters."""

@@ -18,8 +18,8 @@ from composer.checkpoint.ignoring import check_ignore_keys
 from composer.checkpoint.loading import LoadRequest
 from composer.checkpoint.saver import CheckpointSaver, SaveInterval, check_folder, check_keep_last
 from composer.core import Interval
-from composer.core.checks import by_name, is_flag, nearest, to_path, to_strings
-from composer.core.evaluator import more_is_better
+from composer.core.checks import by_name, is_flag, to_path, to_strings
+from composer.core.evaluator import more_is_better, unknown_metric
 from composer.core.files import fill_in_run
 from composer.distributed import all_agree
 from composer.distributed.collectives import failing_in_all_processes
@@ -227,10 +227,10 @@ def best_by(save_best: str | KeepBest | None, model: Any, labels: Collection[str
         )
     label, _, name = save_best.removeprefix("metrics/").partition("/")
     metrics = dict(metrics_of(model, is_train=False).items()) if hasattr(model, "get_metrics") else {}
-    known = [f"{one}/{metric}" for one in labels or [label] for metric in metrics]
+    known = [f"{one}/{metric}" for one in labels or [label if name else "eval"] for metric in metrics]
     metric = metrics.get(name) or metrics.get(name.partition("/")[0])
     if metric is None or (labels and label not in labels):
-        raise ValueError(f"save_best must be one of {known}, got {save_best!r}{nearest(save_best, known)}")
+        raise unknown_metric("save_best", save_best, known)
     declared = more_is_better(metrics, name)
     if declared is None:
         raise ValueError(
