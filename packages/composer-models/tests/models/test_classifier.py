@@ -13,12 +13,19 @@ from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import (
     BinaryAccuracy,
     BinaryAUROC,
+    BinaryAveragePrecision,
     MulticlassAccuracy,
+    MulticlassAUROC,
+    MulticlassCalibrationError,
     MulticlassF1Score,
     MultilabelAccuracy,
+    MultilabelF1Score,
 )
+from torchmetrics.wrappers import ClasswiseWrapper
 from torchvision.ops import sigmoid_focal_loss
 
+from composer import functional as cf
+from composer.loss import binary_cross_entropy_with_logits
 from composer.metrics import CrossEntropy, LossMetric
 from composer.models import ComposerClassifier
 
@@ -350,6 +357,46 @@ class TestOneScore:
 
         assert value == pytest.approx(2 / 3)
 
+    @pytest.mark.parametrize(
+        ("metric", "classes", "loss_fn"),
+        [
+            (BinaryAccuracy(), 1, cf.soft_cross_entropy),
+            (BinaryAveragePrecision(), 1, nn.BCEWithLogitsLoss()),
+            (MultilabelAccuracy(3), 3, nn.functional.binary_cross_entropy_with_logits),
+            (ClasswiseWrapper(MultilabelF1Score(3, average=None)), 3, partial(binary_cross_entropy_with_logits)),
+            (MulticlassAUROC(3), 3, cf.soft_cross_entropy),
+            (MulticlassCalibrationError(3, n_bins=5), 3, nn.CrossEntropyLoss()),
+            (MulticlassF1Score(3), 3, nn.functional.cross_entropy),
+        ],
+        ids=lambda value: type(value).__name__,
+    )
+    def test_logits_between_zero_and_one(self, metric, classes, loss_fn):
+        """Any split into batches gives the value of the probabilities, also if all logits of a batch are in 0..1."""
+        generator = torch.Generator().manual_seed(0)
+        logits = torch.randn(40, classes, generator=generator)
+        logits[20:] = torch.rand(20, classes, generator=generator)
+        if "Multiclass" in repr(metric):
+            target, probabilities = torch.randint(classes, (40,), generator=generator), logits.softmax(1)
+        else:
+            target, probabilities = torch.randint(2, logits.shape, generator=generator), logits.sigmoid()
+        model = ComposerClassifier(nn.Linear(4, classes), 3, [], [], loss_fn)
+        expected = copy.deepcopy(metric)
+        expected.update(probabilities, target)
+
+        for part, labels in zip(logits.split(2), target.split(2), strict=True):
+            model.update_metric((None, labels), part, metric)
+
+        torch.testing.assert_close(metric.compute(), expected.compute())
+
+    @pytest.mark.parametrize("loss_fn", [nn.BCELoss(), lambda outputs, target: outputs.mean()])
+    def test_probabilities(self, loss_fn):
+        """With a loss that may take probabilities, outputs are passed on as they are."""
+        model = ComposerClassifier(nn.Sequential(nn.Linear(4, 1), nn.Sigmoid()), 2, [], BinaryAccuracy(), loss_fn)
+
+        value = _seen(model, BinaryAccuracy(), torch.tensor([[0.2], [0.7]]), torch.tensor([0, 1]))
+
+        assert value == 1.0
+
     def test_loss_as_a_metric_beside_others(self):
         """A binary cross entropy and a metric of integers take the same class ids."""
         model = ComposerClassifier(nn.Linear(4, 1), val_metrics=[LossMetric(nn.BCEWithLogitsLoss()), BinaryAUROC()])
@@ -431,7 +478,7 @@ class TestMetrics:
 
     def test_multilabel_targets(self):
         """Multi-label targets are not treated as probabilities."""
-        outputs, target = torch.tensor([[0.9, 0.8, 0.1]]), torch.tensor([[1, 1, 0]])
+        outputs, target = torch.tensor([[0.9, 0.8, -0.1]]), torch.tensor([[1, 1, 0]])
 
         assert _seen(_classifier(), MultilabelAccuracy(num_labels=3), outputs, target) == 1.0
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torchmetrics import Accuracy, MeanSquaredError
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.classification import MulticlassAccuracy, MultilabelAveragePrecision
 from torchmetrics.text import Perplexity
 
 from composer import functional as cf
@@ -275,6 +275,21 @@ class TestMetrics:
         assert accuracy == pytest.approx((guesses[counted] == labels[counted]).float().mean().item())
         assert _value(model, MaskedAccuracy(), batch) == pytest.approx(accuracy)
         assert _value(model, Perplexity(ignore_index=-100), batch) == pytest.approx(math.exp(own), rel=1e-5)
+
+    def test_labels_of_several_classes(self, make_model, make_batch):
+        """Logits are those of probabilities, also if all of a batch are between 0 and 1."""
+        settings = {"problem_type": "multi_label_classification", "num_labels": 3}
+        model, batch = HuggingFaceModel(make_model("classifier", **settings)), make_batch("classifier")
+        logits, labels = torch.rand(8, 3), torch.randint(2, (8, 3))
+        metric, expected = MultilabelAveragePrecision(3), MultilabelAveragePrecision(3)
+        logits[4:] -= 1
+        expected.update(logits.sigmoid(), labels)
+
+        for row in range(8):
+            one = {**batch, "labels": labels[row : row + 1]}
+            model.update_metric(one, logits[row : row + 1], metric)
+
+        torch.testing.assert_close(metric.compute(), expected.compute())
 
     def test_regression_metrics(self, make_model, make_batch):
         """The score of a regression is compared with the label."""

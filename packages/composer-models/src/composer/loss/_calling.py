@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.nn import functional
 
+from composer.functional import soft_cross_entropy
+from composer.loss.binary_cross_entropy import binary_cross_entropy_with_logits
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["call_loss"]
+__all__ = ["call_loss", "takes_logits"]
 
 _TAKE_FLOATS = (
     nn.BCELoss,
@@ -28,6 +31,20 @@ _FUNCTIONS = (
     functional.multilabel_soft_margin_loss,
     functional.soft_margin_loss,
 )
+_OF_LOGITS = nn.BCEWithLogitsLoss, nn.CrossEntropyLoss, nn.MultiLabelSoftMarginLoss, nn.SoftMarginLoss
+_FUNCTIONS_OF_LOGITS = (
+    binary_cross_entropy_with_logits,
+    soft_cross_entropy,
+    functional.binary_cross_entropy_with_logits,
+    functional.cross_entropy,
+    functional.multilabel_soft_margin_loss,
+    functional.soft_margin_loss,
+)
+
+
+def takes_logits(loss_fn: Callable[..., Tensor]) -> bool:
+    """Return whether a loss is known to take logits; another one may take probabilities."""
+    return isinstance(loss_fn, _OF_LOGITS) or getattr(loss_fn, "func", loss_fn) in _FUNCTIONS_OF_LOGITS
 
 
 def call_loss(loss_fn: Callable[..., Tensor], outputs: Any, target: Any, *args: Any, **kwargs: Any) -> Tensor:

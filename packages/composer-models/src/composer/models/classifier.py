@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from composer.functional import soft_cross_entropy
 from composer.functional.checks import check_callables, check_modules, check_sizes
+from composer.loss._calling import takes_logits
 from composer.models.base import compute_loss, count_ids, input_of, known_cross_entropy, pair_of
-from composer.models.phase_metrics import PhaseMetricsModel, update_metric
+from composer.models.phase_metrics import PhaseMetricsModel, to_probabilities, update_metric
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -162,7 +163,10 @@ class ComposerClassifier(PhaseMetricsModel):
             outputs: Scores ``(N, C, ...)``.
             metric: Called as ``metric.update(outputs, target)``. If it has ``num_classes`` and ``target`` holds
                 probabilities, it is called with the most probable classes. With one score per sample, such a metric
-                and ``CrossEntropy`` are called with the scores of both classes, other metrics with ``(N,)``.
+                and ``CrossEntropy`` are called with the scores of both classes, other metrics with ``(N,)``. If
+                ``loss_fn`` is a loss of logits of torch or of this library, metrics of torchmetrics that compute
+                probabilities are called with these. With another ``loss_fn`` they take scores for probabilities if
+                those of a batch are all between 0 and 1.
 
         Raises:
             TypeError: ``batch`` is not a pair.
@@ -179,6 +183,8 @@ class ComposerClassifier(PhaseMetricsModel):
                 outputs = outputs.squeeze(1)
         if num_classes is not None:
             target = _class_ids(outputs, target, num_classes)
+        if takes_logits(self.loss_fn):
+            outputs = to_probabilities(metric, outputs)
         update_metric(metric, outputs, target)
 
 

@@ -36,7 +36,7 @@ from composer.models._huggingface_saved import (
     write_pretrained,
 )
 from composer.models.base import count_ids
-from composer.models.phase_metrics import PhaseMetricsModel
+from composer.models.phase_metrics import PhaseMetricsModel, to_probabilities
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -267,8 +267,9 @@ class HuggingFaceModel(PhaseMetricsModel):
             batch: The batch, with ``"labels"``.
             outputs: The result of :meth:`eval_forward`: logits, or an output with logits.
             metric: Called as ``metric.update(logits, labels)``, with ``(N, L, V)`` and ``(N, L)`` of a language model;
-                a metric with ``num_classes`` with ``(N * L, V)`` and ``(N * L,)``. A metric whose ``needs_batch`` is
-                true is called as ``metric.update(batch=batch, outputs=outputs, labels=self.labels)``.
+                a metric with ``num_classes`` with ``(N * L, V)`` and ``(N * L,)``. Metrics of torchmetrics that compute
+                probabilities are called with these. A metric whose ``needs_batch`` is true is called as
+                ``metric.update(batch=batch, outputs=outputs, labels=self.labels)``.
 
         Returns:
             What ``metric.update`` returns: None, or a dictionary for ``state.metric_outputs``.
@@ -287,7 +288,7 @@ class HuggingFaceModel(PhaseMetricsModel):
         logits = without_single_score(logits, labels)
         if hasattr(metric, "num_classes") or isinstance(metric, CrossEntropy):
             logits, labels = _rows(logits, labels, getattr(metric, "num_classes", None))
-        return metric.update(logits, labels)
+        return metric.update(to_probabilities(metric, logits), labels)
 
     def generate(self, input_ids: Tensor, **kwargs: Any) -> Tensor:
         """Generate tokens from prompts, in evaluation mode.

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
     Metrics: TypeAlias = "Metric | MetricCollection | Sequence[Metric] | Mapping[str, Metric]"
 
-__all__ = ["PhaseMetricsModel", "as_collection", "by_name", "update_metric"]
+__all__ = ["PhaseMetricsModel", "as_collection", "by_name", "to_probabilities", "update_metric"]
+
+_GUESSING = "torchmetrics.classification."
 
 
 class PhaseMetricsModel(ComposerModel):
@@ -107,6 +109,26 @@ def by_name(metrics: object, name: str) -> dict[str, Metric]:
         f"{name} must be a torchmetrics Metric or MetricCollection, got {type(metrics).__name__}. "
         f"Set it to MetricCollection(...)."
     )
+
+
+def to_probabilities(metric: Metric, logits: Tensor) -> Tensor:
+    """Return probabilities for a metric of torchmetrics that computes them from logits; logits for other metrics.
+
+    By itself, it takes logits that are all between 0 and 1 in a batch for probabilities.
+
+    Args:
+        metric: The metric, or a wrapper of it. One with ``num_classes`` gets the softmax, another the sigmoid.
+        logits: Shape ``(N, C, ...)`` or ``(N,)``. A metric that only compares the scores of classes gets them.
+    """
+    from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassStatScores  # noqa: PLC0415
+
+    updates = [(each, getattr(type(each), "update", None)) for each in metric.modules()]
+    guessing = [one for one, update in updates if getattr(update, "__module__", "").startswith(_GUESSING)]
+    if not guessing or not logits.is_floating_point():
+        return logits
+    if getattr(guessing[0], "num_classes", None) is None:
+        return logits.sigmoid()
+    return logits if isinstance(guessing[0], (MulticlassConfusionMatrix, MulticlassStatScores)) else logits.softmax(1)
 
 
 def update_metric(metric: Metric, outputs: Any, target: Any) -> None:
