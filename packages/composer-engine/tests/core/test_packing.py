@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
 
 from composer import functional as cf
 from composer.core import DataSpec, join_tensors, pack_sequences, split_tensors
@@ -166,6 +166,16 @@ class TestDataset:
         assert epochs[0] == epochs[2] != epochs[1]
         assert len(epochs[0]) == len(epochs[1])
         assert listed([pack_sequences(DOCUMENTS, LENGTH, seed=1)[0]]) != epochs[0][:1]
+
+    def test_inside_of_other_data_sets(self):
+        """The epoch is passed on through data sets of torch, which do not have the method."""
+        packed = pack_sequences(DOCUMENTS, LENGTH)
+        flipped = cf.AlternatingFlip(Subset(packed, range(len(packed))), key="input_ids")
+        outer = pack_sequences(ConcatDataset([Subset(packed, [0]), packed]), LENGTH, lengths=[1] * (1 + len(packed)))
+
+        for epoch, one in enumerate((flipped, outer), start=3):
+            one.set_epoch(epoch)
+            assert packed.epoch == epoch
 
     def test_given_lengths_save_loading(self):
         """With lengths, documents are loaded with their rows only, and other lengths raise."""

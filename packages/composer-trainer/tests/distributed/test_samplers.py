@@ -6,10 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    StackDataset,
+    Subset,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -154,6 +157,29 @@ class TestGetSampler:
         cd.set_epoch(DataLoader(range(3), batch_sampler=batches), 4)
 
         assert batches.epoch == 4
+
+    def test_set_epoch_of_inner_data_sets(self):
+        """Data sets within those of torch are reached, each in its place, and one that forwards the call only once."""
+
+        class ByEpoch(list):
+            epochs = ()
+
+            def set_epoch(self, epoch):
+                self.epochs = (*self.epochs, epoch)
+
+        class Around(ByEpoch):
+            @property
+            def dataset(self):
+                return self[0]
+
+        parts = [ByEpoch(range(3)) for _ in range(4)]
+        outer = Around([parts[3]])
+        stacked = StackDataset(one=parts[1], two=Subset(parts[2], [2, 0, 1]))
+        data = ConcatDataset([Subset(parts[0], [1]), stacked, outer, range(2)])
+
+        cd.set_epoch(DataLoader(data), 4)
+
+        assert [one.epochs for one in (*parts, outer)] == [(4,), (4,), (4,), (), (4,)]
 
     def test_iterable_dataset_raises(self):
         """An iterable dataset cannot be sampled."""

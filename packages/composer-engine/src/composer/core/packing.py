@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import attrs
 import torch
 from torch import Tensor
-from torch.utils.data import ChainDataset, ConcatDataset, Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from composer import functional as cf
 from composer.core.checks import is_flag, one_of, whole_number_from
 from composer.core.precision import Precision, get_precision_context
 from composer.core.randomness import derive_seed, preserve_rng_state
+from composer.functional.datasets import by_epoch, inner_datasets
 
 if TYPE_CHECKING:
     from composer.core.state import State
@@ -156,7 +157,8 @@ class PackedDataset(Dataset[dict[str, Any]]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, on which the choice of documents that share a row depends."""
         self.epoch = epoch
-        _set_epoch(self.dataset, epoch)
+        for one in by_epoch(self.dataset):
+            one.set_epoch(epoch)
 
     def _rows(self) -> list[list[int]]:
         if self._planned[0] != self.epoch:
@@ -194,7 +196,8 @@ class PackedStream(IterableDataset[dict[str, Any]]):
         if epoch != self.epoch:
             self.epoch, self._is_loaded = epoch, False
             self._rewind()
-        _set_epoch(self.dataset, epoch)
+        for one in by_epoch(self.dataset):
+            one.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place after the last row of the current iteration; the beginning if there is none."""
@@ -280,11 +283,6 @@ class PackedStream(IterableDataset[dict[str, Any]]):
         return ready, [documents[index] for place in sorted(waits) for index in rows[place]]
 
 
-def _set_epoch(dataset: Any, epoch: int) -> None:
-    if hasattr(dataset, "set_epoch"):
-        dataset.set_epoch(epoch)
-
-
 def _beginning(epoch: int) -> dict[str, Any]:
     """Return the state of a stream that has returned no row; ``source`` and ``start`` are states of its source."""
     state = {"epoch": epoch, "buffer": 0, "read": 0, "waiting": _joined([]), "returned": 0}
@@ -332,10 +330,7 @@ def has_packed_rows(loader: Any, depth: int = 64) -> bool:
     """
     if isinstance(loader, PackedDataset | PackedStream):
         return loader.packing.check_model
-    if isinstance(loader, ConcatDataset | ChainDataset):
-        return any(has_packed_rows(one, depth - 1) for one in loader.datasets)
-    held = getattr(loader, "dataset", None)  # of a loader or a Subset
-    return held is not None and held is not loader and depth > 0 and has_packed_rows(held, depth - 1)
+    return depth > 0 and any(has_packed_rows(one, depth - 1) for one in inner_datasets(loader))
 
 
 def check_packed_model(state: State, batch: Any) -> None:

@@ -27,6 +27,7 @@ from composer.distributed.environment import (
     get_world_size,
 )
 from composer.distributed.scheduled_batches import ScheduledBatchSampler
+from composer.functional.datasets import by_epoch
 
 if TYPE_CHECKING:
     from composer.core import Batch, DataSpec
@@ -95,7 +96,9 @@ def get_sampler(
 def set_epoch(loader: object, epoch: int) -> None:
     """Call ``set_epoch`` of a loader, its data set and its samplers, of those that have this method.
 
-    Samplers use it to shuffle in the order of that epoch. Worker processes that exist already are not reached.
+    Samplers use it to shuffle in the order of that epoch. A data set without the method, such as a ``Subset`` or
+    ``ConcatDataset`` of torch, is replaced by those that it consists of. Worker processes that exist already are not
+    reached.
 
     Example:
         >>> sampler = get_sampler(range(3), shuffle=True, num_replicas=1, rank=0)
@@ -103,7 +106,8 @@ def set_epoch(loader: object, epoch: int) -> None:
         >>> sampler.epoch
         4
     """
-    parts, seen = [loader, *(getattr(loader, name, None) for name in ("dataset", "batch_sampler", "sampler"))], set()
+    samplers = (getattr(loader, name, None) for name in ("batch_sampler", "sampler"))
+    parts, seen = [loader, *by_epoch(getattr(loader, "dataset", None)), *samplers], set()
     for part in parts:
         if part is not None and id(part) not in seen:
             seen.add(id(part))

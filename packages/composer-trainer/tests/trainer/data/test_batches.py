@@ -3,12 +3,13 @@
 import itertools
 import math
 import multiprocessing
+import operator
 import warnings
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Sampler, Subset, get_worker_info
 
 import composer.trainer.data.batches
 from composer import functional as cf
@@ -419,14 +420,18 @@ class TestEpochInWorkers:
     """The copies of a data set in worker processes, of torch's loader."""
 
     @pytest.mark.parametrize("persistent", [True, False])
-    def test_set_epoch_reaches_them(self, persistent):
-        """Each epoch has the samples that it has without workers."""
+    @pytest.mark.parametrize("inside", [True, False])
+    def test_set_epoch_reaches_them(self, persistent, inside):
+        """Each epoch has the samples that it has without workers, also of a data set inside of others."""
         seen = [record("batch_end", lambda state: state.batch[0].tolist()) for _ in range(2)]
         for workers, one in enumerate(seen):
-            loader = DataLoader(ByEpoch(), 4, num_workers=workers, persistent_workers=persistent and workers > 0)
+            data = ConcatDataset([Subset(ByEpoch(), range(8)), ByEpoch()]) if inside else ByEpoch()
+            loader = DataLoader(data, 4, num_workers=workers, persistent_workers=persistent and workers > 0)
             small_run(train_dataloader=loader, max_duration="2ep", callbacks=one).fit()
 
+        length = len(seen[0].values) // 2
         assert seen[0].values == seen[1].values
+        assert all(map(operator.ne, seen[0].values[:length], seen[0].values[length:]))
 
     def test_any_order_warns(self, tmp_path):
         """Batches in the order of their completion are not those that come first in the order of the sampler."""

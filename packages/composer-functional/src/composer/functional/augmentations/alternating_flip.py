@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from composer.functional.augmentations.cutout import check_images, is_pil
 from composer.functional.checks import check_whole, described
+from composer.functional.datasets import by_epoch
 from composer.functional.nested import rebuild
 from composer.functional.random import hash_words, spread_words
 
@@ -87,12 +88,11 @@ class AlternatingFlip(Dataset[Any]):
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the epoch, from 0, at its start, here and in the data set if it has this method."""
+        """Set the number of the epoch, from 0, at its start, here and in the data sets within that have this method."""
         check_whole("epoch", epoch, 0, "It is the number of an epoch.")
         self._epoch.fill_(epoch)
-        of_dataset = getattr(self.dataset, "set_epoch", None)
-        if of_dataset is not None:
-            of_dataset(epoch)
+        for one in by_epoch(self.dataset):
+            one.set_epoch(epoch)
 
     def __len__(self) -> int:
         return len(self._first)

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from composer.distributed import all_agree, get_world_size
 from composer.distributed.samplers import num_repeated_samples
+from composer.functional.datasets import by_epoch
 from composer.functional.nested import leaves
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def warn_of_workers(loader: Any, order: DataOrder) -> None:
             stacklevel=4,
         )
     is_own = order.loader is loader and getattr(loader, "persistent_workers", False)
-    if is_own and hasattr(loader.dataset, "set_epoch"):
+    if is_own and by_epoch(loader.dataset):
         warnings.warn(
             f"set_epoch() of the data set does not reach the workers of this {type(loader).__name__}, which keep their "
             "copies for all epochs, so that each epoch has the same order. Give it persistent_workers=False.",

@@ -35,6 +35,7 @@ from composer.core.randomness import derive_seed
 from composer.distributed import ScheduledBatchSampler, get_world_size
 from composer.distributed.environment import get_data_rank
 from composer.distributed.samplers import is_plain_distributed, num_real_samples, real_indices, set_epoch
+from composer.functional.datasets import by_epoch
 from composer.trainer.data import seeding
 from composer.trainer.data.iterable_order import DataOrder, OpaqueOrder
 from composer.trainer.data.sampling import Keys, WithDigests, is_known, order_of, shared_order_of
@@ -116,7 +117,7 @@ class _CopiedOrder(DataOrder):
 
     def _set_epoch(self, epoch: int) -> None:
         set_epoch(self._given, epoch)
-        if hasattr(self._given.dataset, "set_epoch"):
+        if by_epoch(self._given.dataset):
             self.close()  # persistent workers have copies of the data set, which stay in the earlier epoch
 
     def _iterate(self, epoch: int) -> Iterator[Batch]:
