@@ -430,7 +430,7 @@ VALID = {
     "compute_ema": lambda: {"model": nn.Linear(2, 2), "ema_model": nn.Linear(2, 2)},
     "compute_swa": lambda: {"model": nn.Linear(2, 2), "swa_model": nn.Linear(2, 2), "num_averaged": 1},
     "count_layers_to_freeze": lambda: {"num_layers": 4, "current_duration": 0.5},
-    "count_module_instances": lambda: {"module": MODEL, "cls": nn.Linear},
+    "count_module_instances": lambda: {"module": MODEL, "module_class": nn.Linear},
     "cutmix": lambda: {"data": IMAGES, "target": IDS, "num_classes": 3},
     "augment_batch": lambda: {"input": IMAGES, "augmentation": FLIP},
     "distillation_loss": lambda: {"student_logits": LOGITS, "teacher_logits": LOGITS, "targets": IDS},

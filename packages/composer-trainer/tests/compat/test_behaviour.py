@@ -1,6 +1,7 @@
 """What programs for MosaicML Composer read from a run, and pass to callbacks."""
 
 import enum
+import inspect
 import os
 import subprocess
 import sys
@@ -11,12 +12,22 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
-from composer.callbacks import CheckpointSaver, LoadCheckpoint, RuntimeEstimator, SpeedMonitor
+import composer.functional
+from composer import Trainer, distributed
+from composer.callbacks import (
+    CheckpointSaver,
+    ExportForInferenceCallback,
+    LoadCheckpoint,
+    RuntimeEstimator,
+    SpeedMonitor,
+)
 from composer.callbacks import load_checkpoint as module
+from composer.compat.stores import RemoteUploaderDownloader
 from composer.core import Callback, DataSpec, Evaluator, Event, Time, TimeUnit
 from composer.core.saved_state import StateMismatchError
-from composer.loggers import InMemoryLogger
+from composer.loggers import InMemoryLogger, MLFlowLogger
 from composer.models import ComposerClassifier, HuggingFaceModel
+from composer.profiler import Profiler
 from fixtures import make_classifier, make_loader, small_run
 
 
@@ -329,3 +340,31 @@ def test_the_version_of_the_launcher():
     command = [sys.executable, "-m", "composer.cli.launcher", "--version"]
 
     assert subprocess.check_output(command, env=os.environ).startswith(b"composer-trainer ")
+
+
+_POSITIONS = {
+    CheckpointSaver: "folder filename remote_file_name latest_filename latest_remote_file_name save_interval",
+    ExportForInferenceCallback: "save_format save_path save_object_store sample_input transforms",
+    LoadCheckpoint: "load_path load_weights_only strict_model_weights ignore_keys event",
+    MLFlowLogger.register_model: "self model_uri name await_registration_for tags",
+    Profiler.marker: "self name actions record_instant_on_start record_instant_on_finish categories",
+    RemoteUploaderDownloader: "bucket_uri backend_kwargs file_path_format_string num_concurrent_uploads",
+    Trainer.export_for_inference: "self save_format save_path save_object_store sample_input transforms",
+    composer.functional.count_module_instances: "module module_class",
+    distributed.all_gather: "tensor group",
+    distributed.all_gather_object: "obj group",
+    distributed.all_reduce: "tensor reduce_operation group",
+    distributed.barrier: "group",
+    distributed.broadcast: "tensor src group",
+    distributed.broadcast_object_list: "object_list src group",
+}
+"""The order of parameters in MosaicML Composer 0.32.1, of which ours is a part or has other keywords."""
+
+
+@pytest.mark.parametrize(("function", "former"), _POSITIONS.items(), ids=lambda one: getattr(one, "__qualname__", ""))
+def test_positions_of_arguments(function, former):
+    """An argument without a name is the same one as in MosaicML Composer, or an error."""
+    kinds = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    ours = [name for name, one in inspect.signature(function).parameters.items() if one.kind in kinds]
+
+    assert ours[: len(former.split())] == former.split()[: len(ours)]

@@ -32,6 +32,12 @@ class TestTwoProcesses:
         """All processes receive a broadcast value, and gather all values."""
         assert [result["collectives"][name] for result in two_processes] == [expected] * 2
 
+    def test_groups(self, two_processes):
+        """A collective of a group exchanges nothing with other processes."""
+        found = [result["collectives"]["in_group"] for result in two_processes]
+
+        assert found == [[4.0, [rank], 4.0, [rank]] for rank in range(2)]
+
     def test_unknown_operation_raises(self, two_processes):
         """The error lists the operations."""
         assert "must be one of SUM, AVG" in two_processes[1]["collectives"]["unknown"]

@@ -346,10 +346,18 @@ def check_collectives():
     names = [f"name of {rank}"]
     cd.broadcast_object_list(names, src=1)
     gathered = [part.tolist() for part in cd.all_gather(torch.tensor([[rank, 7], [0, 0]]).t())]
+    alone = [torch.distributed.new_group([one]) for one in range(2)][rank]
+    own, objects = torch.tensor([4.0]), [rank]
+    cd.all_reduce(own, "AVG", alone)
+    cd.broadcast(own, rank, alone)
+    cd.broadcast_object_list(objects, rank, alone)
+    cd.barrier(alone)
+    in_group = [own.item(), objects, cd.all_gather(own, alone)[0].item(), cd.all_gather_object(rank, alone)]
     return results | {
         "sent": sent.item(),
         "names": names,
         "gathered": gathered,
+        "in_group": in_group,
         "objects": cd.all_gather_object({"rank": rank}),
         "from_rank_zero": cd.from_rank_zero(f"name of {rank}"),
         "any_rank": [cd.any_rank(rank == 1), cd.any_rank(flag=False), cd.any_rank(flag=True)],

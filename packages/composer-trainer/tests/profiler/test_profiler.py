@@ -240,7 +240,7 @@ class TestMarker:
         keeping = Keeping()
         profiler = make_profiler(cyclic_schedule(wait=1, active=1), keeping)
 
-        @profiler.marker("function", ["mine"])
+        @profiler.marker("function", categories=["mine"])
         def count_down(number):
             return number and count_down(number - 1)
 

@@ -54,20 +54,23 @@ _ELSEWHERE = {
 """The names of the precisions in other libraries."""
 
 
-def get_precision_context(precision: Precision | str, device_type: str = "cpu") -> AbstractContextManager[object]:
+def get_precision_context(precision: Precision | str, device_type: str | None = None) -> AbstractContextManager[object]:
     """Return the context for the forward pass and the loss.
 
     Args:
         precision: A :class:`Precision` or its value.
-        device_type: ``"cpu"``, ``"cuda"`` or ``"mps"``.
+        device_type: ``"cpu"``, ``"cuda"`` or ``"mps"``; the type of the accelerator, or else the CPU, if None.
 
     Example:
-        >>> with get_precision_context("amp_bf16"):
+        >>> with get_precision_context("amp_bf16", "cpu"):
         ...     torch.nn.Linear(2, 2)(torch.rand(1, 2)).dtype
         torch.bfloat16
     """
     dtype = Precision(precision).autocast_dtype
-    return contextlib.nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype)
+    if dtype is None:
+        return contextlib.nullcontext()
+    found = torch.accelerator.current_accelerator(check_available=True) if device_type is None else device_type
+    return torch.autocast("cpu" if found is None else torch.device(found).type, dtype=dtype)
 
 
 class MemoryFormat(StrEnum):

@@ -49,12 +49,12 @@ class ExportForInferenceCallback(Callback):
 
     save_format: str = attrs.field(validator=one_of("torchexport", "onnx"))
     save_path: str = attrs.field(converter=_to_save_path)
-    sample_input: Any = attrs.field(default=None, repr=False)
+    sample_input: Any = attrs.field(default=None, repr=False, kw_only=True)
     transforms: Callable[[nn.Module], nn.Module | None] | Sequence[Callable[[nn.Module], nn.Module | None]] | None = (
-        None
+        attrs.field(default=None, kw_only=True)
     )
-    input_names: Sequence[str] | None = None
-    output_names: Sequence[str] | None = None
+    input_names: Sequence[str] | None = attrs.field(default=None, kw_only=True)
+    output_names: Sequence[str] | None = attrs.field(default=None, kw_only=True)
 
     _seen: Any = attrs.field(default=None, init=False, repr=False)
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from composer.distributed.environment import (
     get_local_rank,
@@ -40,13 +41,14 @@ _OPERATIONS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR")
 _BUCKET_BYTES = 64 * 2**20
 
 
-def all_reduce(tensor: Tensor, reduce_operation: str = "SUM") -> None:
+def all_reduce(tensor: Tensor, reduce_operation: str = "SUM", group: ProcessGroup | None = None) -> None:
     """Replace a tensor by the sum (or mean, minimum, …) over all processes, in place.
 
     Args:
         tensor: Has the same shape and dtype in all processes; **changed in place**.
         reduce_operation: ``"SUM"``, ``"AVG"``, ``"MIN"``, ``"MAX"``, ``"PRODUCT"``, ``"BAND"``, ``"BOR"`` or
             ``"BXOR"``.
+        group: The processes; all if None.
 
     Raises:
         ValueError: The operation does not exist.
@@ -64,16 +66,17 @@ def all_reduce(tensor: Tensor, reduce_operation: str = "SUM") -> None:
     if is_connected():
         # gloo does not support AVG.
         operation = getattr(torch.distributed.ReduceOp, "SUM" if name == "AVG" else name)
-        torch.distributed.all_reduce(tensor, op=operation)
+        torch.distributed.all_reduce(tensor, op=operation, group=group)
         if name == "AVG":
-            tensor.div_(get_world_size())
+            tensor.div_(torch.distributed.get_world_size(group))
 
 
-def all_gather(tensor: Tensor) -> list[Tensor]:
+def all_gather(tensor: Tensor, group: ProcessGroup | None = None) -> list[Tensor]:
     """Return the tensors of all processes, sorted by rank.
 
     Args:
         tensor: Has the same shape and dtype in all processes.
+        group: The processes; all if None.
 
     Raises:
         RuntimeError: There are several processes that are not connected.
@@ -86,13 +89,13 @@ def all_gather(tensor: Tensor) -> list[Tensor]:
         return [tensor]
     # torch gathers only contiguous tensors.
     own = tensor.detach().contiguous()
-    gathered = [torch.empty_like(own) for _ in range(get_world_size())]
-    torch.distributed.all_gather(gathered, own)
+    gathered = [torch.empty_like(own) for _ in range(torch.distributed.get_world_size(group))]
+    torch.distributed.all_gather(gathered, own, group)
     return gathered
 
 
-def all_gather_object(obj: T) -> list[T]:
-    """Return the objects of all processes, sorted by rank; they are pickled for transport.
+def all_gather_object(obj: T, group: ProcessGroup | None = None) -> list[T]:
+    """Return the objects of all processes, or of those of a group, sorted by rank; they are pickled for transport.
 
     Raises:
         RuntimeError: There are several processes that are not connected.
@@ -103,8 +106,8 @@ def all_gather_object(obj: T) -> list[T]:
     """
     if not is_connected():
         return [obj]
-    gathered: list[Any] = [None] * get_world_size()
-    torch.distributed.all_gather_object(gathered, obj)
+    gathered: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(gathered, obj, group)
     return gathered
 
 
@@ -123,8 +126,8 @@ def all_gather_data(obj: T) -> list[T]:
     return all_gather_object(obj)[:: get_tensor_parallel_size()]
 
 
-def broadcast(tensor: Tensor, src: int = 0) -> None:
-    """Replace a tensor by that of rank ``src``, in place.
+def broadcast(tensor: Tensor, src: int = 0, group: ProcessGroup | None = None) -> None:
+    """Replace a tensor by that of rank ``src``, in place, in all processes or those of a group.
 
     Raises:
         RuntimeError: There are several processes that are not connected.
@@ -133,15 +136,16 @@ def broadcast(tensor: Tensor, src: int = 0) -> None:
         >>> broadcast(torch.ones(2), src=0)
     """
     if is_connected():
-        torch.distributed.broadcast(tensor, src)
+        torch.distributed.broadcast(tensor, src, group)
 
 
-def broadcast_object_list(object_list: list[Any], src: int = 0) -> None:
+def broadcast_object_list(object_list: list[Any], src: int = 0, group: ProcessGroup | None = None) -> None:
     """Replace the objects of a list by those of rank ``src``, in place; they are pickled for transport.
 
     Args:
         object_list: Has the same length in all processes; **changed in place**.
         src: The source rank.
+        group: The processes; all if None.
 
     Raises:
         RuntimeError: There are several processes that are not connected.
@@ -153,11 +157,11 @@ def broadcast_object_list(object_list: list[Any], src: int = 0) -> None:
         ['run 1']
     """
     if is_connected():
-        torch.distributed.broadcast_object_list(object_list, src)
+        torch.distributed.broadcast_object_list(object_list, src, group)
 
 
-def barrier() -> None:
-    """Wait until every process has called this function.
+def barrier(group: ProcessGroup | None = None) -> None:
+    """Wait until every process, or every one of a group, has called this function.
 
     Raises:
         RuntimeError: There are several processes that are not connected.
@@ -165,8 +169,10 @@ def barrier() -> None:
     Example:
         >>> barrier()
     """
-    # Not the barrier of torch, which NCCL runs on the device.
-    any_rank(flag=False)
+    if group is not None and is_connected():
+        torch.distributed.barrier(group)
+    else:  # not the barrier of torch, which NCCL runs on the device
+        any_rank(flag=False)
 
 
 def from_rank_zero(value: T) -> T:

@@ -219,18 +219,23 @@ class MLFlowLogger(TrackerLogger):
                 Path(destination).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(fetched, destination)
 
-    def register_model(self, model_uri: str, name: str, tags: dict[str, Any] | None = None) -> Any:
+    def register_model(
+        self, model_uri: str, name: str, await_registration_for: int = 300, tags: dict[str, Any] | None = None
+    ) -> Any:
         """Register a model of the run's artifacts, and return the registered version.
 
         Args:
             model_uri: URI of the model, ``"runs:/<run id>/model"``.
             name: Its name in the registry, after ``model_registry_prefix``.
+            await_registration_for: Seconds to wait until the registry has it.
             tags: Tags of the version.
         """
         full = f"{self.model_registry_prefix}.{name}" if self.model_registry_prefix else name
         if not any(one.name == full for one in self._client.search_registered_models()):
             self._client.create_registered_model(full)
-        return self._client.create_model_version(full, model_uri, run_id=self.run_id, tags=tags)
+        return self._client.create_model_version(
+            full, model_uri, run_id=self.run_id, tags=tags, await_creation_for=await_registration_for
+        )
 
     def close_run(self) -> None:
         """End the run; after an error it is marked as failed."""

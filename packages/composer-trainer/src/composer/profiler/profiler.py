@@ -171,7 +171,7 @@ class Profiler(Callback):
         if writes_files:
             self.trace_handlers = (*self.trace_handlers, handler)
 
-    def marker(self, name: str, categories: Sequence[str] = ()) -> Marker:
+    def marker(self, name: str, *, categories: Sequence[str] = ()) -> Marker:
         """Return a marker that records a part of a program: ``with profiler.marker("my part"): …``.
 
         Args:

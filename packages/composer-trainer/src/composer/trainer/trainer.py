@@ -569,6 +569,7 @@ class Trainer(Assembly):
         self,
         save_format: str,
         save_path: str | os.PathLike[str],
+        *,
         sample_input: Any = None,
         transforms: Transform | Sequence[Transform] | None = None,
         input_names: Sequence[str] | None = None,
@@ -588,13 +589,9 @@ class Trainer(Assembly):
             ExportError: The model cannot be exported, or the exported model computes different outputs.
             ValueError: The format is unknown, or there is no batch.
         """
+        names: dict[str, Any] = {"input_names": input_names, "output_names": output_names}
         with evaluation_weights(self.state):
+            sample = batch_to_export(self.state) if sample_input is None else sample_input
             export_for_inference(
-                self.state.model,
-                save_format,
-                str(save_path),
-                sample_input=batch_to_export(self.state) if sample_input is None else sample_input,
-                transforms=transforms,
-                input_names=input_names,
-                output_names=output_names,
+                self.state.model, save_format, str(save_path), sample_input=sample, transforms=transforms, **names
             )

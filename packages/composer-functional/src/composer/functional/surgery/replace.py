@@ -187,27 +187,31 @@ def check_holds_layers(model: nn.Module, is_layer: bool) -> None:
         )
 
 
-def count_module_instances(module: nn.Module, cls: type[nn.Module] | tuple[type[nn.Module], ...]) -> int:
+def count_module_instances(module: nn.Module, module_class: type[nn.Module] | tuple[type[nn.Module], ...]) -> int:
     """Count the modules of a class, including the root and instances of subclasses; shared modules count once.
 
     Args:
         module: The model.
-        cls: A class or a tuple of classes.
+        module_class: A class or a tuple of classes.
 
     Returns:
         Their number.
 
     Raises:
-        TypeError: ``module`` is not a module, or ``cls`` is neither a class nor a tuple of classes.
+        TypeError: ``module`` is not a module, or ``module_class`` is neither a class nor a tuple of classes.
 
     Example:
         >>> count_module_instances(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), nn.Linear)
         2
     """
     check_modules(module=module)
-    if not all(isinstance(each, type) for each in (cls if isinstance(cls, tuple) else (cls,))):
-        raise TypeError(f"cls must be a class of modules or a tuple of classes, such as torch.nn.Linear, got {cls!r}.")
-    return sum(isinstance(each, cls) for each in module.modules())
+    if not all(
+        isinstance(each, type) for each in (module_class if isinstance(module_class, tuple) else (module_class,))
+    ):
+        raise TypeError(
+            f"module_class must be a class of modules or a tuple, such as torch.nn.Linear, got {module_class!r}."
+        )
+    return sum(isinstance(each, module_class) for each in module.modules())
 
 
 def is_untouched(layer: nn.Module) -> bool:
