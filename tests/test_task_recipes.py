@@ -1,4 +1,4 @@
-"""The examples for tables, time series, fine-tuning, rare classes and several labels."""
+"""The examples for tables, time series, fine-tuning, rare classes, several labels and a GAN."""
 
 import sys
 from pathlib import Path
@@ -19,6 +19,7 @@ from sklearn.metrics import f1_score
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import class_imbalance
 import fine_tuning
+import gan
 import multi_label
 import tabular
 import time_series
@@ -216,3 +217,41 @@ class TestMultiLabel:
 
         assert scores["network"] > scores["logistic regression"] + 0.05
         assert scores["network, tuned thresholds"] > scores["logistic regression"] + 0.05
+
+
+class TestGAN:
+    def test_frechet_distance(self):
+        """It is that of scipy's matrix square root, and 0 for the same images."""
+        scipy_linalg = pytest.importorskip("scipy.linalg", reason="the reference")
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randn(200, 5, generator=generator, dtype=torch.float64)
+        others = 0.5 * images @ torch.rand(5, 5, generator=generator, dtype=torch.float64) + 1
+
+        (a, b), mean = (np.cov(part.numpy().T) for part in (images, others)), (images - others).mean(0)
+        expected = mean.square().sum().item() + np.trace(a + b - 2 * scipy_linalg.sqrtm(a @ b).real)
+
+        assert gan.frechet_distance(images, others) == pytest.approx(expected)
+        assert gan.frechet_distance(images, images) == pytest.approx(0, abs=1e-9)
+
+    def test_losses_of_one_network_reach_no_other(self):
+        """Each loss has gradients for the weights of its own network only."""
+        torch.manual_seed(0)
+        model = gan.GAN()
+        batch = torch.rand(4, 64), torch.arange(4)
+        networks = {"generator": model.generator, "discriminator": model.discriminator}
+
+        losses = model.loss(model(batch), batch)
+
+        for name, loss in losses.items():
+            for other, network in networks.items():
+                found = torch.autograd.grad(loss, [*network.parameters()], retain_graph=True, allow_unused=True)
+                assert [gradient is not None for gradient in found] == [name == other] * len(found)
+
+    def test_digits_are_recognized(self):
+        """After half the training a classifier recognizes most of the drawn digits, and their pixels are closer."""
+        measures, images = gan.run("70ep")
+
+        before, after, real = measures.values()
+        assert images.shape == (597, 64)
+        assert before["recognized"] < 0.2 < 0.6 < after["recognized"]
+        assert real["distance"] < after["distance"] < 0.5 * before["distance"]
