@@ -268,7 +268,7 @@ class TestKeeping:
         make_trainer(CheckpointSaver(tmp_path / "a", remote_file_name=url), max_duration="1ep").fit()
         second = make_trainer(CheckpointSaver(tmp_path / "b", remote_file_name=url), max_duration="1ep")
 
-        with pytest.raises(CheckpointSaveError, match=r"was not copied.*last: exists. Set overwrite=True"):
+        with pytest.raises(CheckpointSaveError, match=r"a copy not written.*last: exists. Set overwrite=True"):
             second.fit()
 
         assert (tmp_path / "b" / "ep1-ba5" / "manifest.json").is_file()

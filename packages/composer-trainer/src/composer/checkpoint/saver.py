@@ -457,7 +457,7 @@ class CheckpointSaver(Callback):
                 if link.is_symlink():
                     link.unlink()
         except (CheckpointSaveError, OSError) as error:
-            outcome = "is complete, and was not copied, a link to it not updated, or an old checkpoint not deleted"
+            outcome = "is complete, and a link to it was not updated, a copy not written, or an old one not deleted"
             reason = f"{error.path}: {error.reason}" if isinstance(error, CheckpointSaveError) else str(error)
             raise CheckpointSaveError(path, reason, outcome=outcome) from error
         self._saved = [one for one in self._saved if one not in gone]
