@@ -99,6 +99,9 @@ class ComposerModel(nn.Module, ABC):
     def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute the loss.
 
+        Algorithms and metrics read the batch afterwards, and algorithms may compute the loss again: do not change its
+        tensors in place. Nothing checks this, as it would take time in each step.
+
         Args:
             outputs: The result of :meth:`forward`.
             batch: The batch of these outputs.
