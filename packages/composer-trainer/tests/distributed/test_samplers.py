@@ -197,6 +197,16 @@ class TestGetSampler:
 
 
 class TestChecks:
+    def test_loaders_of_one_process_raise(self, two_processes):
+        """A loader without batches, or with an unknown length, in one process only raises an error in all processes."""
+        first, second = (result["samplers"] for result in two_processes)
+        assert second["empty"].startswith("ValueError: train_dataloader has no batches: ")
+        assert first["empty"].startswith(
+            "ValueError: Preparing the training data failed in process 1: ValueError: train_"
+        )
+        assert "got [True, False] by rank" in first["kinds"]
+        assert first["kinds"] == second["kinds"]
+
     @pytest.mark.parametrize(
         ("name", "message"),
         [

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import composer.functional as cf
 from composer import distributed as cd
 from composer.core import Algorithm, DataSpec, State
+from composer.trainer.data.settings import TrainingData
 
 warnings.simplefilter("error")
 # torch says so where a model could have done without looking for unused parameters; one here does, at times.
@@ -428,7 +429,13 @@ def check_samplers():
         "wrong": error_of(lambda: cd.check_sampler(DataLoader(dataset, sampler=wrong))),
         "own": error_of(lambda: cd.check_sampler(DataLoader(dataset, batch_sampler=[[0], [1]]))),
         "lengths": error_of(lambda: cd.check_lengths(5 + rank)),
+        "empty": error_of(lambda: prepare([] if rank else [torch.ones(2, 3)])),
+        "kinds": error_of(lambda: prepare(DataLoader(range(4), 2, sampler=[rank, 2]) if rank else [torch.ones(2, 3)])),
     }
+
+
+def prepare(loader):
+    TrainingData(train_dataloader=loader).prepare(State(model=None))
 
 
 def main(folder):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from composer.core import Timestamp
 from composer.core.data_spec import move_batch
 from composer.core.packing import has_packed_rows
-from composer.distributed import all_agree, all_gather_object, check_lengths, get_data_world_size, get_world_size
+from composer.distributed import all_gather_object, check_lengths, get_data_world_size, get_world_size
 from composer.distributed.samplers import END, in_step, is_split_by_rank
 from composer.trainer.data import loaders
 from composer.trainer.data.order import make_order
@@ -123,10 +123,18 @@ class Batches:
         All processes must call it, once.
 
         Raises:
-            ValueError: The loaders have different lengths, and one of the processes cannot train without own batches.
+            ValueError: The loaders have different lengths, and one of the processes cannot train without own batches;
+                or only some of them have a known length.
         """
         order, position = self._order, self.position
-        if all_agree((order.usual_samples, order.is_exact, position.data_end)) and get_world_size() > 1:
+        found = all_gather_object((order.usual_samples, order.is_exact, position.data_end))
+        is_known = [end is not None for *_, end in found]
+        if any(is_known) and not all(is_known):
+            raise ValueError(
+                "train_dataloader must be of the same kind in every process: the number of its batches is known before "
+                f"they are loaded in some of them and not in others, got {is_known} by rank."
+            )
+        if found.count(found[0]) == len(found) > 1:
             self.usual_samples, self.is_exact = order.usual_samples, order.is_exact
         if self._may_end_apart:
             lengths: list[Any] = all_gather_object(position.length)

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from composer.core import DataSpec, State, SupportsTraining, Time, TimeUnit, ensure_data_spec
 from composer.core.checks import is_flag, is_string, is_subset
 from composer.distributed import ScheduledBatchSampler, check_sampler
+from composer.distributed.collectives import failing_in_all_processes
 from composer.trainer.data.batches import Batches
 from composer.trainer.evaluation.metrics import SupportsMetrics, metrics_of, reduce_over_data
 
@@ -88,23 +89,24 @@ class TrainingData:
         Those of ``former`` data with the same loader and length of an epoch are continued.
 
         Raises:
-            ValueError: The loader has no batches, or would give several processes the same ones.
+            ValueError: The loader of a process has no batches, or would give several processes the same ones.
         """
         assert self.spec is not None
         is_same = former is not None and former.spec is not None and former.spec.dataloader is self.spec.dataloader
         if former is not None and is_same and former.subset_num_batches == self.subset_num_batches and former.batches:
             self.batches = former.batches
             return
-        check_sampler(self.spec.dataloader)  # may change it, for a mesh
-        self.batches = Batches(
-            self.spec,
-            self.subset_num_batches,
-            state.device,
-            seed=state.rank_zero_seed,
-            epoch=int(state.timestamp.epoch),
-            spin=self.spin,
-            clock=lambda: state.timestamp,
-        )
+        with failing_in_all_processes("Preparing the training data", ValueError):
+            check_sampler(self.spec.dataloader)  # may change it, for a mesh
+            self.batches = Batches(
+                self.spec,
+                self.subset_num_batches,
+                state.device,
+                seed=state.rank_zero_seed,
+                epoch=int(state.timestamp.epoch),
+                spin=self.spin,
+                clock=lambda: state.timestamp,
+            )
         self.batches.agree()
 
     def _restart_metrics(self, state: State) -> None:
