@@ -18,7 +18,7 @@ from composer.checkpoint.base import MODEL
 from composer.checkpoint.layout import describe_tensors, pack_files, plan_files
 from composer.core import State
 from composer.core.data_spec import move_batch
-from composer.distributed.collectives import with_timeout
+from composer.distributed.groups import with_timeout
 from composer.functional.random import send
 from composer.loggers import InMemoryLogger
 from fixtures import make_classifier, small_run

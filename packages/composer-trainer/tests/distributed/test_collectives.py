@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.testing._internal.distributed import fake_pg
 
 from composer import distributed as cd
 
@@ -90,19 +89,3 @@ class TestSingleProcess:
         """The block runs, and its errors propagate."""
         with pytest.raises(OSError, match="disk"), cd.run_local_rank_zero_first():
             raise OSError("disk")
-
-    def test_backend_without_timeout(self):
-        """A process group whose backend has no timeout, as torch's "fake", stays as it is."""
-        torch.distributed.init_process_group("fake", store=fake_pg.FakeStore(), rank=0, world_size=2)
-        try:
-            group = torch.distributed.new_group()
-            assert cd.collectives.with_timeout(group) is group
-        finally:
-            torch.distributed.destroy_process_group()
-
-    def test_missing_process_group_raises(self, monkeypatch):
-        """Several processes without a process group raise."""
-        monkeypatch.setenv("WORLD_SIZE", "2")
-
-        with pytest.raises(RuntimeError, match=r"initialize_dist\(device\) first"):
-            cd.all_reduce(torch.ones(1))

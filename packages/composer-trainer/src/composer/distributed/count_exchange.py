@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from composer.distributed.collectives import host_group
 from composer.distributed.global_batch import GlobalBatch
+from composer.distributed.groups import host_group
 
 __all__ = ["CountExchange"]
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from composer.distributed.collectives import failing_in_all_processes, from_rank_zero, is_connected
+from composer.distributed.collectives import failing_in_all_processes, from_rank_zero
 from composer.distributed.environment import get_global_rank, get_world_size, namespace_here
+from composer.distributed.groups import is_connected
 
 __all__ = ["Exchange"]
 

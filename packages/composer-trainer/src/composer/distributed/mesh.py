@@ -10,8 +10,8 @@ import attrs
 from torch import nn
 
 from composer.core.checks import whole_number_from
-from composer.distributed.collectives import with_timeout
 from composer.distributed.environment import get_world_size
+from composer.distributed.groups import with_timeout
 from composer.distributed.settings import Settings
 
 if TYPE_CHECKING:

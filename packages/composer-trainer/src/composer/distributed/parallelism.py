@@ -22,14 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from composer.core import NoEffectWarning, State
-from composer.distributed.collectives import (
-    broadcast_buffers,
-    broadcast_model,
-    data_group,
-    exchange_in_buckets,
-    host_group,
-    is_connected,
-)
+from composer.distributed.collectives import broadcast_buffers, broadcast_model, exchange_in_buckets
 from composer.distributed.config import DDPSyncStrategy, ParallelismConfig
 from composer.distributed.count_exchange import CountExchange
 from composer.distributed.environment import (
@@ -39,6 +32,7 @@ from composer.distributed.environment import (
     set_tensor_parallel_size,
 )
 from composer.distributed.global_batch import BatchWeights, GlobalBatch
+from composer.distributed.groups import data_group, host_group, is_connected
 from composer.distributed.mesh import layer_styles
 from composer.distributed.meta import initialize, is_on_meta
 from composer.distributed.process_group import initialize_alone

@@ -134,7 +134,13 @@ class IndexedOrder(_CopiedOrder):
 
     The copy's sampler is replaced by ``_keys``, whose keys :meth:`begin` sets for each epoch: those of the user's
     sampler, each with the seed of its batch unless nothing is drawn. This seed is that of the epoch plus the place of
-    the batch, whichever worker loads it and wherever the epoch continues. Without workers, batches are loaded here.
+    the batch, whichever worker loads it and wherever the epoch continues.
+
+    Attributes:
+        _sampler: The user's own, of indices or of batches of indices.
+        _drawn: The iterator over its keys in the current epoch.
+        _source: The data set, which seeds the generators for each batch if it draws.
+        _loads_here: Whether batches are loaded without torch's loader, as without workers.
     """
 
     _drawn: Iterator[Any] = iter(())
