@@ -38,21 +38,22 @@ from composer.callbacks import CheckpointSaver
 from composer.checkpoint import (
     CheckpointError,
     CheckpointSaveError,
-    base,
+    agreement,
     find_checkpoints,
-    finding,
-    layout,
     load_checkpoint,
     loading,
+    manifest,
     merge_weights,
+    planning,
+    reading,
     save_checkpoint,
-    tensors,
+    snapshot,
     verify_checkpoint,
-    writers,
 )
 from composer.checkpoint.finding import open_checkpoint
 from composer.checkpoint.local import LocalFolder
 from composer.checkpoint.remote import RemoteFolder
+from composer.checkpoint.saved_run import SavedRun
 from composer.core import Engine, Event, State, Timestamp
 from composer.models import ComposerClassifier
 
@@ -289,10 +290,10 @@ def read_complete(path, state):
     """Return which sharded tensors a process holds completely after reading a checkpoint that was not sharded."""
     own = state.get_model_state_dict()
     opened = open_checkpoint(path)
-    found = loading._read_state(opened, state, weights_only=False)
+    found = SavedRun.read(opened, state, weights_only=False)
     found.read_weights()
-    read = [*found.saved["model"].items()]
-    for name, held in found.saved["optimizers"]["AdamW"]["state"].items():
+    read = [*found.data["model"].items()]
+    for name, held in found.data["optimizers"]["AdamW"]["state"].items():
         read += [(name, one) for one in held.values() if one.ndim]
     return [name for name, one in read if isinstance(own[name], DTensor) and not isinstance(one, DTensor)]
 
@@ -358,7 +359,7 @@ def newest(folder):
 
     with warnings.catch_warnings(record=True) as caught, mock.patch.object(LocalFolder, "check", note):
         warnings.simplefilter("always")
-        path = finding.agreed_newest(f"{folder}/newest", run_name)
+        path = agreement.agreed_newest(f"{folder}/newest", run_name)
     return {"path": path, "warnings": [str(one.message) for one in caught], "checked": checked}
 
 
@@ -408,23 +409,23 @@ def background(world_size, folder):
     LocalFolder.put = put
     saver.save(state)
     saver._wait()
-    write = writers.Snapshot.write
+    write = snapshot.Snapshot.write
 
     def fail_after_writing(*arguments, **options):
-        writers.Snapshot.write = write
+        snapshot.Snapshot.write = write
         write(*arguments, **options)
         raise MemoryError("too little")
 
     if rank == 1:
-        writers.Snapshot.write = fail_after_writing
+        snapshot.Snapshot.write = fail_after_writing
     state.timestamp = Timestamp(batch=4)
     saver.save(state)
     try:
         saver._wait()
     except Exception as error:  # noqa: BLE001  (compared by the test)
         found["error after writing"] = f"{type(error).__name__}: {error}"
-    found["can be repeated"] = saver._seen.last is None
-    saver._seen.last = None  # if it is set in one process, that one would leave the others waiting
+    found["can be repeated"] = saver._last is None
+    saver._last = None  # if it is set in one process, that one would leave the others waiting
     saver.fit_end(state, logger)
     saver.close(state, logger)
     found["left"] = sorted(entry.name for entry in Path(folder, "background").iterdir())
@@ -461,7 +462,7 @@ def late(world_size, folder):
     """Save, and let the second process write its part only after the first has given up; return what happened."""
     state, _ = make_state("2", factor=3)
     given_up, found = Path(folder, "given up"), {}
-    writers.ANSWER_TIMEOUT, put, abandon = 0.5, LocalFolder.put, LocalFolder.abandon
+    snapshot.ANSWER_TIMEOUT, put, abandon = 0.5, LocalFolder.put, LocalFolder.abandon
 
     def put_late(*arguments):
         until = time.monotonic() + 60
@@ -482,7 +483,7 @@ def late(world_size, folder):
     except CheckpointSaveError as error:
         found["error"] = str(error)
     found["left"] = [entry.name for entry in Path(folder, "late").iterdir() if entry.name != ".lock"]
-    writers.ANSWER_TIMEOUT, LocalFolder.put, LocalFolder.abandon = 60.0, put, abandon
+    snapshot.ANSWER_TIMEOUT, LocalFolder.put, LocalFolder.abandon = 60.0, put, abandon
     distributed.barrier()
     verify_checkpoint(save_checkpoint(state, f"{folder}/late/two"))
     return found
@@ -513,7 +514,7 @@ def remote(world_size, folder):
 
     fsspec.register_implementation("sharedfile", SharedFiles, clobber=True)
     # So that these small files have many blocks, and are read directly to the memory of tensors.
-    base.BLOCK_BYTES = tensors.BLOCK_BYTES = 256
+    manifest.BLOCK_BYTES = reading.BLOCK_BYTES = 256
     state, ema = make_state("2", factor=3)
     path = save_checkpoint(state, f"{url}/one")
     later, ema = make_state("2", factor=5)
@@ -749,7 +750,7 @@ def errors_of_other_shapes(path):
     placements = (weight.placements[0], Replicate())
     rows = DTensor.from_local(torch.zeros(6, 8), weight.device_mesh, placements, run_check=False)
     try:
-        layout.describe_tensors({"model.safetensors": {"rows": rows}}, is_first=True)
+        planning.describe_tensors({"model.safetensors": {"rows": rows}}, is_first=True)
     except RuntimeError as error:
         found.append(str(error))
     return found

@@ -3,8 +3,8 @@
 import fsspec
 import pytest
 
-from composer.checkpoint import CheckpointError, find_checkpoints, finding, newest_checkpoint, save_checkpoint
-from composer.checkpoint.finding import agreed_path, is_weights_file, locate
+from composer.checkpoint import CheckpointError, find_checkpoints, newest_checkpoint, save_checkpoint
+from composer.checkpoint.finding import is_weights_file, locate
 
 
 @pytest.fixture
@@ -120,17 +120,6 @@ class TestLocate:
 
         with pytest.raises(CheckpointError, match=rf"link {reason}"):
             locate(tmp_path / "link")
-
-
-class TestAgreedPath:
-    def test_link_is_resolved_by_rank_zero(self, three_checkpoints, monkeypatch):
-        """All processes load what the link of rank 0 leads to, as the link may change before the others follow it."""
-        (three_checkpoints / "best").symlink_to("ba20")
-        monkeypatch.setattr(finding, "get_world_size", lambda: 2)
-
-        path = agreed_path(str(three_checkpoints / "best"), "load_path")
-
-        assert path == str(three_checkpoints / "ba20")
 
 
 def test_names_with_the_ending_of_weights(tmp_path):

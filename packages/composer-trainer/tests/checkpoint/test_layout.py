@@ -1,51 +1,12 @@
-"""Where the parts of tensors are: plans of all processes, and the file that lists them."""
+"""Where the parts of tensors are: the file that lists them."""
 
 import json
 
 import pytest
 
 from composer.checkpoint import CheckpointError
-from composer.checkpoint.layout import Layout, Region, TensorFile, TensorInfo, TensorLayout, plan_files
-
-
-def described_as(parts, shape, dtype="int64"):
-    """Return what each process with one of these parts describes."""
-    return [{"model.safetensors": {"weight": (TensorInfo(dtype, shape, None, (0,)), Region(*part))}} for part in parts]
-
-
-class TestPlans:
-    def test_replicas_are_balanced(self):
-        """Of eight equal tensors in four replicas, each process writes two."""
-        info = TensorInfo("float32", (4,))
-        one = {"model.safetensors": {f"w{place}": (info, Region((0,), (4,))) for place in range(8)}}
-        _, writes = plan_files([one] * 4)
-        assert [len(names) for files in writes for names in files.values()] == [2, 2, 2, 2]
-
-    def test_other_models(self):
-        """A tensor of another shape in one process raises an error with its name."""
-        described = [described_as([((0,), (size,))], (size,), "float32")[0] for size in (4, 5)]
-        with pytest.raises(ValueError, match=r"'weight' is float32\[5\] in process 1"):
-            plan_files(described)
-
-    @pytest.mark.parametrize(
-        "parts",
-        [[((0,), (2,))], [((0,), (3,)), ((2,), (2,))], [((0,), (2,)), ((3,), (1,))], [((2,), (2,))]],
-    )
-    def test_parts_that_do_not_fill_a_tensor(self, parts):
-        """Gaps and overlaps raise an error with the name of the tensor."""
-        with pytest.raises(ValueError, match="'weight' in the processes do not fill its shape"):
-            plan_files(described_as(parts, (4,)))
-
-    def test_large_models(self):
-        """The layout of 10,000 tensors in 64 processes has less than 20 MB, and each process finds its parts."""
-        layout = large_layout(tensors=10_000, processes=64)
-
-        content = layout.to_bytes()
-        read = Layout.from_bytes(content, "layout.json")
-        own = [[*one.cells(Region((64, 0), (64, 4096)))] for one in read.tensors["model.safetensors"].values()]
-
-        assert len(content) < 20_000_000
-        assert all(len(cells) == 1 and cells[0][0] == 1 for cells in own)
+from composer.checkpoint.layout import Layout, TensorFile, TensorLayout
+from composer.functional.dtensors import Region
 
 
 def large_layout(tensors, processes):
@@ -103,3 +64,15 @@ class TestLayout:
         """JSON of another form raises an error."""
         with pytest.raises(CheckpointError, match="is not the layout of a checkpoint"):
             Layout.from_bytes(json.dumps(content).encode(), "layout.json")
+
+
+def test_large_models():
+    """The layout of 10,000 tensors in 64 processes has less than 20 MB, and each process finds its parts."""
+    layout = large_layout(tensors=10_000, processes=64)
+
+    content = layout.to_bytes()
+    read = Layout.from_bytes(content, "layout.json")
+    own = [[*one.cells(Region((64, 0), (64, 4096)))] for one in read.tensors["model.safetensors"].values()]
+
+    assert len(content) < 20_000_000
+    assert all(len(cells) == 1 and cells[0][0] == 1 for cells in own)

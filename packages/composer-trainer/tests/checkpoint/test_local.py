@@ -19,15 +19,15 @@ from composer.checkpoint import (
     CheckpointError,
     CheckpointSaveError,
     Manifest,
-    base,
     find_checkpoints,
     load_checkpoint,
     local,
+    manifest,
     save_checkpoint,
     verify_checkpoint,
 )
-from composer.checkpoint.base import write_json
 from composer.checkpoint.local import LocalFolder
+from composer.checkpoint.manifest import write_json
 from composer.checkpoint.saving import take_snapshot
 
 KILLED = """
@@ -393,7 +393,7 @@ def test_failing_checksum(runs, tmp_path, monkeypatch):
     def fail(*_):
         raise MemoryError("too little for a checksum")
 
-    monkeypatch.setattr(base.Content, "__iter__", fail)
+    monkeypatch.setattr(manifest.Content, "__iter__", fail)
 
     with pytest.raises(MemoryError, match="too little for a checksum"):
         save_checkpoint(runs.make(), tmp_path / "one")

@@ -19,7 +19,8 @@ from composer.checkpoint import (
     show_checkpoint,
     verify_checkpoint,
 )
-from composer.checkpoint.base import Content, is_remote
+from composer.checkpoint.folder import is_remote
+from composer.checkpoint.manifest import Content
 from composer.checkpoint.remote import RemoteFolder
 from composer.checkpoint.retention import delete_old, own_checkpoints
 from composer.checkpoint.saving import take_snapshot

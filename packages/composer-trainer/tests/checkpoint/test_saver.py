@@ -23,6 +23,7 @@ from composer.checkpoint import (
     find_checkpoints,
     load_checkpoint,
     local,
+    lock,
     newest_checkpoint,
     verify_checkpoint,
 )
@@ -488,12 +489,12 @@ class TestFolders:
         """A closed trainer does not lock its folder."""
         trainer = make_trainer(CheckpointSaver(tmp_path), max_duration="1ep")
         trainer.fit()
-        locks = dict(local._held)
+        locks = dict(lock._held)
 
         trainer.close()
 
         assert str(tmp_path.resolve()) in locks
-        assert str(tmp_path.resolve()) not in local._held
+        assert str(tmp_path.resolve()) not in lock._held
 
     def test_remote(self, make_trainer):
         """A URL works like a folder, with a file that names the latest checkpoint."""

@@ -148,7 +148,7 @@ class TestSaveCheckpoint:
 
     def test_state_that_is_too_large(self, runs, tmp_path, monkeypatch):
         """What could not be loaded is not saved: lists of numbers that are too long for JSON belong into tensors."""
-        monkeypatch.setattr("composer.checkpoint.writers.MAX_STATE_BYTES", 10_000)
+        monkeypatch.setattr("composer.checkpoint.snapshot.MAX_STATE_BYTES", 10_000)
 
         with pytest.raises(CheckpointSaveError, match=r"state.json would have \d+ bytes, and none of more than 10000"):
             save_checkpoint(runs.make(), tmp_path / "one", extra={"losses": [0.5] * 10_000})

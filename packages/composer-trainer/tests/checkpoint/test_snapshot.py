@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from composer.checkpoint import CheckpointSaveError, verify_checkpoint, writers
-from composer.checkpoint.base import Manifest
-from composer.checkpoint.layout import Region, TensorInfo, describe_tensors, plan_files
 from composer.checkpoint.local import LocalFolder
-from composer.checkpoint.writers import Snapshot, Writers
+from composer.checkpoint.manifest import Manifest
+from composer.checkpoint.planning import TensorInfo, describe_tensors, plan_files
+from composer.checkpoint.snapshot import Snapshot
+from composer.checkpoint.writers import Message, Writers
 from composer.core import Timestamp
 from composer.core.background import Task
+from composer.functional.dtensors import Region
 
 WEIGHT = torch.arange(8.0)
 
@@ -104,7 +106,7 @@ class TestWrite:
     def test_the_first_process_ends(self, group, error):
         """Without the exchange's store, a process raises its own error, or that the first one cannot be reached."""
         _, second = group.snapshots()
-        second.writers._exchange.put("1: draft for 1", '{"draft": ".one"}')
+        second.writers.send("1: draft for 1", Message(draft=".one"))
         second.contents = error or second.contents
 
         class Ending:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from composer.checkpoint.layout import describe_tensors
+from composer.checkpoint.planning import describe_tensors
 from composer.checkpoint.writers import Writers, failing_in_all, writers_of
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from composer.checkpoint.finding import agreed_path
+from composer.checkpoint.agreement import agreed_path
 from composer.checkpoint.ignoring import check_ignore_keys
 from composer.checkpoint.loading import LoadedCheckpoint, LoadRequest
 from composer.core import Callback, Event, Logger, State

@@ -1,6 +1,5 @@
 """Checkpoints as data: folders of safetensors and JSON files, written atomically."""
 
-from composer.checkpoint.base import FileRecord, Manifest
 from composer.checkpoint.errors import (
     CheckpointError,
     CheckpointMismatchError,
@@ -10,6 +9,7 @@ from composer.checkpoint.errors import (
 from composer.checkpoint.finding import FoundCheckpoint, find_checkpoints, newest_checkpoint
 from composer.checkpoint.inspection import diff_checkpoints, merge_weights, show_checkpoint, verify_checkpoint
 from composer.checkpoint.loading import LoadedCheckpoint, load_checkpoint
+from composer.checkpoint.manifest import FileRecord, Manifest
 from composer.checkpoint.retention import KeepBest
 from composer.checkpoint.saving import save_checkpoint
 from composer.checkpoint.torch_files import load_torch_weights

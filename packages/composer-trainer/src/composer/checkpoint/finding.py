@@ -1,82 +1,31 @@
-"""From a path or URL to a checkpoint: which folder it is in, which checkpoint is the newest, and its files.
+"""From a path or URL to a checkpoint: which folder it is in, and which checkpoint of a folder is the newest.
 
-A load takes the path from :func:`agreed_newest`, or from the user with :func:`agreed_path`; all processes agree on it.
-:func:`locate` follows links and chooses within a folder, where it never chooses an incomplete checkpoint, and the
-result of :func:`open_checkpoint` reads the files. Nothing here changes a folder.
+:func:`locate` follows links and chooses within a folder, where it never chooses an incomplete checkpoint. Nothing here
+changes a folder, and each process looks for itself: that all load the same is up to
+:mod:`~composer.checkpoint.agreement`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import re
-import socket
 import warnings
-from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import attrs
-import torch
 
-from composer.checkpoint.base import LAYOUT, MANIFEST, STATE, TENSORS, Folder, is_remote, local_path, split_path
 from composer.checkpoint.errors import CheckpointError
-from composer.checkpoint.layout import DTYPES, Layout
+from composer.checkpoint.folder import Folder, is_remote, local_path, split_path
 from composer.checkpoint.local import open_folder
-from composer.checkpoint.tensors import read_tensors
-from composer.distributed import all_gather_object, from_rank_zero, get_global_rank, get_world_size
-from composer.distributed.collectives import failing_in_all_processes
+from composer.checkpoint.manifest import MANIFEST, TENSORS, Manifest
+from composer.checkpoint.reading import OpenCheckpoint
+from composer.core import Timestamp
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+__all__ = ["FoundCheckpoint", "find_checkpoints", "is_weights_file", "locate", "newest_checkpoint", "open_checkpoint"]
 
-    from torch import Tensor
-
-    from composer.checkpoint.base import Manifest
-    from composer.core import Timestamp
-
-__all__ = [
-    "FoundCheckpoint",
-    "OpenCheckpoint",
-    "agreed_newest",
-    "agreed_path",
-    "find_checkpoints",
-    "is_weights_file",
-    "locate",
-    "newest_checkpoint",
-    "open_checkpoint",
-    "progress",
-]
-
-_OTHER_TENSORS = 30_000
 _WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
-
-
-def is_weights_file(path: str | os.PathLike[str]) -> bool:
-    """Return whether the ending of a path is that of a single file of weights; False for a local folder.
-
-    Example:
-        >>> is_weights_file("resnet.pt"), is_weights_file("runs/ep3-ba1200")
-        (True, False)
-    """
-    text = str(path)
-    is_file = text.endswith(_WEIGHTS) and (is_remote(text) or not local_path(text).is_dir())
-    return is_file and _folder_of_file(text) is None
-
-
-def _folder_of_file(text: str) -> str | None:
-    """Return the checkpoint that is there in place of a file of MosaicML Composer, ``ep1-rank0.pt``; else None."""
-    if not text.endswith(".pt") or text.startswith("http"):  # a site is not asked for the names in a folder
-        return None
-    parent, file = split_path(text)
-    folder, inside = open_folder(parent), "" if is_remote(text) else f"/{MANIFEST}"  # a link at a URL is a file
-    names = file.removesuffix(".pt"), re.sub(r"-rank\d+\.pt$", "", file)
-    with contextlib.suppress(CheckpointError, ImportError):  # what opens the file raises it
-        if not folder.exists(file):
-            return next((folder.at(one) for one in names if folder.exists(f"{one}{inside}")), None)
-    return None
 
 
 @attrs.frozen
@@ -131,20 +80,6 @@ def find_checkpoints(folder: str | os.PathLike[str] | Folder) -> list[FoundCheck
     return sorted(found, key=_order)
 
 
-def _order(found: FoundCheckpoint) -> tuple[bool, tuple[int, int, int], str]:
-    if found.manifest is None:
-        return (False, (0, 0, 0), found.name)
-    return (True, progress(found.manifest.timestamp), found.manifest.created)
-
-
-def progress(clock: Timestamp) -> tuple[int, int, int]:
-    """Return by what the checkpoints of a run are ordered.
-
-    The end of an epoch has the clock of its last batch and one epoch more, and that of an iteration one iteration more.
-    """
-    return int(clock.batch), int(clock.epoch), int(clock.iteration)
-
-
 def newest_checkpoint(
     folder: str | os.PathLike[str], *, run_name: str | None = None, weights_only: bool | None = False
 ) -> FoundCheckpoint | None:
@@ -166,83 +101,12 @@ def newest_checkpoint(
         True
     """
     opened = open_folder(folder)
-    for found in _candidates(opened, run_name, weights_only=weights_only):
-        problem = found.problem or _problem(opened, found.name)
+    for found in candidates(opened, run_name, weights_only=weights_only):
+        problem = found.problem or damage_of(opened, found.name)
         if problem is None:
             return found
-        _warn_of_skipped(problem)
+        warn_of_skipped(problem)
     return None
-
-
-def agreed_newest(
-    folder: str | os.PathLike[str],
-    run_name: str | None,
-    *,
-    weights_only: bool | None = False,
-    argument: str = "save_folder",
-) -> str | None:
-    """Return the newest undamaged checkpoint of a folder that all processes load; None if there is none.
-
-    All processes have to call it. Rank 0 decides which checkpoints there are. Files with tensors are
-    distributed over the processes, which compare them with their checksums; each process compares all other files, so
-    that none waits longer than ``dist_timeout`` for another. Processes that see other checkpoints raise an error as in
-    :func:`agreed_path`: one that does not see rank 0's compares nothing before.
-
-    Args:
-        folder: A path or URL.
-        run_name: The run that has saved it; any if None.
-        weights_only: See :func:`newest_checkpoint`.
-        argument: The Trainer's argument with the folder, for the error.
-
-    Raises:
-        CheckpointError: The folder cannot be read, looking for a checkpoint failed in another process, or the processes
-            see different ones.
-    """
-    opened = open_folder(folder)
-
-    def failed(reason: str) -> CheckpointError:
-        return CheckpointError(folder, f"cannot be loaded from: {reason}")
-
-    with failing_in_all_processes("looking for a checkpoint", failed):
-        own = _candidates(opened, run_name, weights_only=weights_only)
-    listed = from_rank_zero([(one.name, one.problem) for one in own])
-    for name, known in listed:
-        with failing_in_all_processes("reading a checkpoint", failed):
-            problem = known or _problem(opened, name, get_global_rank(), get_world_size())
-        problems = [one for one in all_gather_object(problem) if one is not None]
-        if not problems:
-            return agreed_path(opened.at(name), argument)
-        _warn_of_skipped(problems[0])
-    names = {name for name, _ in listed}
-    return agreed_path(next((one.path for one in own if one.is_complete and one.name not in names), None), argument)
-
-
-def _candidates(opened: Folder, run_name: str | None, *, weights_only: bool | None) -> list[FoundCheckpoint]:
-    """Return the checkpoints of a run, and those whose run is unknown as they are damaged, the newest first."""
-    return [
-        one
-        for one in reversed(find_checkpoints(opened))
-        if one.manifest is None
-        or (run_name in (None, one.manifest.run_name) and weights_only in (None, one.manifest.weights_only))
-    ]
-
-
-def _problem(opened: Folder, name: str, rank: int = 0, world_size: int = 1) -> str | None:
-    """Return what is wrong with a checkpoint, as far as this process compares its contents; None if nothing is."""
-    try:
-        manifest = opened.manifest(name)
-    except CheckpointError as error:
-        return None if rank else str(error)
-    of_all = sorted(filter(TENSORS.fullmatch, manifest.files))
-    try:
-        opened.check(name, manifest, sorted({*manifest.files} - {*of_all} | {*of_all[rank::world_size]}))
-    except CheckpointError as error:
-        return str(error)
-    return None
-
-
-def _warn_of_skipped(problem: str) -> None:
-    warnings.warn(f"Skipped a checkpoint that is incomplete or damaged: {problem}", UserWarning, stacklevel=3)
 
 
 def locate(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None) -> tuple[Folder, str]:
@@ -256,16 +120,42 @@ def locate(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None =
     Raises:
         CheckpointError: There is none.
     """
-    opened, name = _follow(path, folder)
+    opened, name = follow(path, folder)
     if name is None:
         found = newest_checkpoint(str(opened), weights_only=None)
         if found is None:
-            raise _without_any(opened)
+            raise without_any(opened)
         name = found.name
     return opened, name
 
 
-def _follow(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None) -> tuple[Folder, str | None]:
+def open_checkpoint(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None) -> OpenCheckpoint:
+    """Return a checkpoint to be read.
+
+    Args:
+        path: The checkpoint; see :func:`locate`.
+        folder: Where to look for ``"latest"``.
+
+    Raises:
+        CheckpointError: There is none, or it is incomplete or damaged.
+    """
+    opened, name = locate(path, folder)
+    return OpenCheckpoint(opened, name, opened.manifest(name))
+
+
+def is_weights_file(path: str | os.PathLike[str]) -> bool:
+    """Return whether the ending of a path is that of a single file of weights; False for a local folder.
+
+    Example:
+        >>> is_weights_file("resnet.pt"), is_weights_file("runs/ep3-ba1200")
+        (True, False)
+    """
+    text = str(path)
+    is_file = text.endswith(_WEIGHTS) and (is_remote(text) or not local_path(text).is_dir())
+    return is_file and _folder_of_file(text) is None
+
+
+def follow(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None) -> tuple[Folder, str | None]:
     """Return as :func:`locate`, but None in place of the name if the newest one of the folder is to be chosen."""
     if not str(path):
         raise CheckpointError("''", "is not the path of a checkpoint.")
@@ -295,166 +185,61 @@ def _follow(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None)
     return opened, name
 
 
-def _without_any(folder: Folder) -> CheckpointError:
+def without_any(folder: Folder) -> CheckpointError:
+    """Return the error of a folder in which there is nothing to load."""
     return CheckpointError(str(folder), "contains no complete checkpoint.")
 
 
-@attrs.frozen(slots=False)  # for cached_property
-class OpenCheckpoint:
-    """A checkpoint whose files are read where they are, each in full or in part, when they are needed.
+def candidates(opened: Folder, run_name: str | None, *, weights_only: bool | None) -> list[FoundCheckpoint]:
+    """Return the checkpoints of a run, and those whose run is unknown as they are damaged, the newest first."""
+    return [
+        one
+        for one in reversed(find_checkpoints(opened))
+        if one.manifest is None
+        or (run_name in (None, one.manifest.run_name) and weights_only in (None, one.manifest.weights_only))
+    ]
 
-    Args:
-        folder: The folder that it is in.
-        name: Its name there.
-        manifest: Its manifest; sizes have been compared with it, contents have not.
+
+def damage_of(opened: Folder, name: str, rank: int = 0, world_size: int = 1) -> str | None:
+    """Return what is wrong with a checkpoint, as far as this process compares its contents; None if nothing is."""
+    try:
+        manifest = opened.manifest(name)
+    except CheckpointError as error:
+        return None if rank else str(error)
+    of_all = sorted(filter(TENSORS.fullmatch, manifest.files))
+    try:
+        opened.check(name, manifest, sorted({*manifest.files} - {*of_all} | {*of_all[rank::world_size]}))
+    except CheckpointError as error:
+        return str(error)
+    return None
+
+
+def warn_of_skipped(problem: str) -> None:
+    warnings.warn(f"Skipped a checkpoint that is incomplete or damaged: {problem}", UserWarning, stacklevel=3)
+
+
+def progress(clock: Timestamp) -> tuple[int, int, int]:
+    """Return by what the checkpoints of a run are ordered.
+
+    The end of an epoch has the clock of its last batch and one epoch more, and that of an iteration one iteration more.
     """
-
-    folder: Folder
-    name: str
-    manifest: Manifest
-
-    @property
-    def path(self) -> str:
-        """The path or URL that it comes from."""
-        return self.folder.at(self.name)
-
-    def data(self) -> dict[str, Any]:
-        """Return the data of :data:`STATE`, after comparing the file with its checksum.
-
-        Raises:
-            CheckpointError: The file is missing, or its content is not the one that was written.
-        """
-        return self.folder.data(self.name, self.manifest)
-
-    @cached_property
-    def layout(self) -> Layout:
-        """Where the tensors are."""
-        return Layout.from_bytes(self.folder.content(self.name, LAYOUT, self.manifest), f"{self.path}/{LAYOUT}")
-
-    def check_layout(self, tensors: int) -> None:
-        """Check the size of the layout before it is read, which takes a second for each 50,000 tensors.
-
-        Args:
-            tensors: The number of tensors that the run and the data refer to. The layout may list some more, of other
-                weights.
-
-        Raises:
-            CheckpointError: The layout is far larger.
-        """
-        size = self.manifest.files[LAYOUT].size if LAYOUT in self.manifest.files else 0
-        # Of each tensor the names of two numbers and lists, and for each of its cells a file, a position and a cut.
-        if size > (_OTHER_TENSORS + tensors) * (200 + 40 * len(self.manifest.files)):
-            raise CheckpointError(
-                f"{self.path}/{LAYOUT}",
-                f"has {size} bytes, far more than for the {tensors} tensors that the model and {STATE} name. It is "
-                "damaged, or of another model.",
-            )
-
-    def shapes(self, kind: str) -> dict[str, Tensor]:
-        """Return tensors without data in place of those of a kind of file, ``"model.safetensors"``."""
-        of_kind = self.layout.tensors.get(kind, {})
-        return {name: torch.empty(one.shape, dtype=DTYPES[one.dtype], device="meta") for name, one in of_kind.items()}
-
-    def tensors(
-        self, kind: str, likes: Mapping[str, Tensor] | None = None, names: Collection[str] | None = None
-    ) -> dict[str, Tensor]:
-        """Return the tensors of a kind, after comparing what is read with its checksums.
-
-        Args:
-            kind: The kind of file, ``"model.safetensors"``.
-            likes: DTensors by the names of tensors, of which only the own region is read.
-            names: The tensors to read; all if None.
-
-        Raises:
-            CheckpointError: The content of a file is not the one that was written.
-        """
-        if kind not in self.layout.tensors:
-            return {}
-        open_file = partial(self.folder.reader, self.name)
-        return read_tensors(self.layout, kind, self.manifest, open_file, self.path, likes, names)
+    return int(clock.batch), int(clock.epoch), int(clock.iteration)
 
 
-def open_checkpoint(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None) -> OpenCheckpoint:
-    """Return a checkpoint to be read.
-
-    Args:
-        path: The checkpoint; see :func:`locate`.
-        folder: Where to look for ``"latest"``.
-
-    Raises:
-        CheckpointError: There is none, or it is incomplete or damaged.
-    """
-    opened, name = locate(path, folder)
-    return OpenCheckpoint(opened, name, opened.manifest(name))
+def _order(found: FoundCheckpoint) -> tuple[bool, tuple[int, int, int], str]:
+    if found.manifest is None:
+        return (False, (0, 0, 0), found.name)
+    return (True, progress(found.manifest.timestamp), found.manifest.created)
 
 
-def agreed_path(own: str | None, argument: str, folder: str | os.PathLike[str] | None = None) -> str | None:
-    """Return the checkpoint that all processes load; all have to call it, and nothing is loaded before they agree.
-
-    In a folder of checkpoints, they choose the newest undamaged one by :func:`agreed_newest`.
-
-    Args:
-        own: The checkpoint or file of weights that this process would load, or None. Rank 0 decides.
-        argument: The Trainer's argument with the path, for the error.
-        folder: Where to look for ``"latest"``.
-
-    Raises:
-        CheckpointError: In every process, if the checkpoint of rank 0 is missing or a different one in any process, or
-            if rank 0 has none and another process does.
-
-    Example:
-        >>> agreed_path("runs/ep1-ba5", "load_path")
-        'runs/ep1-ba5'
-    """
-    if get_world_size() == 1:
-        return own
-
-    def failed(reason: str) -> CheckpointError:
-        return CheckpointError(argument, f"cannot be loaded: {reason}")
-
-    is_folder = False
-    with failing_in_all_processes("looking for it", failed):
-        if own is not None and get_global_rank() == 0 and not is_weights_file(own):
-            opened, name = _follow(own, folder)  # a link may change before another process follows it
-            own, is_folder = (str(opened), True) if name is None else (opened.at(name), False)
-    chosen, is_folder = from_rank_zero((own, is_folder))
-    if chosen is not None and is_folder:
-        newest = agreed_newest(chosen, None, weights_only=None, argument=argument)
-        if newest is None:
-            raise _without_any(open_folder(chosen))
-        return newest
-    seen = all_gather_object(_Seen(own) if chosen is None else _Seen.at(chosen))
-    advice = f"Let {argument} be on storage that all processes share."
-    for rank, one in enumerate(seen):
-        process = f"process {rank} (host {one.host!r})"
-        if chosen is None and one.path is not None:
-            raise CheckpointError(one.path, f"is seen by {process}, and process 0 has no checkpoint. {advice}")
-        if chosen is not None and one.is_other_than(seen[0]):
-            reason = one.problem or "it has another manifest there."
-            raise CheckpointError(chosen, f"is what process 0 loads, and {process} does not see it: {reason} {advice}")
-    return chosen
-
-
-@attrs.frozen
-class _Seen:
-    """What a process finds at a path: a manifest, by its digest; or a problem; of a file of weights neither."""
-
-    path: str | None
-    digest: str | None = None
-    problem: str | None = None
-    host: str = attrs.field(factory=socket.gethostname)
-
-    @classmethod
-    def at(cls, path: str) -> _Seen:
-        """Look at a path."""
-        if is_weights_file(path):
-            return cls(path)
-        try:
-            folder, name = locate(path)
-            return cls(path, digest=hashlib.sha256(folder.manifest(name).to_bytes()).hexdigest())
-        except CheckpointError as error:
-            return cls(path, problem=str(error))
-
-    def is_other_than(self, first: _Seen) -> bool:
-        """Return whether it is not what the first process has found."""
-        return (self.digest, self.problem is None) != (first.digest, first.problem is None)
+def _folder_of_file(text: str) -> str | None:
+    """Return the checkpoint that is there in place of a file of MosaicML Composer, ``ep1-rank0.pt``; else None."""
+    if not text.endswith(".pt") or text.startswith("http"):  # a site is not asked for the names in a folder
+        return None
+    parent, file = split_path(text)
+    folder, inside = open_folder(parent), "" if is_remote(text) else f"/{MANIFEST}"  # a link at a URL is a file
+    names = file.removesuffix(".pt"), re.sub(r"-rank\d+\.pt$", "", file)
+    with contextlib.suppress(CheckpointError, ImportError):  # what opens the file raises it
+        if not folder.exists(file):
+            return next((folder.at(one) for one in names if folder.exists(f"{one}{inside}")), None)
+    return None

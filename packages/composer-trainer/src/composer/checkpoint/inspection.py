@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from composer.checkpoint.base import EXTRA, MODEL, OPTIMIZERS, STATE, dictionary
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.finding import open_checkpoint
+from composer.checkpoint.manifest import EXTRA, MODEL, OPTIMIZERS, STATE, Manifest, dictionary
+from composer.checkpoint.reading import OpenCheckpoint
 from composer.core import TimeUnit
 from composer.core.checks import abridged
 from composer.core.files import write_atomically
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator
-
-    from composer.checkpoint.base import Manifest
-    from composer.checkpoint.finding import OpenCheckpoint
 
 __all__ = ["diff_checkpoints", "merge_weights", "show_checkpoint", "verify_checkpoint"]
 

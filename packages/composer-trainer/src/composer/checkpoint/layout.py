@@ -1,9 +1,8 @@
-"""Where the tensors of a checkpoint are, and the contents of the files that a process writes of them.
+"""Where the tensors of a checkpoint are: the content of ``layout.json``, of which nothing is trusted when it is read.
 
-A process has a region of each tensor: all of it, or of a DTensor its own. The regions that differ are the cells of a
-grid that fills the tensor, and each cell is in one file, of the format of safetensors. For a save,
-:func:`describe_tensors` states what a process has, :func:`plan_files` decides for all processes which one writes which
-cell, and :func:`pack_files` copies them. A load reads the :class:`Layout`, which trusts nothing in its file.
+The regions that processes have of a tensor are the cells of a grid that fills it, and each cell is in one file, of the
+format of safetensors. A tensor that is not sharded has one cell. :mod:`~composer.checkpoint.planning` decides which
+process writes which cell, and :mod:`~composer.checkpoint.reading` reads those that a process needs.
 """
 
 from __future__ import annotations
@@ -12,34 +11,17 @@ import bisect
 import itertools
 import json
 import math
-import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import attrs
 import torch
-from torch import Tensor
 
-from composer.checkpoint.base import read_json
 from composer.checkpoint.errors import CheckpointError
-from composer.core import NotSerializableError
-from composer.functional.dtensors import Region, is_dtensor, own_region
+from composer.checkpoint.manifest import read_json
+from composer.functional.dtensors import Region
 
-__all__ = [
-    "DTYPES",
-    "KeptMemory",
-    "Layout",
-    "Region",
-    "TensorFile",
-    "TensorInfo",
-    "TensorLayout",
-    "bytes_of",
-    "describe_tensors",
-    "pack_files",
-    "plan_files",
-    "region_here",
-]
+__all__ = ["DTYPES", "Layout", "TensorFile", "TensorLayout", "is_without_gaps"]
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -47,45 +29,74 @@ DTYPES = {
     if isinstance(dtype, torch.dtype) and not str(dtype).startswith("torch.q")
 }
 """The dtypes of tensors that are saved, by name."""
-_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""The dtypes that all releases of safetensors have. Others are bytes in the header, and named in the layout."""
-_SHARDING = "DCP_SHARDING_INFO"
-"""The key of a file's metadata from which PyTorch's ``HuggingFaceStorageReader`` takes the offsets of cells."""
-
-KeptMemory = dict[tuple[str, str], Tensor]
-"""Copies of an earlier save by file and name, which the next save fills again: new memory takes as long as a copy."""
 
 
-class TensorInfo(NamedTuple):
-    """What all processes have to agree on for a tensor: see :class:`TensorLayout`."""
+@attrs.frozen
+class Layout:
+    """The content of :data:`~composer.checkpoint.manifest.LAYOUT`.
 
-    dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None = None
-    placements: tuple[int, ...] | None = None
+    Args:
+        files: The files by name.
+        tensors: For each kind of file (``"model.safetensors"``) the tensors by name.
+
+    Raises:
+        ValueError: A cell is in no file.
+    """
+
+    files: dict[str, TensorFile]
+    tensors: dict[str, dict[str, TensorLayout]]
+
+    def __attrs_post_init__(self) -> None:
+        for of_kind in self.tensors.values():
+            for name, layout in of_kind.items():
+                if max(layout.files, default=0) >= len(self.files):
+                    raise ValueError(f"{name[:80]!r} is in a file that does not exist")
+
+    def to_bytes(self) -> bytes:
+        """Return the file's content: JSON without spaces, as there may be millions of numbers."""
+        return json.dumps(
+            {"files": self.files, "tensors": self.tensors}, separators=(",", ":"), default=_fields
+        ).encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes, path: object) -> Layout:
+        """Return the layout in a file's content.
+
+        Raises:
+            CheckpointError: It is not the layout of a checkpoint.
+        """
+        data = read_json(content, path)
+        try:
+            # Not by from_data, which takes ten seconds for the numbers of 10,000 tensors in 64 processes.
+            data["files"] = {name: TensorFile(**one) for name, one in data["files"].items()}
+            data["tensors"] = {
+                kind: {name: TensorLayout(**one) for name, one in of_kind.items()}
+                for kind, of_kind in data["tensors"].items()
+            }
+            return cls(**data)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CheckpointError(path, f"is not the layout of a checkpoint: {error}.") from None
 
 
-Described: TypeAlias = dict[str, dict[str, tuple[TensorInfo, Region]]]
-"""For each kind of file, by name: each tensor of which a process has a region, and that region."""
+@attrs.frozen
+class TensorFile:
+    """A file with cells of tensors.
 
-_Key: TypeAlias = tuple[str, str]
-"""The kind of file and the name of a tensor."""
+    Args:
+        begin: The length of its header in bytes.
+        blocks: The XXH3 (128 bits) of each block of :data:`~composer.checkpoint.manifest.BLOCK_BYTES` bytes in
+            hexadecimal digits, one after the other, so that a process checks only what it reads.
+
+    Raises:
+        ValueError: A value is of another kind.
+    """
+
+    begin: int = 0
+    blocks: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        if type(self.begin) is not int or not 0 <= self.begin < 1 << 62 or not isinstance(self.blocks, str):
+            raise ValueError("a file of tensors must have a number 'begin' and a string 'blocks'")
 
 
 @attrs.frozen
@@ -136,7 +147,7 @@ class TensorLayout:
             type(one) is int and -1 <= one < len(self.shape) for one in placements
         ):
             raise ValueError(f"placements {placements!r:.80} do not fit the shape {self.shape}")
-        if self.strides is not None and (len(self.files) > 1 or not _is_without_gaps(self.shape, self.strides)):
+        if self.strides is not None and (len(self.files) > 1 or not is_without_gaps(self.shape, self.strides)):
             raise ValueError(f"strides {self.strides} do not fit the shape {self.shape}")
 
     def cells(self, region: Region) -> Iterator[tuple[int, int, Region]]:
@@ -157,111 +168,7 @@ class TensorLayout:
             )
 
 
-@attrs.frozen
-class TensorFile:
-    """A file with cells of tensors.
-
-    Args:
-        begin: The length of its header in bytes.
-        blocks: The XXH3 (128 bits) of each block of :data:`~composer.checkpoint.base.BLOCK_BYTES` bytes in
-            hexadecimal digits, one after the other, so that a process checks only what it reads.
-
-    Raises:
-        ValueError: A value is of another kind.
-    """
-
-    begin: int = 0
-    blocks: str = ""
-
-    def __attrs_post_init__(self) -> None:
-        if type(self.begin) is not int or not 0 <= self.begin < 1 << 62 or not isinstance(self.blocks, str):
-            raise ValueError("a file of tensors must have a number 'begin' and a string 'blocks'")
-
-
-@attrs.frozen
-class Layout:
-    """The content of :data:`~composer.checkpoint.base.LAYOUT`.
-
-    Args:
-        files: The files by name.
-        tensors: For each kind of file (``"model.safetensors"``) the tensors by name.
-
-    Raises:
-        ValueError: A cell is in no file.
-    """
-
-    files: dict[str, TensorFile]
-    tensors: dict[str, dict[str, TensorLayout]]
-
-    def __attrs_post_init__(self) -> None:
-        for of_kind in self.tensors.values():
-            for name, layout in of_kind.items():
-                if max(layout.files, default=0) >= len(self.files):
-                    raise ValueError(f"{name[:80]!r} is in a file that does not exist")
-
-    def to_bytes(self) -> bytes:
-        """Return the file's content: JSON without spaces, as there may be millions of numbers."""
-        tensors = {
-            kind: {name: _fields(one) for name, one in of_kind.items()} for kind, of_kind in self.tensors.items()
-        }
-        files = {name: _fields(one) for name, one in self.files.items()}
-        return json.dumps({"files": files, "tensors": tensors}, separators=(",", ":")).encode()
-
-    @classmethod
-    def from_bytes(cls, content: bytes, path: object) -> Layout:
-        """Return the layout in a file's content.
-
-        Raises:
-            CheckpointError: It is not the layout of a checkpoint.
-        """
-        data = read_json(content, path)
-        try:
-            # Not by from_data, which takes ten seconds for the numbers of 10,000 tensors in 64 processes.
-            data["files"] = {name: TensorFile(**one) for name, one in data["files"].items()}
-            data["tensors"] = {
-                kind: {name: TensorLayout(**one) for name, one in of_kind.items()}
-                for kind, of_kind in data["tensors"].items()
-            }
-            return cls(**data)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise CheckpointError(path, f"is not the layout of a checkpoint: {error}.") from None
-
-
-def _fields(one: TensorLayout | TensorFile) -> dict[str, Any]:
-    return {name: value for name in attrs.fields_dict(type(one)) if (value := getattr(one, name)) is not None}
-
-
-def describe_tensors(tensors: Mapping[str, Mapping[str, Tensor]], *, is_first: bool) -> Described:
-    """Describe the regions that this process has of the tensors of each kind of file.
-
-    Args:
-        tensors: The tensors by kind and name: DTensors, of which each process has a region, and others, which are saved
-            as the first process has them.
-        is_first: Whether this is the first process.
-
-    Raises:
-        RuntimeError: A DTensor has partial sums instead of values, or parts that are not blocks of it.
-    """
-    known: KnownRegions = {}
-    described: Described = {kind: {} for kind in tensors}
-    for kind, of_kind in tensors.items():
-        for name, tensor in of_kind.items():
-            region = region_here(tensor, known) if is_first or is_dtensor(tensor) else None
-            if region is not None:
-                described[kind][name] = (_info(tensor), region)
-    return described
-
-
-def _info(tensor: Tensor) -> TensorInfo:
-    dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
-    if is_dtensor(tensor):
-        return TensorInfo(dtype, shape, placements=tuple(getattr(one, "dim", -1) for one in tensor.placements))
-    # Kernels round differently where strides differ: a resumed run is only bit-identical with the same ones.
-    has_order = not tensor.is_contiguous() and tensor.numel() > 0 and _is_without_gaps(shape, tensor.stride())
-    return TensorInfo(dtype, shape, tuple(tensor.stride()) if has_order else None)
-
-
-def _is_without_gaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
+def is_without_gaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Return whether items of these strides fill their memory without gaps and overlaps."""
     expected = 1
     for stride, length in sorted(zip(strides, shape, strict=True)):
@@ -271,267 +178,5 @@ def _is_without_gaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-KnownRegions: TypeAlias = "dict[object, Region | None]"
-
-
-def region_here(tensor: Any, known: KnownRegions) -> Region | None:
-    """Return the region that this process has of a tensor; None if it has no element of a DTensor.
-
-    Args:
-        tensor: A DTensor; or another tensor, which is complete in each process.
-        known: Results for DTensors, which are computed once for those of the same shape and sharding.
-    """
-    if not is_dtensor(tensor):
-        return Region.of(tensor.shape)
-    key = (tensor.device_mesh, tensor.placements, tensor.shape)
-    if key not in known:
-        region = own_region(tensor)
-        is_empty = not math.prod(region.shape) and tensor.numel()
-        known[key] = None if is_empty else region
-    return known[key]
-
-
-def plan_files(described: Sequence[Described]) -> tuple[Layout, list[dict[str, list[str]]]]:
-    """Decide which process writes which cell; every process gets the same result.
-
-    Of the processes with equal regions, as in the replicas of a mesh, the one writes that has the fewest bytes so far.
-
-    Args:
-        described: What :func:`describe_tensors` returned in each process, by rank.
-
-    Returns:
-        The layout, and for each rank the names of its files by kind, with the names of the tensors to write there in
-        the order of their bytes.
-
-    Raises:
-        ValueError: A tensor has another dtype or shape in another process, or its regions are not the cells of a grid.
-
-    Example:
-        >>> info = TensorInfo("float32", (4, 2), placements=(0,))
-        >>> half = lambda start: {"model.safetensors": {"weight": (info, Region((start, 0), (2, 2)))}}
-        >>> layout, writes = plan_files([half(0), half(2), half(0), half(2)])
-        >>> [*layout.files]
-        ['model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors']
-        >>> [list(files.values()) for files in writes]
-        [[['weight']], [['weight']], [], []]
-    """
-    infos: dict[_Key, TensorInfo] = {}
-    held: dict[_Key, list[tuple[int, Region]]] = defaultdict(list)
-    for rank, own in enumerate(described):
-        for kind, of_kind in own.items():
-            for name, (info, region) in of_kind.items():
-                if infos.setdefault((kind, name), info) != info:
-                    raise ValueError(
-                        f"{name!r} is {info.dtype}{list(info.shape)} in process {rank}, and has another dtype or shape "
-                        "in a process before it. Build the same model in each process."
-                    )
-                held[kind, name].append((rank, region))
-    known: dict[Any, _Split] = {}  # most tensors are split in a few ways
-    planned: dict[str, dict[str, _Planned]] = {kind: {} for own in described for kind in own}
-    for (kind, name), of_tensor in held.items():
-        info = infos[kind, name]
-        way = (info.shape, tuple(of_tensor))
-        split = known[way] if way in known else known.setdefault(way, _split(name, *way))
-        planned[kind][name] = _Planned(info, split)
-    _balance([one for tensors in planned.values() for one in tensors.values()], len(described))
-    layout = Layout({}, {})
-    writes: list[dict[str, list[str]]] = [{} for _ in described]
-    for kind, tensors in planned.items():
-        _add_kind(kind, tensors, layout, writes)
-    return layout, writes
-
-
-def _add_kind(
-    kind: str, planned: Mapping[str, _Planned], layout: Layout, writes: Sequence[dict[str, list[str]]]
-) -> None:
-    """Add the files and the tensors of a kind to the layout, and to what each rank writes."""
-    ranks = sorted({rank for one in planned.values() for rank in one.writers}) or [0]
-    files = dict(zip(ranks, _file_names(kind, len(ranks)), strict=True))
-    numbers = dict(zip(ranks, itertools.count(len(layout.files))))
-    ends = dict.fromkeys(ranks, 0)
-    for rank, file in files.items():
-        layout.files[file], writes[rank][file] = TensorFile(), []
-    tensors = {}
-    # The largest items first keep each tensor at a multiple of its item's size.
-    for name, one in sorted(planned.items(), key=lambda item: (-item[1].item_size, item[0])):
-        positions = []
-        for rank, (count, _) in zip(one.writers, one.split.cells, strict=True):
-            writes[rank][files[rank]].append(name)
-            positions.append(ends[rank])
-            ends[rank] += count * one.item_size
-        dtype, shape, *orders = one.info
-        tensors[name] = TensorLayout(
-            dtype,
-            [*shape],
-            one.split.cuts,
-            [numbers[rank] for rank in one.writers],
-            positions,
-            *(None if order is None else [*order] for order in orders),
-        )
-    layout.tensors[kind] = dict(sorted(tensors.items()))
-
-
-def _file_names(kind: str, count: int) -> list[str]:
-    """Return the names of the files of a kind that processes write; a single one has the name of the kind."""
-    stem, _, suffix = kind.partition(".")
-    return [kind] if count == 1 else [f"{stem}-{number:05}-of-{count:05}.{suffix}" for number in range(1, count + 1)]
-
-
-@attrs.frozen
-class _Split:
-    """Where the cells of a tensor begin in each dimension; of each cell the elements, and the ranks that have it."""
-
-    cuts: list[list[int]]
-    cells: list[tuple[int, list[int]]]
-
-
-@attrs.define
-class _Planned:
-    """A tensor, how it is split, and the rank that writes each cell: at first the first one that has it."""
-
-    info: TensorInfo
-    split: _Split
-    writers: list[int] = attrs.field(init=False)
-    item_size: int = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.writers, self.item_size = [ranks[0] for _, ranks in self.split.cells], DTYPES[self.info.dtype].itemsize
-
-
-def _split(name: str, shape: tuple[int, ...], held: Sequence[tuple[int, Region]]) -> _Split:
-    """Return how a tensor is split whose regions the ranks have."""
-    ranks: dict[Region, list[int]] = {}
-    for rank, region in held:
-        ranks.setdefault(region, []).append(rank)
-    regions = sorted(ranks)
-    cuts = [sorted({offset[dimension] for offset, _ in regions}) for dimension in range(len(shape))]
-    lengths = [
-        dict(zip(begins, (b - a for a, b in itertools.pairwise([*begins, whole])), strict=True))
-        for begins, whole in zip(cuts, shape, strict=True)
-    ]
-    is_grid = [offset for offset, _ in regions] == [*itertools.product(*cuts)] and all(
-        length == expected[start] and 0 in expected
-        for offset, size in regions
-        for start, length, expected in zip(offset, size, lengths, strict=True)
-    )
-    if not is_grid:
-        raise ValueError(f"the parts of {name!r} in the processes do not fill its shape {list(shape)} exactly once")
-    return _Split(cuts, [(math.prod(region.shape), ranks[region]) for region in regions])
-
-
-def _balance(planned: Sequence[_Planned], world_size: int) -> None:
-    """Choose the writers of cells that several ranks have, the largest first, so that all write about equally much."""
-    load, shared = [0] * world_size, []
-    for one in planned:
-        for cell, (elements, ranks) in enumerate(one.split.cells):
-            size = elements * one.item_size
-            if len(ranks) > 1:
-                shared.append((size, one, cell, ranks))
-            else:
-                load[ranks[0]] += size
-    for size, one, cell, ranks in sorted(shared, key=lambda item: -item[0]):
-        writer = min(ranks, key=lambda rank: (load[rank], rank))
-        load[writer] += size
-        one.writers[cell] = writer
-
-
-@torch.no_grad()  # a DTensor returns its local tensor much faster without a graph
-def pack_files(
-    tensors: Mapping[str, Mapping[str, Any]],
-    described: Described,
-    writes: Mapping[str, Sequence[str]],
-    *,
-    copy: bool,
-    memory: KeptMemory | None = None,
-) -> dict[str, list[memoryview]]:
-    """Return the contents of the files that this process writes: the header, and the bytes of each tensor.
-
-    Tensors may be on any device, and of any dtype and strides. Two that share memory are both written, so that a model
-    finds each of its names.
-
-    Args:
-        tensors: The tensors by kind and name.
-        described: What :func:`describe_tensors` returned for them.
-        writes: The names of the tensors in each file, as :func:`plan_files` returns them for this rank.
-        copy: Whether the tensors may change before the contents are written.
-        memory: The copies of an earlier save that has been written, to be used again; those of this one replace them.
-
-    Raises:
-        NotSerializableError: A name or a tensor cannot be written.
-    """
-    kept: KeptMemory = {}
-    packed, devices = {}, set()
-    for file, names in writes.items():
-        # model-00001-of-00002.safetensors has tensors of the kind model.safetensors.
-        kind = re.sub(r"-.*", ".safetensors", file)
-        offsets = {}
-        for name in names:
-            tensor = tensors[kind][name]
-            local = tensor.to_local() if is_dtensor(tensor) else tensor
-            kept[file, name] = _on_cpu(name, local, None if memory is None else memory.get((file, name)), copy=copy)
-            devices.add(local.device)
-            _, region = described[kind][name]
-            offsets[name] = {"saved_offsets": [*region.offset]}
-        copies = {name: kept[file, name] for name in names}
-        packed[file] = [memoryview(_header(copies, offsets)), *map(bytes_of, copies.values())]
-    for device in devices:
-        if device.type == "cuda":
-            # With CUDA, a copy to pinned memory may be incomplete when it returns: the host may read it only when the
-            # stream that copies has finished. One wait is enough for all copies, because a stream works in order; and
-            # what the next step requests of the same stream comes after them.
-            torch.cuda.current_stream(device).synchronize()
-    if memory is not None:
-        memory.clear()
-        memory.update(kept)
-    return packed
-
-
-def _on_cpu(name: str, tensor: Tensor, target: Tensor | None, *, copy: bool) -> Tensor:
-    """Return a contiguous tensor on the CPU: the tensor itself if it needs no copy, else a copy in ``target``."""
-    if (
-        not copy
-        and tensor.device.type == "cpu"
-        and tensor.is_contiguous()
-        and not (tensor.is_conj() or tensor.is_neg())
-    ):
-        return tensor
-    if target is None or (target.shape, target.dtype, target.is_pinned()) != (
-        tensor.shape,
-        tensor.dtype,
-        tensor.is_cuda,
-    ):
-        target = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
-    try:
-        # A copy that is not waited for would conjugate or negate the values before it has them.
-        return target.copy_(tensor.resolve_conj().resolve_neg(), non_blocking=tensor.is_cuda)
-    except RuntimeError as error:
-        if "not implemented" not in str(error):
-            raise
-        raise NotSerializableError(
-            name, f"a tensor of {tensor.dtype} cannot be saved, as torch cannot copy it."
-        ) from None
-
-
-def _header(tensors: Mapping[str, Tensor], offsets: Mapping[str, Any]) -> bytes:
-    """Return the header of a file; not by the safetensors package, which would copy all tensors once more."""
-    if "__metadata__" in tensors:
-        raise NotSerializableError("__metadata__", "a tensor cannot be saved by this name, as safetensors uses it.")
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt", _SHARDING: json.dumps(offsets)}}
-    end = 0
-    for name, tensor in tensors.items():
-        begin, end = end, end + tensor.nbytes
-        shape = [*tensor.shape] if tensor.dtype in _NAMES else [tensor.nbytes]
-        entries[name] = {"dtype": _NAMES.get(tensor.dtype, "U8"), "shape": shape, "data_offsets": [begin, end]}
-    try:
-        content = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise NotSerializableError("", "a tensor has a name that is no valid string (UTF-8).") from None
-    # The format pads its header with spaces, so that the tensors are at multiples of 8 bytes.
-    content += b" " * (-len(content) % 8)
-    return len(content).to_bytes(8, "little") + content
-
-
-def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor on the CPU, writable."""
-    array: Any = tensor.detach().view(-1).view(torch.uint8).numpy()
-    return memoryview(array)
+def _fields(one: TensorLayout | TensorFile) -> dict[str, Any]:
+    return {name: value for name in attrs.fields_dict(type(one)) if (value := getattr(one, name)) is not None}

@@ -1,13 +1,11 @@
 """Loading a checkpoint: everything is read and checked before anything of the run changes.
 
-:func:`load_checkpoint` and the Trainer make a :class:`LoadRequest` of their arguments, and call it. It returns in turn:
+:func:`load_checkpoint` and the Trainer make a :class:`LoadRequest` of their arguments. A load has three stages:
 
-1. :class:`_ReadState`, what the checkpoint contains, without the data of the weights: ``_read_state`` reads it
-   (:mod:`~composer.checkpoint.finding`). Each of its methods makes one change that the request asks for, such as
-   ``ignore``. What remains in ``saved`` is a state as ``State.state_dict`` returns it, with ``"model"``.
-2. :class:`CheckedCheckpoint`, which fits the run: ``_check_all`` compares the state with the run, ``_check_weights``
-   only the weights, and ``_check_composer`` that of a file of MosaicML Composer. Every mismatch is reported in one
-   error. The weights are read last, as only their names and shapes are compared.
+1. :class:`~composer.checkpoint.saved_run.SavedRun`, what the checkpoint contains, without the data of the weights.
+2. :class:`CheckedCheckpoint`, which fits the run: :meth:`LoadRequest.check` compares the state with the run, or only
+   the weights, or that of a file of MosaicML Composer. Every mismatch is reported in one error. The weights are read
+   last, as only their names and shapes are compared.
 3. :class:`LoadedCheckpoint`, after :meth:`CheckedCheckpoint.load` has changed the run.
 """
 
@@ -17,38 +15,30 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
-from composer.checkpoint.base import EXTRA, MODEL, OPTIMIZERS, STATE, dictionary
+from composer.checkpoint.agreement import agreed_path
 from composer.checkpoint.composer_files import ComposerFile, names_here
+from composer.checkpoint.contents import changed_environment, changed_modules, reject_fsdp1
 from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError
-from composer.checkpoint.finding import OpenCheckpoint, agreed_path, is_weights_file, open_checkpoint
-from composer.checkpoint.ignoring import IgnoreKeys, ignored_keys
-from composer.checkpoint.saving import environment, module_classes, reject_fsdp1
-from composer.checkpoint.tensors import is_reference, sharded_likes
+from composer.checkpoint.finding import is_weights_file, open_checkpoint
+from composer.checkpoint.ignoring import IgnoreKeys
+from composer.checkpoint.manifest import STATE, Manifest
+from composer.checkpoint.saved_run import SavedRun
 from composer.checkpoint.torch_files import read_weights_file
-from composer.core import LoadReport, State, StateMismatchError, join_tensors, model_state, saved_state
-from composer.core.checks import abridged, to_strings
+from composer.core import LoadReport, Logger, State, StateMismatchError, model_state, saved_state
+from composer.core.checks import to_strings
+from composer.core.passes import Passes
 from composer.core.randomness import rng_state
-from composer.core.serialization import from_data
 from composer.distributed import get_global_rank
 from composer.distributed.collectives import all_agree, failing_in_all_processes
-from composer.functional.dtensors import is_sharded, reshard
-
-if TYPE_CHECKING:
-    from composer.checkpoint.base import Manifest
-    from composer.core import Logger
-    from composer.core.passes import Passes
+from composer.functional.dtensors import is_sharded
 
 __all__ = ["CheckedCheckpoint", "LoadRequest", "LoadedCheckpoint", "load_checkpoint"]
 
 _log = logging.getLogger(__name__)
-_AVERAGES = "averaged_weights"
-"""In the state of an algorithm, the weights for evaluation; see :meth:`composer.core.Algorithm.evaluation_weights`."""
 
 CheckExtra = Callable[[dict[str, Any], tuple[str, ...]], Iterable[str]]
 
@@ -250,12 +240,13 @@ class LoadRequest:
                 "holds only weights, from which training cannot resume; set weights_only (load_weights_only of a "
                 "Trainer).",
             )
-        read = _read_state(opened, self.state, weights_only=self.weights_only)
+        read = SavedRun.read(opened, self.state, weights_only=self.weights_only)
         if callable(self.ignore_keys):  # it may use the values
             read.read_weights()
+        read.ignore(self.ignore_keys, self.state)
         checked = self._check_weights(read) if self.weights_only else self._check_all(read)
         read.read_weights()
-        if ties := model_state.conflicting_ties(self.state.model, read.saved.get("model", {})):
+        if ties := model_state.conflicting_ties(self.state.model, read.data.get("model", {})):
             raise CheckpointMismatchError(opened.path, ties)
         return checked
 
@@ -270,12 +261,16 @@ class LoadRequest:
         own = self.state.get_model_state_dict()
         names = names_here(weights, own)
         if composer is None:
-            return self._check_weights(_ReadState(path, {"model": {new: weights[name] for name, new in names.items()}}))
-        read = _ReadState(path, composer.model(names, own, averaged=self.weights_only))
-        return self._check_weights(read) if self.weights_only else self._check_composer(read, composer, names)
+            read = SavedRun(path, {"model": {new: weights[name] for name, new in names.items()}})
+        else:
+            read = SavedRun(path, composer.model(names, own, averaged=self.weights_only))
+            if not self.weights_only:
+                return self._check_composer(read, composer, names)
+        read.ignore(self.ignore_keys, self.state)
+        return self._check_weights(read)
 
     def _compare(
-        self, read: _ReadState, check: Callable[..., saved_state.CheckedState], *saved: Any, strict: bool = False
+        self, read: SavedRun, check: Callable[..., saved_state.CheckedState], *saved: Any, strict: bool = False
     ) -> saved_state.CheckedState:
         """Call a function that compares a saved state with the run, and name the checkpoint if it does not fit."""
         excluded = to_strings("exclude_algorithms", self.exclude_algorithms)
@@ -287,58 +282,54 @@ class LoadRequest:
             what = f"{type(error).__name__}: {error}"
             raise CheckpointError(f"{read.path}/{STATE}", f"cannot be read as the state of a run: {what}") from error
 
-    def _check_all(self, read: _ReadState) -> CheckedCheckpoint:
+    def _check_all(self, read: SavedRun) -> CheckedCheckpoint:
         """Check everything that a checkpoint has."""
-        read.ignore(self.ignore_keys, self.state)
-        extra, modules, was = map(read.pop, ("extra", "modules", "environment"))
-        read.pop("integrations")
         read.match_neutral_callbacks(self.state)
         try:
-            fits = self._compare(read, saved_state.check_state, read.saved)
+            fits = self._compare(read, saved_state.check_state, read.state)
             problems = self._weights_that_differ(fits.report)
         except CheckpointMismatchError as error:
             problems = [*error.problems]
         if self.check_extra is not None and "extra" not in read.ignored:
-            problems += self.check_extra(extra, read.ignored)
+            problems += self.check_extra(read.extra, read.ignored)
         if any(problem.startswith("model.") for problem in problems):
-            problems += _changed_modules(self.state.model, modules)
+            problems += changed_modules(self.state.model, read.modules)
         if problems:
             raise CheckpointMismatchError(read.path, problems)
-        changes = _changed_environment(was, environment(self.state.device))
+        changes = changed_environment(read.environment, self.state.device)
         warning = f"Training that resumes from {read.path} may not be bit-identical: {changes}." if changes else ""
-        return CheckedCheckpoint(read.result(fits.report, extra=extra), fits, self.logger, warning)
+        return self._checked(read, fits, warning, extra=read.extra)
 
-    def _check_weights(self, read: _ReadState) -> CheckedCheckpoint:
+    def _check_weights(self, read: SavedRun) -> CheckedCheckpoint:
         """Check the weights to evaluate with, and the algorithms that they need."""
-        modules, path = read.pop("modules"), read.path
-        read.ignore(self.ignore_keys, self.state)
+        path = read.path
         if "model" in read.ignored:
             raise CheckpointError(path, "cannot be loaded for its weights: ignore_keys leaves all of them out.")
-        if "model" not in read.saved:
+        if "model" not in read.data:
             raise CheckpointError(path, "holds no weights: they were left out when it was saved.")
         averages_of, warning = read.use_averages(self.state.model), ""
-        if read.saved.pop("is_schedule_free", False) and not averages_of:
+        if read.is_schedule_free and not averages_of:
             warning = (
                 f"The weights from {path} are the training weights of a schedule-free optimizer, and the run was "
                 "evaluated with others, which only that optimizer computes. Save these: save_weights_only=True of a "
                 "Trainer, or trainer.save_checkpoint(..., weights_only=True)."
             )
         try:
-            fits = self._compare(read, saved_state.check_part, "model", read.saved, strict=self.strict_model_weights)
+            fits = self._compare(read, saved_state.check_part, "model", read.state, strict=self.strict_model_weights)
         except CheckpointMismatchError as error:
-            problems = [*error.problems, *_changed_modules(self.state.model, modules)]
+            problems = [*error.problems, *changed_modules(self.state.model, read.modules)]
             raise CheckpointMismatchError(path, problems) from None
-        return CheckedCheckpoint(read.result(fits.report, averages_of=averages_of), fits, self.logger, warning)
+        return self._checked(read, fits, warning, averages_of=averages_of)
 
-    def _check_composer(self, read: _ReadState, file: ComposerFile, names: Mapping[str, str]) -> CheckedCheckpoint:
+    def _check_composer(self, read: SavedRun, file: ComposerFile, names: Mapping[str, str]) -> CheckedCheckpoint:
         """Check a checkpoint of MosaicML Composer; the run keeps what the file lacks."""
         own, rng = self.state.state_dict(), file.rng(self.state.device)
-        read.saved |= file.progress(names, own)
-        lacking = [*([] if rng else ["the generators of random numbers"]), *file.unread(read.saved)]
+        read.data |= file.progress(names, own)
+        lacking = [*([] if rng else ["the generators of random numbers"]), *file.unread(read.data)]
         extra = file.resume_data(rng, rng_state(self.state.device))
         read.ignore(self.ignore_keys, self.state)
-        checked = self._compare(read, saved_state.check_state, own | read.saved)
-        restored = tuple(name for name in read.saved if name not in read.ignored)
+        checked = self._compare(read, saved_state.check_state, own | read.data)
+        restored = tuple(name for name in read.data if name not in read.ignored)
         report = attrs.evolve(checked.report, restored=restored)
         problems = self._weights_that_differ(report)
         if self.check_extra is not None:
@@ -355,170 +346,15 @@ class LoadRequest:
             f"have there: not restored are {', '.join(lacking)}."
         )
         fits = attrs.evolve(checked, report=report, load_into=load_into)
-        return CheckedCheckpoint(read.result(report, extra=extra), fits, self.logger, warning)
+        return self._checked(read, fits, warning, extra=extra)
+
+    def _checked(
+        self, read: SavedRun, fits: saved_state.CheckedState, warning: str, **result: Any
+    ) -> CheckedCheckpoint:
+        manifest = None if read.opened is None else read.opened.manifest
+        loaded = LoadedCheckpoint(read.path, fits.report, read.ignored, manifest=manifest, **result)
+        return CheckedCheckpoint(loaded, fits, self.logger, warning)
 
     def _weights_that_differ(self, report: LoadReport) -> list[str]:
         differences = (*report.missing, *report.unexpected) if self.strict_model_weights else ()
         return [line for line in differences if line.startswith("model.")]
-
-
-@attrs.define
-class _ReadState:
-    """A saved state that was read; each method makes one change of it.
-
-    The weights of a checkpoint are on the meta device, without data, until :meth:`read_weights`.
-
-    Args:
-        path: The checkpoint or file.
-        saved: The state.
-        opened: The checkpoint; None for a file, of which everything was read.
-        likes: Like which tensors its weights are read; see :func:`sharded_likes`.
-
-    Attributes:
-        ignored: The paths of what was left out.
-    """
-
-    path: str
-    saved: dict[str, Any]
-    opened: OpenCheckpoint | None = None
-    likes: Mapping[str, Tensor] | None = None
-    ignored: tuple[str, ...] = attrs.field(default=(), init=False)
-
-    def result(self, report: LoadReport, **more: Any) -> LoadedCheckpoint:
-        """Return what loading it returns."""
-        manifest = None if self.opened is None else self.opened.manifest
-        return LoadedCheckpoint(self.path, report, self.ignored, manifest=manifest, **more)
-
-    def read_weights(self) -> None:
-        """Read those weights that have no data yet and are still part of the state."""
-        model = self.saved.get("model", {})
-        if self.opened is not None:
-            names = {name for name, one in model.items() if isinstance(one, Tensor) and one.is_meta}
-            model.update(self.opened.tensors(MODEL, self.likes, names))
-
-    def pop(self, name: str) -> dict[str, Any]:
-        """Remove what is not part of a run's state, and return it."""
-        return dictionary(self.saved.pop(name, {}))
-
-    def ignore(self, keys: IgnoreKeys, state: State) -> None:
-        """Remove what is ignored, and put the run's own values there, so that they do not change."""
-        saved = self.saved
-        self.ignored = ignored_keys(saved, keys)
-        if keys and not callable(keys) and not self.ignored:
-            warnings.warn(
-                f"{self.path} holds nothing that ignore_keys={keys!r} would leave out. Its parts are "
-                f"{', '.join(saved)}; a pattern is such as 'model/head.*', 'optimizers/*' or 'algorithms/EMA'.",
-                UserWarning,
-                stacklevel=5,
-            )
-        own = state.state_dict() if self.ignored else {}
-        if any(key.startswith("model/") for key in self.ignored):
-            own["model"] = state.get_model_state_dict()
-        if any(key.startswith("optimizers/") for key in self.ignored):
-            own["optimizers"] = state.get_optim_state_dict()
-        for name, _, inner in (key.partition("/") for key in self.ignored):
-            if not inner:
-                saved |= {name: own[name]} if name in own else {}
-            elif isinstance(saved.get(name), list):
-                saved[name] += [record for record in own.get(name, []) if record["key"] == inner]
-            elif isinstance(saved.get(name), dict) and inner in dictionary(own.get(name)):
-                saved[name][inner] = own[name][inner]
-
-    def match_neutral_callbacks(self, state: State) -> None:
-        """Ignore callbacks without settings and state that only the run or only the checkpoint has."""
-        records = self.saved.get("callbacks")
-        if not isinstance(records, list) or not all(isinstance(dictionary(one).get("key"), str) for one in records):
-            return  # which the comparison with the run rejects
-        own = {record["key"]: record for record in state.state_dict()["callbacks"]}
-        saved = {record["key"] for record in records}
-        kept = [one for one in records if one["key"] in own or one.get("settings") or one.get("state")]
-        added = [one for key, one in own.items() if key not in saved and not one["settings"] and not one["state"]]
-        self.saved["callbacks"] = kept + added
-
-    def use_averages(self, model: Any) -> str:
-        """Replace the weights by the averages of an algorithm, and return its key; an empty string without any.
-
-        Raises:
-            CheckpointError: Averages are no dictionary of tensors.
-        """
-        records, weights = self.saved.get("algorithms"), self.saved["model"]
-        for record in filter(dictionary, records if isinstance(records, list) else []):
-            key, averages = record.get("key"), dictionary(record.get("state")).get(_AVERAGES, {})
-            try:
-                from_data(averages, dict[str, Tensor], f"algorithms.{key}.{_AVERAGES}")
-            except ValueError as error:
-                raise CheckpointError(f"{self.path}/{STATE}", f"is not the state of a checkpoint: {error}") from None
-            if averages and f"algorithms/{key}" not in self.ignored:
-                first = model_state.first_names(model)
-                for name, weight in weights.items():
-                    average = averages.get(first.get(name, name))  # tied weights have one average
-                    if average is not None and f"model/{name}" not in self.ignored:
-                        # Averages of weights in bfloat16 are saved in float32.
-                        weights[name] = average.to(weight.dtype) if isinstance(weight, Tensor) else average
-                return str(key)
-        return ""
-
-
-def _read_state(opened: OpenCheckpoint, state: State, *, weights_only: bool) -> _ReadState:
-    """Read the saved state of a checkpoint, or only what the model's weights need.
-
-    What is read is compared with its checksums, so that nothing depends on the files afterwards. Of tensors that are
-    sharded in this run, only the own region is read.
-
-    Raises:
-        CheckpointError: A file is missing, or its content is not the one that was written.
-    """
-    data = opened.data()
-    likes: dict[str, dict[str, Tensor]] = {}
-    try:
-        reshard(state.model)
-        own = state.get_model_state_dict()
-        opened.check_layout(len(own) + len(_referenced(data)))
-        if is_sharded(state.model):
-            likes = sharded_likes(opened.layout, own, data, opened.path)
-        if weights_only:
-            groups = tree_leaves(data.get("optimizers"), is_leaf=lambda one: "train_mode" in dictionary(one))
-            data = {name: data[name] for name in ("model", "algorithms", "modules") if name in data}
-            # Such an optimizer records whether the model has its weights for training.
-            data["is_schedule_free"] = any(dictionary(one).get("train_mode") is True for one in groups)
-        listed = opened.shapes(EXTRA) | opened.shapes(OPTIMIZERS)
-        names = listed.keys() & _referenced(data) if weights_only else listed.keys()
-        join_tensors(data, {name: listed[name] for name in names})  # the names are checked before anything is read
-        extra, optimizers = (opened.tensors(kind, likes.get(kind), names) for kind in (EXTRA, OPTIMIZERS))
-        saved = dict(join_tensors(data, extra | optimizers))
-    except (ValueError, TypeError, RecursionError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"{opened.path}/{STATE}", f"is not the state of a checkpoint: {error}") from None
-    if not isinstance(saved.get("model", {}), dict):
-        raise CheckpointError(f"{opened.path}/{STATE}", "must hold a dictionary 'model'.")
-    if MODEL in opened.layout.tensors:
-        saved["model"] = opened.shapes(MODEL) | saved.get("model", {})
-    else:
-        saved.pop("model", None)
-    return _ReadState(opened.path, saved, opened, likes.get(MODEL))
-
-
-def _referenced(data: Any) -> set[str]:
-    """Return the names of the tensors that saved data refers to."""
-    return {one["$tensor"] for one in tree_leaves(data, is_leaf=is_reference) if is_reference(one)}
-
-
-def _changed_modules(model: Any, saved: Mapping[str, Any]) -> list[str]:
-    """Return which modules are of another class than those saved, as after surgery on one side only."""
-    own = module_classes(model)
-    return [
-        f"module {name!r} was {saved.get(name, 'not there')}, and is {own.get(name, 'not there')}."
-        for name in (dict.fromkeys((*own, *saved)) if saved else ())
-        if own.get(name) != saved.get(name)
-    ]
-
-
-def _changed_environment(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return which software and hardware differs that the bits of a training depend on."""
-    names = ("torch", "composer-trainer", "device", "machine")
-    return "; ".join(
-        abridged(f"{name} was {saved[name]}, and is {now[name]}")
-        for name in names
-        if saved.get(name, now[name]) != now[name]
-    )

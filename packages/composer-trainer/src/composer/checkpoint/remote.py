@@ -7,20 +7,17 @@ written last and deleted first, it is none. Operations that fail are tried again
 from __future__ import annotations
 
 import contextlib
+import os
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import attrs
 
-from composer.checkpoint.base import MANIFEST, Folder, Manifest, foreign_files, is_remote
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from composer.checkpoint.base import ReadInto
+from composer.checkpoint.folder import Folder, ReadInto, is_remote
+from composer.checkpoint.manifest import MANIFEST, Manifest, foreign_files
 
 __all__ = ["RemoteFolder", "file_system", "set_storage_options", "url_in_store"]
 

@@ -7,23 +7,19 @@ one just saved or a later one, and none with files of the user in it.
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import attrs
 
-from composer.checkpoint.finding import find_checkpoints, progress
+from composer.checkpoint.finding import FoundCheckpoint, find_checkpoints, progress
+from composer.checkpoint.folder import Folder
+from composer.core import Timestamp
 from composer.core.arguments import NamesArguments
 from composer.core.checks import integer, one_of
 from composer.core.evaluator import nearest_metric
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from composer.checkpoint.base import Folder
-    from composer.checkpoint.finding import FoundCheckpoint
-    from composer.core import Timestamp
-
-__all__ = ["KeepBest", "delete_old", "expired", "own_checkpoints"]
+__all__ = ["KeepBest", "check_keep_last", "delete_old", "expired", "own_checkpoints"]
 
 
 @attrs.frozen
@@ -109,6 +105,15 @@ def own_checkpoints(folder: Folder, run_name: str, until: Timestamp, *, weights_
         and (one.manifest.run_name, one.manifest.weights_only) == (run_name, weights_only)
         and progress(one.manifest.timestamp) <= progress(until)
     ]
+
+
+def check_keep_last(name: str, keep_last: object) -> None:
+    """Raise a ValueError if ``keep_last`` is no number of checkpoints to keep; the error calls it by ``name``."""
+    if not isinstance(keep_last, int) or isinstance(keep_last, bool) or keep_last == 0 or keep_last < -1:
+        raise ValueError(
+            f"{name} must be -1 (all) or at least 1, as the last complete checkpoint is never deleted, "
+            f"got {keep_last!r}."
+        )
 
 
 def _warn_if_metric_is_unknown(keep_best: KeepBest, checkpoints: Iterable[FoundCheckpoint], folder: Folder) -> None:

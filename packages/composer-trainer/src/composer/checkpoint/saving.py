@@ -1,7 +1,7 @@
-"""Saving a run: what of its state is saved, as the contents of files.
+"""Saving a run now, or as a snapshot that is written later.
 
 :func:`save_checkpoint`, the Trainer and the saver call :func:`take_snapshot`, which copies what may change before it is
-written; :class:`~composer.checkpoint.writers.Snapshot` writes it. Values that cannot be saved raise an error here, in
+written; :class:`~composer.checkpoint.snapshot.Snapshot` writes it. Values that cannot be saved raise an error here, in
 all processes, before anything is written.
 """
 
@@ -9,41 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import math
 import os
-import platform
-import sys
 from collections.abc import Collection, Mapping
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-from torch import Tensor
-
-from composer.checkpoint.base import EXTRA, MODEL, OPTIMIZERS, Manifest, split_path
-from composer.checkpoint.ignoring import IgnoreKeys, ignored_keys
-from composer.checkpoint.layout import describe_tensors, pack_files
+from composer.checkpoint.contents import contents_of, metric_values, reject_fsdp1
+from composer.checkpoint.folder import split_path
+from composer.checkpoint.ignoring import IgnoreKeys
 from composer.checkpoint.local import open_folder
-from composer.checkpoint.writers import Snapshot, failing_in_all, writers_of
-from composer.core import State, evaluation_weights, saved_state, split_tensors
+from composer.checkpoint.manifest import Manifest
+from composer.checkpoint.packing import KeptMemory, pack_files
+from composer.checkpoint.planning import describe_tensors
+from composer.checkpoint.snapshot import Snapshot
+from composer.checkpoint.writers import failing_in_all, writers_of
+from composer.core import State, evaluation_weights
 from composer.core.checks import shortened
 from composer.core.files import fill_in_run
-from composer.core.serialization import plain
 from composer.distributed import from_rank_zero, get_global_rank
 from composer.functional.dtensors import is_sharded, reshard
 
-if TYPE_CHECKING:
-    from composer.checkpoint.layout import KeptMemory
-
-__all__ = [
-    "checkpoint_name",
-    "environment",
-    "module_classes",
-    "reject_fsdp1",
-    "save_checkpoint",
-    "save_in_all_processes",
-    "take_snapshot",
-]
+__all__ = ["checkpoint_name", "save_checkpoint", "save_in_all_processes", "take_snapshot"]
 
 
 def save_checkpoint(
@@ -172,9 +157,8 @@ def take_snapshot(
         reshard(state.model)  # it may have its complete weights since an evaluation
     block = evaluation_weights(state) if weights_only else contextlib.nullcontext(enter_result=False)
     with block as may_differ:
-        with contextlib.nullcontext() if writers.is_alone else failing_in_all(path):
-            saved = _saved_state(state, extra, ignore_keys, weights_only=weights_only)
-            data, tensors = _split_files(saved)
+        with writers.failing_in_all(path):
+            data, tensors = contents_of(state, extra, ignore_keys, weights_only=weights_only)
             described = describe_tensors(tensors, is_first=writers.rank == 0)
         layout, writes = writers.plan(described)
         contents: dict[str, list[memoryview]] | Exception
@@ -195,98 +179,3 @@ def take_snapshot(
         metrics=metric_values(state, measured),
     )
     return Snapshot(data, contents, manifest, layout, writers)
-
-
-def reject_fsdp1(model: object) -> None:
-    """Raise a NotImplementedError if a model is wrapped by FSDP 1; all processes have to call it."""
-    if not isinstance(model, torch.nn.Module):
-        return
-    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # without it, nothing can be wrapped
-    is_wrapped = fsdp is not None and any(
-        isinstance(module, fsdp.FullyShardedDataParallel)
-        and module.sharding_strategy is not fsdp.ShardingStrategy.NO_SHARD
-        for module in model.modules()
-    )
-    if is_wrapped:
-        raise NotImplementedError(
-            "Checkpoints of models that are wrapped by FSDP 1 (FullyShardedDataParallel) are not supported. Shard the "
-            "model with torch.distributed.fsdp.fully_shard, or by parallelism_config={'fsdp': {}} of the Trainer."
-        )
-
-
-def _saved_state(
-    state: State, extra: Mapping[str, Any] | None, ignore_keys: IgnoreKeys, *, weights_only: bool
-) -> dict[str, Any]:
-    saved = saved_state.state_to_data(state) | {"model": state.get_model_state_dict()}
-    if not weights_only:
-        saved |= {"optimizers": state.get_optim_state_dict(), "extra": plain(dict(extra or {}), "extra")}
-    if ignore_keys is not None:
-        ignored_keys(saved, ignore_keys)
-    if weights_only:
-        names = ("version", "model", "algorithms", "timestamp", "run_name")
-        saved = {name: saved[name] for name in names if name in saved}
-        # Their settings, by which algorithms that the weights need are constructed again; not their progress.
-        saved["algorithms"] = [{**record, "state": {}} for record in saved.get("algorithms", [])]
-    get_metadata = getattr(state.model, "get_metadata", None)
-    return saved | {
-        "environment": environment(state.device),
-        "integrations": plain(get_metadata(), "integrations") if callable(get_metadata) else {},
-        "modules": module_classes(state.model),
-    }
-
-
-def _split_files(saved: dict[str, Any]) -> tuple[Any, dict[str, dict[str, Tensor]]]:
-    """Return a saved state as JSON data and the tensors of each file."""
-    has_model = "model" in saved
-    model = saved.pop("model", {})
-    weights = {name: plain(value, f"model.{name}") for name, value in model.items() if isinstance(value, Tensor)}
-    # The model comes first: tensors that share memory are saved once, under the first name.
-    others = {name: value for name, value in model.items() if name not in weights}
-    data, tensors = split_tensors({"model": others, **saved})
-    files: dict[str, dict[str, Tensor]] = {MODEL: weights} if has_model else {}
-    for name, tensor in tensors.items():
-        files.setdefault(OPTIMIZERS if name.startswith("optimizers.") else EXTRA, {})[name] = tensor
-    return data, files
-
-
-def metric_values(state: State, measured: Collection[str] | None = None) -> dict[str, float | None]:
-    """Return the values of metrics that are single numbers, of some labels or all; None for one that is not finite."""
-    values = [(state.dataloader_label or "train", name, value) for name, value in state.train_metric_values.items()]
-    only_label = next(iter(state.eval_metrics), "eval") if len(state.eval_metrics) < 2 else None
-    for label, of_label in state.eval_metric_values.items():
-        if isinstance(of_label, Mapping):
-            values += [(label, name, value) for name, value in of_label.items()]
-        elif only_label is not None:  # a metric without the label of an evaluator
-            values.append((only_label, label, of_label))
-    numbers = {
-        f"metrics/{label}/{name}": float(value)
-        for label, name, value in values
-        if measured is None or label in measured
-        if (isinstance(value, (int, float)) and not isinstance(value, bool))
-        or (isinstance(value, Tensor) and value.numel() == 1)
-    }
-    return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """Return the software and hardware that the bits of a run on a device depend on."""
-    return {
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "composer-trainer": version("composer-trainer"),
-        "machine": platform.machine(),
-        "platform": sys.platform,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
-    }
-
-
-def module_classes(model: Any) -> dict[str, str]:
-    """Return the class of each module of the bare model, by name.
-
-    Example:
-        >>> module_classes(torch.nn.Sequential(torch.nn.ReLU()))
-        {'': 'Sequential', '0': 'ReLU'}
-    """
-    if not isinstance(model, torch.nn.Module):
-        return {}
-    return {name: type(module).__name__ for name, module in model.named_modules()}

@@ -22,8 +22,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from composer.checkpoint.base import is_remote, local_path
 from composer.checkpoint.errors import CheckpointError
+from composer.checkpoint.folder import is_remote, local_path
 from composer.checkpoint.remote import file_system
 
 __all__ = ["load_torch_weights", "read_torch_file", "read_weights_file"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -11,58 +10,19 @@ import attrs
 from attrs.validators import instance_of
 
 from composer.core.checks import integer
-from composer.distributed.environment import get_local_world_size, get_world_size
+from composer.distributed.environment import get_world_size
+from composer.distributed.fsdp1 import translate_sections
 from composer.distributed.mesh import MeshSettings, TensorParallelSettings
 from composer.distributed.meta import is_on_meta
 from composer.distributed.settings import Settings
 from composer.distributed.sharding import FSDPSettings, check_replicas
-from composer.functional.checks import check_flags, check_whole
+from composer.functional.checks import check_flags
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["FSDP1_DEFAULTS", "DDPSettings", "DDPSyncStrategy", "ParallelismConfig", "from_fsdp1"]
-
-FSDP1_DEFAULTS: Mapping[str, Any] = {
-    "activation_checkpointing": False,
-    "activation_checkpointing_reentrant": True,
-    "activation_cpu_offload": False,
-    "te_checkpoint_wrapper": False,
-    "te_shard_fp8_weight": False,
-    "backward_prefetch": "BACKWARD_POST",
-    "backward_prefetch_limit": 1,
-    "data_parallel_shard_degree": -1,
-    "data_parallel_replicate_degree": None,
-    "forward_prefetch": False,
-    "forward_prefetch_limit": 1,
-    "ignored_modules": None,
-    "keep_low_precision_grads": False,
-    "limit_all_gathers": True,
-    "load_monolith_rank0_only": False,
-    "load_planner": None,
-    "process_group": None,
-    "save_planner": None,
-    "sharded_ckpt_prefix_dir": "ep{epoch}-ba{batch}",
-    "sharding_strategy": "FULL_SHARD",
-    "state_dict_type": "full",
-    "sync_module_states": False,
-    "use_orig_params": True,
-    "verbose": False,
-}
-"""MosaicML Composer's settings of FSDP1 that are none of FSDP2, and their defaults."""
-
-_ARRANGING = ("sharding_strategy", "data_parallel_replicate_degree", "data_parallel_shard_degree")
-_LOST = (
-    "activation_checkpointing",
-    "activation_cpu_offload",
-    "ignored_modules",
-    "process_group",
-    "te_shard_fp8_weight",
-)
-"""Settings without an equal that save memory or change what is trained; the others have no effect on a training."""
-_RESHARDS = {"FULL_SHARD": True, "SHARD_GRAD_OP": False, "HYBRID_SHARD": True, "_HYBRID_SHARD_ZERO2": False}
-"""Whether weights are released after the forward pass, by the strategy of FSDP1."""
+__all__ = ["DDPSettings", "DDPSyncStrategy", "ParallelismConfig"]
 
 
 class DDPSyncStrategy(enum.StrEnum):
@@ -138,7 +98,7 @@ class ParallelismConfig:
             TypeError: A setting is of the wrong kind.
             ValueError: A setting does not exist, or two contradict each other.
         """
-        sections = _with_mesh(_checked_sections(config))
+        sections = translate_sections(_checked_sections(config))
         kinds: dict[str, type[Settings]] = {
             "ddp": DDPSettings,
             "fsdp": FSDPSettings,
@@ -238,76 +198,6 @@ def _checked_sections(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
         elif not isinstance(settings, Mapping):
             raise TypeError(f"parallelism_config[{name!r}] must be a dictionary, got {type(settings).__name__}.")
     return given
-
-
-def from_fsdp1(config: Mapping[str, Any], layer_size: int = 1) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return settings of FSDP2, and of the mesh, for a section ``"fsdp"`` that may contain settings of FSDP1.
-
-    Args:
-        config: The section.
-        layer_size: How many processes share a layer.
-
-    Raises:
-        TypeError: A degree is no integer.
-        ValueError: The strategy is another one than ``"FULL_SHARD"``, ``"SHARD_GRAD_OP"`` and their hybrids, in capital
-            or small letters; or a degree is less than 1.
-
-    Example:
-        >>> from_fsdp1({"sharding_strategy": "SHARD_GRAD_OP", "use_orig_params": True})
-        ({'reshard_after_forward': False}, {})
-    """
-    former = {name: config.get(name, default) for name, default in FSDP1_DEFAULTS.items()}
-    settings = {name: value for name, value in config.items() if name not in former}
-    given, replicas, shards = (former[name] for name in _ARRANGING)
-    strategy = str(given).upper()
-    if strategy not in _RESHARDS:
-        raise ValueError(
-            f"parallelism_config['fsdp']['sharding_strategy'] must be one of {', '.join(_RESHARDS)}, got {given!r}. "
-            "Leave out parallelism_config['fsdp'] for 'NO_SHARD'."
-        )
-    for name, degree, default in zip(_ARRANGING[1:], (replicas, shards), (None, -1), strict=True):
-        if degree != default:
-            meaning = f"It is a number of processes; {default} is the default."
-            check_whole(f"parallelism_config['fsdp'][{name!r}]", degree, 1, meaning)
-    if lost := [name for name in _LOST if former[name]]:
-        warnings.warn(
-            f"parallelism_config['fsdp'] has settings of FSDP1 that have no effect in FSDP2: {', '.join(lost)}. Remove "
-            "them; in place of activation_checkpointing use the algorithm ActivationCheckpointing.",
-            UserWarning,
-            stacklevel=2,
-        )
-    if "sharding_strategy" in config:
-        settings = {"reshard_after_forward": _RESHARDS[strategy]} | settings
-    processes = max(get_world_size() // layer_size, 1)
-    if "HYBRID" in strategy and replicas is None:
-        on_machine = max(get_local_world_size() // layer_size, 1)
-        replicas = max(processes // (on_machine if shards == -1 else shards), 1)
-    if replicas is None and shards == -1:
-        return settings, {}
-    replicas = replicas or 1
-    return settings, {"replicate": replicas, "shard": max(processes // replicas, 1) if shards == -1 else shards}
-
-
-def _with_mesh(sections: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the sections with settings of FSDP2, and a mesh in place of MosaicML Composer's degrees."""
-    others = dict(sections)
-    tp = sections.get("tp", {})
-    degree = tp.get("tensor_parallel_degree")
-    if degree is not None and (not isinstance(degree, int) or isinstance(degree, bool) or degree < 1):
-        raise ValueError(
-            "parallelism_config['tp']['tensor_parallel_degree'] must be an integer of at least 1, the number of "
-            f"processes that compute a layer together, got {degree!r}."
-        )
-    mesh: dict[str, int] = {}
-    if "fsdp" in others:
-        others["fsdp"], mesh = from_fsdp1(others["fsdp"], degree or 1)
-    if degree is not None:
-        del others["tp"]
-    if degree is not None and degree > 1:
-        across = "shard" if "fsdp" in others else "replicate"
-        mesh = {"tp": degree} | (mesh or {across: max(get_world_size() // degree, 1)})
-        others["tp"] = {"plan": tp.get("layer_plan")}
-    return {"mesh": mesh} | others if mesh else others
 
 
 def _checked_mesh(mesh: MeshSettings, settings: Mapping[str, Any]) -> FSDPSettings | None:

@@ -13,10 +13,12 @@ from composer.checkpoint import (
     LoadedCheckpoint,
     find_checkpoints,
 )
-from composer.checkpoint.finding import agreed_newest, agreed_path
+from composer.checkpoint.agreement import agreed_newest, agreed_path
+from composer.checkpoint.folder import check_folder
 from composer.checkpoint.ignoring import check_ignore_keys
 from composer.checkpoint.loading import LoadRequest
-from composer.checkpoint.saver import CheckpointSaver, SaveInterval, check_folder, check_keep_last
+from composer.checkpoint.retention import check_keep_last
+from composer.checkpoint.saver import CheckpointSaver, SaveInterval
 from composer.core import Interval
 from composer.core.checks import by_name, is_flag, to_path, to_strings
 from composer.core.evaluator import more_is_better, unknown_metric

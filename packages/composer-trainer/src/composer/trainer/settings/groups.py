@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TextIO, TypeVar, cast
 import attrs
 from attrs.validators import optional
 
+from composer.checkpoint.contents import reject_fsdp1
 from composer.checkpoint.saver import CheckpointSaver
-from composer.checkpoint.saving import reject_fsdp1
 from composer.core import AlgorithmPass, Callback, Interval, State
 from composer.core.checks import as_list, by_name, check_run_name, is_flag, is_string
 from composer.distributed import (

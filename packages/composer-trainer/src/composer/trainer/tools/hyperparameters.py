@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from composer.checkpoint.saving import environment
+from composer.checkpoint.contents import environment
 from composer.core import Evaluator, LoggerDestination, Serializable, State, Time
 from composer.core.checks import describe
 from composer.core.components import by_key

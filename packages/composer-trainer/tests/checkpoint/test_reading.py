@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import math
+from pathlib import Path
 
 import attrs
 import hypothesis.strategies as st
@@ -13,21 +14,15 @@ from hypothesis import HealthCheck, given, settings
 from safetensors.torch import load
 from torch import nn
 
-import composer.checkpoint.tensors as tensors_module
-from composer.checkpoint import CheckpointError, FileRecord, Manifest, base
-from composer.checkpoint.base import MODEL, Content
-from composer.checkpoint.layout import (
-    Layout,
-    Region,
-    TensorFile,
-    TensorInfo,
-    TensorLayout,
-    describe_tensors,
-    pack_files,
-    plan_files,
-)
-from composer.checkpoint.tensors import read_tensors
+from composer.checkpoint import CheckpointError, FileRecord, Manifest, manifest, reading
+from composer.checkpoint.layout import Layout, TensorFile, TensorLayout
+from composer.checkpoint.local import LocalFolder
+from composer.checkpoint.manifest import LAYOUT, MODEL, Content
+from composer.checkpoint.packing import pack_files
+from composer.checkpoint.planning import TensorInfo, describe_tensors, plan_files
+from composer.checkpoint.reading import OpenCheckpoint
 from composer.core import NotSerializableError, Timestamp
+from composer.functional.dtensors import Region
 
 NAMES = [
     "float64",
@@ -72,8 +67,7 @@ def round_trip(tensors, **options):
     content = Content(pieces)
     contents = {MODEL: b"".join(content)}
     layout = attrs.evolve(layout, files={MODEL: TensorFile(len(pieces[0]), content.blocks)})
-    manifest = Manifest(files={MODEL: content.record}, timestamp=Timestamp())
-    return read_tensors(Layout.from_bytes(layout.to_bytes(), "layout.json"), MODEL, manifest, opener(contents), "path")
+    return opened(layout, {MODEL: content.record}, contents).tensors(MODEL)
 
 
 def as_bytes(tensor):
@@ -91,10 +85,10 @@ def random_tensor(dtype, shape):
 def test_tensor_that_no_memory_can_hold():
     """A tensor that is larger than memory, as that of a sparse file may be, raises an error with its size."""
     one = TensorLayout("uint8", [1 << 60], [[0]], [0], [0])
-    manifest = Manifest(files={MODEL: FileRecord(1 << 61, "0" * 32)}, timestamp=Timestamp())
+    layout, records = Layout({MODEL: TensorFile()}, {MODEL: {"one": one}}), {MODEL: FileRecord(1 << 61, "0" * 32)}
 
-    with pytest.raises(CheckpointError, match=r"path needs more memory than there is: .*1152921504606846976"):
-        read_tensors(Layout({MODEL: TensorFile()}, {MODEL: {"one": one}}), MODEL, manifest, opener({}), "path")
+    with pytest.raises(CheckpointError, match=r"path/one needs more memory than there is: .*1152921504606846976"):
+        opened(layout, records, {}).tensors(MODEL)
 
 
 class TestPackParts:
@@ -226,7 +220,7 @@ GRIDS = SHAPES.flatmap(
 
 
 def written(layout, writes, described, tensors):
-    """Return the layout with checksums, the manifest, and the bytes of each file, after a header of seven bytes."""
+    """Return the layout with checksums, the records, and the bytes of each file, after a header of seven bytes."""
     contents = {}
     for parts, files in zip(described, writes, strict=True):
         for file, names in files.items():
@@ -236,38 +230,49 @@ def written(layout, writes, described, tensors):
     contents = {file: b"".join(part) for file, part in parts.items()}
     records = {file: part.record for file, part in parts.items()}
     files = {file: TensorFile(7, parts[file].blocks) for file in layout.files}
-    return attrs.evolve(layout, files=files), Manifest(files=records, timestamp=Timestamp()), contents
+    return attrs.evolve(layout, files=files), records, contents
 
 
-def opener(contents):
-    """Return what opens a file of these contents for reading."""
+@attrs.frozen
+class InMemory(LocalFolder):
+    """A folder whose files are in memory."""
+
+    contents: dict[str, bytes]
 
     @contextlib.contextmanager
-    def open_file(name):
+    def reader(self, name, file):
+        """Open a file for reading."""
+
         def read(position, memory):
-            memory[:] = contents[name][position : position + len(memory)]
+            memory[:] = self.contents[file][position : position + len(memory)]
 
         yield read
 
-    return open_file
+
+def opened(layout, records, contents):
+    """Return the checkpoint with these files, and with this layout."""
+    content = Content([memoryview(layout.to_bytes())])
+    contents = {**contents, LAYOUT: b"".join(content)}
+    manifest = Manifest(files={**records, LAYOUT: content.record}, timestamp=Timestamp())
+    return OpenCheckpoint(InMemory(Path("path"), contents), "one", manifest)
 
 
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Give the checksums of files to blocks of 32 bytes, so that small tensors have many."""
-    for module in (base, tensors_module):
+    for module in (manifest, reading):
         monkeypatch.setattr(module, "BLOCK_BYTES", 32)
-    monkeypatch.setattr(tensors_module, "_READ_BYTES", 5)
+    monkeypatch.setattr(reading, "_READ_BYTES", 5)
 
 
-def read_part(part, layout, manifest, contents):
+def read_part(part, layout, records, contents):
     """Return a part of the weight, read from the files that have elements of it."""
     target = torch.full(part.shape, -1)
     for number, position, cell in layout.tensors[MODEL]["weight"].cells(part) if target.numel() else ():
         name = [*layout.files][number]
-        with opener(contents)(name) as read:
-            blocks = tensors_module._Blocks(read, layout.files[name], manifest.files[name].size, name)
-            tensors_module._read_cell(blocks, target, part, position, cell)
+        with InMemory(Path("path"), contents).reader("one", name) as read:
+            blocks = reading._Blocks(read, layout.files[name], records[name].size, name)
+            reading._read_cell(blocks, target, part, position, cell)
             blocks.finish()
     return target
 
@@ -290,7 +295,7 @@ class TestReadParts:
         layout, writes = plan_files(described)
         layout, records, contents = written(layout, writes, described, {"weight": tensor})
 
-        found = read_tensors(layout, MODEL, records, opener(contents), "path")["weight"]
+        found = opened(layout, records, contents).tensors(MODEL)["weight"]
 
         assert len(layout.files) == len(parts) // replicas
         assert layout == Layout.from_bytes(layout.to_bytes(), "layout.json")

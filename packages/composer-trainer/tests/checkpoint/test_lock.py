@@ -8,11 +8,11 @@ import sys
 import pytest
 
 from composer.checkpoint import FolderInUseError
-from composer.checkpoint.local import FolderLock
+from composer.checkpoint.lock import FolderLock
 
 HOLDER = """
 import os, sys, time
-from composer.checkpoint.local import FolderLock
+from composer.checkpoint.lock import FolderLock
 lock = FolderLock(sys.argv[1])
 if sys.argv[2] == "fork" and os.fork() == 0:
     time.sleep(60)
@@ -57,7 +57,7 @@ class TestFolderLock:
         command = [
             sys.executable,
             "-c",
-            f"from composer.checkpoint.local import FolderLock; FolderLock({str(tmp_path)!r})",
+            f"from composer.checkpoint.lock import FolderLock; FolderLock({str(tmp_path)!r})",
         ]
 
         while_held = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,0 +1,162 @@
+"""What a checkpoint contains of a run: the contract between saving and loading.
+
+The data of ``state.json`` is what ``State.state_dict`` returns, with tensors replaced by their names, and beside it:
+
+- ``model``: what the model's state has besides tensors; its weights are in ``model.safetensors``.
+- ``optimizers``: their state, with the tensors in ``optimizers.safetensors``.
+- ``extra``: what the caller saves, as a Trainer its ``ResumeState``. Its tensors, and those of algorithms and
+  callbacks, are in ``extra.safetensors``.
+- ``environment``, ``integrations`` and ``modules``: what the run was made of. They are compared, and not loaded.
+
+A checkpoint of weights has only what the model is evaluated with, and the settings of its algorithms.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import sys
+from collections.abc import Collection, Mapping
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from composer.checkpoint.ignoring import IgnoreKeys, ignored_keys
+from composer.checkpoint.manifest import EXTRA, MODEL, OPTIMIZERS
+from composer.core import State, saved_state, split_tensors
+from composer.core.checks import abridged
+from composer.core.serialization import plain
+
+__all__ = ["changed_environment", "changed_modules", "contents_of", "environment", "metric_values", "reject_fsdp1"]
+
+BESIDE_STATE = ("extra", "environment", "integrations", "modules")
+"""The names in the data of what is no part of ``State.state_dict``."""
+
+
+def contents_of(
+    state: State, extra: Mapping[str, Any] | None, ignore_keys: IgnoreKeys, *, weights_only: bool
+) -> tuple[Any, dict[str, dict[str, Tensor]]]:
+    """Return the data of ``state.json``, and the tensors of each kind of file, by name.
+
+    Args:
+        state: The run.
+        extra: More to save, by name.
+        ignore_keys: What not to save.
+        weights_only: Whether to save only the weights that the model has, and what describes them.
+
+    Raises:
+        NotSerializableError: A value is neither data nor a tensor; the error names its place.
+    """
+    saved = saved_state.state_to_data(state) | {"model": state.get_model_state_dict()}
+    if not weights_only:
+        saved |= {"optimizers": state.get_optim_state_dict(), "extra": plain(dict(extra or {}), "extra")}
+    if ignore_keys is not None:
+        ignored_keys(saved, ignore_keys)
+    if weights_only:
+        names = ("version", "model", "algorithms", "timestamp", "run_name")
+        saved = {name: saved[name] for name in names if name in saved}
+        # Their settings, by which algorithms that the weights need are constructed again; not their progress.
+        saved["algorithms"] = [{**record, "state": {}} for record in saved.get("algorithms", [])]
+    get_metadata = getattr(state.model, "get_metadata", None)
+    saved |= {
+        "environment": environment(state.device),
+        "integrations": plain(get_metadata(), "integrations") if callable(get_metadata) else {},
+        "modules": module_classes(state.model),
+    }
+    return _split_files(saved)
+
+
+def _split_files(saved: dict[str, Any]) -> tuple[Any, dict[str, dict[str, Tensor]]]:
+    """Return a saved state as JSON data and the tensors of each file."""
+    has_model = "model" in saved
+    model = saved.pop("model", {})
+    weights = {name: plain(value, f"model.{name}") for name, value in model.items() if isinstance(value, Tensor)}
+    # The model comes first: tensors that share memory are saved once, under the first name.
+    others = {name: value for name, value in model.items() if name not in weights}
+    data, tensors = split_tensors({"model": others, **saved})
+    files: dict[str, dict[str, Tensor]] = {MODEL: weights} if has_model else {}
+    for name, tensor in tensors.items():
+        files.setdefault(OPTIMIZERS if name.startswith("optimizers.") else EXTRA, {})[name] = tensor
+    return data, files
+
+
+def metric_values(state: State, measured: Collection[str] | None = None) -> dict[str, float | None]:
+    """Return the values of metrics that are single numbers, of some labels or all; None for one that is not finite."""
+    values = [(state.dataloader_label or "train", name, value) for name, value in state.train_metric_values.items()]
+    only_label = next(iter(state.eval_metrics), "eval") if len(state.eval_metrics) < 2 else None
+    for label, of_label in state.eval_metric_values.items():
+        if isinstance(of_label, Mapping):
+            values += [(label, name, value) for name, value in of_label.items()]
+        elif only_label is not None:  # a metric without the label of an evaluator
+            values.append((only_label, label, of_label))
+    numbers = {
+        f"metrics/{label}/{name}": float(value)
+        for label, name, value in values
+        if measured is None or label in measured
+        if (isinstance(value, (int, float)) and not isinstance(value, bool))
+        or (isinstance(value, Tensor) and value.numel() == 1)
+    }
+    return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Return the software and hardware that the bits of a run on a device depend on."""
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "composer-trainer": version("composer-trainer"),
+        "machine": platform.machine(),
+        "platform": sys.platform,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+    }
+
+
+def module_classes(model: Any) -> dict[str, str]:
+    """Return the class of each module of the bare model, by name.
+
+    Example:
+        >>> module_classes(torch.nn.Sequential(torch.nn.ReLU()))
+        {'': 'Sequential', '0': 'ReLU'}
+    """
+    if not isinstance(model, torch.nn.Module):
+        return {}
+    return {name: type(module).__name__ for name, module in model.named_modules()}
+
+
+def changed_modules(model: Any, saved: Mapping[str, Any]) -> list[str]:
+    """Return which modules are of another class than those saved, as after surgery on one side only."""
+    own = module_classes(model)
+    return [
+        f"module {name!r} was {saved.get(name, 'not there')}, and is {own.get(name, 'not there')}."
+        for name in (dict.fromkeys((*own, *saved)) if saved else ())
+        if own.get(name) != saved.get(name)
+    ]
+
+
+def changed_environment(saved: Mapping[str, Any], device: torch.device) -> str:
+    """Return which software and hardware differs that the bits of a training depend on."""
+    names, now = ("torch", "composer-trainer", "device", "machine"), environment(device)
+    return "; ".join(
+        abridged(f"{name} was {saved[name]}, and is {now[name]}")
+        for name in names
+        if saved.get(name, now[name]) != now[name]
+    )
+
+
+def reject_fsdp1(model: object) -> None:
+    """Raise a NotImplementedError if a model is wrapped by FSDP 1; all processes have to call it."""
+    if not isinstance(model, torch.nn.Module):
+        return
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # without it, nothing can be wrapped
+    is_wrapped = fsdp is not None and any(
+        isinstance(module, fsdp.FullyShardedDataParallel)
+        and module.sharding_strategy is not fsdp.ShardingStrategy.NO_SHARD
+        for module in model.modules()
+    )
+    if is_wrapped:
+        raise NotImplementedError(
+            "Checkpoints of models that are wrapped by FSDP 1 (FullyShardedDataParallel) are not supported. Shard the "
+            "model with torch.distributed.fsdp.fully_shard, or by parallelism_config={'fsdp': {}} of the Trainer."
+        )

@@ -1,0 +1,235 @@
+"""Reading one checkpoint: its JSON, and of its tensors the regions that a process needs.
+
+Only the blocks of bytes with elements of these regions are read, in the order of the file, and nothing is returned that
+was not compared with its checksum. A damaged layout requests no more memory than the files have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from functools import cached_property
+from typing import Any
+
+import attrs
+import torch
+import xxhash
+from torch import Tensor
+
+from composer.checkpoint.errors import CheckpointError
+from composer.checkpoint.folder import Folder, ReadInto
+from composer.checkpoint.layout import DTYPES, Layout, TensorFile, TensorLayout
+from composer.checkpoint.manifest import BLOCK_BYTES, LAYOUT, STATE, Manifest
+from composer.checkpoint.packing import bytes_of
+from composer.checkpoint.planning import KnownRegions, region_here
+from composer.functional.dtensors import Region
+
+__all__ = ["OpenCheckpoint"]
+
+_OTHER_TENSORS = 30_000
+_DIGITS = 32
+_READ_BYTES = 1 << 20
+"""So many bytes are read at once that the processor's cache has them when they are hashed."""
+
+
+@attrs.frozen(slots=False)  # for cached_property
+class OpenCheckpoint:
+    """A checkpoint whose files are read where they are, each in full or in part, when they are needed.
+
+    Args:
+        folder: The folder that it is in.
+        name: Its name there.
+        manifest: Its manifest; sizes have been compared with it, contents have not.
+    """
+
+    folder: Folder
+    name: str
+    manifest: Manifest
+
+    @property
+    def path(self) -> str:
+        """The path or URL that it comes from."""
+        return self.folder.at(self.name)
+
+    def data(self) -> dict[str, Any]:
+        """Return the data of :data:`STATE`, after comparing the file with its checksum.
+
+        Raises:
+            CheckpointError: The file is missing, or its content is not the one that was written.
+        """
+        return self.folder.data(self.name, self.manifest)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where the tensors are."""
+        return Layout.from_bytes(self.folder.content(self.name, LAYOUT, self.manifest), f"{self.path}/{LAYOUT}")
+
+    def check_layout(self, tensors: int) -> None:
+        """Check the size of the layout before it is read, which takes a second for each 50,000 tensors.
+
+        Args:
+            tensors: The number of tensors that the run and the data refer to. The layout may list some more, of other
+                weights.
+
+        Raises:
+            CheckpointError: The layout is far larger.
+        """
+        size = self.manifest.files[LAYOUT].size if LAYOUT in self.manifest.files else 0
+        # Of each tensor the names of two numbers and lists, and for each of its cells a file, a position and a cut.
+        if size > (_OTHER_TENSORS + tensors) * (200 + 40 * len(self.manifest.files)):
+            raise CheckpointError(
+                f"{self.path}/{LAYOUT}",
+                f"has {size} bytes, far more than for the {tensors} tensors that the model and {STATE} name. It is "
+                "damaged, or of another model.",
+            )
+
+    def shapes(self, kind: str) -> dict[str, Tensor]:
+        """Return tensors without data in place of those of a kind of file, ``"model.safetensors"``."""
+        of_kind = self.layout.tensors.get(kind, {})
+        return {name: torch.empty(one.shape, dtype=DTYPES[one.dtype], device="meta") for name, one in of_kind.items()}
+
+    @torch.no_grad()
+    def tensors(
+        self, kind: str, likes: Mapping[str, Tensor] | None = None, names: Collection[str] | None = None
+    ) -> dict[str, Tensor]:
+        """Return the tensors of a kind, each complete or, where a DTensor is given, as a DTensor of its placements.
+
+        Args:
+            kind: The kind of file, ``"model.safetensors"``.
+            likes: DTensors by the names of tensors, of which only the own region is read.
+            names: The tensors to read; all if None.
+
+        Raises:
+            CheckpointError: A file is missing, or its content is not the one that was written; or there is too little
+                memory.
+        """
+        known: KnownRegions = {}
+        likes, of_kind = likes or {}, self.layout.tensors.get(kind, {})
+        of_kind = {name: one for name, one in of_kind.items() if names is None or name in names}
+        regions = {name: _region_needed(one, likes.get(name), known) for name, one in of_kind.items()}
+        targets = self._allocate(of_kind, regions)
+        cells: dict[int, list[tuple[int, str, Region]]] = defaultdict(list)
+        for name, target in targets.items():
+            for number, position, cell in of_kind[name].cells(regions[name]) if target.numel() else ():
+                cells[number].append((position, name, cell))
+        files = [*self.layout.files.items()]
+        for number, of_file in cells.items():
+            name, file = files[number]
+            path = f"{self.path}/{name}"
+            if name not in self.manifest.files:
+                raise CheckpointError(path, f"is missing, and {LAYOUT} lists it.")
+            with self.folder.reader(self.name, name) as read:
+                blocks = _Blocks(read, file, self.manifest.files[name].size, path)
+                for position, tensor, cell in sorted(of_file):
+                    _read_cell(blocks, targets[tensor], regions[tensor], position, cell)
+                blocks.finish()
+        return {name: _placed(target, of_kind[name], likes.get(name)) for name, target in targets.items()}
+
+    def _allocate(self, layouts: Mapping[str, TensorLayout], regions: Mapping[str, Region]) -> dict[str, Tensor]:
+        """Return memory for regions of tensors, which a damaged layout could otherwise request without limit."""
+        if sum(DTYPES[one.dtype].itemsize * math.prod(one.shape) for one in layouts.values()) > self.manifest.size:
+            raise CheckpointError(f"{self.path}/{LAYOUT}", "lists tensors that are larger than the files.")
+        try:
+            return {
+                name: torch.empty(regions[name].shape, dtype=DTYPES[one.dtype], device="cpu")
+                for name, one in layouts.items()
+            }
+        except (RuntimeError, MemoryError) as error:  # RuntimeError as torch raises it
+            raise CheckpointError(self.path, f"needs more memory than there is: {error}") from None
+
+
+def _region_needed(one: TensorLayout, like: Any, known: KnownRegions) -> Region:
+    """Return the region of a tensor that this process needs: of a DTensor its own, else all of it."""
+    if like is None:
+        return Region.of(one.shape)
+    return region_here(like, known) or Region.of(like.to_local().shape)
+
+
+class _Blocks:
+    """The bytes of a file, read in blocks, each of which is compared with its checksum when the next one begins.
+
+    Bytes are read to where they belong, and hashed there. Those of a block that nothing needs are read for its checksum
+    only. If ranges are read in order, each block is read once.
+    """
+
+    def __init__(self, read: ReadInto, file: TensorFile, size: int, path: str) -> None:
+        if len(file.blocks) != -(-size // BLOCK_BYTES) * _DIGITS:
+            raise CheckpointError(path, f"has {size} bytes, which do not fit what {LAYOUT} lists.")
+        self._read, self._file, self._size, self._path = read, file, size, path
+        self._unneeded = memoryview(bytearray(min(_READ_BYTES, size)))
+        self._number, self._position, self._digest = -1, 0, xxhash.xxh3_128()
+
+    def fill(self, memory: memoryview, position: int) -> None:
+        """Fill memory with the bytes at a position after the header."""
+        begin = position + self._file.begin
+        if begin + len(memory) > self._size:
+            raise CheckpointError(self._path, f"has {self._size} bytes, which do not fit what {LAYOUT} lists.")
+        while memory:
+            number = begin // BLOCK_BYTES
+            if number != self._number or begin < self._position:
+                self.finish()
+                self._number, self._position = number, number * BLOCK_BYTES
+                self._digest.reset()
+            self._skip(begin)
+            count = min(len(memory), (number + 1) * BLOCK_BYTES - begin, _READ_BYTES)
+            self._take(memory[:count])
+            memory, begin = memory[count:], begin + count
+
+    def finish(self) -> None:
+        """Read what is left of the current block, and compare its checksum."""
+        if self._number >= 0:
+            self._skip(min((self._number + 1) * BLOCK_BYTES, self._size))
+            if self._digest.hexdigest() != self._file.blocks[self._number * _DIGITS : (self._number + 1) * _DIGITS]:
+                raise CheckpointError(
+                    self._path,
+                    f"has been changed since it was written: the xxh3_128 of its block {self._number} is not "
+                    f"{LAYOUT}'s.",
+                )
+
+    def _skip(self, end: int) -> None:
+        while self._position < end:
+            self._take(self._unneeded[: end - self._position])
+
+    def _take(self, memory: memoryview) -> None:
+        self._read(self._position, memory)
+        self._digest.update(memory)
+        self._position += len(memory)
+
+
+def _read_cell(blocks: _Blocks, target: Tensor, region: Region, position: int, cell: Region) -> None:
+    """Read the elements of a cell that are in a region, that of ``target``; ``position`` is the cell's first byte."""
+    if region == cell:
+        blocks.fill(bytes_of(target), position)
+        return
+    (offset, shape), (cell_offset, cell_shape) = region, cell
+    bounds = [
+        (max(start, cell_start), min(start + length, cell_start + cell_length))
+        for start, length, cell_start, cell_length in zip(offset, shape, cell_offset, cell_shape, strict=True)
+    ]
+    inside = tuple(slice(low - start, high - start) for (low, high), start in zip(bounds, offset, strict=True))
+    # The bytes of a cell are contiguous by rows of its first dimension.
+    position += (bounds[0][0] - cell_offset[0]) * math.prod(cell_shape[1:]) * target.element_size()
+    if (offset[1:], shape[1:]) == (cell_offset[1:], cell_shape[1:]):
+        blocks.fill(bytes_of(target[inside[0]]), position)
+        return
+    rows = torch.empty((bounds[0][1] - bounds[0][0], *cell_shape[1:]), dtype=target.dtype, device="cpu")
+    blocks.fill(bytes_of(rows), position)
+    columns = [slice(low - start, high - start) for (low, high), start in zip(bounds[1:], cell_offset[1:], strict=True)]
+    target[inside].copy_(rows[(slice(None), *columns)])
+
+
+def _placed(target: Tensor, one: TensorLayout, like: Any) -> Tensor:
+    """Return a tensor of which this process has read ``target``, with the strides, device and placements it needs."""
+    if like is None:
+        if one.strides is None:
+            return target
+        return torch.empty_strided(one.shape, one.strides, dtype=target.dtype, device="cpu").copy_(target)
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415
+
+    local = like.to_local()
+    if local.device.type != "cpu" or not local.is_contiguous():
+        target = torch.empty_like(local, dtype=target.dtype).copy_(target)
+    return DTensor.from_local(
+        target, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )

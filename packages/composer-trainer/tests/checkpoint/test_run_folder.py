@@ -1,0 +1,33 @@
+"""The folder of a run; complete trainings are in ``test_saver.py``."""
+
+import pytest
+
+from composer.checkpoint import CheckpointSaveError, save_checkpoint
+from composer.checkpoint.former import FileLinks
+from composer.checkpoint.run_folder import RunFolder
+
+
+def make_folder(*, overwrite=False):
+    return RunFolder(overwrite, False, -1, None, FileLinks(False, False))
+
+
+def test_open_until_closed(runs, tmp_path):
+    """A folder is opened once, and closing it lets another one open it."""
+    folder = make_folder()
+
+    opened = folder.open(str(tmp_path / "runs"), runs.make(), continues=False)
+    assert folder.open(str(tmp_path / "runs"), runs.make(), continues=False) is opened
+
+    folder.close()
+    assert folder.opened is None
+
+
+def test_later_checkpoints(runs, tmp_path):
+    """Later checkpoints raise an error, unless they may be overwritten or the run continues."""
+    save_checkpoint(runs.make(batch=9), tmp_path / "ba9")
+
+    with pytest.raises(CheckpointSaveError, match="it holds ba9 of run 'blur', later than this run's batch 5"):
+        make_folder().open(str(tmp_path), runs.make(batch=5), continues=False)
+    for folder, continues in ((make_folder(overwrite=True), False), (make_folder(), True)):
+        folder.open(str(tmp_path), runs.make(batch=5), continues=continues)
+        folder.close()
