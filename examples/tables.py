@@ -162,8 +162,9 @@ class DrawnTables(Dataset[dict[str, Tensor]]):
         return self.count
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        of_group = _generator(self.seed, 0, index // self.group)
-        rows = ROWS // 2 if index < self.short * self.count else ROWS
+        group = index // self.group
+        of_group = _generator(self.seed, 0, group)
+        rows = ROWS // 2 if group * self.group < self.short * self.count else ROWS
         features, known = _integer(2, MOST_FEATURES, of_group), _integer(rows // 4, 3 * rows // 4, of_group)
         values, labels = draw_table(rows, features, _generator(self.seed, 1, index))
         return {"values": values, "labels": labels[:known], "targets": labels[known:]}

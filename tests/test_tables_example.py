@@ -103,6 +103,8 @@ class TestDrawnTables:
 
         assert [len(tables[index]["values"]) for index in range(10)] == [32] * 6 + [64] * 4
         assert all(8 <= len(tables[index]["labels"]) <= 24 for index in range(6))
+        in_groups = example.DrawnTables(12, 4, seed=0, short=0.5)
+        assert [len(in_groups[index]["values"]) for index in range(12)] == [32] * 8 + [64] * 4
 
     def test_features_predict_the_classes(self, example: Any):
         """Neighbours in the features have the same class more often than not, and never with shuffled rows."""
