@@ -15,22 +15,32 @@ import torch
 from composer.trainer.reproducibility import seed_all
 
 if TYPE_CHECKING:
-    from types import ModuleType
+    from collections.abc import Iterator, Sequence
+
+    from composer import Trainer
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "fashion_mnist.py"
 
 
 @pytest.fixture(scope="module")
-def example() -> ModuleType:
-    """The example as a module, with a narrow network."""
+def example() -> Any:
+    """The example as a module, with few images to train on."""
     spec = importlib.util.spec_from_file_location("fashion_mnist", EXAMPLE)
     assert spec is not None
     assert spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    module.BATCH_SIZE, module.TRAIN_SIZE = 8, 160
+    module.TRAIN_SIZE = 160
     return module
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """Restore the number of torch's threads, which the example sets."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +59,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / f"{kind}-images-idx3-ubyte").write_bytes(content)
         (folder / f"{kind}-labels-idx1-ubyte").write_bytes(bytes(8) + labels.tobytes())
     return folder
+
+
+def trainer_with(example: Any, names: Sequence[str], data: Path, seed: int = 0, **options: Any) -> Trainer:
+    """Return the trainer of a run with methods, as a study constructs it, with small batches."""
+    seed_all(seed)
+    methods = [{**example.METHODS, **example.SETTINGS, **example.VARIANTS}[name] for name in names]
+    algorithms = [method() for method in methods if callable(method)]
+    settings = {key: value for method in methods if not callable(method) for key, value in method.items()}
+    options = {"evaluations": 1, **settings, "batch_size": 8, **options}
+    return example.make_trainer(algorithms, seed, data=data, progress_bar=False, **options)
 
 
 def test_images_are_read(example: Any, data: Path):
@@ -70,7 +90,7 @@ def test_images_that_are_not_there(example: Any, tmp_path: Path):
 
 def test_validation_images_are_not_trained_on(example: Any, data: Path):
     """The images on which settings are selected are neither those of the training nor those of the test."""
-    with example.make_trainer([], 0, images="validation", data=data, progress_bar=False) as trainer:
+    with trainer_with(example, [], data, images="validation") as trainer:
         train, evaluators = trainer.state.train_dataloader.dataset, trainer.state.evaluators
         images, _ = example.read_images("train", data)
 
@@ -78,17 +98,47 @@ def test_validation_images_are_not_trained_on(example: Any, data: Path):
         assert torch.equal(evaluators[0].dataloader.dataloader.dataset.tensors[0], images[160:])
 
 
-@pytest.mark.parametrize("names", ["recipe", "others"])
-def test_training_improves_the_accuracy(example: Any, data: Path, names: str):
-    """The recipe, and all methods that may be combined with each other, learn to distinguish the images."""
-    seed_all(0)
-    apart = {*example.RECIPE, "SWA", "SAM", "LayerFreezing", "CutMix"}
-    others = {name: make for name, make in example.METHODS.items() if name not in apart}
-    chosen = example.RECIPE if names == "recipe" else others
-
-    with example.make_trainer(
-        [make() for make in chosen.values()], 0, epochs=12, data=data, progress_bar=False
-    ) as trainer:
+@pytest.mark.parametrize("recipe", [False, True], ids=["baseline", "recipe"])
+def test_training_improves_the_accuracy(example: Any, data: Path, recipe: bool):
+    """The baseline and the recipe learn to distinguish the images."""
+    with trainer_with(example, example.RECIPE if recipe else [], data, epochs=12, length=1.0) as trainer:
         trainer.fit()
 
     assert trainer.state.eval_metric_values["MulticlassAccuracy"] > 0.5
+
+
+@pytest.mark.filterwarnings("ignore::composer.core.NoEffectWarning")  # some begin after the first batch
+@pytest.mark.filterwarnings("ignore:weight_decay=.* removes:UserWarning")  # the product that AdamW uses, too
+def test_every_method_trains(example: Any, data: Path):
+    """Each method alone, and what the search compares, is a training that the trainer accepts."""
+    for name in sorted({*example.METHODS, *(name for trial in example.TRIALS for name in trial)}):
+        with trainer_with(example, [name], data) as trainer:
+            trainer.fit(duration="1ba")
+        assert trainer.state.timestamp.batch == 1
+
+
+def test_weights_are_in_the_order_of_channels_last(example: Any, data: Path):
+    """Kernels and the features that they compute have their channels last in memory."""
+    with trainer_with(example, [], data) as trainer:
+        network = trainer.state.model.module
+
+        assert network[3].layers[0].weight.is_contiguous(memory_format=torch.channels_last)
+        assert network[:4](torch.rand(2, 1, 28, 28)).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_batches_become_larger(example: Any, data: Path):
+    """Scheduled batches begin with half of the size."""
+    with trainer_with(example, ["ScheduledBatches"], data) as trainer:
+        sizes = [len(images) for images, _ in trainer.state.train_dataloader]
+
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == 2 * sizes[0] == 8
+
+
+def test_length(example: Any, data: Path):
+    """A shorter training ends after that part of the images, with its schedule."""
+    with trainer_with(example, [], data, length=0.5) as trainer:
+        trainer.fit()
+
+    assert trainer.state.timestamp.sample == 0.5 * example.EPOCHS * 160
+    assert trainer.state.optimizers[0].param_groups[0]["lr"] < 1e-4
