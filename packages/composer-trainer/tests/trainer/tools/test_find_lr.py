@@ -252,6 +252,20 @@ class TestResult:
             ("minimum", "0.01"),
         ]
 
+    def test_prints_as_a_table(self):
+        """The rules with their rates are printed, not the losses of all steps."""
+        search = LRSearch(lrs=(0.001, 0.01, 0.1, 1.0, 10.0), losses=(2.3, 2.2, 1.5, 0.9, 8.0))
+
+        title, *rows = str(search).splitlines()
+
+        assert title == "Learning rate range test: 5 steps, from 0.001 to 10"
+        assert [row.split() for row in rows[1:]] == [
+            ["halfway", "0.1"],
+            ["steepest", "0.1"],
+            ["valley", "0.01"],
+            ["minimum", "0.01"],
+        ]
+
     @pytest.mark.parametrize("losses", [(), (1.0,), (1.0, 2.0, 3.0, 4.0)])
     def test_no_suggestion(self, losses):
         """Losses that never decrease suggest nothing."""

@@ -234,3 +234,9 @@ class TestEstimateMemory:
         assert half["activations"] < full["activations"]
         assert half["parameters"] == full["parameters"]
         assert trainer.state.precision.value == "fp32"
+
+
+def test_estimate_of_a_model_raises():
+    """A model in place of the trainer is named in the error."""
+    with pytest.raises(TypeError, match="trainer must be a Trainer, which has the model and its data, got Linear"):
+        estimate_memory(nn.Linear(2, 2))

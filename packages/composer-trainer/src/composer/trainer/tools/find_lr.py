@@ -17,7 +17,7 @@ from composer.core.step import Step
 from composer.distributed import get_world_size
 from composer.functional.checks import check_interval, check_whole
 from composer.loggers.products import import_product
-from composer.loggers.values import html_table, smoothed
+from composer.loggers.values import aligned, html_table, smoothed
 from composer.trainer.data.order import make_order
 from composer.trainer.data.settings import check_trainable
 from composer.trainer.evaluation.evaluate import prepare_batch
@@ -92,10 +92,19 @@ class LRSearch:
         """
         return self.suggestions.get("halfway")
 
+    def __str__(self) -> str:
+        """Return the rules with their learning rates as a table."""
+        return "\n".join([self._title(), *aligned([("rule", "learning rate"), *self._rows()])])
+
     def _repr_html_(self) -> str:  # the method that notebooks call
-        rows = [(rule, f"{rate:.2g}") for rule, rate in self.suggestions.items()]
+        return html_table(self._rows(), ("rule", "learning rate"), self._title())
+
+    def _rows(self) -> list[tuple[str, str]]:
+        return [(rule, f"{rate:.2g}") for rule, rate in self.suggestions.items()]
+
+    def _title(self) -> str:
         ends = f"{len(self.lrs)} steps, from {self.lrs[0]:.2g} to {self.lrs[-1]:.2g}" if self.lrs else "no steps"
-        return html_table(rows, ("rule", "learning rate"), f"Learning rate range test: {ends}")
+        return f"Learning rate range test: {ends}"
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Plot the loss over the learning rate, with the suggestions and the range between them.

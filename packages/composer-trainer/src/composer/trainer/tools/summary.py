@@ -194,6 +194,7 @@ def estimate_memory(
         The bytes by the names of ``trainer.summary().memory``, and their sum, ``"total"``.
 
     Raises:
+        TypeError: ``trainer`` is something else, such as a model.
         ValueError: A value is out of range, there is no batch, or the model is sharded.
 
     Example:
@@ -206,6 +207,8 @@ def estimate_memory(
         >>> memory["parameters"], memory["optimizer state"], memory["batch"]
         (40, 40, 1536)
     """
+    if not hasattr(trainer, "state"):
+        raise TypeError(f"trainer must be a Trainer, which has the model and its data, got {type(trainer).__name__}.")
     state, spec = trainer.state, trainer._data.spec  # noqa: SLF001  (the data of the trainer)
     if batch_size is not None:
         check_whole("batch_size", batch_size, 1, "It counts samples.")
