@@ -62,6 +62,7 @@ nitpick_ignore_regex = [
     # Classes of optional libraries.
     ("py:class", r"(accelerate|concurrent|ignite|lightning|matplotlib|peft|transformers)\..+|Axes"),
     ("py:class", r"torch\.(nn\.modules\.batchnorm\._BatchNorm|OutOfMemoryError|utils\.hooks\.RemovableHandle)"),
+    ("py:class", r"torch\.distributed\.distributed_c10d\.ProcessGroup"),
     # Types that are not public: type variables, aliases, and values that are only passed on.
     ("py:class", r"composer\.(.+\.)?(_\w+|T|Batch|Sample|Target|Counts|Entry|ObservableList|DetectionModel|Settings)"),
     ("py:class", r"composer\.(.+\.)?Images"),
