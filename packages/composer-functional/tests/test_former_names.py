@@ -48,3 +48,17 @@ def test_the_error_of_a_finder(module):
     """An error with advice is not replaced."""
     with pytest.raises(ImportError, match="Use another"):
         _ = module.gone
+
+
+def test_the_modules_of_a_package(module, monkeypatch):
+    """The loaded modules of a package are served with it, and keep a path of their own."""
+    inner, deeper = types.ModuleType("serving.inner"), types.ModuleType("serving.inner.deeper")
+    inner.__path__ = ["folder"]
+    monkeypatch.setitem(sys.modules, "serving.inner", inner)
+    monkeypatch.setitem(sys.modules, "serving.inner.deeper", deeper)
+
+    serve_former_names("serving")
+
+    assert inner.__path__ == ["folder"]
+    assert hasattr(inner, "__getattr__")
+    assert not hasattr(deeper, "__getattr__")

@@ -51,7 +51,7 @@ def test_partial_paths():
     path = PartialFilePath("ep{epoch}-rank{rank}.pt", "out/{run_name}")
 
     assert path.format(state_at_batch_five()) == "out/mine/ep1-rank0.pt"
-    assert path.format(state_at_batch_five(), keep_placeholders=True) == "out/{run_name}/ep{epoch}-rank{rank}.pt"
+    assert path.format(state_at_batch_five(), True) == "out/{run_name}/ep{epoch}-rank{rank}.pt"
     assert PartialFilePath("ep{epoch}").format(state_at_batch_five()) == "ep1"
     assert get_save_filename(state_at_batch_five()) == "ep1-ba5-rank0"
 

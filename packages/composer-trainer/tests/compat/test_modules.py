@@ -11,7 +11,7 @@ import warnings
 import pytest
 
 from composer.compat import entries
-from composer.compat.table import former_modules
+from composer.compat.table import IMPORTED, former_modules
 
 MOVED = [entry for entry in entries().values() if entry.module is not None and entry.name is not None]
 RENAMED_MODULES = [entry for entry in entries().values() if entry.module is not None and entry.name is None]
@@ -130,6 +130,57 @@ def test_unknown_names(name):
         run(f"from {name} import nothing")
 
     assert not hasattr(importlib.import_module(name), "__file__")
+
+
+@pytest.mark.parametrize("module", ["composer.trainer.loop", "composer.optim.muon", "composer.algorithms.mixup.mixup"])
+@pytest.mark.parametrize(("home", "name"), [(home, name) for home, names in IMPORTED.items() for name in names])
+def test_imported_names(home, name, module):
+    """A module of Composer also has the names that it imports; they are the same objects, with a warning."""
+    vars(importlib.import_module(module)).pop(name, None)
+
+    variables, messages = run(f"from {module} import {name}")
+
+    assert variables[name] is getattr(importlib.import_module(home), name)
+    assert messages == [f"{module}.{name} is a former name of {home}.{name}. Replace it: from {home} import {name}"]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "home"),
+    [
+        ("composer.core.state", "Event", "composer.core"),
+        ("composer.trainer.trainer", "Time", "composer.core"),
+        ("composer.callbacks.speed_monitor", "ensure_tuple", "composer.compat.replacements"),
+        ("composer.callbacks.checkpoint_saver", "Logger", "composer.loggers"),
+        ("composer.models.base", "Device", "composer.core.device"),
+        ("composer.loss.loss", "infer_target_type", "composer.functional"),
+    ],
+)
+def test_names_that_a_former_module_imported(module, name, home):
+    """Programs import names from modules that use them."""
+    variables, _ = run(f"from {module} import {name}")
+
+    assert variables[name] is getattr(importlib.import_module(home), name)
+
+
+def test_modules_that_a_former_module_imported():
+    """A module of helpers is found in the modules that import it, with all of its former names."""
+    variables, _ = run("from composer.trainer.trainer import dist; write = dist.write_signal_file")
+
+    assert variables["write"] is importlib.import_module("composer.compat.replacements").write_signal_file
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "from composer.core import ComposerModel",
+        "from composer.trainer.data import Time",
+        "from composer.optim.muon import no_name",
+    ],
+)
+def test_names_that_are_not_imported(program):
+    """Packages have only their own names, and modules no unknown ones."""
+    with pytest.raises(ImportError, match="cannot import name"):
+        run(program)
 
 
 def test_unknown_modules():

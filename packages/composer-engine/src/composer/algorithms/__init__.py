@@ -1,7 +1,5 @@
 """Algorithms: each defines at which events of the training a kernel of :mod:`composer.functional` runs."""
 
-from types import ModuleType
-
 from composer.algorithms.activation_checkpointing import ActivationCheckpointing
 from composer.algorithms.alibi import Alibi
 from composer.algorithms.augment import Augment
@@ -99,8 +97,4 @@ __all__ = [
 ]
 
 unquote_annotations(globals())
-
 serve_former_names(__name__)
-for _module in list(globals().values()):
-    if isinstance(_module, ModuleType) and _module.__name__.startswith(f"{__name__}."):
-        serve_former_names(_module.__name__)

@@ -90,4 +90,3 @@ __all__ = [
 
 unquote_annotations(globals())
 serve_former_names(__name__)
-serve_former_names(f"{__name__}.data_spec")

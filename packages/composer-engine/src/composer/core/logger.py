@@ -196,9 +196,9 @@ class Logger:
     def destinations(self, destinations: Iterable[LoggerDestination]) -> None:
         self._destinations[:] = destinations
 
-    def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
+    def log_hyperparameters(self, parameters: Mapping[str, Any]) -> None:
         """Log settings by name."""
-        self._send("log_hyperparameters", hyperparameters)
+        self._send("log_hyperparameters", parameters)
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Log numbers by name, for ``step`` or for the number of finished batches. Tensors are not read here."""

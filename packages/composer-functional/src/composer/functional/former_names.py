@@ -9,10 +9,10 @@ __all__: list[str] = []
 
 
 def serve_former_names(name: str) -> None:
-    """Search with Python's finders for what an imported module lacks, as an attribute and by ``from ... import``.
+    """Search with Python's finders for what imported modules lack, as attributes and by ``from ... import``.
 
     Args:
-        name: The full name of the module; **changed in place**.
+        name: The full name of a module, which is **changed in place**, as are the modules directly below it.
 
     Example:
         >>> import composer.functional.checks
@@ -20,6 +20,11 @@ def serve_former_names(name: str) -> None:
         >>> hasattr(composer.functional.checks, "nothing")
         False
     """
+    for module in [name, *(one for one in list(sys.modules) if one.rpartition(".")[0] == name)]:
+        _serve(module)
+
+
+def _serve(name: str) -> None:
     own = vars(sys.modules[name])
 
     def find(attribute: str) -> object:

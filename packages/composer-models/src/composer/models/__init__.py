@@ -36,4 +36,4 @@ __all__ = [
 ]
 
 unquote_annotations(globals())
-serve_former_names(f"{__name__}.huggingface")
+serve_former_names(__name__)

@@ -108,9 +108,8 @@ class PartialFilePath:
     filename: str
     folder: str | None = None
 
-    def format(self, state: State, is_deepspeed: bool = False, keep_placeholders: bool = False) -> str:
-        """Return the path for a run; with ``keep_placeholders`` nothing is filled in. ``is_deepspeed`` is ignored."""
-        del is_deepspeed
+    def format(self, state: State, keep_placeholders: bool = False) -> str:
+        """Return the path for a run; with ``keep_placeholders`` nothing is filled in."""
         folder, name = self.folder or "", self.filename
         if not keep_placeholders:
             folder = format_name_with_dist(folder, state.run_name)

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import composer
-from composer.compat.table import Entry, entries, former_modules
+from composer.compat.table import Entry, entries, former_modules, imported_entry
 from composer.functional import former_names
 
 __all__ = ["find_spec"]
@@ -39,13 +39,14 @@ def find_spec(name: str) -> ModuleSpec | None:
     Raises:
         ImportError: The name is not available; the error contains what to use instead.
     """
-    entry = entries().get(name)
+    parent, _, last = name.rpartition(".")
+    is_module = getattr(sys.modules.get(parent), "__path__", None) == []
+    entry = entries().get(name) or (imported_entry(name) if is_module else None)
     if entry is not None and entry.module is None:
         raise _not_available(entry)
     if name in former_modules():
         return ModuleSpec(name, _Loader, origin="composer.compat", is_package=True)  # type: ignore[arg-type]
     if entry is not None:
-        parent, _, last = name.rpartition(".")
         setattr(sys.modules[parent], last, _take(entry))
     return None
 
@@ -59,7 +60,7 @@ class _FormerModule(ModuleType):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         if former in former_modules():
             return importlib.import_module(former)
-        entry = entries().get(former)
+        entry = entries().get(former) or imported_entry(former)
         if entry is None:
             raise ImportError(f"{former} is not available here, and has no known replacement. {_GUIDE}", name=former)
         if entry.module is None:
@@ -93,6 +94,8 @@ def _not_available(entry: Entry) -> ImportError:
 
 
 def _take(entry: Entry, *, warn: bool = True) -> Any:
+    if entry.name is None:
+        return importlib.import_module(entry.former)
     value = getattr(importlib.import_module(str(entry.module)), str(entry.name))
     if warn:
         _warn(entry)

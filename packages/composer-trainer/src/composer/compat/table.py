@@ -6,7 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-__all__ = ["ARGUMENTS", "ATTRIBUTES", "NAMES", "UNAVAILABLE", "Entry", "entries", "former_modules", "parse_home"]
+__all__ = [
+    "ARGUMENTS", "ATTRIBUTES", "IMPORTED", "NAMES", "UNAVAILABLE",
+    "Entry", "entries", "former_modules", "imported_entry", "parse_home",
+]  # fmt: skip
 
 UNAVAILABLE = "composer.compat.unavailable"
 """The module of names that can be imported and not be used."""
@@ -15,6 +18,9 @@ _TABLE: dict[str, Any] = tomllib.loads(files("composer.compat").joinpath("table.
 
 NAMES: Mapping[str, Mapping[str, Sequence[str]]] = _TABLE["names"]
 """For each former module, the new modules and the names that are there; the file describes the forms of both."""
+
+IMPORTED: Mapping[str, Sequence[str]] = _TABLE["imported"]
+"""For each package of this library, its names that Composer's modules import from each other."""
 
 ARGUMENTS: Mapping[str, Mapping[str, str]] = _TABLE["arguments"]
 """Arguments that are not accepted here, or without effect, by the last part of the called name."""
@@ -73,6 +79,26 @@ def entries() -> Mapping[str, Entry]:
 @functools.cache
 def _entries() -> dict[str, Entry]:
     return {entry.former: entry for entry in _expand()}
+
+
+def imported_entry(name: str) -> Entry | None:
+    """Return the entry of a name that a module of Composer imports from another one; None if there is none.
+
+    Their names are distinct, so that all modules of Composer, but not its packages, have all names of the table.
+
+    Example:
+        >>> imported_entry("composer.trainer.trainer.Time").change
+        'from composer.core import Time'
+    """
+    entry = _by_last_part().get(name.rpartition(".")[2]) if name.count(".") > 2 else None
+    return entry._replace(former=name) if entry and entry.name else entry
+
+
+@functools.cache
+def _by_last_part() -> dict[str, Entry]:
+    public = [Entry(name, home, name, None) for home, names in IMPORTED.items() for name in names]
+    moved = [entry for entry in entries().values() if entry.name or entry.module]
+    return {entry.former.rpartition(".")[2]: entry for entry in [*reversed(moved), *public]}
 
 
 @functools.cache

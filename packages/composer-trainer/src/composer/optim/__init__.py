@@ -51,4 +51,4 @@ __all__ = [
 ]
 
 unquote_annotations(globals())
-serve_former_names(f"{__name__}.scheduler")
+serve_former_names(__name__)
