@@ -38,7 +38,14 @@ RUNS = {
         "parallelism_config": {"fsdp": {}},
     },
     "freezing": {"algorithms": lambda: [LayerFreezing(0.0, 1.0)]},
+    "class weights": {"kind": lambda *args, **options: ComposerClassifier(*args, **options, loss_fn=class_weights())},
 }
+
+
+def class_weights():
+    """Return a loss that is a mean over the weights of labels that are not ignored."""
+    weight = torch.tensor([0.1, 2.0, 0.4], dtype=torch.float64)
+    return nn.CrossEntropyLoss(weight=weight, ignore_index=2)
 
 
 class Stopper(Callback):

@@ -22,7 +22,10 @@ RUNS = [
     "SWA",
     "fsdp, SWA",
     "freezing",
+    "class weights",
 ]
+
+TOLERANCE = {"class weights": {"rel": 1e-5, "abs": 1e-7}}  # they are summed in 32 bits
 
 
 def launch(folder, *launcher):
@@ -55,14 +58,16 @@ class TestTwoProcesses:
     @pytest.mark.parametrize("run", RUNS)
     def test_weights_are_those_of_one(self, alone, together, run):
         """The weights are equal up to rounding, despite different initial weights, and identical in both processes."""
-        assert together[0][run]["weights"] == pytest.approx(alone[run]["weights"], rel=1e-12, abs=1e-14)
+        expected = pytest.approx(alone[run]["weights"], **TOLERANCE.get(run, {"rel": 1e-12, "abs": 1e-14}))
+        assert together[0][run]["weights"] == expected
         assert together[0][run]["weights"] == together[1][run]["weights"]
 
     @pytest.mark.parametrize("run", RUNS)
     def test_losses_and_clocks_are_those_of_one(self, alone, together, run):
         """Logged losses and the numbers of batches and samples are those of all processes together."""
         for result in together:
-            assert result[run]["losses"] == pytest.approx(alone[run]["losses"], rel=1e-12)
+            expected = pytest.approx(alone[run]["losses"], **TOLERANCE.get(run, {"rel": 1e-12}))
+            assert result[run]["losses"] == expected
             assert result[run]["clock"] == alone[run]["clock"] == [9, 36]
 
     @pytest.mark.parametrize("run", RUNS)

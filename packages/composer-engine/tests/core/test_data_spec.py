@@ -346,8 +346,8 @@ class TestDataSpec:
         [batch] = DataLoader([{"input_ids": [1, 2, 3], "label": 0, "text": "a"}] * 4, batch_size=4)
         error, other = ValueError(), ValueError()
 
-        note_batch(error, "before_forward", "Model", batch)
-        note_batch(other, "before_forward", "Model", {"image": [torch.rand(3, 4, 4)], "label": torch.zeros(1)})
+        note_batch(error, "before_forward", object(), "", batch)
+        note_batch(other, "before_forward", object(), "", {"image": [torch.rand(3, 4, 4)], "label": torch.zeros(1)})
 
         assert re.search(
             r"'input_ids', 'text' the batch has lists .*dataset\.with_format\('torch'\)", error.__notes__[1]

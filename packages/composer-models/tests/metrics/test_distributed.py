@@ -48,7 +48,7 @@ values = {}
 for name, (metric, scores, targets) in metrics.items():
     for rows in ([0, 1], [2, 3], [4]) if rank == 0 else ([5, 6],):
         metric.update(scores[rows], targets[rows])
-    if rank == 1 and name != "LossMetric":  # whose mean of nothing is not a number
+    if rank == 1:
         metric.update(scores[:1], torch.full_like(targets[:1], -100))
     values[name] = metric.compute().item()
 print(json.dumps(values), flush=True)

@@ -38,6 +38,16 @@ class TestLossMetric:
 
         torch.testing.assert_close(metric.compute(), F.binary_cross_entropy_with_logits(preds, targets.float()))
 
+    def test_weights_of_classes(self):
+        """A cross entropy with class weights and ignored labels does not depend on the split into batches."""
+        loss = torch.nn.CrossEntropyLoss(weight=torch.tensor([0.1, 2.0, 0.5]), ignore_index=1)
+        metric, preds, targets = LossMetric(loss), torch.randn(7, 3), torch.tensor([0, 1, 1, 2, 0, 2, 2])
+
+        for rows in ([0, 3, 4], [1, 2], [5], [6]):
+            metric.update(preds[rows], targets[rows])
+
+        torch.testing.assert_close(metric.compute(), loss(preds, targets))
+
     def test_empty_batch_is_ignored(self):
         """The mean of no samples is nan, and is not counted."""
         metric = LossMetric(F.mse_loss)

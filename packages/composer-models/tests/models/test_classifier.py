@@ -1,6 +1,7 @@
 """Tests of composer.models.ComposerClassifier."""
 
 import copy
+import itertools
 import math
 from functools import partial
 
@@ -236,10 +237,99 @@ class TestForwardAndLoss:
             assert str(caught.value).endswith(f"shape {target}.")
             assert "Class ids" not in str(caught.value)
 
+    @pytest.mark.parametrize(
+        "loss_fn",
+        [nn.MSELoss(), nn.L1Loss(), nn.SmoothL1Loss(), nn.functional.mse_loss, partial(nn.functional.huber_loss)],
+    )
+    @pytest.mark.parametrize("target", [torch.tensor([0, 1, 2]), torch.rand(3, 1)])
+    def test_regression_loss_of_another_shape(self, loss_fn, target):
+        """Scores (3, 3) and targets that torch would broadcast raise."""
+        with pytest.raises(ValueError, match=r"takes targets of shape \(3, 3\)\. Omit loss_fn for class ids\.$"):
+            _classifier(loss_fn=loss_fn).loss(torch.rand(3, 3), (None, target))
+
     def test_class_id_out_of_range(self):
         """The error states the range of ids."""
         with pytest.raises(ValueError, match=r"shape \(1, 3\): Target 3 is out of bounds\. Class ids run from 0 to 2"):
             _classifier().loss(torch.zeros(1, 3), (None, torch.tensor([3])))
+
+
+WEIGHT = torch.tensor([0.02, 0.3, 0.001])  # the sum over a batch is below 1
+PROBABILITIES = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 0.0], [0.1, 0.2, 0.7], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+
+
+class OwnWeights(nn.CrossEntropyLoss):
+    """A cross entropy that computes the weights itself."""
+
+    def __init__(self):
+        super().__init__(weight=1 / torch.tensor([5.0, 2.0, 9.0]))
+
+
+LOG_LIKELIHOODS = [
+    nn.NLLLoss(weight=WEIGHT, ignore_index=-100),
+    partial(nn.functional.nll_loss, ignore_index=2),
+    nn.functional.nll_loss,
+]
+CROSS_ENTROPIES = [
+    cf.soft_cross_entropy,
+    nn.CrossEntropyLoss(),
+    nn.CrossEntropyLoss(weight=WEIGHT, ignore_index=1),
+    nn.CrossEntropyLoss(weight=WEIGHT, label_smoothing=0.2),
+    OwnWeights(),
+    nn.functional.cross_entropy,
+    partial(nn.functional.cross_entropy, weight=WEIGHT, ignore_index=1),
+    partial(cf.soft_cross_entropy, weight=WEIGHT),
+]
+IDS = [
+    torch.tensor([0, 2, -100, 1, 0]),
+    torch.tensor([0, 2, 1, 1, 0]),
+    torch.tensor([[0, 2], [-100, -100], [1, 0], [2, 2], [1, -100]]),
+]
+
+
+class TestTerms:
+    @pytest.mark.parametrize(
+        ("loss_fn", "target"),
+        [
+            *itertools.product(LOG_LIKELIHOODS + CROSS_ENTROPIES, IDS),
+            *((one, PROBABILITIES) for one in CROSS_ENTROPIES),
+        ],
+    )
+    def test_loss_is_the_sum_divided_by_the_terms(self, loss_fn, target):
+        """For any labels, the loss of a batch is that of its parts, weighted by their terms."""
+        ignored = getattr(loss_fn, "ignore_index", getattr(loss_fn, "keywords", {}).get("ignore_index", -100))
+        target = target.where(target != -100, ignored)
+        shape = PROBABILITIES.shape if target.is_floating_point() else (5, 3, *target.shape[1:])
+        model, outputs = _classifier(loss_fn=loss_fn), torch.randn(shape)
+
+        def loss(rows):
+            return model.loss(outputs[rows], (None, target[rows]))
+
+        parts = [slice(0, 2), slice(2, 4), slice(4, 5)]
+        terms = torch.stack([model.count_loss_terms((None, target[rows])) for rows in parts])
+        means = torch.stack([loss(rows) for rows in parts])
+        total = torch.where(terms == 0, 0.0, means * terms).sum() / terms.sum()
+        torch.testing.assert_close(total, loss(slice(None)))
+
+    @pytest.mark.parametrize(
+        "loss_fn",
+        [
+            nn.BCEWithLogitsLoss(weight=WEIGHT, pos_weight=WEIGHT),
+            nn.MultiMarginLoss(weight=WEIGHT),
+            nn.MultiLabelSoftMarginLoss(weight=WEIGHT),
+            partial(nn.functional.cross_entropy, weight=WEIGHT, reduction="sum"),
+            lambda outputs, target: nn.functional.cross_entropy(outputs, target, WEIGHT),
+        ],
+    )
+    def test_samples(self, loss_fn):
+        """Means over samples or elements, sums and other functions are not counted."""
+        assert _classifier(loss_fn=loss_fn).count_loss_terms((None, torch.tensor([0, 1]))) is None
+
+    def test_one_score(self):
+        """Probabilities of class 1 count one by one, also if they are 0."""
+        model = ComposerClassifier(nn.Linear(4, 1))
+
+        assert model.count_loss_terms((None, torch.zeros(5))) is None
+        assert model.count_loss_terms((None, torch.zeros(5, 1))) is None
 
 
 class TestNumClasses:

@@ -55,10 +55,11 @@ class TestLoss:
 
         torch.testing.assert_close(loss, torch.tensor((300.0**2 + 1e-10) / 2))
 
-    def test_other_shapes_are_an_error(self):
+    @pytest.mark.parametrize("options", [{}, {"loss_fn": nn.MSELoss()}, {"loss_fn": nn.L1Loss()}])
+    def test_other_shapes_are_an_error(self, options):
         """Shapes that torch would broadcast raise an error that states both."""
         with pytest.raises(ValueError, match=r"shape \(5, 3\) of the outputs, got \(5, 1\)"):
-            regressor().loss(torch.zeros(5, 3), (None, torch.zeros(5, 1)))
+            regressor(**options).loss(torch.zeros(5, 3), (None, torch.zeros(5, 1)))
 
     def test_own_loss_receives_all_arguments(self):
         """A loss of several quantiles takes outputs and targets of different shapes."""

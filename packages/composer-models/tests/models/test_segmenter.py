@@ -57,6 +57,12 @@ class TestForwardAndLoss:
         expected = F.cross_entropy(model.module(IMAGES), masks.where(masks != ignored, -100))
         torch.testing.assert_close(losses, [expected, expected])
 
+    def test_terms_of_a_loss_with_weights(self):
+        """The loss divides by the weights of the classes of pixels that are not ignored."""
+        model = one_head(loss_fn=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 4.0]), ignore_index=255))
+
+        assert model.count_loss_terms((None, torch.tensor([[[0, 1], [255, 1]]]))) == 9
+
     def test_auxiliary_head_in_training(self):
         """The loss is that of the first head plus half that of the second."""
         model = ComposerSegmenter(TwoHeads())

@@ -206,6 +206,16 @@ class TestEarlyStopper:
 
         assert trainer.state.timestamp.batch == 0
 
+    def test_no_evaluator(self):
+        """The error states first that nothing is evaluated, before the metrics of the training."""
+        message = (
+            "EarlyStopper: there is no evaluator labelled 'eval': pass eval_dataloader= (an Evaluator for a "
+            "label other than 'eval'), or monitor 'train/...'. monitor must be one of ['train/Score'], "
+        )
+
+        with pytest.raises(ValueError, match="^" + re.escape(message)):
+            make(EarlyStopper("Score", "eval"), train=[1]).fit()
+
     def test_unknown_part(self):
         """The parts are known once the metric was computed."""
         trainer = make(EarlyStopper("Score/wrong", "eval"), evaluation=[1], parts=("left", "right"))

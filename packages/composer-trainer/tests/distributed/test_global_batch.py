@@ -1,6 +1,7 @@
 """The weights of losses, as computed from the counts of all processes."""
 
 import pytest
+import torch
 
 from composer.distributed import BatchWeights, GlobalBatch
 
@@ -22,6 +23,15 @@ def test_weight_is_the_share_of_the_mean(samples, weight, usual):
     weights = BatchWeights(GlobalBatch(samples), usual, Exchange())
 
     assert weights.weight() * weights.correction() == pytest.approx(weight)
+
+
+def test_terms_below_one():
+    """Terms may be weights of classes, whose sum may be small; a batch without terms has the weight 0."""
+    batch = BatchWeights(GlobalBatch(2, has_terms=True))
+
+    for terms, expected in (([0.01, 0.03], [0.25, 0.75]), ([0.0, 0.0], [0.0, 0.0])):
+        weighed = batch.weigh([(0, 0.5), (1, 0.5)], [*torch.tensor(terms)], torch.device("cpu"))
+        assert [float(weight) for _, weight in weighed] == pytest.approx(expected)
 
 
 def test_only_unusual_batches_are_corrected():

@@ -1,6 +1,7 @@
 """Errors for invalid data, models, losses and schedules."""
 
 import inspect
+import re
 
 import pytest
 import torch
@@ -78,7 +79,6 @@ class TestErrorsOfTheModel:
         ("batch", "output"),
         [
             ((torch.zeros(4, 5), torch.zeros(4).long()), "(float32[4, 5], int64[4])"),
-            ((torch.zeros(4, 4).double(), torch.zeros(4).long()), "(float64[4, 4], int64[4])"),
             (["a", "b"], "[str, str]"),
         ],
     )
@@ -91,6 +91,21 @@ class TestErrorsOfTheModel:
 
         note = f"ComposerClassifier was called after the event 'before_forward', with the batch {output}."
         assert raised.value.__notes__ == [note]
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.uint8])
+    @pytest.mark.parametrize(
+        "layer", [nn.Linear(4, 3), nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 4), nn.Flatten())]
+    )
+    def test_other_dtypes(self, layer, dtype):
+        """For inputs of another dtype than the parameters, a further note has theirs, and how to convert the inputs."""
+        batch = torch.zeros(4, 4, dtype=dtype), torch.zeros(4).long()
+
+        with pytest.raises(RuntimeError) as raised:
+            small_run(network=layer, train_dataloader=[batch], max_duration="1ba").fit()
+
+        shapes, advice = raised.value.__notes__
+        assert f"({str(dtype).removeprefix('torch.')}[4, 4], int64[4])" in shapes
+        assert re.match(r"The parameters of ComposerClassifier are float32\. Convert .* by x\.float\(\)", advice)
 
     def test_in_the_loss(self):
         """An error of the loss has the same note."""

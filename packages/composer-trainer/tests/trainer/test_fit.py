@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from composer.algorithms import LabelSmoothing
+from composer.callbacks import NaNMonitor
 from composer.core import Callback, DataSpec, Evaluator, Time
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
@@ -27,10 +28,23 @@ class TestNaN:
             train_dataloader=DataLoader(data, batch_size=4), algorithms=algorithms, max_duration=max_duration
         )
 
-        with pytest.warns(UserWarning, match=r"The loss of batch \d+ is not a number") as caught:
+        with pytest.warns(UserWarning, match=r"is not a number \(NaN\) since batch 0, counted from 0") as caught:
             trainer.fit()
 
         assert len(caught) == 1
+
+    @pytest.mark.parametrize("first", [0, 1, 4, 130])
+    def test_names_the_first_batch_as_the_monitor_does(self, first):
+        """The warning has the first batch since which all losses are NaN, also in a long epoch."""
+        batches = [(torch.rand(2, 4), torch.tensor([0, 1])) for _ in range(133)]
+        batches[first][0].fill_(torch.nan)
+        trainers = [small_run(train_dataloader=batches, callbacks=one) for one in ([], NaNMonitor())]
+        message = rf"The training loss is not a number \(NaN\) since batch {first}, counted from 0"
+
+        with pytest.warns(UserWarning, match=message):
+            trainers[0].fit(duration="2ep")
+        with pytest.raises(RuntimeError, match=message):
+            trainers[1].fit(duration="2ep")
 
     def test_warns_of_nan_as_the_weight_of_a_class(self):
         """Weights of classes are not read in each step, but their effect on the loss gives a warning."""

@@ -1,14 +1,18 @@
 """``device_train_microbatch_size="auto"``: trials without side effects."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
+from composer.algorithms import LabelSmoothing
 from composer.core import Callback
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier, ComposerModel
-from fixtures import make_loader, small_run
+from fixtures import make_classifier, make_loader, small_run, weights
 
 
 class LimitedMemory(nn.Module):
@@ -134,6 +138,40 @@ class Tokens(ComposerModel):
         """Return the mean over tokens that are not 0."""
         ids = batch["input_ids"].flatten()
         return functional.cross_entropy(outputs.flatten(0, 1), torch.where(ids == 0, -100, ids % 3))
+
+
+WEIGHT = torch.tensor([0.001, 0.3, 0.01])
+
+
+class TestLossesWithWeights:
+    @pytest.mark.parametrize(
+        ("loss_fn", "soft"),
+        [
+            (nn.CrossEntropyLoss(weight=WEIGHT), False),
+            (nn.CrossEntropyLoss(weight=WEIGHT), True),
+            (nn.CrossEntropyLoss(ignore_index=1), False),
+            (functools.partial(functional.cross_entropy, weight=WEIGHT, ignore_index=2), False),
+            (nn.BCEWithLogitsLoss(weight=WEIGHT, pos_weight=WEIGHT), True),
+        ],
+    )
+    @pytest.mark.parametrize("algorithms", [[], [LabelSmoothing(0.1)]])
+    def test_microbatches_take_the_same_step(self, loss_fn, soft, algorithms):
+        """Weights after an epoch and logged losses are those without microbatches."""
+        generator = torch.Generator().manual_seed(1)
+        inputs, labels = torch.randn(24, 4, generator=generator), torch.randint(3, (24,), generator=generator)
+        targets = functional.one_hot(labels, 3).float() if soft else labels
+        batches = list(DataLoader(TensorDataset(inputs, targets), batch_size=8))
+
+        runs = []
+        for size in (None, 3):
+            log = InMemoryLogger()
+            options = {"train_dataloader": batches, "device_train_microbatch_size": size, "loggers": log}
+            model = make_classifier(loss_fn=loss_fn, train_metrics=[])
+            trainer = small_run(model=model, algorithms=algorithms, max_duration="1ep", **options)
+            trainer.fit()
+            runs.append((weights(trainer), [float(loss) for _, loss in log.data["loss/train/total"]]))
+
+        torch.testing.assert_close(*runs, rtol=1e-5, atol=1e-6)
 
 
 class TestByTokens:

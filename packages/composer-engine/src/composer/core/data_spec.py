@@ -503,9 +503,17 @@ def describe_batch(batch: Batch) -> str:
     return f"{left}{', '.join(items)}{right}"
 
 
-def note_batch(error: BaseException, event: str, called: str, batch: Batch) -> None:
-    """Add a note to an error of a model: the call, the event before it, and the batch."""
-    error.add_note(f"{called} was called after the event {str(event)!r}, with the batch {describe_batch(batch)}.")
+def note_batch(error: BaseException, event: str, model: Any, method: str, batch: Batch) -> None:
+    """Add a note to an error of a model: the call, the event before it, the batch, and the dtype that it needs."""
+    name = type(model).__name__
+    error.add_note(f"{name}{method} was called after the event {str(event)!r}, with the batch {describe_batch(batch)}.")
+    parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
+    own = {str(one.dtype).removeprefix("torch.") for one in parameters if one.is_floating_point()}
+    if own and isinstance(error, RuntimeError) and "type" in str(error):  # all of torch's errors of a dtype have it
+        error.add_note(
+            f"The parameters of {name} are {', '.join(sorted(own))}. Convert inputs of another type in the dataset, "
+            "such as arrays of float64 or images of uint8, by x.float(); class ids stay integers."
+        )
     lists = [name for name, part in batch.items() if _is_transposed(part)] if isinstance(batch, Mapping) else []
     if lists:
         error.add_note(

@@ -217,7 +217,7 @@ class Step:
             self._state.total_loss = self.total
 
     def _note_batch(self, error: Exception, event: str, method: str) -> None:
-        note_batch(error, event, f"{type(self._state.model).__name__}{method}", self._state.batch)
+        note_batch(error, event, self._state.model, method, self._state.batch)
 
 
 def total_of(loss: Any) -> Tensor:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from composer.functional.checks import check_callables
-from composer.loss._calling import call_loss
+from composer.loss._calling import call_loss, count_terms
 from composer.metrics._mean import MeanMetricBase
 
 __all__ = ["LossMetric"]
@@ -19,8 +20,10 @@ class LossMetric(MeanMetricBase):
 
     Args:
         loss_function: Called as ``loss_function(preds, targets)``. Returns the mean over the samples, which is then
-            weighted by their number; or a value for each sample, as with ``reduction="none"``. A loss of
-            torch that takes floats, such as ``nn.BCEWithLogitsLoss``, gets integers of the shape of ``preds`` as such.
+            weighted by their number; or a value for each sample, as with ``reduction="none"``. torch's cross entropy
+            and negative log-likelihood are weighted by the labels that are not ignored, and by the weights of their
+            classes. A loss of torch that takes floats, such as ``nn.BCEWithLogitsLoss``, gets integers of the shape of
+            ``preds`` as such.
         dist_sync_on_step: Gather over all processes at every ``forward`` of the metric, not only at ``compute``.
 
     Raises:
@@ -53,6 +56,8 @@ class LossMetric(MeanMetricBase):
         loss = call_loss(self.loss_function, preds, targets).detach().float()
         if loss.ndim:
             self.add(loss.sum(), loss.numel())
+        elif (terms := count_terms(self.loss_function, targets)) is not None:
+            self.add(torch.where(terms == 0, 0, loss * terms), terms)
         elif num_samples := _num_samples(preds, targets):
             self.add(loss * num_samples, num_samples)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from composer.functional import soft_cross_entropy
-from composer.loss._calling import call_loss
+from composer.loss._calling import as_function, call_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -253,10 +253,8 @@ def known_cross_entropy(loss_fn: Callable[..., Tensor], smoothing: float = 0.0) 
 
     Unlike torch's own, it does not count targets of zeros, as algorithms encode ignored class ids.
     """
-    settings: dict[str, Any] = dict(getattr(loss_fn, "keywords", {}))
-    if type(loss_fn) is nn.CrossEntropyLoss:
-        settings = {name: getattr(loss_fn, name) for name in ("weight", "ignore_index", "reduction", "label_smoothing")}
-    elif loss_fn is not cross_entropy and getattr(loss_fn, "func", loss_fn) is not soft_cross_entropy:
+    function, settings = as_function(loss_fn)
+    if function not in (cross_entropy, soft_cross_entropy):
         return None
     settings["label_smoothing"] = 1 - (1 - settings.get("label_smoothing", 0.0)) * (1 - smoothing)
     return functools.partial(soft_cross_entropy, **settings)

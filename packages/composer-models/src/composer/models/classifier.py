@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from composer.functional import soft_cross_entropy
 from composer.functional.checks import check_callables, check_modules, check_sizes
-from composer.loss._calling import takes_logits
+from composer.loss._calling import count_terms, takes_logits
 from composer.models.base import compute_loss, count_ids, input_of, known_cross_entropy, pair_of
 from composer.models.phase_metrics import PhaseMetricsModel, to_probabilities, update_metric
 
@@ -52,7 +52,8 @@ class ComposerClassifier(PhaseMetricsModel):
             accumulates separately.
         loss_fn: Called as ``loss_fn(outputs, target)``; returns a scalar. Losses of torch that take floats, such as
             ``nn.BCEWithLogitsLoss``, get integer targets in the shape of the scores, which metrics of several labels
-            require, as floats.
+            require, as floats. :meth:`count_loss_terms` counts what torch's losses are means of; override it for a
+            ``loss_fn`` of your own that is a mean over anything but samples.
 
     Raises:
         TypeError: ``module`` is not an ``nn.Module``, ``loss_fn`` is not callable, or the metrics contain another type.
@@ -145,15 +146,23 @@ class ComposerClassifier(PhaseMetricsModel):
         return known_cross_entropy(self.loss_fn) is not None
 
     def count_loss_terms(self, batch: tuple[Any, Tensor]) -> Tensor | None:
-        """Count the targets that the loss is the mean of, if there are several for a sample.
+        """Count the targets that the loss is the mean of, if it is a cross entropy or negative log-likelihood.
+
+        With the default loss, several processes count one target ``(N,)`` or ``(N, C)`` of each sample, as counting
+        takes an exchange in each step. Pass ``loss_fn=nn.CrossEntropyLoss()`` if some of these are ignored.
 
         Args:
             batch: A pair ``(input, target)``.
 
         Returns:
-            The number of class ids that are not ignored (-100); None for one per sample, or with an own ``loss_fn``.
+            The number of class ids that are not ignored, or the sum of the weights of their classes; the number of
+            rows of probabilities that are not zeros; None for samples, as with a ``loss_fn`` of your own.
         """
-        return count_ids(pair_of(batch, *_EXPECTED)[1], -100) if self.loss_fn is soft_cross_entropy else None
+        target = pair_of(batch, *_EXPECTED)[1]
+        is_connected = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+        if self.loss_fn is soft_cross_entropy and is_connected:
+            return count_ids(target, -100)
+        return count_terms(known_cross_entropy(self.loss_fn) or self.loss_fn, target)
 
     def update_metric(self, batch: tuple[Any, Tensor], outputs: Tensor, metric: Metric) -> None:
         """Update a metric with one batch.

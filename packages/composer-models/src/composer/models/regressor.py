@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from composer.functional.checks import check_callables, check_modules
+from composer.loss._calling import needs_equal_shapes
 from composer.models.base import input_of, pair_of
 from composer.models.phase_metrics import PhaseMetricsModel, update_metric
 
@@ -41,7 +42,8 @@ class ComposerRegressor(PhaseMetricsModel):
         val_metrics: The same for evaluation. Metrics that are also in ``train_metrics`` are copied, because each phase
             accumulates separately.
         loss_fn: Called as ``loss_fn(outputs, target)``; returns a scalar. With a loss of your own, such as that of
-            several quantiles, outputs and targets may have different shapes.
+            several quantiles, outputs and targets may have different shapes. If it is a mean over anything but
+            elements, such as a weighted one, override :meth:`~composer.models.ComposerModel.count_loss_terms`.
 
     Raises:
         TypeError: ``module`` is not an ``nn.Module``, ``loss_fn`` is not callable, or the metrics contain another type.
@@ -104,10 +106,11 @@ class ComposerRegressor(PhaseMetricsModel):
 
         Raises:
             TypeError: ``batch`` is not a pair.
-            ValueError: Predictions and targets have different shapes, and the loss is the mean squared error.
+            ValueError: Predictions and targets have different shapes, and the loss is one of torch that compares them
+                in their places.
         """
         outputs, target = _aligned(outputs, pair_of(batch, *_EXPECTED)[1])
-        if self.loss_fn is mse_loss and outputs.shape != target.shape:
+        if needs_equal_shapes(self.loss_fn) and outputs.shape != target.shape:
             raise ValueError(
                 f"The targets must have the shape {tuple(outputs.shape)} of the outputs, got {tuple(target.shape)}. "
                 "Change the size of the module's last layer or the targets, or pass a loss_fn that takes both."

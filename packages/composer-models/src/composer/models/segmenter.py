@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from composer.functional import soft_cross_entropy
 from composer.functional.checks import check_modules
-from composer.models.base import compute_loss, count_ids, input_of, known_cross_entropy, pair_of
+from composer.loss._calling import count_terms
+from composer.models.base import compute_loss, input_of, known_cross_entropy, pair_of
 from composer.models.phase_metrics import PhaseMetricsModel, update_metric
 
 if TYPE_CHECKING:
@@ -129,10 +130,10 @@ class ComposerSegmenter(PhaseMetricsModel):
             batch: A pair ``(images, masks)``.
 
         Returns:
-            The number of pixels that are not ignored; None for class probabilities or with an own ``loss_fn``.
+            The number of pixels that are not ignored, or the sum of the weights of their classes; None with a
+            ``loss_fn`` that is no cross entropy or negative log-likelihood of torch.
         """
-        is_own = getattr(self.loss_fn, "func", None) is not soft_cross_entropy
-        return None if is_own else count_ids(_pair(batch)[1], self.ignore_index)
+        return count_terms(known_cross_entropy(self.loss_fn) or self.loss_fn, _pair(batch)[1])
 
     def _loss_of(self, scores: Tensor, masks: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         remedy = f", and {self.ignore_index} is ignored. Set ignore_index= for another."

@@ -154,7 +154,13 @@ class MetricStopper(Callback, abc.ABC):
     def _no_such_metric(self, metrics: Mapping[str, Mapping[str, Any]]) -> ValueError:
         known = [f"{label}/{name}" for label, own in metrics.items() for name in own]
         given = f"{self.dataloader_label}/{self.monitor}".removeprefix("/")
-        return unknown_metric(f"{type(self).__name__}: monitor", given, known)
+        missing = ""
+        if self.dataloader_label and self.dataloader_label not in metrics:
+            missing = (
+                f" there is no evaluator labelled {self.dataloader_label!r}: pass eval_dataloader= (an Evaluator for a "
+                f"label other than 'eval'), or monitor '{next(iter(metrics))}/...'."
+            )
+        return unknown_metric(f"{type(self).__name__}:{missing} monitor", given, known)
 
 
 def _metrics_of(state: State) -> dict[str, dict[str, Any]]:

@@ -169,7 +169,8 @@ class BatchWeights:
         if self._exchange is not None:
             torch.distributed.all_reduce(total)
             own *= self._exchange.world_size
-        return (own / total.clamp_(min=1)).unbind()
+        # Not clamped, as terms may be weights of classes, whose sum may be below 1.
+        return (own / torch.where(total == 0, 1, total)).unbind()
 
     def _receive(self) -> GlobalBatch:
         """Return the batch of all processes, without the check of :meth:`totals`."""

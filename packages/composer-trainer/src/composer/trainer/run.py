@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from composer.core import Engine, Event, TimeUnit
 from composer.core.evaluator import enter_training_mode
 from composer.distributed import GlobalBatch
@@ -89,7 +91,7 @@ class Run:
         )
         self.step = self.gradients.step
         self._totals = GlobalBatch(0)  # of the last batch
-        self._may_warn_of_nan = True
+        self._losses: list[Tensor] | None = []  # of the epoch, until a warning of NaN
 
     @property
     def has_ended_early(self) -> bool:
@@ -155,6 +157,10 @@ class Run:
         self._totals = totals = self.gradients.weights.totals()
         if totals.logs:
             self.step.losses = self.parallel.reduce_mean(self.step.losses)  # all processes, also those without a logger
+        if self._losses is not None and "total" in self.step.losses:
+            self._losses.append(self.step.losses["total"])
+            if len(self._losses) == _MOST_LOSSES:  # a tensor for each batch of a long epoch would take memory
+                self._losses = [torch.hstack(self._losses)]
         self.state.total_loss_dict = LoggedLosses(self.step.losses)
         if not (totals.logs and self.engine.logger.is_heard):
             return
@@ -243,10 +249,15 @@ class Run:
 
     def warn_of_nan(self) -> None:
         """Warn once if the last loss is not a number; called after epochs only, as it waits for the device."""
-        if self._may_warn_of_nan and "total" in self.step.losses and bool(self.step.losses["total"].isnan()):
-            self._may_warn_of_nan = False
+        if not self._losses:
+            return
+        losses = torch.hstack(self._losses)
+        self._losses = None if losses[-1].isnan() else []
+        if self._losses is None:
+            others = (~losses.isnan()).nonzero()
+            since = int(self.state.timestamp.batch) - len(losses) + (int(others[-1]) + 1 if len(others) else 0)
             warnings.warn(
-                f"The loss of batch {int(self.state.timestamp.batch) - 1} is not a number (NaN). Check the data, the "
+                f"The training loss is not a number (NaN) since batch {since}, counted from 0. Check the data, the "
                 "labels (a mean over ignored labels only is NaN), the weights of classes and the learning rate. "
                 "Trainer(callbacks=[NaNMonitor()]) ends a training at the first such batch.",
                 UserWarning,
@@ -254,6 +265,7 @@ class Run:
             )
 
 
+_MOST_LOSSES = 100
 _loss_name = cache("loss/train/{}".format)
 
 

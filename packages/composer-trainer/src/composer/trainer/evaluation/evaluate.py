@@ -511,6 +511,6 @@ def _forward(engine: Engine, spec: DataSpec, microbatch: Any, before: Event, aft
         with get_precision_context(state.precision, state.device.type):
             state.outputs = forward(state.batch)
     except Exception as error:
-        note_batch(error, before, f"{type(state.model).__name__}.{name}", state.batch)
+        note_batch(error, before, state.model, f".{name}", state.batch)
         raise
     engine.run_event(after)

@@ -274,7 +274,7 @@ def _compute(state: State, batch: Any) -> tuple[Any, int]:
             outputs = state.model.forward(batch)
             loss = state.model.loss(outputs, batch)
         except Exception as error:
-            note_batch(error, Event.BEFORE_FORWARD, f"{type(state.model).__name__}.forward", batch)
+            note_batch(error, Event.BEFORE_FORWARD, state.model, ".forward", batch)
             raise
         del loss  # until here its graph keeps the tensors, so that each has a storage of its own
     return outputs, sum(stored.values())
