@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from composer import Trainer
 from composer.models import ComposerClassifier
@@ -18,10 +18,13 @@ SAMPLES, BATCH = 40, 4
 
 
 class Dataset(IterableDataset):
-    """Samples in a shuffled order, from a saved position, as StreamingDataset documents it."""
+    """Samples in a shuffled order, from a saved position, as StreamingDataset documents it; noise may be added.
 
-    def __init__(self):
-        self.epoch, self.sample = 0, 0
+    Its workers load one batch each in turn.
+    """
+
+    def __init__(self, noise=0.0):
+        self.epoch, self.sample, self.noise = 0, 0, noise
 
     def __len__(self):
         return SAMPLES
@@ -29,7 +32,10 @@ class Dataset(IterableDataset):
     def __iter__(self):
         order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.epoch))[self.sample :]
         self.epoch, self.sample = self.epoch + 1, 0
-        yield from ({"x": torch.full((4,), float(place)), "y": int(place) % 3} for place in order)
+        worker = get_worker_info()
+        first, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for place in itertools.chain(*order.split(BATCH)[first::workers]):
+            yield {"x": torch.full((4,), float(place)) + self.noise * torch.rand(4), "y": int(place) % 3}
 
     def state_dict(self, num_samples, from_beginning):
         started = 0 if from_beginning else self.sample
@@ -71,7 +77,12 @@ def documented(folder):
 
 def in_other_loader(folder):
     """Return a loader of torch, which does not save the position."""
-    return DataLoader(Dataset(), batch_size=BATCH, collate_fn=collate)
+    return DataLoader(Dataset(noise=0.5), batch_size=BATCH, collate_fn=collate)
+
+
+def in_workers(folder):
+    """Return the same with two workers, which stay for the second epoch."""
+    return DataLoader(Dataset(noise=0.5), batch_size=BATCH, collate_fn=collate, num_workers=2, persistent_workers=True)
 
 
 def streaming(folder):
@@ -107,6 +118,8 @@ def streaming_in_other_loader(folder):
         *itertools.product(
             [documented, in_other_loader, streaming, streaming_in_other_loader], ["3ba", "10ba", "13ba"]
         ),
+        (in_workers, "3ba"),
+        (in_workers, "13ba"),
         (streaming_in_workers, "23ba"),
     ],
 )

@@ -300,7 +300,6 @@ class StreamOrder(_CopiedOrder):
             # The last batch of an epoch may have fewer samples.
             samples = min(place * (self.loader.batch_size or 1), len(dataset)) * ranks
             dataset.load_state_dict({**dataset.state_dict(samples, from_beginning=True), "epoch": epoch})
-            place = 0
         self._next_epoch = epoch + 1
-        self._stream.begin(epoch)
-        return itertools.islice(self._iterate(epoch), place, None)
+        self._stream.begin(epoch, place if self.skips else 0)
+        return itertools.islice(self._iterate(epoch), 0 if self.skips else place, None)

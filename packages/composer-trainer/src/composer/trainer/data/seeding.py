@@ -47,13 +47,18 @@ def seeded_batches(begin: Callable[[], Iterator[Any]], seed: int, epoch: int, fi
     return preserve_torch_rng_state(lambda: _seeded(begin, first_key(seed, epoch), first))
 
 
-def _seeded(begin: Callable[[], Iterator[Any]], key: int, first: int = 0, every: int = 1) -> Iterator[Any]:
-    """Yield an iterator's items, with the global generators seeded at the start and before ``every`` so many items."""
+def _seeded(
+    begin: Callable[[], Iterator[Any]], key: int, first: int = 0, every: int = 1, distance: int = 1
+) -> Iterator[Any]:
+    """Yield an iterator's items, with the global generators seeded at the start and before ``every`` so many items.
+
+    The seeds before items are ``key`` plus the numbers from ``first`` on, each ``distance`` after the one before.
+    """
     seed_globals(derive_seed(key, "begin"))
     iterator = begin()
-    for number in itertools.count(first):
+    for number in itertools.count():
         if number % every == 0:
-            seed_globals(key + number // every)
+            seed_globals(key + first + number // every * distance)
         try:
             item = next(iterator)
         except StopIteration:
@@ -125,19 +130,22 @@ class SeededDataset(_DatasetWrapper, Dataset[Any]):
 
 
 class SeededStream(_DatasetWrapper, IterableDataset[Any]):
-    """A stream that seeds the global generators for each batch, by (seed, epoch, worker, number of its batch)."""
+    """A stream that seeds the global generators for each batch, by (seed, epoch, number of the batch).
+
+    Torch's loader takes a batch of each worker in turn, beginning with the first one.
+    """
 
     def __init__(self, dataset: Any, seed: int, batch_size: int | None) -> None:
         super().__init__(dataset)
         self.__dict__.update(_seed=seed, _batch_size=batch_size or 1)
 
-    def begin(self, epoch: int) -> None:
-        """Set the epoch; persistent workers count later epochs themselves."""
-        self.__dict__.update(_epoch=epoch, _times=0)
+    def begin(self, epoch: int, first: int = 0) -> None:
+        """Set the epoch and the number of its next batch; persistent workers count later epochs themselves."""
+        self.__dict__.update(_epoch=epoch, _first=first, _times=0)
 
     def __iter__(self) -> Iterator[Any]:
-        worker = get_worker_info()
-        epoch = self.__dict__["_epoch"] + self.__dict__["_times"]
-        self.__dict__["_times"] += 1
-        key = first_key(self._seed, epoch, "worker", 0 if worker is None else worker.id)
-        return _seeded(lambda: iter(self._dataset), key, every=self._batch_size)
+        worker, own = get_worker_info(), self.__dict__
+        number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        key, first = first_key(self._seed, own["_epoch"] + own["_times"]) + number, own["_first"]
+        own.update(_first=0, _times=own["_times"] + 1)
+        return _seeded(lambda: iter(self._dataset), key, first, self._batch_size, workers)
