@@ -420,6 +420,7 @@ class Trainer(Assembly):
         data.check_end(end, sizes_until=end if part is None and current is None else None)
         check_same_run(state, end, evaluations.labels())
         data.prepare(state, self._data)
+        self._resume_state.check_data(None if reset_time else data.batches)
         data.select(start)
         schedule.check_phases(start, end)
         # 2. The arguments become the settings in use.

@@ -271,6 +271,18 @@ class TestResume:
         ):
             small_run(train_dataloader=plain_loader(batch_size=10), max_duration="2ep", load_path=stopped)
 
+    def test_position_beyond_the_epoch_of_later_data_raises(self, tmp_path):
+        """Data that are passed only to fit raise the same error, and fit can be called again with the right ones."""
+        trainer = small_run(train_dataloader=plain_loader(samples=40), max_duration="7ba")
+        trainer.fit()
+        path = trainer.save_checkpoint(str(tmp_path / "one"))
+        resumed = small_run(train_dataloader=None, max_duration="1ep", load_path=path)
+
+        with pytest.raises(CheckpointMismatchError, match=r"(?s)one does not .* 7 batches .* has 4\. "):
+            resumed.fit(train_dataloader=plain_loader(samples=16))
+
+        assert resumed.fit(train_dataloader=plain_loader(samples=40)).steps == 3
+
     @pytest.mark.parametrize(("batch_size", "length", "left"), [(5, 4, [(1, 4, 60)]), (7, 3, []), (3, 7, None)])
     def test_other_epoch_length_warns(self, stopped, batch_size, length, left):
         """A run resumes in an epoch of another length with a warning that samples differ."""

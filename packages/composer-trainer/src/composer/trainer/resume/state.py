@@ -31,6 +31,7 @@ from attrs.validators import ge, optional
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from composer.checkpoint.errors import CheckpointMismatchError
 from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Event, Timestamp
 from composer.core.randomness import check_rng_state, derive_seed, load_rng_state, rng_state
@@ -42,6 +43,7 @@ from composer.distributed import (
     get_global_rank,
     get_world_size,
 )
+from composer.distributed.collectives import failing_in_all_processes
 from composer.distributed.environment import get_tensor_parallel_size
 from composer.trainer.cooldown import Cooldown
 from composer.trainer.data.saved_place import SavedPlace  # noqa: TC001  (its fields are looked up at run time)
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from composer.core import Logger, State
+    from composer.trainer.data.batches import Batches
     from composer.trainer.data.settings import TrainingData
 
 __all__ = ["ResumeState"]
@@ -141,6 +144,7 @@ class ResumeState:
         self.interrupted: dict[str, list[str]] = {}
         self.cooldown: Cooldown | None = None
         self._loaded: dict[str, Any] | None = None  # from load() until resume()
+        self._path = ""  # of its checkpoint
         self._restore_last: Callable[[], None] | None = None  # from resume() until begin()
         self._is_training = False  # from begin() until end()
 
@@ -228,8 +232,17 @@ class ResumeState:
                 for path, own in paths.items()
                 for problem in check_metrics(self._state.train_metrics, own["metrics"])
             ]
-        batches, place = self._data.batches, _place_to_continue(saved)
-        return problems if batches is None or place is None else [*problems, *batches.check_state_dict(place)]
+        return problems if self._data.batches is None else [*problems, *_problems_of_place(saved, self._data.batches)]
+
+    def check_data(self, batches: Batches | None) -> None:
+        """Raise an error if the batches of a ``fit`` do not have the place of the loaded data.
+
+        All processes must call it. None stands for batches that begin with an epoch.
+        """
+        with failing_in_all_processes("Comparing train_dataloader with the checkpoint", ValueError):
+            saved = self._loaded
+            if saved and batches and (problems := _problems_of_place(saved, batches)):
+                raise CheckpointMismatchError(self._path, problems)
 
     def _check_process(self, own: Mapping[str, Any], path: str) -> list[str]:
         problems = []
@@ -243,20 +256,22 @@ class ResumeState:
             problems.append(str(error))
         return problems
 
-    def load(self, saved: Mapping[str, Any], *, ignored: Sequence[str] = ()) -> None:
+    def load(self, saved: Mapping[str, Any], path: str, *, ignored: Sequence[str] = ()) -> None:
         """Store saved data until training starts.
 
         Args:
             saved: The data of :meth:`to_data`.
+            path: The checkpoint, for errors.
             ignored: The paths not to load, such as ``"callbacks/Mine"``. With ``"timestamp"``, the data starts at the
                 beginning of an epoch.
         """
         # Ignored paths are written with slashes, the paths of generators with dots.
-        prefixes = tuple(f"{path.replace('/', '.')}." for path in ignored)
+        prefixes = tuple(f"{one.replace('/', '.')}." for one in ignored)
+        self._path = path
         self._loaded = {**saved, "processes": [dict(own) for own in saved["processes"]]}
         for own in self._loaded["processes"]:
             generators = own["objects"]["generators"].items()
-            kept = {path: one for path, one in generators if not path.startswith(prefixes)}
+            kept = {name: one for name, one in generators if not name.startswith(prefixes)}
             own["objects"] = {**own["objects"], "generators": kept}
             if "timestamp" in ignored:
                 own |= {"data": None, "metrics": {}}
@@ -340,6 +355,12 @@ class ResumeState:
 def _has_same_processes(saved: Mapping[str, Any]) -> bool:
     """Return whether as many processes saved, with the same samples in each."""
     return (saved["world_size"], saved["tensor_parallel"]) == (get_world_size(), get_tensor_parallel_size())
+
+
+def _problems_of_place(saved: Mapping[str, Any], batches: Batches) -> list[str]:
+    """Return why training cannot continue at the saved place in these batches."""
+    place = _place_to_continue(saved)
+    return [] if place is None else batches.check_state_dict(place)
 
 
 def _place_to_continue(saved: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -120,7 +120,7 @@ class Loading:
 
         def load_progress(loaded: LoadedCheckpoint) -> None:
             if loaded.extra:
-                resume_state.load(loaded.extra, ignored=loaded.ignored)
+                resume_state.load(loaded.extra, loaded.path, ignored=loaded.ignored)
 
         LoadRequest(
             state,
