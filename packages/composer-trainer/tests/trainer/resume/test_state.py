@@ -93,6 +93,23 @@ class OnlyIterable:
         return iter(plain_loader(batch_size=self.size))
 
 
+class Stateful(OnlyIterable):
+    """The same with a state, and the states that were loaded."""
+
+    def __init__(self, batch_size):
+        """With none loaded."""
+        super().__init__(batch_size)
+        self.loaded = []
+
+    def state_dict(self):
+        """Save."""
+        return {"rank": 0}
+
+    def load_state_dict(self, state):
+        """Note that it was called."""
+        self.loaded.append(state)
+
+
 class Split(IterableDataset):
     """Sixteen samples, of which each worker yields its part."""
 
@@ -282,6 +299,27 @@ class TestResume:
             resumed.fit(train_dataloader=plain_loader(samples=16))
 
         assert resumed.fit(train_dataloader=plain_loader(samples=40)).steps == 3
+
+    def test_stateful_loader_in_another_number_of_processes(self, tmp_path):
+        """The state of a loader belongs to a process, and is not loaded into others, which load the batches before."""
+        loader = Stateful(6)
+        trainer = small_run(train_dataloader=loader, max_duration="2ba")
+        trainer.fit()
+        extra = trainer._resume_state.to_data()
+        extra |= {"processes": 2 * extra["processes"], "world_size": 2}
+        path = save_checkpoint(trainer.state, tmp_path / "one", extra=extra)
+        recorder = Seen()
+        resumed = small_run(
+            train_dataloader=(other := Stateful(6)), max_duration="3ba", load_path=path, callbacks=recorder
+        )
+
+        with (
+            pytest.warns(UserWarning, match="saved by 2 processes, and 1 resume"),
+            pytest.warns(UserWarning, match="first 2 batches are loaded again"),
+        ):
+            resumed.fit()
+
+        assert (other.loaded, recorder.batches) == ([], [(0, 3, 48)])
 
     @pytest.mark.parametrize(("batch_size", "length", "left"), [(5, 4, [(1, 4, 60)]), (7, 3, []), (3, 7, None)])
     def test_other_epoch_length_warns(self, stopped, batch_size, length, left):

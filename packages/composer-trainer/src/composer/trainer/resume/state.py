@@ -51,7 +51,7 @@ from composer.trainer.evaluation.evaluate import due_evaluators
 from composer.trainer.evaluation.merging import merge_metrics
 from composer.trainer.evaluation.metrics import SavedMetric, check_metrics, load_metrics, save_metrics
 from composer.trainer.reproducibility import seed_all
-from composer.trainer.resume.contract import SavedObjects, save_objects
+from composer.trainer.resume.contract import SavedObjects, save_objects, takes_position
 from composer.trainer.resume.objects import GivenObjects
 
 if TYPE_CHECKING:
@@ -287,7 +287,8 @@ class ResumeState:
         saved, self._loaded = self._loaded, None
         if saved is None:
             return
-        state, batches, place = self._state, self._data.batches, _place_to_continue(saved)
+        state, batches = self._state, self._data.batches
+        place = _place_to_continue(saved, getattr(self._data.spec, "dataloader", None))
         state.previous_timestamp = Timestamp.from_state_dict(saved["clock_before"])
         if saved["microbatch_size"] is not None and state.auto_microbatching:
             state.device_train_microbatch_size = saved["microbatch_size"]
@@ -363,13 +364,15 @@ def _problems_of_place(saved: Mapping[str, Any], batches: Batches) -> list[str]:
     return [] if place is None else batches.check_state_dict(place)
 
 
-def _place_to_continue(saved: Mapping[str, Any]) -> dict[str, Any] | None:
+def _place_to_continue(saved: Mapping[str, Any], loader: Any = None) -> dict[str, Any] | None:
     """Return the saved place in the data to continue at; None if there is none.
 
-    It is that of this process, or in another number of processes that of rank 0, without what belongs to a process.
+    It is that of this process, or in another number of processes that of rank 0, without what belongs to a process. The
+    state of a loader does, unless its data set takes its position, which counts the samples of all processes.
     """
     is_as_before, processes = _has_same_processes(saved), saved["processes"]
     place: dict[str, Any] | None = processes[get_global_rank() if is_as_before else 0]["data"]
     if place is None or is_as_before:
         return place
-    return {**place, "objects": save_objects({}), "has_ended": False}
+    of_all = place["loader"] if takes_position(getattr(loader, "dataset", None)) else None
+    return {**place, "loader": of_all, "objects": save_objects({}), "has_ended": False}
