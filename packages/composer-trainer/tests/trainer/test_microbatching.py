@@ -9,9 +9,10 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from composer.algorithms import LabelSmoothing
-from composer.core import Callback
+from composer.core import Callback, DataSpec
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier, ComposerModel
+from composer.trainer.microbatching import split_microbatches
 from fixtures import make_classifier, make_loader, small_run, weights
 
 
@@ -201,3 +202,15 @@ class TestByTokens:
 
         torch.testing.assert_close(after(2, True), after(None, False), rtol=1e-12, atol=1e-12)
         assert (after(2, False) - after(None, False)).abs().max() > 1e-3
+
+    def test_no_token_of_the_loss(self, monkeypatch):
+        """A share whose labels are all ignored is split by its samples; without any token, one process raises."""
+        spec = DataSpec([], get_num_tokens_in_batch=lambda batch: {"total": len(batch), "loss_generating": 0})
+
+        found = split_microbatches(torch.zeros(5, 2), spec, 2, spec.get_num_loss_tokens_in_batch)
+
+        assert [weight for _, weight in found] == [0.4, 0.4, 0.2]
+        with pytest.raises(ValueError, match="a batch has no token"):
+            split_microbatches(torch.zeros(5, 2), DataSpec([]), 2, lambda batch: 0)
+        monkeypatch.setenv("WORLD_SIZE", "2")  # the other one may have tokens
+        assert len(split_microbatches(torch.zeros(5, 2), DataSpec([]), 2, lambda batch: 0)) == 3

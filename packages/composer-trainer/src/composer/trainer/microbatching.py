@@ -17,7 +17,7 @@ import torch
 
 from composer.core.randomness import global_rng_states
 from composer.core.step import is_out_of_memory
-from composer.distributed import all_reduce_min
+from composer.distributed import all_reduce_min, get_world_size
 from composer.functional.dtensors import without_repeats
 from composer.trainer.evaluation.metrics import load_metrics, save_metrics, update_train_metrics
 
@@ -43,7 +43,8 @@ def split_microbatches(
     """Return the microbatches, each with its weight: its fraction of the batch.
 
     The mean over the batch equals the sum of the microbatches' means times these weights, whatever their sizes. Samples
-    are counted, or what ``count`` returns for a batch. The ``microbatch_transforms`` of ``spec`` are applied to each.
+    are counted, or what ``count`` returns for a batch, unless that is 0 for all of them. The ``microbatch_transforms``
+    of ``spec`` are applied to each.
 
     Example:
         >>> import torch
@@ -56,12 +57,15 @@ def split_microbatches(
     if microbatch_size is not None and spec.get_num_samples_in_batch(batch) > microbatch_size:
         microbatches = list(spec.split_batch(batch, microbatch_size))
         counts = list(map(count or spec.get_num_samples_in_batch, microbatches))
+        if not any(counts):
+            # In several processes this share has the weight 0, as unsplit, and if all have none, all raise an error.
+            if get_world_size() == 1 and not spec.get_num_tokens_in_batch(batch):
+                raise ValueError(
+                    "accumulate_train_batch_on_tokens=True, but a batch has no token. Tokens are counted in "
+                    "batch['input_ids']; for other batches give DataSpec(loader, get_num_tokens_in_batch=...)."
+                )
+            counts = list(map(spec.get_num_samples_in_batch, microbatches))
         total = sum(counts)
-        if not total:
-            raise ValueError(
-                "accumulate_train_batch_on_tokens=True, but a batch has no token. Tokens are counted in "
-                "batch['input_ids']; for other batches give DataSpec(loader, get_num_tokens_in_batch=...)."
-            )
         weights = [number / total for number in counts]
     if spec.microbatch_transforms is not None:
         microbatches = list(map(spec.microbatch_transforms, microbatches))
