@@ -2,9 +2,10 @@
 
 import pytest
 
-from composer.checkpoint import CheckpointSaveError, save_checkpoint
+from composer.checkpoint import CheckpointError, CheckpointSaveError, save_checkpoint
 from composer.checkpoint.former import FileLinks
-from composer.checkpoint.run_folder import RunFolder
+from composer.checkpoint.local import LocalFolder
+from composer.checkpoint.run_folder import Names, RunFolder
 
 
 def make_folder(*, overwrite=False):
@@ -31,3 +32,20 @@ def test_later_checkpoints(runs, tmp_path):
     for folder, continues in ((make_folder(overwrite=True), False), (make_folder(), True)):
         folder.open(str(tmp_path), runs.make(batch=5), continues=continues)
         folder.close()
+
+
+class Unlisted(LocalFolder):
+    """A folder that can be written to and not listed."""
+
+    def names(self):
+        """Fail as a folder without the permission to read it, which a superuser has."""
+        raise CheckpointError(self, "cannot be read: Permission denied.")
+
+
+def test_failing_list(runs, tmp_path):
+    """A folder that cannot be listed after a save does not make it one that was not saved."""
+    save_checkpoint(runs.make(batch=9), tmp_path / "ba9")
+    unlisted, folder = Unlisted(tmp_path), RunFolder(False, False, 1, None, FileLinks(False, False))
+
+    with pytest.raises(CheckpointSaveError, match=r"ba9 is complete, and .*cannot be read: Permission denied"):
+        folder.finish(unlisted, Names(str(tmp_path), "ba9", None, None, []), unlisted.manifest("ba9"))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import attrs
 
-from composer.checkpoint.errors import CheckpointSaveError
+from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
 from composer.checkpoint.finding import FoundCheckpoint, find_checkpoints
 from composer.checkpoint.folder import Folder, split_path
 from composer.checkpoint.former import FileLinks
@@ -134,7 +134,7 @@ class RunFolder:
             # After the links were moved, which would otherwise point to deleted checkpoints for a moment.
             deleted = {folder.at(one) for one in delete_old(folder, own, self.keep_last, self.keep_best)}
             self.links.remove(deleted)
-        except (CheckpointSaveError, OSError) as error:
+        except (CheckpointError, CheckpointSaveError, OSError) as error:
             outcome = "is complete, and a link to it was not updated, a copy not written, or an old one not deleted"
             reason = f"{error.path}: {error.reason}" if isinstance(error, CheckpointSaveError) else str(error)
             raise CheckpointSaveError(path, reason, outcome=outcome) from error
