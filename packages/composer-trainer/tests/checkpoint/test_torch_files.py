@@ -39,6 +39,14 @@ class Bomb:
         return (os.system, (self.command,))
 
 
+class Counter(nn.Identity):
+    """A layer whose state is a dictionary."""
+
+    def get_extra_state(self):
+        """Save."""
+        return {"count": 3}
+
+
 class TestLoadTorchWeights:
     @pytest.mark.parametrize("nest", [(), ("state_dict",), ("model",)])
     def test_plain_files(self, nest, tmp_path):
@@ -160,6 +168,12 @@ class TestLoadTorchWeights:
 
         with pytest.raises(CheckpointError, match=r"file\.pt is no"):
             load_torch_weights(tmp_path / "file.pt")
+
+    def test_extra_state(self, tmp_path):
+        """A dictionary that a module has added to its state_dict does not make it a file without weights."""
+        torch.save(nn.Sequential(nn.Linear(2, 2), Counter()).state_dict(), tmp_path / "weights.pt")
+
+        assert list(load_torch_weights(tmp_path / "weights.pt")) == ["0.weight", "0.bias"]
 
     @pytest.mark.parametrize("content", [{}, [torch.ones(1)], {"epoch": 3}, torch.ones(2), {3: torch.ones(1)}])
     def test_file_without_weights_raises(self, content, tmp_path):

@@ -235,13 +235,15 @@ def _first_line(error: Exception) -> str:
 
 
 def _inside(content: Any, nest: tuple[str, ...]) -> dict[str, Tensor]:
-    """Return the tensors by name at a place in what was loaded; nothing if there are not only tensors."""
+    """Return the tensors by name at a place in what was loaded; nothing if there are dictionaries beside them.
+
+    Those that ``get_extra_state()`` of a module has returned are in any ``state_dict``, and are ignored.
+    """
     for name in nest:
         content = content.get(name) if isinstance(content, Mapping) else None
     if not isinstance(content, Mapping):
         return {}
     items = {name: value for name, value in content.items() if isinstance(value, Tensor)}
-    others = [value for value in content.values() if isinstance(value, Mapping)]
-    return (
-        {} if others or any(not isinstance(name, str) for name in items) else {str(name): items[name] for name in items}
-    )
+    others = [name for name, value in content.items() if isinstance(value, Mapping)]
+    is_unnamed = any(not isinstance(name, str) for name in items)
+    return {} if is_unnamed or any(not str(name).endswith("_extra_state") for name in others) else items
