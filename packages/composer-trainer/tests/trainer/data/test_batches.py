@@ -289,6 +289,17 @@ class OwnLength(DataLoader):
         return 2
 
 
+def test_batches_that_may_be_repeated_are_copied():
+    """Where a process may need its last batch again, algorithms that change a batch in place do not change that one."""
+    loaded = [{"x": torch.zeros(2)}, {"x": torch.ones(2)}]
+    batches = Batches(DataSpec(filter(None, loaded)), -1, torch.device("cpu"))
+    batches._may_end_apart = True  # as in several processes
+
+    batches.next().clear()
+
+    assert loaded[0].keys() == {"x"}
+
+
 LENGTHS = {  # the loader, its announced and its actual number of batches
     "batch sampler that rounds down": (lambda: DataLoader(vectors(10), batch_sampler=RoundedDown()), 2, 3),
     "sampler with more": (lambda: DataLoader(vectors(12), 4, sampler=Estimated(8)), 2, 3),

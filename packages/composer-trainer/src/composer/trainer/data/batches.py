@@ -13,6 +13,7 @@ of an epoch stay the same. ``Run`` takes the batches, and ``ResumeState`` saves 
 
 from __future__ import annotations
 
+import copy
 import itertools
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -162,6 +163,8 @@ class Batches:
         # Batches are on the CPU, and walking through their containers takes time in each step.
         if self._device.type != "cpu":
             batch = move_batch(batch, self._device)
+        elif self._may_end_apart:  # algorithms may change it in place, and in_step repeats the last one
+            batch = copy.deepcopy(batch)
         if self.spec.batch_transforms is not None:
             batch = self.spec.batch_transforms(batch)
             if batch is None:
