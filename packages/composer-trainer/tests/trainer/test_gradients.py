@@ -101,3 +101,18 @@ class TestSAM:
             losses.append(logger.get_timeseries("loss/train/total")["loss/train/total"][0])
 
         assert losses[0] == losses[1]
+
+
+def test_step_keeps_no_wrapper():
+    """The step calls what the model is wrapped in now, so that an earlier wrapper is freed before the next one."""
+    called = []
+
+    class Rewrap(Callback):
+        def batch_start(self, state, logger):
+            trainer._parallel.forward = lambda batch: called.append(1) or state.model(batch)
+
+    trainer = small_run(callbacks=Rewrap(), max_duration="1ba")
+
+    trainer.fit()
+
+    assert called == [1]

@@ -78,7 +78,9 @@ class BatchGradients:
         self._optimization, self._parallel, self._clock, self._signals = optimization, parallel, clock, signals
         state, spec = engine.state, batches.spec
         loss = optimization.in_precision(state.compute_loss)
-        self.step = Step(state, engine.run_event, parallel.forward, loss, split=self._split)
+        # Looked up at each call: a reference would keep the wrapper of an earlier epoch while another one is created.
+        forward = optimization.in_precision(lambda batch: parallel.forward(batch))  # noqa: PLW0108
+        self.step = Step(state, engine.run_event, forward, loss, split=self._split)
         self.compute = self.step.compute_gradients
         if state.auto_microbatching:
             search = MicrobatchSearch(state, parallel, self.step)
@@ -98,7 +100,6 @@ class BatchGradients:
         """Wrap the model for several processes, again if algorithms may have changed which parameters are trained."""
         state, spec = self._state, self._spec
         self._parallel.prepare(state)
-        self.step.forward = self._optimization.in_precision(self._parallel.forward)
         # The gradients of one process without a scaler are complete after the backward pass.
         is_incomplete = self._parallel.is_connected or state.scaler is not None
         self.step.complete = self._complete if is_incomplete else None
