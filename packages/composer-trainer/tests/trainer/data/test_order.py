@@ -69,6 +69,18 @@ class Reversed(Sampler):
         return self.length
 
 
+class Settable(Dataset):
+    """Eight times a number that can be set."""
+
+    value = 0
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return self.value
+
+
 def batches(order, epoch, skip=0):
     """Return an epoch's batches as one tensor."""
     return torch.cat([batch if batch.ndim > 1 else batch.flatten() for batch in order.begin(epoch, skip)])
@@ -111,6 +123,15 @@ class TestIndependentOfWorkers:
         complete, rest = batches(order, 1), batches(order, 1, skip=2)
 
         assert torch.equal(complete[8:], rest)
+
+    def test_workers_begin_with_the_first_batch(self):
+        """Workers copy the data set as it is when the first batch is loaded, after its state may have been restored."""
+        data = Settable()
+        order = make_order(DataLoader(data, batch_size=4, num_workers=1), seed=17)
+        drawn = order.begin(0)
+        data.value = 7
+
+        assert next(drawn).tolist() == [7] * 4
 
     def test_processes_have_different_draws(self, monkeypatch):
         """Processes have different draws for their batches, and share the order."""

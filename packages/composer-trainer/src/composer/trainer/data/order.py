@@ -125,7 +125,8 @@ class _CopiedOrder(DataOrder):
         self.loader.generator.manual_seed(derive_seed(self.seed, "loader", epoch))
         # Workers have global generators of their own, and such data draws nothing.
         if self.loader.num_workers or self._is_plain:
-            return iter(self.loader)
+            # Workers begin with the first batch, as states of the data set, which they copy, may be restored before.
+            return itertools.chain(self.loader)
         return seeding.preserve_torch_rng_state(lambda: iter(self.loader))
 
 
