@@ -362,7 +362,7 @@ class TestEvery:
         [
             ("10", "every must be a number followed by a unit, such as '10ep'; got '10'"),
             ("-1ba", "every must be 0 (never) or more, got -1ba."),
-            ("10apples", "every: unit must be one of 'iter' (iteration), 'ep' (epoch), 'ba' (batch)"),
+            ("10apples", "every must be a number followed by a unit, such as '10ep'; got '10apples'"),
             (-1, "every must be 0 (never) or more, got -1ep."),
         ],
     )

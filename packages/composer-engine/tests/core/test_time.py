@@ -97,11 +97,17 @@ class TestConstruction:
         with pytest.raises(ValueError, match=r"must be a number followed by a unit, such as '10ep'.*'ba' \(batch\)"):
             Time.from_timestring(text)
 
-    @pytest.mark.parametrize("make", [lambda: Time(1, "eps"), lambda: Time.from_timestring("1eps")])
-    def test_unknown_unit_lists_the_units(self, make):
-        """The error lists the valid units."""
+    def test_unknown_unit_lists_the_units(self):
+        """The error lists the valid units; that of a string also quotes it, and lists the units of the clock."""
         with pytest.raises(ValueError, match=r"unit must be one of 'iter' \(iteration\), .* got 'eps'"):
-            make()
+            Time(1, "eps")
+        with pytest.raises(ValueError, match=r"got '3 epocs'; did you mean 'epochs'\? Units: 'iter' .*'min', 'h'"):
+            Time.from_timestring("3 epocs")
+
+    def test_part_of_an_epoch(self):
+        """The error names the unit of a part of an epoch."""
+        with pytest.raises(ValueError, match=r"^eval_interval: .* got 0\.5; parts are in batches, '50ba'"):
+            Time.from_timestring("0.5ep", name="eval_interval")
 
     @pytest.mark.parametrize(
         ("value", "seconds"),

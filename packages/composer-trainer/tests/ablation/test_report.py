@@ -17,7 +17,10 @@ def test_a_page_of_a_run_study(study, problem, tmp_path):
     measured.report(tmp_path / "page.md", "Does it pay?", "Sixty points.")
 
     page = (tmp_path / "page.md").read_text()
-    assert page.startswith("# Does it pay?\n\nSixty points.\n\n![")
+    assert re.match(r"# Does it pay\?\n\n\*\*.* the baseline.*\n\nSixty points\.\n\n!\[", page)
+    assert "first evaluation batches" not in page
+    assert "capturable" not in page
+    assert "optimizers/SGD/nesterov" not in page
     assert (tmp_path / "page.png").exists()
     assert "](page.png)" in page
     assert measured.to_markdown().strip() in page
@@ -36,6 +39,18 @@ def test_a_loaded_study(folder):
     assert page.startswith("# Which methods pay?")
     assert "## The baseline" not in page
     assert "## Machine and versions" not in page
+
+
+def test_the_page_answers_the_question(tmp_path):
+    """The best arm, its difference and its time where it is clear; or that no arm is better."""
+    Study(SETTINGS, runs()).report(tmp_path / "page.md")
+    others = [one for one in runs() if one.arm != ("good",)]
+    Study(SETTINGS, others).report(tmp_path / "none.md")
+
+    page = (tmp_path / "page.md").read_text()
+    assert "**good is better than the baseline: eval/Accuracy is 0.861, and the baseline's 0.81**" in page
+    assert "(difference +0.051 [+0.0485, +0.0535]). Its training takes 0.50 times as long." in page
+    assert "**No arm is clearly better than the baseline.**" in (tmp_path / "none.md").read_text()
 
 
 def test_nothing_is_written_without_a_result(tmp_path):

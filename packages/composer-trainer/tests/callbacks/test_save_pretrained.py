@@ -5,6 +5,7 @@ import contextlib
 import http.server
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ import torch
 
 from composer.algorithms import EMA, Alibi
 from composer.callbacks import SavePretrained
-from composer.core import evaluation_weights
+from composer.core import Callback, evaluation_weights
 from composer.models import HuggingFaceModel
 from fixtures import small_run, weights
 
@@ -291,3 +292,54 @@ class TestHub:
             assert trainer.fit().steps == 5
 
         assert (tmp_path / "model.safetensors").exists()
+
+
+class Interrupt(Callback):
+    """Sends a SIGTERM in a batch."""
+
+    def __init__(self, batch):
+        self.batch = batch
+
+    def batch_end(self, state, logger):
+        if state.timestamp.batch == self.batch:
+            signal.raise_signal(signal.SIGTERM)
+
+
+class TestInterruption:
+    def test_an_incomplete_model_is_not_saved(self, tmp_path, caplog):
+        """After a signal nothing is written under the name of the model, and the log names the checkpoint."""
+        runs = {"save_folder": str(tmp_path / "{run_name}"), "run_name": "first", "autoresume": True}
+
+        with pytest.raises(SystemExit):
+            make_run([SavePretrained(tmp_path / "model", 0), Interrupt(2)], **runs).fit()
+
+        assert not (tmp_path / "model").exists()
+        texts = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert "SavePretrained writes nothing: the training is not complete (stopped by a signal)." in texts
+        assert texts[-1] == (
+            f"The training was stopped by SIGTERM after batch 2. The checkpoint is {tmp_path}/first/ep0-ba2; start the "
+            "same program again to continue."
+        )
+        make_run(SavePretrained(tmp_path / "model", 0), **runs).fit()
+        assert (tmp_path / "model").exists()
+
+    def test_without_autoresume(self, tmp_path, caplog):
+        """The log states how to continue, or what is missing for that."""
+        for options in ({}, {"save_folder": str(tmp_path)}):
+            with pytest.raises(SystemExit):
+                make_run(Interrupt(2), **options).fit()
+
+        first, second = (one.getMessage() for one in caplog.records if "The training was" in one.getMessage())
+        assert "save_folder, run_name and autoresume=True" in first
+        assert second.endswith(f"start the program with load_path='{tmp_path}/ep0-ba2'.")
+
+    def test_end_by_a_callback(self, tmp_path):
+        """A training that a callback ends is complete."""
+
+        class Stop(Callback):
+            def batch_end(self, state, logger):
+                state.stop_training("good enough")
+
+        make_run([SavePretrained(tmp_path / "model", 0), Stop()]).fit()
+
+        assert (tmp_path / "model").exists()

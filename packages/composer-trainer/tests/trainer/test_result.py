@@ -75,8 +75,8 @@ class TestFitResult:
         result, further = trainer.fit(), trainer.fit()
 
         reason = (
-            f"EarlyStopper: eval/MulticlassAccuracy has not improved on {stopper.best:.4g} (batch 5) for more than "
-            "patience='1ep'"
+            f"EarlyStopper: eval/MulticlassAccuracy has not improved on {stopper.best:.4g} (batch 5) for "
+            "2ep, more than patience='1ep'"
         )
         assert (result.steps, result.reason) == (15, f"{reason}; max_duration='9ep' is not reached")
         assert reason in str(result)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 from composer.core import Algorithm, NoEffectWarning
+from composer.core.checks import caller_level
 
 __all__ = ["warn_if_idle", "warn_of_no_effect"]
 
@@ -17,10 +18,10 @@ def warn_if_idle(algorithm: Algorithm, **idle: bool) -> None:
         warnings.warn(
             f"{type(algorithm).__name__} changes nothing with {settings}. Choose another value, or remove it.",
             NoEffectWarning,
-            stacklevel=4,
+            stacklevel=caller_level(),
         )
 
 
 def warn_of_no_effect(message: str) -> None:
     """Warn, from a method of an algorithm, that it has changed nothing, and how to change that."""
-    warnings.warn(message, NoEffectWarning, stacklevel=3)
+    warnings.warn(message, NoEffectWarning, stacklevel=caller_level())

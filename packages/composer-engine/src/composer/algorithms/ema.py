@@ -12,7 +12,7 @@ from torch import nn
 from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveraging, to_time, to_update_interval
 from composer.algorithms._idle import warn_if_idle
 from composer.core import Event, Logger, State, Time, Timestamp, TimeUnit, saved
-from composer.core.checks import number
+from composer.core.checks import caller_level, number
 from composer.core.serializable import transient
 
 __all__ = ["EMA"]
@@ -141,7 +141,7 @@ class EMA(WeightAveraging):
                 f"The averages of EMA will be mostly the weights that averaging begins with: their influence halves in "
                 f"{half_life:.0f} batches, and the fit averages over {averaged:.0f}. Choose a shorter half_life, such "
                 f"as '{int(averaged) // 10}ba'.",
-                stacklevel=3,
+                stacklevel=caller_level(),
             )
 
     def _half_lives_passed(self, state: State) -> float:

@@ -9,7 +9,7 @@ import attrs
 
 from composer import functional as cf
 from composer.core import Algorithm, Event, Logger, Stage, State
-from composer.core.checks import number_between, one_of
+from composer.core.checks import caller_level, number_between, one_of
 from composer.core.optimizers import unwrapped
 from composer.core.serializable import transient
 
@@ -63,5 +63,5 @@ class GradientClipping(Algorithm):
                 f"GradientClipping by norm has little effect on {muon}, whose updates of matrices have the same size "
                 "for all gradients: it changes only how much a batch counts in the momentum, and scales the "
                 "gradients of all other parameters by the norm of the matrices' gradients. Remove it.",
-                stacklevel=3,
+                stacklevel=caller_level(),
             )

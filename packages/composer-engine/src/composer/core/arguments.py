@@ -69,6 +69,9 @@ class NamesArguments(StoredAsObject):
                 raise TypeError(f"{cls.__name__} {unknown_arguments(kwargs, own)}")
             if args and not own and own is not None:  # object.__init__ ignores them beside a __new__
                 raise TypeError(f"{cls.__name__} takes no arguments, got {len(args)}.")
+            if own and args and all(one.kind is one.KEYWORD_ONLY for one in own.values()):
+                call = ", ".join(f"{name}=..." for name in list(own)[: len(args)])
+                raise TypeError(f"{cls.__name__} takes its arguments by name: write {cls.__name__}({call}).")
             return super().__new__(cls)
 
 

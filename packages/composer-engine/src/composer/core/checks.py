@@ -278,6 +278,15 @@ def calling_function() -> str:
     return f"{frame.f_code.co_qualname} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
 
 
+def caller_level() -> int:
+    """Return the ``stacklevel`` of a warning that names the line that has called this library."""
+    frame, level = sys._getframe(1), 1  # noqa: SLF001  (documented)
+    # Functions that attrs generates have no module.
+    while frame.f_back is not None and frame.f_globals.get("__name__", "composer").partition(".")[0] == "composer":
+        frame, level = frame.f_back, level + 1
+    return level
+
+
 def abridged(text: str) -> str:
     """Cut the middle out of very long lines, such as those with a name read from a damaged file.
 

@@ -11,7 +11,7 @@ import attrs
 from torch.profiler import record_function
 
 from composer.core.base import Algorithm, Callback, overrides
-from composer.core.checks import nearest
+from composer.core.checks import caller_level, nearest
 from composer.core.components import ObservableList
 from composer.core.event import MODEL_EVENTS, Event
 from composer.core.interval import Call, checked_interval, only_when_due
@@ -200,7 +200,7 @@ class Engine:
             fresh = [warning for warning in self._plan.warnings if warning not in self._warned]
             self._warned.update(fresh)
             for warning in fresh:
-                warnings.warn(warning, stacklevel=3)
+                warnings.warn(warning, stacklevel=caller_level())
         return attrs.evolve(self._plan, verbose=True) if verbose else self._plan
 
     def restore(self) -> None:
@@ -320,7 +320,7 @@ class Engine:
                 warnings.warn(
                     f"This {name} is still open in another Trainer or Engine, whose end may close it while this one "
                     f"uses it. Call close() of the other one first, or make another {name}.",
-                    stacklevel=6,
+                    stacklevel=caller_level(),
                 )
 
 

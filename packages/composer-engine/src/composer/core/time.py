@@ -15,6 +15,7 @@ import attrs
 import typing_extensions
 
 from composer.core.arguments import StoredAsObject
+from composer.core.checks import nearest
 
 __all__ = ["Counts", "Time", "TimeUnit", "Timestamp", "ensure_time"]
 
@@ -180,15 +181,16 @@ class Time(StoredAsObject, Generic[Value]):
             raise TypeError(f"{name} must be a string such as '10ep', got {timestring!r}.")
         if (clock := _TIMEDELTA.fullmatch(timestring)) is not None and any(clock.groups()):
             return cls.from_timedelta(timestring)
-        match = _TIMESTRING.fullmatch(timestring)
-        if match is None:
-            raise ValueError(
-                f"{name} must be a number followed by a unit, such as '10ep'; got {timestring!r}. "
-                f"The units are {_UNITS_SENTENCE}."
-            )
-        number = match.group(1).replace("_", "")
+        number, word = (m[1].replace("_", ""), m[2]) if (m := _TIMESTRING.fullmatch(timestring)) else ("", "")
         try:
-            return cls(int(number) if number.lstrip("+-").isdigit() else float(number), match.group(2))
+            unit = TimeUnit(word)
+        except ValueError:
+            raise ValueError(
+                f"{name} must be a number followed by a unit, such as '10ep'; got {timestring!r}"
+                f"{nearest(word, [one.plural for one in TimeUnit])} Units: {_UNITS_SENTENCE}, 'min', 'h', 'd'."
+            ) from None
+        try:
+            return cls(int(number) if number.lstrip("+-").isdigit() else float(number), unit)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
 
@@ -313,7 +315,7 @@ def _fitting_value(value: object, unit: TimeUnit) -> int | float:
     if unit in _FRACTIONAL:
         return value
     if not value.is_integer():
-        raise ValueError(f"value must be a whole number of {unit.plural}, got {value!r}.")
+        raise ValueError(f"value must be a whole number of {unit.plural}, got {value!r}; parts are in batches, '50ba'.")
     return int(value)
 
 
@@ -330,8 +332,7 @@ def ensure_time(maybe_time: Time | str | int, int_unit: TimeUnit | str) -> Time:
 class Counts(NamedTuple):
     """The counters of a :class:`Timestamp` as plain numbers, for code that runs at every step.
 
-    Reading a plain number takes a tenth of the time of constructing a :class:`Time`. Wall-clock times (``…_wct``) are
-    in microseconds.
+    Reading one is ten times as fast as constructing a :class:`Time`. Wall-clock times (``…_wct``) are in microseconds.
     """
 
     iteration: int

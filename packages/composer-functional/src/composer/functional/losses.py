@@ -74,6 +74,7 @@ def infer_target_type(input: Tensor, targets: Tensor) -> Literal["indices", "pro
     raise ValueError(
         f"targets must be integer class ids of shape {shape_of_ids} or class probabilities of shape "
         f"{tuple(input.shape)}, got {targets.dtype} of shape {tuple(targets.shape)}."
+        + (" Convert class ids by targets.long()." if shape == shape_of_ids else "")
     )
 
 

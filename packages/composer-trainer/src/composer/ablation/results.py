@@ -15,6 +15,7 @@ from composer.core.serialization import from_data
 
 __all__ = ["Result", "ResultsFile", "Settings", "label"]
 
+EVALUATION_DIGEST = "first evaluation batches"
 FIRST_LOSS = "first training loss"
 """The name of the loss in :attr:`Result.settings`."""
 
@@ -121,7 +122,12 @@ class Result:
 
 def _is_same(name: str, mine: str, theirs: str) -> bool:
     """Return whether two settings are equal; another number of threads may round a loss differently."""
-    return mine == theirs or (name == FIRST_LOSS and math.isclose(float(mine), float(theirs), rel_tol=1e-3))
+    # Former results lack the class of the network.
+    return (
+        mine == theirs
+        or name == "model/network"
+        or (name == FIRST_LOSS and math.isclose(float(mine), float(theirs), rel_tol=1e-3))
+    )
 
 
 def label(arm: tuple[str, ...]) -> str:

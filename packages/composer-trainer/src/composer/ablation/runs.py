@@ -20,7 +20,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from composer.ablation.results import FIRST_LOSS, Result, label
+from composer.ablation.results import EVALUATION_DIGEST, FIRST_LOSS, Result, label
 from composer.core import Event, Logger, LoggerDestination, State
 from composer.core.checks import abridged
 from composer.core.evaluator import more_is_better, nearest_metric
@@ -166,7 +166,7 @@ def _identify(state: State) -> dict[str, str]:
             settings[f"evaluators/{evaluator.label}/batches"] = len(loader)
         for leaf in leaves(next(iter(loader), None)):
             _update(digest, leaf)
-    settings["first evaluation batches"] = digest.hexdigest()
+    settings[EVALUATION_DIGEST] = digest.hexdigest()
     losses = [float(one) for one in leaves(state.total_loss) if isinstance(one, Tensor)]
     settings[FIRST_LOSS] = f"{math.fsum(losses):.6g}"
     return {name: str(value) for name, value in flat(settings).items()}

@@ -139,7 +139,8 @@ class Study:
     def report(self, path: str | os.PathLike[str], question: str = "Which methods pay?", data: str = "") -> None:
         """Write a page in Markdown that shows the study to others, and its picture beside it.
 
-        It has the question, the data, the picture, the table with what a reader must know, the settings of the methods
+        It has the question, the answer of the results, the data, the picture, the table with what a reader must know,
+        the settings of the methods
         and of the baseline, and the machine and versions.
 
         Args:

@@ -10,6 +10,7 @@ import attrs
 import torch
 from torch import nn
 
+from composer.callbacks._exporting import is_interrupted
 from composer.core import Callback, Logger, State, evaluation_weights
 from composer.core.checks import one_of, to_path
 from composer.core.data_spec import move_batch
@@ -68,8 +69,8 @@ class ExportForInferenceCallback(Callback):
             self._seen = move_batch(state.batch, torch.device("cpu"))
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Export."""
-        if state.rank != 0:
+        """Export, unless a signal has stopped the training."""
+        if state.rank != 0 or is_interrupted(state, "ExportForInferenceCallback"):
             return
         given = self._seen if self.sample_input is None else self.sample_input
         with evaluation_weights(state):

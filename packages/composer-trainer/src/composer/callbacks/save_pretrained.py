@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
+from composer.callbacks._exporting import is_interrupted
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit, evaluation_weights
 from composer.core.background import Background
 from composer.core.checks import to_path
@@ -42,6 +43,8 @@ def _writer_of(model: Any) -> Callable[[str], None]:
 
 class SavePretrained(Callback):
     """Save weights, configuration and tokenizer every ``interval`` and at the end of each fit, as Transformers does.
+
+    Nothing is saved at the end of a fit that Ctrl-C or SIGTERM has stopped: the training is not complete.
 
     ``from_pretrained`` and servers such as vLLM read the folder. The weights are those that the model is evaluated
     with, such as the averages of EMA. Of a model with adapters, these alone are saved. In several processes the first
@@ -121,8 +124,8 @@ class SavePretrained(Callback):
     epoch_checkpoint = iteration_checkpoint = batch_checkpoint
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Save, unless this batch is saved already, and wait for the upload."""
-        if self._saved_at != state.timestamp.count(TimeUnit.BATCH):
+        """Save, unless this batch is saved already or a signal has stopped the training; wait for the upload."""
+        if self._saved_at != state.timestamp.count(TimeUnit.BATCH) and not is_interrupted(state, "SavePretrained"):
             self._save(state)
         self._wait()
 

@@ -191,7 +191,8 @@ class EarlyStopper(MetricStopper):
             ``torch.less``. If None, the metric's ``higher_is_better`` decides.
         min_delta: Smallest change that counts as an improvement, at least 0.
         patience: How long to wait for an improvement: a time, a string (``"500ba"``, ``"0.1dur"``) or a number of
-            epochs.
+            epochs. The training ends when more than this has passed since the best value: with ``"10ep"``, and a value
+            after each epoch, in the eleventh epoch without an improvement, as in MosaicML Composer.
 
     Raises:
         TypeError: ``patience`` is not a length of time.
@@ -210,6 +211,8 @@ class EarlyStopper(MetricStopper):
     """The best value so far."""
     best_occurred: Timestamp | None = saved(default=None)
     """When it occurred; before the first number, when the first value was read."""
+    waited: Time | None = attrs.field(default=None, init=False, repr=False)
+    """How long it was at the last value since then, in the unit of the patience."""
 
     def judge(self, value: float, state: State) -> bool:
         """Return whether the metric has not improved for too long, given its latest value."""
@@ -235,15 +238,16 @@ class EarlyStopper(MetricStopper):
             if whole is None:
                 raise ValueError(f"patience={self.patience} is a fraction of the training, which has no length.")
             length, unit = length * whole.value, whole.unit
-        return state.timestamp.count(unit) - self.best_occurred.count(unit) > length
+        self.waited = Time(state.timestamp.count(unit) - self.best_occurred.count(unit), unit)
+        return self.waited.value > length
 
     def reason(self) -> str:
         """Return the metric, its best value and the patience."""
         best = "NaN" if self.best is None else f"{self.best:.4g}"
         batch = 0 if self.best_occurred is None else self.best_occurred.count(TimeUnit.BATCH)
         return (
-            f"EarlyStopper: {self.dataloader_label}/{self.monitor} has not improved on {best} (batch {batch}) for more "
-            f"than patience='{self.patience}'"
+            f"EarlyStopper: {self.dataloader_label}/{self.monitor} has not improved on {best} (batch {batch}) for "
+            f"{self.waited}, more than patience='{self.patience}'"
         )
 
 

@@ -6,7 +6,13 @@ from collections.abc import Iterable
 
 from composer.core.checks import abridged, bulleted
 
-__all__ = ["CheckpointError", "CheckpointMismatchError", "CheckpointSaveError", "FolderInUseError"]
+__all__ = [
+    "CheckpointError",
+    "CheckpointMismatchError",
+    "CheckpointSaveError",
+    "FolderInUseError",
+    "LaterCheckpointError",
+]
 
 
 NOT_SAVED = "was not saved"
@@ -58,6 +64,25 @@ class CheckpointSaveError(OSError):
     def __init__(self, path: object, reason: str, *, outcome: str = NOT_SAVED) -> None:
         self.path, self.reason, self.outcome = str(path), abridged(reason), outcome
         super().__init__(f"The checkpoint {self.path} {outcome}: {self.reason}")
+
+
+class LaterCheckpointError(CheckpointSaveError):
+    """A run that does not continue another one would save to its folder, which has the checkpoint ``name`` already.
+
+    Example:
+        >>> str(LaterCheckpointError("runs", "ep3-ba9", "first", batch=0)).partition(".")[0]
+        "Nothing was trained: runs has ep3-ba9 of run 'first', and this run begins at batch 0"
+    """
+
+    def __init__(self, folder: object, name: str, run_name: str, batch: int) -> None:
+        super().__init__(folder, f"it has {name} of run {run_name!r}, later than batch {batch}.")
+        text = (
+            f"Nothing {'more ' if batch else ''}was trained: {folder} has {name} of run {run_name!r}, and this run "
+            f"begins at batch {batch}. To continue that run, set its run_name and autoresume=True, or load_path. To "
+            "train again, set save_overwrite=True (overwrite=True of a CheckpointSaver), or a folder for each run: "
+            "save_folder='runs/{run_name}'."
+        )
+        self.args = (text,)
 
 
 class FolderInUseError(RuntimeError):

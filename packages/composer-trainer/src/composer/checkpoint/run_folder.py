@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import attrs
 
-from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
+from composer.checkpoint.errors import CheckpointError, CheckpointSaveError, LaterCheckpointError
 from composer.checkpoint.finding import FoundCheckpoint, find_checkpoints
 from composer.checkpoint.folder import Folder, split_path
 from composer.checkpoint.former import FileLinks
@@ -162,9 +162,4 @@ def _check_no_later_ones(folder: Folder, now: Timestamp) -> None:
     batch = now.count(TimeUnit.BATCH)
     for found in reversed(find_checkpoints(folder)):
         if found.manifest is not None and found.manifest.timestamp.count(TimeUnit.BATCH) > batch:
-            raise CheckpointSaveError(
-                folder,
-                f"it holds {found.name} of run {found.manifest.run_name!r}, later than this run's batch {batch}. "
-                "Continue from it (autoresume, load_path), set overwrite=True (save_overwrite) to replace it, "
-                "or choose another folder or run_name.",
-            )
+            raise LaterCheckpointError(folder, found.name, found.manifest.run_name, int(batch))

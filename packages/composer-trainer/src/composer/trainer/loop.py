@@ -5,7 +5,6 @@ Events are named by their values, which saves a dozen look-ups of an enum's memb
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 from composer.core import Event
@@ -29,10 +28,12 @@ def train(run: Run) -> None:
     state, event = run.state, run.engine.run_event
     event("fit_start")
     run.begin()
-    with contextlib.suppress(Stopped):  # by a signal; a resumed run continues there
+    try:
         _train_epochs(run)
         run.evaluate_if_due(Event.FIT_END)
         run.log_train_metrics()  # of an epoch that is not complete
+    except Stopped:  # a resumed run continues there
+        state.stop_reason = "stopped by a signal"
     run.resume_state.end()
     event("fit_end")
     run.warn_of_nan()

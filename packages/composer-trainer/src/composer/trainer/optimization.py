@@ -15,6 +15,7 @@ from composer.core import Precision, State, get_precision_context
 from composer.core.evaluator import has_modes
 from composer.core.optimizers import unwrapped, wants_closure
 from composer.optim import DecoupledSGDW
+from composer.trainer.tools.config import check_components
 
 __all__ = [
     "Optimization",
@@ -177,8 +178,7 @@ def check_optimizers(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     owned = {id(parameter) for parameter in model.parameters()}
     owners: dict[int, Optimizer] = {}
     for optimizer in optimizers:
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"optimizers must be torch.optim.Optimizer objects, got {optimizer!r}.")
+        check_components("optimizers", optimizer)
         for group in optimizer.param_groups:  # a checkpoint has plain data only, and OmegaConf's lists are none
             others = {name: value for name, value in group.items() if not isinstance(value, (list, tuple, str))}
             group |= {name: tuple(value) for name, value in others.items() if isinstance(value, Sequence)}

@@ -17,6 +17,7 @@ from composer.functional.checks import check_interval
 from composer.optim import ComposerScheduler, compile_composer_scheduler
 from composer.optim.clock import ClockLR
 from composer.optim.phases import WarmsUp
+from composer.trainer.tools.config import check_components
 
 __all__ = ["SchedulerLike", "Schedules", "check_schedulers", "scaled"]
 
@@ -60,11 +61,7 @@ def check_schedulers(schedulers: SchedulerLike | Sequence[SchedulerLike] | None)
             raise TypeError(
                 "schedulers cannot hold ReduceLROnPlateau, which needs a metric at each step; use it in a Callback."
             )
-        if isinstance(scheduler, type):
-            name = scheduler.__name__
-            raise TypeError(f"schedulers must be objects, got the class {name}; create one with {name}(...).")
-        if not isinstance(scheduler, LRScheduler) and not callable(scheduler):
-            raise TypeError(f"schedulers must be torch schedulers or functions f(state, ssr), got {scheduler!r}.")
+        check_components("schedulers", scheduler)
     return given
 
 

@@ -241,7 +241,7 @@ class Trainer(Assembly):
         fast_dev_run: int = 0,
     ) -> None:
         warn_of_mosaicml()
-        problems = Problems()
+        problems = Problems(Trainer.__init__)
         collect = problems.collect
         settings = Settings(
             collect(Components, model, algorithms, algorithm_passes, optimizers, callbacks, loggers, profiler),
@@ -451,7 +451,9 @@ class Trainer(Assembly):
             self._resume_state.resume()
             train(run)
             # In all processes, before one of them raises for a signal that only it received.
-            return run.mean_losses(), reason_of_end(run)
+            losses, reason = run.mean_losses(), reason_of_end(run)
+            self._report_interruption(reason, run)
+            return losses, reason
 
     @suggests_names
     def eval(

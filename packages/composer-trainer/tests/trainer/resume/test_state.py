@@ -1,6 +1,7 @@
 """The trainer's additional saved state is checked before loading and used on resume."""
 
 import json
+import warnings
 
 import pytest
 import torch
@@ -437,6 +438,45 @@ class TestResume:
 
         assert int(later.state.timestamp.batch) == 0
         assert "there are only weights of 'blur'" in caplog.text
+
+
+class TestOptimizers:
+    @pytest.mark.parametrize(
+        ("make", "changed"),
+        [
+            (lambda params: torch.optim.SGD(params, lr=0.1, foreach=False), []),
+            (lambda params: torch.optim.SGD(params, lr=0.01), ["lr: 0.1 was saved, 0.01 is set."]),
+            (
+                lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.5),
+                ["momentum: 0 was saved, 0.9 is set.", "weight_decay: 0 was saved, 0.5 is set."],
+            ),
+        ],
+    )
+    @pytest.mark.parametrize("schedule", [None, torch.optim.lr_scheduler.StepLR, "assigned"])
+    def test_changed_arguments_warn(self, tmp_path, make, changed, schedule):
+        """What the program has changed is reported, and not what a schedule or a callback has changed."""
+
+        class Assign(Callback):
+            def batch_end(self, state, logger):
+                state.optimizers[0].param_groups[0]["lr"] = 0.03
+
+        def run(make_optimizer, duration):
+            model = make_classifier()
+            optimizer = make_optimizer(model.parameters())
+            options = {"callbacks": Assign()} if schedule == "assigned" else {}
+            if isinstance(schedule, type):
+                options["schedulers"] = schedule(optimizer, 1, gamma=0.5)
+            saving = {"save_folder": str(tmp_path), "run_name": "first", "autoresume": True}
+            return small_run(model=model, optimizers=optimizer, max_duration=duration, **saving, **options)
+
+        run(lambda params: torch.optim.SGD(params, lr=0.1), "1ep").fit()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run(make, "2ep")
+
+        lines = [line for one in caught for line in str(one.message).splitlines() if "was saved" in line]
+        assert lines == [f"- optimizers.SGD.param_groups[0].{one}" for one in changed]
+        assert all(one.filename.endswith(("runs.py", "test_state.py")) for one in caught)
 
 
 class TestMetricState:

@@ -6,6 +6,7 @@ from itertools import repeat
 import pytest
 import torch
 
+from composer.algorithms import MixUp
 from composer.callbacks import (
     ActivationMonitor,
     CheckpointSaver,
@@ -51,6 +52,48 @@ class TestSeveralErrors:
             "python_log_level must be",
         ):
             assert name in text
+
+    def test_several_errors_of_one_group(self):
+        """Wrong arguments are also found beside others about the same subject, and each once."""
+        with pytest.raises(ArgumentsError) as caught:
+            small_run(device="gpuu", precision="fp33", max_duration="3 epocs", save_interval="often", save_folder=3)
+
+        assert [str(problem).split()[0] for problem in caught.value.problems] == [
+            "max_duration",
+            "save_folder",
+            "save_interval",
+            "device",
+            "precision",
+        ]
+        assert "'cuda' (also 'gpu'), 'mps' or a torch.device, got 'gpuu'; did you mean 'gpu'?" in str(caught.value)
+
+    def test_arguments_that_fit_each_other_are_not_reported(self):
+        """Beside a wrong argument, others are checked with what was given."""
+        with pytest.raises(ValueError, match=r"^device must be"):
+            small_run(device="gpuu", save_best="eval/Accuracy", save_folder="runs", scale_schedule_ratio=0.5)
+
+    @pytest.mark.parametrize(
+        ("options", "call"),
+        [
+            ({"schedulers": "cosine"}, r"got 'cosine'; write CosineAnnealingScheduler\(\.\.\.\) of composer\.optim\."),
+            ({"algorithms": ["mixup"]}, r"got 'mixup'; write MixUp\(\) of composer\.algorithms\."),
+            ({"optimizers": "AdamW"}, r"got 'AdamW'; write AdamW\(model\.parameters\(\)\) of torch\.optim\."),
+            ({"optimizers": torch.optim.SGD}, r"got the class SGD; write SGD\(model\.parameters\(\)\)\."),
+            ({"callbacks": MixUp()}, r"callbacks must be Callback objects, got MixUp.*; give it as algorithms=\."),
+            ({"algorithms": InMemoryLogger()}, "; give it as loggers="),
+            ({"loggers": "console"}, r"write ConsoleLogger\(\) of composer\.loggers"),
+        ],
+    )
+    def test_wrong_components(self, options, call):
+        """The error names the correct call."""
+        with pytest.raises(TypeError, match=call):
+            small_run(**options)
+
+    def test_an_iterator_of_components(self):
+        """Components may be passed as an iterator, although they are used several times."""
+        trainer = small_run(callbacks=iter([NaNMonitor()]), algorithms=iter([MixUp()]))
+
+        assert [type(one) for one in (*trainer.state.algorithms, *trainer.state.callbacks)] == [MixUp, NaNMonitor]
 
     def test_is_a_value_error_and_a_type_error(self):
         """The error can be caught as either."""
@@ -155,7 +198,7 @@ class TestNames:
         [
             ({"max_duration": "ten epochs"}, "max_duration must be a number followed by a unit"),
             ({"max_duration": "1.5ep"}, "max_duration: value must be a whole number of epochs"),
-            ({"max_duration": "10lightyears"}, "max_duration: unit must be one of"),
+            ({"max_duration": "10lightyears"}, "max_duration must be a number .*; got '10lightyears'"),
             ({"max_duration": 1.5}, "max_duration must be a Time or a string"),
             ({"eval_interval": "often"}, "eval_interval must be a number followed by a unit"),
             ({"eval_interval": "-1ep"}, r"eval_interval must be 0 \(never\) or more"),

@@ -113,6 +113,7 @@ class TestRun:
         """The size of the model and the number of batches."""
         assert described["model"] == {
             "class": "composer.models.classifier.ComposerClassifier",
+            "network": "torch.nn.modules.container.Sequential",
             "num_parameters": 40 + 27,
             "num_trainable_parameters": 32 + 27,
         }

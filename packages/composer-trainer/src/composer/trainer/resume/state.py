@@ -20,6 +20,7 @@ place in an order that all processes share, and the metrics; draws differ.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import warnings
 from functools import partial
@@ -34,6 +35,9 @@ from torch.utils._pytree import tree_map_only
 from composer.checkpoint.errors import CheckpointMismatchError
 from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Event, Timestamp
+from composer.core.checks import bulleted, caller_level
+from composer.core.components import by_key
+from composer.core.optimizers import unwrapped
 from composer.core.randomness import check_rng_state, derive_seed, load_rng_state, rng_state
 from composer.core.serialization import from_data, to_data
 from composer.distributed import (
@@ -53,9 +57,12 @@ from composer.trainer.evaluation.metrics import SavedMetric, check_metrics, load
 from composer.trainer.reproducibility import seed_all
 from composer.trainer.resume.contract import SavedObjects, save_objects, takes_position
 from composer.trainer.resume.objects import GivenObjects
+from composer.trainer.tools.hyperparameters import plain_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from torch.optim import Optimizer
 
     from composer.core import Logger, State
     from composer.trainer.data.batches import Batches
@@ -110,6 +117,7 @@ class _Saved:
         tensor_parallel: How many processes had the same samples.
         world_size: How many processes there were.
         cooldown: The cool-down of the run; None before it.
+        optimizers: The arguments of the optimizers, by key and group, as the program had set them.
     """
 
     clock_before: Timestamp
@@ -120,6 +128,7 @@ class _Saved:
     tensor_parallel: int = attrs.field(validator=ge(1))
     world_size: int = attrs.field(validator=ge(1))
     cooldown: Cooldown | None
+    optimizers: dict[str, list[dict[str, Any]]]
 
 
 class ResumeState:
@@ -140,6 +149,7 @@ class ResumeState:
     def __init__(self, state: State, data: TrainingData, logger: Logger) -> None:
         self._state, self._data, self._logger = state, data, logger
         self._objects = GivenObjects(state, data, logger)
+        self._optimizers = _arguments_of(state.optimizers)
         self.skipped_steps = torch.zeros((), dtype=torch.int64, device=state.device)
         self.interrupted: dict[str, list[str]] = {}
         self.cooldown: Cooldown | None = None
@@ -186,6 +196,7 @@ class ResumeState:
             "cooldown": to_data(self.cooldown, _COOLDOWN),
             "interrupted": self._undone(),
             "microbatch_size": state.device_train_microbatch_size if state.auto_microbatching else None,
+            "optimizers": self._optimizers,
             "processes": processes,
             "skipped_steps": self.skipped_steps,
             "tensor_parallel": get_tensor_parallel_size(),
@@ -209,7 +220,7 @@ class ResumeState:
             saved: The data of :meth:`to_data`.
             ignored: The paths not to load; with ``"timestamp"`` the position in the run is not loaded.
         """
-        saved = {"cooldown": None, **saved}  # which earlier releases did not save
+        saved = {"cooldown": None, "optimizers": {}, **saved}  # which earlier releases did not save
         missing = [field.name for field in attrs.fields(_Saved) if field.name not in saved]
         if missing:
             parts = [path for path in ignored if path.startswith("extra/")]
@@ -279,8 +290,25 @@ class ResumeState:
             self._loaded |= {"clock_before": self._state.timestamp.state_dict(), "cooldown": None, "interrupted": {}}
         self.interrupted = self._loaded["interrupted"]
         self.cooldown = from_data(self._loaded.get("cooldown"), _COOLDOWN)
+        self._warn_of_optimizers(saved.get("optimizers", {}))
         rank = get_global_rank()  # each process has its own files and runs
         self._logger.load_state_dict(saved["processes"][rank]["loggers"] if rank < saved["world_size"] else {})
+
+    def _warn_of_optimizers(self, saved: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """Warn of arguments of optimizers that the program has changed, because the saved values are loaded."""
+        lines = [
+            f"optimizers.{key}.param_groups[{index}].{name}: {was[name]} was saved, {now[name]} is set."
+            for key in self._optimizers.keys() & saved.keys()
+            for index, (now, was) in enumerate(zip(self._optimizers[key], saved[key], strict=False))
+            for name in now
+            if name in was and now[name] != was[name]
+        ]
+        if lines:
+            title = (
+                "The optimizers have the saved values, and the program sets others. To use those, assign them to "
+                "optimizer.param_groups after the Trainer is constructed:"
+            )
+            warnings.warn(bulleted(title, sorted(lines)), UserWarning, stacklevel=caller_level())
 
     def resume(self) -> None:
         """Restore data, metrics and clock from what :meth:`load` stored, once; :meth:`begin` restores the rest."""
@@ -351,6 +379,21 @@ class ResumeState:
         self._loaded, self._restore_last, self.interrupted, self.cooldown = None, None, {}, None
         for metric in self._state.train_metrics.values():
             metric.reset()
+
+
+_HOW = {"params", "foreach", "fused", "capturable", "differentiable"}
+"""Arguments that do not change what an optimizer computes."""
+
+
+def _arguments_of(optimizers: Iterable[Optimizer]) -> dict[str, list[dict[str, Any]]]:
+    """Return the arguments of optimizers by group, as plain data; a learning rate is the one before its schedule."""
+    found = {}
+    for key, optimizer in by_key(map(unwrapped, optimizers)).items():
+        names = inspect.signature(type(optimizer)).parameters.keys() - _HOW
+        groups = [group | {"lr": group.get("initial_lr", group.get("lr"))} for group in optimizer.param_groups]
+        plain = plain_settings({"groups": [{name: group[name] for name in group if name in names} for group in groups]})
+        found[key] = plain["groups"]
+    return found
 
 
 def _has_same_processes(saved: Mapping[str, Any]) -> bool:

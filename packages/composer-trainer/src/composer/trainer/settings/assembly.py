@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import time
 from typing import TYPE_CHECKING, Any, Self
 
@@ -28,7 +29,6 @@ from composer.trainer.result import FitResult, final_metrics
 from composer.trainer.resume.state import ResumeState
 from composer.trainer.settings.compute import check_microbatch_size
 from composer.trainer.settings.consistency import check_same_values
-from composer.trainer.settings.groups import Problems
 from composer.trainer.tools.hyperparameters import hyperparameters, plain_settings, short_settings
 
 if TYPE_CHECKING:
@@ -37,9 +37,12 @@ if TYPE_CHECKING:
 
     import torch
 
+    from composer.trainer.run import Run
     from composer.trainer.settings.groups import Settings
 
 __all__ = ["Assembly"]
+
+_log = logging.getLogger(__name__)
 
 
 class Assembly:
@@ -82,11 +85,8 @@ class Assembly:
             move_state(optimizer)
         self._check_microbatch_size(compute.microbatch_size)
         self._set_microbatch_size(compute.microbatch_size)
-        problems = Problems()
-        problems.collect(setattr, self.state, "algorithms", as_list(components.algorithms))
-        callbacks = [*as_list(components.callbacks), *as_list(components.profiler), *savers]
-        problems.collect(setattr, self.state, "callbacks", callbacks)
-        problems.check()
+        self.state.algorithms = as_list(components.algorithms)
+        self.state.callbacks = [*as_list(components.callbacks), *as_list(components.profiler), *savers]
         self.state.profiler = components.profiler
         self.logger = Logger(self.state, [*as_list(components.loggers), *displays])
         passes, log_traces = components.algorithm_passes, settings.console.log_traces
@@ -193,6 +193,19 @@ class Assembly:
             next(reversed(self.saved_checkpoints), None),
             self.best_checkpoint,
         )
+
+    def _report_interruption(self, reason: str, run: Run) -> None:
+        """Log where a training can be continued, if a signal has stopped it."""
+        if not run.signals.is_agreed or self.state.rank:
+            return
+        path = next(reversed(self.saved_checkpoints), None)
+        if path is None:
+            how = "There is no checkpoint to continue from: save_folder, run_name and autoresume=True save one"
+        elif any(saver.continues for saver in self._savers):
+            how = f"The checkpoint is {path}; start the same program again to continue"
+        else:
+            how = f"The checkpoint is {path}; to continue, start the program with load_path={path!r}"
+        _log.warning("The training was %s after batch %d. %s.", reason, int(self.state.timestamp.batch), how)
 
     def close(self) -> None:
         """Close callbacks and loggers, once, and stop the loader's workers; the trainer cannot be used afterwards."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from composer.core import Precision
-from composer.core.checks import by_name, is_flag
+from composer.core.checks import by_name, is_flag, nearest
 from composer.distributed import device_of_process
 
 __all__ = ["Compute", "check_microbatch_size", "choose_device", "choose_precision"]
@@ -140,7 +140,10 @@ def choose_device(device: str | torch.device | None = None) -> torch.device:
     try:
         chosen = torch.device("cuda" if device == "gpu" else device)
     except RuntimeError:
-        raise ValueError(f"device must be 'cpu', 'gpu', 'mps' or a torch.device, got {device!r}.") from None
+        hint = nearest(device, ("gpu", *_AVAILABLE))
+        raise ValueError(
+            f"device must be 'cpu', 'cuda' (also 'gpu'), 'mps' or a torch.device, got {device!r}{hint}"
+        ) from None
     if chosen.type not in _AVAILABLE or not _AVAILABLE[chosen.type]():
         usable = [kind for kind, is_available in _AVAILABLE.items() if is_available()]
         raise ValueError(f"device={str(device)!r} cannot be used here; this machine has {', '.join(usable)}.")

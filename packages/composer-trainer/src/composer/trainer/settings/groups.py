@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import inspect
 import logging
 import os
 import secrets
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ParamSpec, TextIO, TypeVar, cast
 
 import attrs
@@ -31,6 +33,7 @@ from composer.trainer.evaluation.evaluate import check_can_be_evaluated
 from composer.trainer.optimization import check_optimizers, make_scaler
 from composer.trainer.reproducibility import choose_seed, seed_all
 from composer.trainer.schedules import check_optimizers_of
+from composer.trainer.tools.config import check_components
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +52,7 @@ __all__ = ["ArgumentsError", "Components", "Console", "Identity", "Problems", "P
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_INVALID = (TypeError, ValueError, ImportError, NotImplementedError)
 
 
 class ArgumentsError(ValueError, TypeError):
@@ -72,6 +76,10 @@ class ArgumentsError(ValueError, TypeError):
 class Problems:
     """Collects the errors of invalid arguments, so that all are reported.
 
+    Args:
+        function: The function with the arguments. After an error of some of them, those that remain are checked with
+            its defaults in place of the one that has caused the error.
+
     Example:
         >>> problems = Problems()
         >>> problems.collect(int, "one")
@@ -80,8 +88,9 @@ class Problems:
         ValueError: invalid literal for int() with base 10: 'one'
     """
 
-    def __init__(self) -> None:
+    def __init__(self, function: Callable[..., object] | None = None) -> None:
         self.found: list[Exception] = []
+        self._function = function
 
     def collect(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function and return its result; if it raises an error about an argument, record it.
@@ -90,9 +99,31 @@ class Problems:
         """
         try:
             return function(*args, **kwargs)
-        except (TypeError, ValueError, ImportError, NotImplementedError) as error:
+        except _INVALID as error:
             self.found.append(error)
+            if self._function is not None:
+                arguments = inspect.signature(function).bind(*args, **kwargs).arguments
+                self._collect_others(function, arguments, inspect.signature(self._function).parameters, error)
         return cast("T", None)
+
+    def _collect_others(
+        self,
+        function: Callable[..., object],
+        arguments: Mapping[str, Any],
+        parameters: Mapping[str, inspect.Parameter],
+        error: Exception,
+    ) -> None:
+        defaults = {name: one.default for name, one in parameters.items() if one.default is not one.empty}
+        for name in [name for name in arguments if name in defaults]:
+            changed = {**arguments, name: defaults[name]}
+            try:
+                function(**changed)
+            except _INVALID as other:
+                if str(other) == str(error):
+                    continue  # another argument has caused it
+                self.found.append(other)
+                self._collect_others(function, changed, parameters, other)
+            return
 
     def check(self) -> None:
         """Raise the recorded errors: a single one as it is, several as an :class:`ArgumentsError`."""
@@ -113,16 +144,21 @@ def _check_log_level(name: str, level: object) -> None:
         raise ValueError(f"{name} must be one of {', '.join(levels)}, got {level!r}.")
 
 
+def _listed(given: Any) -> Any:
+    """Return an iterator as a list, because it is used several times."""
+    return list(given) if isinstance(given, Iterator) else given
+
+
 @attrs.frozen
 class Components:
     """The model and the objects that take part in its training."""
 
     model: nn.Module = attrs.field(validator=lambda _, __, model: check_model(model))
-    algorithms: Algorithm | Sequence[Algorithm] | None
+    algorithms: Algorithm | Sequence[Algorithm] | None = attrs.field(converter=_listed)
     algorithm_passes: AlgorithmPass | Sequence[AlgorithmPass | tuple[AlgorithmPass, int]] | None
-    optimizers: Optimizer | Sequence[Optimizer] | None
-    callbacks: Callback | Sequence[Callback] | None
-    loggers: LoggerDestination | Sequence[LoggerDestination] | None
+    optimizers: Optimizer | Sequence[Optimizer] | None = attrs.field(converter=_listed)
+    callbacks: Callback | Sequence[Callback] | None = attrs.field(converter=_listed)
+    loggers: LoggerDestination | Sequence[LoggerDestination] | None = attrs.field(converter=_listed)
     profiler: Callback | None = attrs.field(validator=by_name(_check_profiler))
 
 
@@ -248,6 +284,8 @@ class Settings:
         collect = problems.collect
         model, parallel, labels = self.components.model, self.processes.parallel, self.evaluations.labels()
         optimizers, callbacks = as_list(self.components.optimizers), as_list(self.components.callbacks)
+        for argument in ("algorithms", "callbacks", "loggers"):
+            collect(check_components, argument, getattr(self.components, argument))
         if self.data.spec is not None:
             collect(check_trainable, model)
             collect(self.data.check_end, self.schedule.max_duration)

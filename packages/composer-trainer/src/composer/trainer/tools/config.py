@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import os
 import re
@@ -12,15 +13,16 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from composer.core import Algorithm, Callback, LoggerDestination
 from composer.core.arguments import unknown_arguments
-from composer.core.checks import nearest, shortened
+from composer.core.checks import as_list, nearest, shortened
 from composer.core.model_state import check_settings
 from composer.loggers.products import import_product
 from composer.trainer.reproducibility import seed_all
 
-__all__ = ["read_config", "read_value", "registered", "trainer_arguments"]
+__all__ = ["check_components", "read_config", "read_value", "registered", "trainer_arguments"]
 
 
 def _kind_of(base: type) -> Callable[[str, Any], bool]:
@@ -40,6 +42,14 @@ _REGISTRIES: Mapping[str, tuple[tuple[str, ...], Callable[[str, Any], bool]]] = 
     "schedulers": (("composer.optim",), lambda name, one: inspect.isclass(one) and name.endswith("Scheduler")),
 }
 """The modules whose public names a configuration may contain, by the argument of the trainer, and which of them."""
+_KINDS: Mapping[str, tuple[Any, str]] = {
+    "algorithms": (Algorithm, "Algorithm objects"),
+    "loggers": (LoggerDestination, "LoggerDestination objects"),
+    "callbacks": (Callback, "Callback objects"),
+    "optimizers": (Optimizer, "torch.optim.Optimizer objects"),
+    "schedulers": ((LRScheduler, Callable), "torch schedulers or functions f(state, ssr)"),
+}
+"""The types of the components by the argument, and their description."""
 _NOT_BUILT = {"Callback", "LoggerDestination", "ComposerScheduler"}
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _OBJECTS = ("train_dataloader", "eval_dataloader", "algorithm_passes", "profiler")
@@ -58,6 +68,38 @@ def registered(argument: str) -> dict[str, Any]:
     modules, is_listed = _REGISTRIES[argument]
     public = [(name, getattr(module, name)) for module in map(import_module, modules) for name in module.__all__]
     return {name: one for name, one in public if name not in _NOT_BUILT and is_listed(name, one)}
+
+
+def check_components(argument: str, given: Any) -> None:
+    """Raise a TypeError that names the correct call if something is of another kind than an argument of the trainer.
+
+    Args:
+        argument: The argument, such as ``"algorithms"``.
+        given: One or several components.
+
+    Example:
+        >>> check_components("algorithms", ["mixup"])
+        Traceback (most recent call last):
+        TypeError: algorithms must be Algorithm objects, got 'mixup'; write MixUp() of composer.algorithms.
+    """
+    kind, expected = _KINDS[argument]
+    inner = {"optimizers": "model.parameters()", "schedulers": "..."}.get(argument, "")
+    for one in as_list(given):
+        if isinstance(one, type):
+            raise TypeError(f"{argument} must be objects, got the class {one.__name__}; write {one.__name__}({inner}).")
+        if isinstance(one, kind):
+            continue
+        others = ("algorithms", "loggers", "callbacks", "optimizers")
+        hint = next((f"; give it as {name}=" for name in others if isinstance(one, _KINDS[name][0])), "")
+        if isinstance(one, str):
+            known = registered(argument)
+            close = [name for name in known if one.casefold() in name.casefold()] if one else []
+            close = close or difflib.get_close_matches(one, known, n=1)
+            hint = "".join(
+                f"; write {name}({inner}) of {known[name].__module__.rpartition('.')[0]}"
+                for name in sorted(close, key=len)[:1]
+            )
+        raise TypeError(f"{argument} must be {expected}, got {shortened(one)}{hint}.")
 
 
 def trainer_arguments(config: Mapping[str, Any] | str | os.PathLike[str], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -256,11 +256,17 @@ def settings_of(component: Any) -> dict[str, Any]:
     return {name: attributes[name] for name in arguments if name in attributes and name not in _NO_SETTINGS}
 
 
+def _class_name(one: object) -> str:
+    return f"{type(one).__module__}.{type(one).__qualname__}"
+
+
 def _model(model: Any) -> dict[str, Any]:
-    kind = type(model)
     parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
+    network = getattr(model, "module", getattr(model, "model", None))  # of a ComposerClassifier, of a HuggingFaceModel
+    inner = {"network": _class_name(network)} if isinstance(network, torch.nn.Module) else {}
     return {
-        "class": f"{kind.__module__}.{kind.__qualname__}",
+        "class": _class_name(model),
+        **inner,
         "num_parameters": sum(one.numel() for one in parameters),
         "num_trainable_parameters": sum(one.numel() for one in parameters if one.requires_grad),
     }
