@@ -2,11 +2,12 @@
 
 torchrun ... failing_training.py HOW FOLDER
 
-``HOW`` is ``raises``, ``dies``, ``hangs``, ``signalled`` for a SIGTERM that only the last process gets, ``dies-saving``
-for one that dies while it writes its part of a checkpoint, or ``trains`` for a training without failures. ``DEVICE`` is
-``cpu``, or ``gpu`` with a GPU for each process. With ``restarts``, some random processes die at random moments of every
-start but the last, and each start resumes from the last checkpoint. The last rank fails, and writes the time to
-``<folder>/failed``; rank 0 writes the final weights to ``<folder>/weights.pt``.
+``HOW`` is ``raises``, ``dies``, ``hangs``, ``signalled`` for a SIGTERM that only the last process gets,
+``signalled-twice`` for a further one to the first process when all have stopped, which the program handles,
+``dies-saving`` for one that dies while it writes its part of a checkpoint, or ``trains`` for a training without
+failures. ``DEVICE`` is ``cpu``, or ``gpu`` with a GPU for each process. With ``restarts``, some random processes die at
+random moments of every start but the last, and each start resumes from the last checkpoint. The last rank fails, and
+writes the time to ``<folder>/failed``; rank 0 writes the final weights to ``<folder>/weights.pt``.
 """
 
 import os
@@ -67,10 +68,14 @@ class Fails(Callback):
             raise KeyError("the labels")
         if self.how == "dies":
             die()
-        if self.how == "signalled":
+        if self.how.startswith("signalled"):
             os.kill(os.getpid(), signal.SIGTERM)
             return
         time.sleep(300)
+
+    def fit_end(self, state, logger):
+        if self.how == "signalled-twice" and distributed.get_global_rank() == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def die_at_random():
@@ -99,6 +104,8 @@ def main(how, folder):
     data = TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
     saving = {"save_folder": str(folder / "run"), "save_interval": "2ba", "autoresume": True, "run_name": "run"}
     is_saved = how in {"restarts", "trains", "dies-saving"}
+    if how == "signalled-twice":
+        signal.signal(signal.SIGTERM, lambda *_: None)
     if how == "dies-saving":
         dying_while_saving(folder)
     trainer = Trainer(

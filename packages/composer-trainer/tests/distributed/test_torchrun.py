@@ -88,6 +88,13 @@ class TestFailure:
         assert "Signal 15 (SIGTERM)" in done.stderr or "exitcode  : 143" in done.stderr
         assert (tmp_path / "reason 0").read_text() == "stopped by SIGTERM"
 
+    def test_signal_to_a_second_process_at_the_end(self, environment, tmp_path):
+        """A process that receives its own signal after all have stopped still gives the same reason as the others."""
+        done, _ = run(environment, tmp_path, "signalled-twice")
+
+        assert done.returncode == 0, done.stderr
+        assert [(tmp_path / f"reason {rank}").read_text() for rank in (0, 1)] == ["stopped by SIGTERM"] * 2
+
     @pytest.mark.gpu
     @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each process")
     @pytest.mark.parametrize("how", ["raises", "dies", "hangs"])

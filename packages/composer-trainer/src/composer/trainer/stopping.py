@@ -173,7 +173,8 @@ class StopSignals:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         del frame
         self.received = signal.Signals(number)
-        self.is_agreed = get_world_size() == 1
+        # Several processes agree in an exchange, and stay agreed if one receives its own signal after it.
+        self.is_agreed = self.is_agreed or get_world_size() == 1
         self._restore_handlers()
         # Otherwise the thread that reads the signals watches.
         if self.received is signal.SIGTERM and self._wakeup is None:
