@@ -1,6 +1,7 @@
 """Optimizers with a scaled loss, with closures, and with evaluation weights."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -174,6 +175,27 @@ class TestScaledLoss:
             small_run(precision="amp_fp16", **options).fit()
 
         small_run(precision="amp_bf16", **options).fit()
+
+    def test_sgd_without_the_fused_option(self):
+        """A subclass of SGD whose groups have no option ``fused`` trains with a scaled loss."""
+
+        class PlainSGD(torch.optim.SGD):
+            def __init__(self, params):
+                torch.optim.Optimizer.__init__(self, params, {"lr": 0.1, "momentum": 0.9})
+
+            @torch.no_grad()
+            def step(self, closure=None):
+                for group in self.param_groups:
+                    torch._foreach_add_(group["params"], [one.grad for one in group["params"]], alpha=-group["lr"])
+
+        found = []
+        for make in (PlainSGD, partial(torch.optim.SGD, lr=0.1)):
+            model = make_classifier()
+            options = {"model": model, "optimizers": make(model.parameters()), "max_duration": "1ba"}
+            small_run(precision="amp_fp16", **options).fit()
+            found.append([*model.parameters()])
+
+        torch.testing.assert_close(*found)
 
 
 class TestEvaluationWeights:

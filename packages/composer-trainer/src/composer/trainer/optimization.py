@@ -152,8 +152,10 @@ def takes_scaler(optimizer: Optimizer) -> bool:
 
 
 def _is_fused_momentum(optimizer: Optimizer) -> bool:
-    groups = unwrapped(optimizer).param_groups
-    return isinstance(unwrapped(optimizer), torch.optim.SGD) and any(one["fused"] and one["momentum"] for one in groups)
+    inner = unwrapped(optimizer)
+    return isinstance(inner, torch.optim.SGD) and any(
+        one.get("fused") and one.get("momentum") for one in inner.param_groups
+    )
 
 
 def _has_gradients(optimizer: Optimizer) -> bool:
