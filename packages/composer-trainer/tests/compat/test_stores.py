@@ -190,6 +190,16 @@ def test_checkpoints_of_a_local_folder_are_uploaded(store, tmp_path, monkeypatch
         assert torch.equal(weights(whole), weights(later))
 
 
+def test_store_without_a_checkpoint_to_load(store):
+    """A store without ``load_path`` is ignored with the warning, also if the path is None."""
+    for options in ({}, {"load_path": None}):
+        with pytest.warns(DeprecationWarning, match=r"composer\.Trainer\(load_object_store\) .*: remove it\.$"):
+            small_run(load_object_store=store, **options).close()
+
+    with pytest.raises(TypeError, match=r"fit\(\) has no argument 'load_object_store'"), small_run() as trainer:
+        trainer.fit(load_object_store=store)
+
+
 def test_checkpoints_at_a_url_are_not_copied(store):
     """An uploader adds nothing to checkpoints that are saved at a URL."""
     uploader = RemoteUploaderDownloader(store.url, file_path_format_string="runs/{remote_file_name}")

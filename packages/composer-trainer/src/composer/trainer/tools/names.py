@@ -48,15 +48,16 @@ def suggests_names(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         store, path = kwargs.get("load_object_store"), kwargs.get("load_path")
-        if store is not None and path is not None:
-            kwargs["load_path"] = url_in_store(cast("str", path), store, "load_object_store")
+        if store is not None and "load_path" in parameters:
+            if path is not None:
+                kwargs["load_path"] = url_in_store(cast("str", path), store, "load_object_store")
             kwargs["load_object_store"] = None
         # Before the call, because the TypeError of Python names only the first unknown argument.
         for name in kwargs.keys() & WITHOUT_EFFECT - parameters.keys():
             if kwargs[name] is None or name == "load_progress_bar":
                 del kwargs[name]
-                has_store = store is not None and name == "load_object_store"
-                also = f", and set load_path={kwargs['load_path']!r}" if has_store else ""
+                is_loaded = name == "load_object_store" and store is not None and path is not None
+                also = f", and set load_path={kwargs['load_path']!r}" if is_loaded else ""
                 text = f"composer.Trainer({name}) is a former name: remove it{also}."
                 warnings.warn(text, DeprecationWarning, stacklevel=2)
         if not kwargs.keys() <= parameters.keys() or len(args) > most:
