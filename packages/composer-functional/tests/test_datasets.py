@@ -13,6 +13,15 @@ class ByEpoch(list):
         """Do nothing."""
 
 
+class Named(Subset):
+    """A data set that names those that it was made of."""
+
+    datasets = ("web", "books")
+
+    def __init__(self, dataset):
+        super().__init__(dataset, [0])
+
+
 A, B = ByEpoch([1]), ByEpoch([2])
 
 
@@ -25,6 +34,7 @@ A, B = ByEpoch([1]), ByEpoch([2])
         (ChainDataset([A, B]), [A, B]),
         (StackDataset(A, B), [A, B]),
         (StackDataset(one=A, two=B), [A, B]),
+        (Named(A), [A]),
         ([1, 2], []),
     ],
 )
@@ -46,3 +56,11 @@ def test_by_epoch():
 
     assert [*map(id, by_epoch(outer))] == [id(A), id(B)]
     assert by_epoch(Proxy()) == []
+
+
+def test_cyclic_data_sets():
+    """Each data set is checked once, also if it is held several times or holds the one that it is in."""
+    first, second = Subset(A, [0]), ConcatDataset([A, B, A])
+    first.datasets = second.datasets = [first, second, A, B]
+
+    assert [*map(id, by_epoch(first))] == [id(A), id(B)]

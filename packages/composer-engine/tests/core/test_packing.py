@@ -40,6 +40,18 @@ def test_proxy_of_a_loader():
     assert has_packed_rows(DataLoader(torch.utils.data.Subset(rows, range(2))))
 
 
+def test_packed_rows_in_cyclic_data_sets():
+    """Looking for packed rows ends if data sets hold each other."""
+    both = torch.utils.data.ConcatDataset([DOCUMENTS])
+    both.datasets = [both, torch.utils.data.Subset(both, [0]), torch.utils.data.Subset(both, [1])]
+
+    assert not has_packed_rows(both)
+
+    both.datasets.append(pack_sequences(DOCUMENTS, LENGTH))
+
+    assert has_packed_rows(both)
+
+
 class Resumable(Stream):
     """Documents from a saved place on."""
 

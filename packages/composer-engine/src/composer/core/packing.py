@@ -16,7 +16,7 @@ from composer import functional as cf
 from composer.core.checks import is_flag, one_of, whole_number_from
 from composer.core.precision import Precision, get_precision_context
 from composer.core.randomness import derive_seed, preserve_rng_state
-from composer.functional.datasets import by_epoch, inner_datasets
+from composer.functional.datasets import by_epoch, outermost
 
 if TYPE_CHECKING:
     from composer.core.state import State
@@ -323,14 +323,10 @@ def _document(sample: Any, name: str) -> Document:
     return ids[kept].long(), labels[kept].long()
 
 
-def has_packed_rows(loader: Any, depth: int = 64) -> bool:
-    """Return whether a loader has rows of :func:`pack_sequences` for which the model is to be checked.
-
-    At most ``depth`` data sets are checked, each held by the one before: those of a proxy, such as a mock, never end.
-    """
-    if isinstance(loader, PackedDataset | PackedStream):
-        return loader.packing.check_model
-    return depth > 0 and any(has_packed_rows(one, depth - 1) for one in inner_datasets(loader))
+def has_packed_rows(loader: Any) -> bool:
+    """Return whether a loader has rows of :func:`pack_sequences` for which the model is to be checked."""
+    packed = outermost(loader, lambda one: isinstance(one, PackedDataset | PackedStream))
+    return any(one.packing.check_model for one in packed)
 
 
 def check_packed_model(state: State, batch: Any) -> None:
