@@ -478,6 +478,23 @@ class TestOneScore:
 
         torch.testing.assert_close(metric.compute(), expected.compute())
 
+    def test_inner_metrics_are_found_once(self):
+        """The metric that a wrapper holds is looked for in the first batch only, and copies behave the same."""
+        walks = []
+
+        class Watched(ClasswiseWrapper):
+            def modules(self):
+                walks.append(self)
+                return super().modules()
+
+        metric = Watched(MulticlassF1Score(3, average=None))
+        model = ComposerClassifier(nn.Linear(4, 3), 3, [], [], nn.functional.cross_entropy)
+
+        for each in [metric] * 3 + [copy.deepcopy(metric)]:
+            model.update_metric((None, torch.tensor([0, 2])), torch.eye(3)[:2], each)
+
+        assert len(walks) <= 2
+
     @pytest.mark.parametrize("loss_fn", [nn.BCELoss(), lambda outputs, target: outputs.mean()])
     def test_probabilities(self, loss_fn):
         """With a loss that may take probabilities, outputs are passed on as they are."""

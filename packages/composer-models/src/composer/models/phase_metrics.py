@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["PhaseMetricsModel", "as_collection", "by_name", "to_probabilities", "update_metric"]
 
 _GUESSING = "torchmetrics.classification."
+_FUNCTION = "_composer_function"
 
 
 class PhaseMetricsModel(ComposerModel):
@@ -120,15 +121,26 @@ def to_probabilities(metric: Metric, logits: Tensor) -> Tensor:
         metric: The metric, or a wrapper of it. One with ``num_classes`` gets the softmax, another the sigmoid.
         logits: Shape ``(N, C, ...)`` or ``(N,)``. A metric that only compares the scores of classes gets them.
     """
+    if not logits.is_floating_point():
+        return logits
+    known = vars(metric)  # the inner metrics do not change; a hash of the metric, as a key, would change with its state
+    if _FUNCTION not in known:
+        known[_FUNCTION] = _function_for(metric)
+    if known[_FUNCTION] == "softmax":
+        return logits.softmax(1)
+    return logits.sigmoid() if known[_FUNCTION] == "sigmoid" else logits
+
+
+def _function_for(metric: Metric) -> str | None:
     from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassStatScores  # noqa: PLC0415
 
     updates = [(each, getattr(type(each), "update", None)) for each in metric.modules()]
     guessing = [one for one, update in updates if getattr(update, "__module__", "").startswith(_GUESSING)]
-    if not guessing or not logits.is_floating_point():
-        return logits
+    if not guessing:
+        return None
     if getattr(guessing[0], "num_classes", None) is None:
-        return logits.sigmoid()
-    return logits if isinstance(guessing[0], (MulticlassConfusionMatrix, MulticlassStatScores)) else logits.softmax(1)
+        return "sigmoid"
+    return None if isinstance(guessing[0], (MulticlassConfusionMatrix, MulticlassStatScores)) else "softmax"
 
 
 def update_metric(metric: Metric, outputs: Any, target: Any) -> None:
