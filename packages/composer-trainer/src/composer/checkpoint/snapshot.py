@@ -69,14 +69,16 @@ class Snapshot:
     ) -> None:
         """Write a checkpoint, unless an undamaged one of the same run and moment exists.
 
-        All processes that write have to call it, and it fails in all or in none. No collectives are used.
+        All processes that write have to call it, and until the checkpoint is complete it fails in all or in none. No
+        collectives are used.
 
         Args:
             folder: The folder.
             name: The checkpoint's name.
             overwrite: Whether to replace another checkpoint of the name.
             prepare: Called in the first process before.
-            finish: Called in the first process when the checkpoint is complete.
+            finish: Called in the first process when the checkpoint is complete; the others do not wait for it, as it
+                may take long, and only the first one raises its error.
 
         Raises:
             CheckpointSaveError: It could not be written, another checkpoint has the name, or a process has not written
@@ -101,6 +103,7 @@ class _JointSave:
         write its own files
                             <-- written --  which files, or why it failed
         commit the draft    -- outcome -->  return, or raise why the save failed
+        finish
 
     If an equal checkpoint exists, or the first process fails before the draft, the outcome takes the place of the
     draft. All raise the error that came first: one that finds no draft any more may have failed after another.
@@ -131,8 +134,6 @@ class _JointSave:
                 if failed is not None:
                     raise CheckpointSaveError(self.folder.at(self.name), str(failed.error))  # noqa: TRY301
                 manifest = self._commit(draft, written)
-            if finish is not None:
-                finish(manifest)
             self._send_all(awaited, Message())
         except BaseException as error:
             with contextlib.suppress(Exception):  # this error is the one to raise
@@ -141,6 +142,8 @@ class _JointSave:
         finally:
             if draft is not None:
                 self.folder.abandon(draft)  # unfinished files, or a replaced checkpoint, for which no process waits
+        if finish is not None:
+            finish(manifest)
 
     def follow(self) -> None:
         """Write this process's files to the draft that the first process has begun, and wait for the outcome."""
