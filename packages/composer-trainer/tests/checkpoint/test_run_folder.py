@@ -1,8 +1,10 @@
 """The folder of a run; complete trainings are in ``test_saver.py``."""
 
+import sys
+
 import pytest
 
-from composer.checkpoint import CheckpointError, CheckpointSaveError, save_checkpoint
+from composer.checkpoint import CheckpointError, CheckpointSaveError, save_checkpoint, verify_checkpoint
 from composer.checkpoint.former import FileLinks
 from composer.checkpoint.local import LocalFolder
 from composer.checkpoint.run_folder import Names, RunFolder
@@ -51,3 +53,23 @@ def test_failing_list(runs, tmp_path):
 
     with pytest.raises(CheckpointSaveError, match=r"ba9 is complete, and .*cannot be read: Permission denied"):
         folder.finish(unlisted, Names(str(tmp_path), "ba9", None, None, []), unlisted.manifest("ba9"))
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("nosuch://bucket/ba5", "nosuch://bucket is not a URL that fsspec supports"),
+        ("s3://bucket/ba5", "s3://bucket needs another package"),
+    ],
+)
+def test_copies_that_cannot_be_written(runs, tmp_path, monkeypatch, url, reason):
+    """The error names the checkpoint, which is complete, if a URL of a copy is wrong or needs another package."""
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    path = save_checkpoint(runs.make(), tmp_path / "ba5")
+    folder = make_folder()
+    opened = folder.open(str(tmp_path), runs.make(), continues=False)
+
+    with pytest.raises(CheckpointSaveError, match=f"ba5 is complete, and .*: {reason}") as raised:
+        folder.finish(opened, Names(str(tmp_path), "ba5", "latest", None, [url]), verify_checkpoint(path))
+    assert raised.value.path == path
+    folder.close()

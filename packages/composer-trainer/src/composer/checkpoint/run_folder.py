@@ -134,7 +134,7 @@ class RunFolder:
             # After the links were moved, which would otherwise point to deleted checkpoints for a moment.
             deleted = {folder.at(one) for one in delete_old(folder, own, self.keep_last, self.keep_best)}
             self.links.remove(deleted)
-        except (CheckpointError, CheckpointSaveError, OSError) as error:
+        except (CheckpointError, OSError, ImportError) as error:  # CheckpointSaveError is an OSError
             outcome = "is complete, and a link to it was not updated, a copy not written, or an old one not deleted"
             reason = f"{error.path}: {error.reason}" if isinstance(error, CheckpointSaveError) else str(error)
             raise CheckpointSaveError(path, reason, outcome=outcome) from error
