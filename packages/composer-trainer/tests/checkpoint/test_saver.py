@@ -28,6 +28,7 @@ from composer.checkpoint import (
     verify_checkpoint,
 )
 from composer.checkpoint.local import open_folder
+from composer.compat.stores import RemoteUploaderDownloader
 from composer.core import Callback, Evaluator, Event
 from composer.models import ComposerClassifier
 from fixtures import make_classifier, make_loader, record, small_run, weights
@@ -267,13 +268,48 @@ class TestKeeping:
         """A copy replaces one of another run only with ``overwrite``; the local checkpoint is complete."""
         url = f"memory://copies{tmp_path}/last.pt"
         make_trainer(CheckpointSaver(tmp_path / "a", remote_file_name=url), max_duration="1ep").fit()
-        second = make_trainer(CheckpointSaver(tmp_path / "b", remote_file_name=url), max_duration="1ep")
+        saver = CheckpointSaver(tmp_path / "b", remote_file_name=url)
+        second = make_trainer(saver, run_name="other", max_duration="1ep")
 
         with pytest.raises(CheckpointSaveError, match=r"a copy not written.*last: exists. Set overwrite=True"):
             second.fit()
 
         assert (tmp_path / "b" / "ep1-ba5" / "manifest.json").is_file()
         make_trainer(CheckpointSaver(tmp_path / "c", "new", url, overwrite=True), max_duration="1ep").fit()
+
+    @pytest.mark.parametrize("by_uploader", [False, True])
+    def test_copies_of_the_same_run(self, make_trainer, tmp_path, by_uploader):
+        """A run that begins again in an empty folder fails before it trains, and continues from the copies."""
+        url = f"memory://again{tmp_path}{by_uploader}"
+
+        def start(folder, **options):
+            name = "{run_name}/ep{epoch}-ba{batch}"
+            saver = CheckpointSaver(tmp_path / folder, remote_file_name=name if by_uploader else f"{url}/{name}")
+            loggers = [RemoteUploaderDownloader(url)] if by_uploader else []
+            return make_trainer(saver, loggers=loggers, **options)
+
+        start("a", max_duration="2ep").fit()
+        again, steps = start("b"), []
+        again.engine.on("batch_end", lambda *_: steps.append(1))
+
+        with pytest.raises(
+            CheckpointSaveError, match=f"it holds ep2-ba10 of run 'blur'.*load_path='{url}/blur/latest'"
+        ):
+            again.fit()
+
+        assert not steps
+        start("c", run_name="other", max_duration="1ep").fit()
+        start("d", load_path=f"{url}/blur/latest").fit()
+        assert verify_checkpoint(f"{url}/blur/latest").timestamp.batch == 15
+
+    def test_what_an_interrupted_copy_has_left(self, make_trainer, tmp_path):
+        """Files without a manifest are replaced by the copy."""
+        url = f"memory://interrupted{tmp_path}/last"
+        fsspec.filesystem("memory").pipe_file(f"{url}/state.json", b"{")
+
+        make_trainer(CheckpointSaver(tmp_path, remote_file_name=url), max_duration="1ep").fit()
+
+        assert verify_checkpoint(url).timestamp.batch == 5
 
     def test_keep_last(self, make_trainer, tmp_path):
         """Only the last checkpoints are kept, and the link points to the newest."""

@@ -95,7 +95,7 @@ class Folder(ABC):
     def copy(self, name: str, to: Folder, new: str, *, overwrite: bool) -> None:
         """Copy a complete checkpoint into another folder under a new name, its manifest last."""
         manifest = self.manifest(name)
-        if not overwrite and to.exists(new):
+        if not overwrite and MANIFEST in to.sizes(new):  # without it, it is what an interrupted copy has left
             raise CheckpointSaveError(to.at(new), "exists. Set overwrite=True (save_overwrite) to replace it.")
         to.make()
         draft = to.begin(new)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import attrs
@@ -65,18 +66,21 @@ class RunFolder:
     _continues: bool = attrs.field(default=False, init=False)
     _lock: FolderLock | None = attrs.field(default=None, init=False)
 
-    def open(self, path: str, state: State, *, continues: bool) -> Folder:
+    def open(self, path: str, state: State, *, continues: bool, copies: Sequence[str] = ()) -> Folder:
         """Return the folder; if it is not open, create and lock it, and delete what killed processes have left.
 
         Args:
             path: Its path or URL.
             state: The run.
+            copies: The URLs of the copies of a checkpoint that is saved now.
             continues: Whether the run has resumed from the newest undamaged checkpoint there, so that what is in the
                 way of the next ones is set aside.
 
         Raises:
             FolderInUseError: Another process has the lock.
-            CheckpointSaveError: It cannot be created, or has later checkpoints than the run.
+            CheckpointError: It cannot be read, or the folder of a copy cannot.
+            CheckpointSaveError: It cannot be created, or has later checkpoints than the run; or the folder of a copy
+                has later ones of the same run.
         """
         if self.opened is None:
             folder = open_folder(path)
@@ -85,7 +89,14 @@ class RunFolder:
                 self._lock = self._lock or FolderLock(folder.path)
                 folder.tidy()
             if not self.overwrite and not continues:
-                _check_no_later_ones(folder, state.timestamp)
+                _check_no_later_ones(folder, state.timestamp, find_checkpoints(folder))
+                for place in {split_path(url)[0]: None for url in copies}:
+                    own = [
+                        one
+                        for one in find_checkpoints(place)
+                        if one.manifest and one.manifest.run_name == state.run_name
+                    ]
+                    _check_no_later_ones(open_folder(place), state.timestamp, own)
             self.opened, self._continues = folder, continues
         return self.opened
 
@@ -158,8 +169,8 @@ class RunFolder:
             folder.set_latest(link, name)
 
 
-def _check_no_later_ones(folder: Folder, now: Timestamp) -> None:
+def _check_no_later_ones(folder: Folder, now: Timestamp, checkpoints: Sequence[FoundCheckpoint]) -> None:
     batch = now.count(TimeUnit.BATCH)
-    for found in reversed(find_checkpoints(folder)):
+    for found in reversed(checkpoints):
         if found.manifest is not None and found.manifest.timestamp.count(TimeUnit.BATCH) > batch:
             raise LaterCheckpointError(folder, found.name, found.manifest.run_name, int(batch))

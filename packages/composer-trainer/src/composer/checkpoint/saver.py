@@ -62,8 +62,8 @@ class CheckpointSaver(Callback):
     The end of the training always saves a checkpoint (unless the interval is 0 or a function), after everything else
     has run, including the last evaluation.
 
-    A new run raises an error if the folder has later checkpoints of any run, or if another running process saves to the
-    same local folder.
+    A new run raises an error if the folder has later checkpoints of any run, or that of copies later ones of this run,
+    or if another running process saves to the same local folder.
 
     Args:
         folder: A path or a URL (``"s3://bucket/{run_name}"``). The run's name is filled in.
@@ -204,10 +204,10 @@ class CheckpointSaver(Callback):
             )
         self._wait()  # what was saved before this fit counts below
         self._begin()
-        path = self._names(state).folder
-        with failing_in_all(path):
+        names = self._names(state)
+        with failing_in_all(names.folder):
             if state.rank == 0:
-                folder = self._run_folder.open(path, state, continues=self.continues)
+                folder = self._run_folder.open(names.folder, state, continues=self.continues, copies=names.copies)
                 self._due.values = self._run_folder.best_values(folder, state.run_name, state.timestamp)
 
     def eval_end(self, state: State, logger: Logger) -> None:
@@ -288,7 +288,7 @@ class CheckpointSaver(Callback):
         folder, name, writers = open_folder(names.folder), names.checkpoint, writers_of(state.model)
         with writers.failing_in_all(folder.at(name)):
             if state.rank == 0:
-                folder = self._run_folder.open(names.folder, state, continues=self.continues)
+                folder = self._run_folder.open(names.folder, state, continues=self.continues, copies=names.copies)
         batch = int(state.timestamp.batch)
         snapshot = take_snapshot(
             state,

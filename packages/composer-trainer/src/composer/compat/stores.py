@@ -380,8 +380,8 @@ class RemoteUploaderDownloader(LoggerDestination):
         """Store the name of the run."""
         self._run_name = state.run_name
 
-    def fit_start(self, state: State, logger: Logger) -> None:
-        """Let the savers of checkpoints copy them here."""
+    def after_load(self, state: State, logger: Logger) -> None:
+        """Let the savers of checkpoints copy them here; before the training, in which they look for later ones."""
         for saver in state.callbacks:
             if isinstance(saver, CheckpointSaver) and self.get_uri_for_file not in saver.uploaders:
                 saver.uploaders.append(self.get_uri_for_file)
