@@ -264,6 +264,15 @@ class TestKeeping:
         later = make_trainer(None, load_path=f"{url}/mine/latest", max_duration="2ep")
         assert torch.equal(weights(trainer), weights(later))
 
+    def test_copies_in_another_local_folder(self, make_trainer, tmp_path):
+        """A URL of a local folder gets copies, too."""
+        saver = CheckpointSaver(tmp_path / "own", remote_file_name=f"file://{tmp_path}/backup/ep{{epoch}}-ba{{batch}}")
+
+        make_trainer(saver, max_duration="2ep").fit()
+
+        assert names_in(tmp_path / "backup") == ["ep1-ba5", "ep2-ba10", "latest"]
+        assert verify_checkpoint(tmp_path / "backup" / "latest").timestamp.batch == 10
+
     def test_copies_of_others(self, make_trainer, tmp_path):
         """A copy replaces one of another run only with ``overwrite``; the local checkpoint is complete."""
         url = f"memory://copies{tmp_path}/last.pt"

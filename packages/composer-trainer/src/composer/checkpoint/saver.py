@@ -84,9 +84,9 @@ class CheckpointSaver(Callback):
             them.
         ignore_keys: What not to save; see :func:`~composer.checkpoint.save_checkpoint`.
         background: Whether training continues while a checkpoint is written.
-        remote_file_name: The URL of a copy of each checkpoint of a local folder, or its name at the uploaders among
-            the loggers of a program for MosaicML Composer; None makes no copies. A copy is written after the
-            checkpoint, with the same link beside it, and is never deleted.
+        remote_file_name: The URL of a copy of each checkpoint of a local folder (also ``"file:///mnt/..."``), or its
+            name at the uploaders among the loggers of a program for MosaicML Composer; None makes no copies. A copy is
+            written after the checkpoint, with the same link beside it, and is never deleted.
         latest_remote_file_name: Ignored.
         num_concurrent_uploads: Ignored.
         upload_timeout_in_seconds: Ignored.
@@ -340,7 +340,7 @@ class CheckpointSaver(Callback):
         if self.remote_file_name is None or is_remote(self.folder):
             return []
         remote = fill_in_run(self.remote_file_name, state, "remote_file_name")
-        return [remote] if is_remote(remote) else [url_of(remote) for url_of in self.uploaders]
+        return [remote] if "://" in remote else [url_of(remote) for url_of in self.uploaders]
 
     def _save_if_due(self, state: State, event: Event) -> None:
         """Raise the error of a save in the background, and save if it is time or the weights are among the best."""
