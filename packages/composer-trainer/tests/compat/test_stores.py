@@ -244,6 +244,16 @@ def test_settings_of_a_store_are_those_of_its_urls(monkeypatch, tmp_path):
         ObjectStore("sftp://host/other")
 
 
+def test_settings_of_one_store_are_not_those_of_another():
+    """A store below the URL of another, or at the same one, has only the settings that it was given."""
+    first = ObjectStore("memory://settings", skip_instance_cache=True)
+
+    second, third = ObjectStore("memory://settings/below"), ObjectStore("memory://settings")
+
+    assert first._files is not third._files
+    assert second._files is third._files is fsspec.filesystem("memory")
+
+
 def test_arguments_of_the_backend(s3, text):
     """Arguments of the backend reach the store of the bucket."""
     uploader = RemoteUploaderDownloader(s3, backend_kwargs={"prefix": "uploads", "region_name": "us-east-1"})

@@ -31,8 +31,12 @@ def set_storage_options(url: str, options: Mapping[str, Any]) -> None:
     _STORAGE_OPTIONS[url] = options
 
 
-def file_system(url: str) -> tuple[Any, str]:
-    """Return the file system of fsspec for a URL, with its storage options, and the path in it.
+def file_system(url: str, options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
+    """Return the file system of fsspec for a URL, and the path in it.
+
+    Args:
+        url: The URL.
+        options: Arguments of the file system; those of :func:`set_storage_options` if None.
 
     Example:
         >>> file_system("memory://bucket/run")[1]
@@ -40,8 +44,10 @@ def file_system(url: str) -> tuple[Any, str]:
     """
     import fsspec  # noqa: PLC0415
 
-    set_for = [root for root in _STORAGE_OPTIONS if f"{url}/".startswith(f"{root}/")]
-    files, path = fsspec.core.url_to_fs(url, **(_STORAGE_OPTIONS[max(set_for, key=len)] if set_for else {}))
+    if options is None:
+        set_for = [root for root in _STORAGE_OPTIONS if f"{url}/".startswith(f"{root}/")]
+        options = _STORAGE_OPTIONS[max(set_for, key=len)] if set_for else {}
+    files, path = fsspec.core.url_to_fs(url, **options)
     return files, str(path)
 
 

@@ -57,7 +57,7 @@ class ObjectStore:
         self.url = url.rstrip("/")
         if options:
             set_storage_options(self.url, options)
-        self._files, root = file_system(self.url)
+        self._files, root = file_system(self.url, options)
         self._root = root.rstrip("/")
 
     def get_uri(self, object_name: str) -> str:
