@@ -254,6 +254,19 @@ def test_settings_of_one_store_are_not_those_of_another():
     assert second._files is third._files is fsspec.filesystem("memory")
 
 
+def test_an_uploader_to_load_from_with_the_name_of_the_run(store, tmp_path):
+    """The name of the run in an uploader's format is that of the run that loads, which has none before."""
+    make = partial(RemoteUploaderDownloader, store.url, file_path_format_string="{run_name}/{remote_file_name}")
+    with small_run(loggers=make(), run_name="mine", max_duration="1ba", save_folder=str(tmp_path / "runs")) as first:
+        first.fit()
+
+    path = next(name for name in store.list_objects() if name.endswith("manifest.json")).split("/", 1)[1]
+    with pytest.warns(DeprecationWarning, match="set load_path="):
+        later = small_run(run_name="mine", load_path=path.rpartition("/")[0], load_object_store=make(), seed=3)
+    with later:
+        assert torch.equal(weights(first), weights(later))
+
+
 def test_arguments_of_the_backend(s3, text):
     """Arguments of the backend reach the store of the bucket."""
     uploader = RemoteUploaderDownloader(s3, backend_kwargs={"prefix": "uploads", "region_name": "us-east-1"})

@@ -374,7 +374,7 @@ class RemoteUploaderDownloader(LoggerDestination):
         options = {"prefix": path, **(backend_kwargs or {})}
         self.remote_backend = S3ObjectStore(bucket, **options) if is_s3 else ObjectStore(bucket_uri)
         self.file_path_format_string = file_path_format_string
-        self._run_name = ""
+        self._run_name = "{run_name}"  # as in load_path, until the run has a name
 
     def init(self, state: State, logger: Logger) -> None:
         """Store the name of the run."""
