@@ -301,9 +301,7 @@ class TestKeeping:
         again, steps = start("b"), []
         again.engine.on("batch_end", lambda *_: steps.append(1))
 
-        with pytest.raises(
-            CheckpointSaveError, match=f"it holds ep2-ba10 of run 'blur'.*load_path='{url}/blur/latest'"
-        ):
+        with pytest.raises(CheckpointSaveError, match=f"has ep2-ba10 of run 'blur'.*load_path='{url}/blur/latest'"):
             again.fit()
 
         assert not steps
@@ -495,7 +493,7 @@ class TestFolders:
         first.close()
         second = make_trainer(CheckpointSaver(tmp_path), max_duration="1ep")
 
-        with pytest.raises(CheckpointSaveError, match=r"it holds ep2-ba10 of run 'blur'.*overwrite=True"):
+        with pytest.raises(CheckpointSaveError, match=r"has ep2-ba10 of run 'blur'.*overwrite=True"):
             second.fit()
         third = make_trainer(CheckpointSaver(tmp_path, overwrite=True), max_duration="1ep", run_name="other")
         third.fit()

@@ -78,9 +78,9 @@ class LaterCheckpointError(CheckpointSaveError):
         super().__init__(folder, f"it has {name} of run {run_name!r}, later than batch {batch}.")
         text = (
             f"Nothing {'more ' if batch else ''}was trained: {folder} has {name} of run {run_name!r}, and this run "
-            f"begins at batch {batch}. To continue that run, set its run_name and autoresume=True, or load_path. To "
-            "train again, set save_overwrite=True (overwrite=True of a CheckpointSaver), or a folder for each run: "
-            "save_folder='runs/{run_name}'."
+            f"begins at batch {batch}. To continue that run, set its run_name and autoresume=True, or "
+            f"load_path='{folder}/latest'. To train again, set save_overwrite=True (overwrite=True of a "
+            "CheckpointSaver), or a folder for each run: save_folder='runs/{run_name}'."
         )
         self.args = (text,)
 

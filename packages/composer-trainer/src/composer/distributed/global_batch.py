@@ -164,7 +164,8 @@ class BatchWeights:
 
     def _weights_by_terms(self, terms: Sequence[Tensor]) -> Sequence[Tensor]:
         self._usual = None  # these weights need no correction
-        own = torch.stack([*terms]).float()
+        own = torch.stack([*terms])
+        own = own.double() if own.device.type == "cpu" else own.float()  # doubles are slow on most other devices
         total = own.sum()
         if self._exchange is not None:
             torch.distributed.all_reduce(total)
