@@ -113,7 +113,7 @@ class TestResults:
             assert "baseline warned: all runs give this" in text
             assert f"blurpool warned: {blurpool.warnings[0]}" in text
 
-    @pytest.mark.filterwarnings("ignore:The loss of batch")  # an error would be reported instead of the NaN
+    @pytest.mark.filterwarnings("ignore:The training loss is not")  # an error would be reported instead of the NaN
     def test_failures_are_results(self, study, problem):
         """An exception and a NaN are reported with their reasons, and the other arms are measured."""
         result = study({"broken": problem.Broken, "nan": problem.NotANumber}, arms=["each"], seeds=1)

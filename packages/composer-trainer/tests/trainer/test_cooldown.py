@@ -74,7 +74,7 @@ class TestBranch:
         assert len(rates) == 10
         assert rates == pytest.approx(square_roots(10) if cooldown != "2iter" else [1.0] * 5 + [1 - 0.5**0.5] * 5)
 
-    @pytest.mark.filterwarnings("ignore:The loss of batch")  # hundreds of steps at a rate of 1 diverge
+    @pytest.mark.filterwarnings("ignore:The training loss is not")  # hundreds of steps at a rate of 1 diverge
     def test_in_seconds(self, stable):
         """A length in seconds counts from the clock of the checkpoint."""
         branch, rates = make_run(load_path=stable[8])

@@ -55,7 +55,7 @@ def test_generators_are_restored():
     expected = data.generator.random()
 
     resumed = make_run(other)._resume_state
-    resumed.load(saved)
+    resumed.load(saved, "runs/ba1")
     resumed.resume()
     resumed.begin()
 
