@@ -73,3 +73,19 @@ def test_copies_that_cannot_be_written(runs, tmp_path, monkeypatch, url, reason)
         folder.finish(opened, Names(str(tmp_path), "ba5", "latest", None, [url]), verify_checkpoint(path))
     assert raised.value.path == path
     folder.close()
+
+
+def test_copies_of_an_earlier_run(runs, tmp_path):
+    """A copy is replaced by the same run; after it is forgotten, it is that of another run, and is kept."""
+    path, url = save_checkpoint(runs.make(), tmp_path / "ba5"), "memory://earlier/ba5"
+    folder = make_folder()
+    opened = folder.open(str(tmp_path), runs.make(), continues=False)
+    names, manifest = Names(str(tmp_path), "ba5", None, None, [url]), verify_checkpoint(path)
+    folder.finish(opened, names, manifest)
+    folder.finish(opened, names, manifest)
+
+    folder.forget()
+
+    with pytest.raises(CheckpointSaveError, match="memory://earlier/ba5: exists"):
+        folder.finish(opened, names, manifest)
+    folder.close()

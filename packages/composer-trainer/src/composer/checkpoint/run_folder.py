@@ -100,6 +100,10 @@ class RunFolder:
             self.opened, self._continues = folder, continues
         return self.opened
 
+    def forget(self) -> None:
+        """Forget what an earlier run has saved and copied, which is then that of another run."""
+        self.saved, self.best, self._copied = [], None, set()
+
     def close(self) -> None:
         """Release the lock."""
         if self._lock is not None:

@@ -185,7 +185,8 @@ class CheckpointSaver(Callback):
     def init(self, state: State, logger: Logger) -> None:
         """Forget an earlier run."""
         del state, logger
-        self._run_folder.saved, self._run_folder.best, self.uploaders = [], None, []
+        self._run_folder.forget()
+        self.uploaders = []
         self._begin()
 
     def fit_start(self, state: State, logger: Logger) -> None:

@@ -84,7 +84,7 @@ class Snapshot:
             CheckpointSaveError: It could not be written, another checkpoint has the name, or a process has not written
                 its files in time. Existing checkpoints are unchanged.
         """
-        save = _JointSave(self, self.writers, folder, name)
+        save = _JointSave(self, folder, name)
         if self.writers.rank == 0:
             save.lead(overwrite=overwrite, prepare=prepare, finish=finish)
         else:
@@ -110,7 +110,6 @@ class _JointSave:
     """
 
     snapshot: Snapshot
-    writers: Writers
     folder: Folder
     name: str
 
@@ -129,7 +128,9 @@ class _JointSave:
                 awaited = "outcome"
                 # The first process writes while the others do, and waits for them afterwards.
                 written = [self._write_files(draft)]
-                written += [self._receive(f"written by {rank}", rank) for rank in range(1, self.writers.world_size)]
+                written += [
+                    self._receive(f"written by {rank}", rank) for rank in range(1, self.snapshot.writers.world_size)
+                ]
                 failed = next((message for message in written if message.error is not None), None)
                 if failed is not None:
                     raise CheckpointSaveError(self.folder.at(self.name), str(failed.error))  # noqa: TRY301
@@ -147,7 +148,7 @@ class _JointSave:
 
     def follow(self) -> None:
         """Write this process's files to the draft that the first process has begun, and wait for the outcome."""
-        rank, failed = self.writers.rank, None
+        rank, failed = self.snapshot.writers.rank, None
         message = self._receive(f"draft for {rank}")
         if message.draft is not None:
             try:
@@ -195,7 +196,7 @@ class _JointSave:
         if isinstance(contents, Exception):
             raise contents
         files = {file: Content(pieces) for file, pieces in contents.items()}
-        if self.writers.rank == 0:
+        if self.snapshot.writers.rank == 0:
             data = write_json(self.snapshot.data, sort=False)
             if len(data) > MAX_STATE_BYTES:
                 reason = f"its {STATE} would have {len(data)} bytes, and none of more than {MAX_STATE_BYTES} is read. "
@@ -222,15 +223,15 @@ class _JointSave:
         return manifest
 
     def _send_all(self, key: str, message: Message) -> None:
-        for rank in range(1, self.writers.world_size):
+        for rank in range(1, self.snapshot.writers.world_size):
             self._send(f"{key} for {rank}", message)
 
     def _send(self, key: str, message: Message) -> None:
-        self.writers.send(self._numbered(key), message)
+        self.snapshot.writers.send(self._numbered(key), message)
 
     def _receive(self, key: str, rank: int = 0) -> Message:
         """Return the message of a process, in which ``error`` is why there is none."""
-        message = self.writers.receive(self._numbered(key), lambda: self.snapshot.until)
+        message = self.snapshot.writers.receive(self._numbered(key), lambda: self.snapshot.until)
         silent = f"process {rank} has not answered in {self.snapshot.timeout:g} seconds; is it still running?"
         return message or Message(error=silent)
 

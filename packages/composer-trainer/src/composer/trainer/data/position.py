@@ -144,7 +144,7 @@ class EpochPosition:
     @property
     def num_batches(self) -> int:
         """The number of batches before the place."""
-        return -(-self.place // self.place_distance)
+        return math.ceil(self.place / self.place_distance)
 
     @property
     def epoch_is_over(self) -> bool:
