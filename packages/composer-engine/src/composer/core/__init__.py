@@ -23,9 +23,9 @@ from composer.core.precision import MemoryFormat, Precision, TrainerMode, get_pr
 from composer.core.saved_state import LoadReport, StateMismatchError
 from composer.core.serializable import Serializable, saved
 from composer.core.serialization import NotSerializableError, from_data, to_data
-from composer.core.split_step import SplitStep
 from composer.core.splitting import join_tensors, split_tensors
 from composer.core.state import State, SupportsTraining
+from composer.core.step import SplitStep
 from composer.core.time import Time, Timestamp, TimeUnit, ensure_time
 from composer.functional.former_names import serve_former_names
 from composer.functional.signatures import unquote_annotations

@@ -20,9 +20,8 @@ from composer.core.event import Event
 from composer.core.logger import Logger, LoggerDestination
 from composer.core.packing import check_packed_model, has_packed_rows
 from composer.core.precision import Precision
-from composer.core.split_step import check_first_loss
 from composer.core.state import State
-from composer.core.step import Step, total_of
+from composer.core.step import Step, check_first_loss, total_of
 from composer.core.time import TimeUnit
 
 if TYPE_CHECKING:

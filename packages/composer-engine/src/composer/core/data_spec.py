@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from composer.core.arguments import NamesArguments
+from composer.core.checks import NamesArguments
 from composer.functional.nested import is_list_of_items, is_list_of_samples, leaves, rebuild, sizes
 
 __all__ = ["Batch", "BatchKey", "DataSpec", "batch_get", "batch_set", "ensure_data_spec"]

@@ -13,8 +13,7 @@ import torch
 from attrs.validators import optional
 from torch import Tensor, nn
 
-from composer.core.arguments import NamesArguments
-from composer.core.checks import integer, is_string, is_subset, nearest, to_strings
+from composer.core.checks import NamesArguments, integer, is_string, is_subset, nearest, to_strings
 from composer.core.data_spec import DataSpec, ensure_data_spec
 from composer.core.event import Event
 from composer.core.interval import Interval

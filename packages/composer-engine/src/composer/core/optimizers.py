@@ -1,4 +1,4 @@
-"""Optimizers: their parameters, wrappers and closures, and whether they hold the parameters of the model."""
+"""Optimizers: parameters, learning rates, wrappers, closures, and whether they hold the parameters of the model."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from composer.functional.checks import few
 
-__all__: list[str] = []
+__all__ = ["base_rate", "set_rate"]
 
 _REMEDY = "Pass optimizers=state.optimizers to the surgery, so that it moves them over."
 
@@ -129,3 +129,42 @@ class Ownership:
 
 def _ids(parameters: Mapping[str, nn.Parameter]) -> set[int]:
     return {id(parameter) for parameter in parameters.values()}
+
+
+def base_rate(group: dict[str, Any]) -> float | Tensor:
+    """Return the learning rate of a parameter group that a schedule multiplies, its ``initial_lr``.
+
+    A rate that :func:`set_rate` has not set was assigned by the user, and becomes the ``initial_lr``.
+
+    Example:
+        >>> group = {"lr": 0.1}
+        >>> set_rate(group, 0.5 * base_rate(group))
+        >>> group["lr"] = 0.04
+        >>> base_rate(group)
+        0.04
+    """
+    rate = group["lr"]
+    base = group.setdefault("initial_lr", _copied(rate))
+    scheduled = group.setdefault("scheduled_lr", _copied(rate))
+    if isinstance(rate, Tensor):  # compared without waiting for the device
+        group["initial_lr"] = torch.where(rate == scheduled, base, rate)
+    elif rate != scheduled:
+        group["initial_lr"] = rate
+    initial: float | Tensor = group["initial_lr"]
+    return initial
+
+
+def set_rate(group: dict[str, Any], rate: float | Tensor) -> None:
+    """Set the learning rate of a parameter group, and record it as ``scheduled_lr``.
+
+    A tensor is changed in place, because compiled and captured optimizers refer to it.
+    """
+    if isinstance(group["lr"], Tensor):
+        rate = group["lr"].fill_(rate).clone()
+    else:
+        group["lr"] = rate
+    group["scheduled_lr"] = rate
+
+
+def _copied(rate: float | Tensor) -> float | Tensor:
+    return rate.clone() if isinstance(rate, Tensor) else rate

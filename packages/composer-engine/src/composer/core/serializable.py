@@ -7,8 +7,7 @@ from typing import Any
 
 import attrs
 
-from composer.core.arguments import NamesArguments
-from composer.core.checks import describe, error_text, nearest
+from composer.core.checks import NamesArguments, describe, error_text, nearest
 from composer.core.serialization import NotSerializableError, field_types, from_data, to_data
 
 __all__ = [

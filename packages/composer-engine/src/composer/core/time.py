@@ -14,8 +14,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, SupportsIndex, cast
 import attrs
 import typing_extensions
 
-from composer.core.arguments import StoredAsObject
-from composer.core.checks import nearest
+from composer.core.checks import StoredAsObject, nearest
 
 __all__ = ["Counts", "Time", "TimeUnit", "Timestamp", "ensure_time"]
 

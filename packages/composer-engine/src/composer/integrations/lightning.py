@@ -20,7 +20,7 @@ from composer.core.evaluator import evaluation_weights
 from composer.core.event import STEP_EVENTS
 from composer.core.optimizers import wants_closure
 from composer.core.planning import check_served
-from composer.core.split_step import StopStep, replaced_method
+from composer.core.step import StopStep, replaced_method
 from composer.functional.signatures import unquote_annotations
 from composer.integrations._host import HostAlgorithms
 

@@ -22,7 +22,7 @@ from composer.core import Algorithm, Event, Plan, TimeUnit, join_tensors, split_
 from composer.core.adapter import Adapter, served_fields
 from composer.core.data_spec import length_of
 from composer.core.optimizers import wants_closure
-from composer.core.split_step import SplitStep
+from composer.core.step import SplitStep
 from composer.core.time import Timestamp
 from composer.functional.signatures import unquote_annotations
 from composer.functional.transformers_loss import (

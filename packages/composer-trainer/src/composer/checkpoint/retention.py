@@ -15,8 +15,7 @@ import attrs
 from composer.checkpoint.finding import FoundCheckpoint, find_checkpoints, progress
 from composer.checkpoint.folder import Folder
 from composer.core import Timestamp
-from composer.core.arguments import NamesArguments
-from composer.core.checks import integer, one_of
+from composer.core.checks import NamesArguments, integer, one_of
 from composer.core.evaluator import nearest_metric
 
 __all__ = ["KeepBest", "check_keep_last", "delete_old", "expired", "own_checkpoints"]

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from composer.core import State, Time, TimeUnit
-from composer.core.learning_rates import base_rate, set_rate
+from composer.core.optimizers import base_rate, set_rate
 
 __all__ = ["ClockLR", "convert_time", "position"]
 
@@ -102,7 +102,7 @@ def _absolute(span: Time, ratio: float, state: State) -> tuple[float, TimeUnit]:
 class ClockLR(LRScheduler):
     """Set each learning rate to its initial value times a factor that depends only on the run's clock.
 
-    A rate that is assigned between two steps becomes the initial value; see :mod:`composer.core.learning_rates`.
+    A rate that is assigned between two steps becomes the initial value; see :mod:`composer.core.optimizers`.
 
     ``torch.optim.lr_scheduler.LambdaLR`` counts its own steps instead, and warns about the order of steps when a loss
     scaler skips the first step or an algorithm wraps the optimizer.

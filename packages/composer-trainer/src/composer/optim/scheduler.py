@@ -18,8 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from composer.core import State, Time, TimeUnit
-from composer.core.arguments import NamesArguments
-from composer.core.checks import is_flag, number, number_between, one_of
+from composer.core.checks import NamesArguments, is_flag, number, number_between, one_of
 from composer.optim.clock import ClockLR, position
 from composer.optim.phases import (
     ROUNDING,

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
-from composer.core.arguments import NamesArguments
+from composer.core.checks import NamesArguments
 from composer.functional.checks import check_interval
 from composer.functional.dtensors import local_parts
 from composer.optim.applying import (

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from composer.core import Batch, Engine
     from composer.core.step import Microbatch
     from composer.distributed import Parallelism
-    from composer.trainer.clock import Clock
     from composer.trainer.data.batches import Batches
     from composer.trainer.optimization import Optimization
+    from composer.trainer.run import Clock
     from composer.trainer.stopping import StopSignals
 
 __all__ = ["BatchGradients"]

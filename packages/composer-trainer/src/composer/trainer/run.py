@@ -10,6 +10,8 @@ in each step.
 
 from __future__ import annotations
 
+import contextlib
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -20,18 +22,18 @@ import torch
 from composer.core import Engine, Event, TimeUnit
 from composer.core.evaluator import enter_training_mode
 from composer.distributed import GlobalBatch
-from composer.trainer.clock import Clock
 from composer.trainer.data.batches import END
 from composer.trainer.evaluation.metrics import log_train_metrics
 from composer.trainer.gradients import BatchGradients
 from composer.trainer.stopping import Stopped, StopSignals
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
     from torch.optim.lr_scheduler import LRScheduler
 
+    from composer.core import State
     from composer.distributed import Parallelism
     from composer.trainer.data.batches import Batches
     from composer.trainer.evaluation.evaluate import Evaluations
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from composer.trainer.resume.state import ResumeState
     from composer.trainer.schedules import Schedules
 
-__all__ = ["Run"]
+__all__ = ["Clock", "Run"]
 
 
 class Run:
@@ -295,3 +297,50 @@ class LoggedLosses(Mapping[str, float]):
     def __len__(self) -> int:
         """Return the number of losses."""
         return len(self._losses)
+
+
+class Clock:
+    """Advances the timestamps of a state, and measures the time between two calls of :meth:`elapsed`.
+
+    Args:
+        state: Its ``timestamp`` and ``previous_timestamp`` are set.
+
+    Example:
+        >>> from composer.core import State
+        >>> clock = Clock(State(model=None))
+        >>> clock.count_batch(samples=4, tokens=0, microseconds=100)
+        >>> clock.state.timestamp.sample
+        Time(4, TimeUnit.SAMPLE)
+    """
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self._since = time.perf_counter()
+
+    def elapsed(self) -> int:
+        """Return the microseconds since the last call."""
+        before, self._since = self._since, time.perf_counter()
+        return int((self._since - before) * 1e6 + 0.5)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not count the time within the block as training time."""
+        before = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - before
+
+    def count_batch(self, samples: int, tokens: int, microseconds: int) -> None:
+        """Advance by a batch."""
+        state = self.state
+        state.previous_timestamp = state.timestamp
+        state.timestamp = state.timestamp.to_next_batch(samples, tokens, microseconds)
+
+    def count_epoch(self) -> None:
+        """Advance by an epoch; the time since its last batch is counted with the next batch."""
+        self.state.previous_timestamp = self.state.timestamp
+        self.state.timestamp = self.state.timestamp.to_next_epoch()
+
+    def count_iteration(self) -> None:
+        """Advance by an iteration; as by an epoch."""
+        self.state.previous_timestamp = self.state.timestamp
+        self.state.timestamp = self.state.timestamp.to_next_iteration()

@@ -25,7 +25,6 @@ from composer.core import (
 from composer.distributed.failures import explaining_loss
 from composer.export.inference import Transform, export_for_inference
 from composer.functional.checks import check_flags, check_subset
-from composer.trainer.cooldown import check_cooldown, cooled_down
 from composer.trainer.data.settings import TrainingData, check_trainable
 from composer.trainer.evaluation.evaluate import (
     EvalData,
@@ -44,7 +43,7 @@ from composer.trainer.loop import train
 from composer.trainer.optimization import Optimization, change_precision, check_precision, warn_of_default_optimizer
 from composer.trainer.result import FitResult, reason_of_end
 from composer.trainer.run import Run
-from composer.trainer.schedules import SchedulerLike, TrainingSchedule, check_optimizers_of, scaled
+from composer.trainer.schedules import SchedulerLike, TrainingSchedule, check_optimizers_of, cooled_down, scaled_lengths
 from composer.trainer.settings.assembly import Assembly
 from composer.trainer.settings.checkpoints import Loading, Saving
 from composer.trainer.settings.compute import Compute, choose_precision
@@ -405,8 +404,7 @@ class Trainer(Assembly):
         self._check_microbatch_size(device_train_microbatch_size)
         new_precision = state.precision if precision is None else choose_precision(precision, state.device)
         check_precision(state, new_precision)
-        part = None if duration is None else scaled(duration, scale_schedule_ratio, "duration")
-        length = check_cooldown(cooldown, part)
+        part, length = scaled_lengths(duration, cooldown, scale_schedule_ratio)
         training = self._schedule.changed(part, schedulers, scale_schedule_ratio, step_schedulers_every_batch)
         check_optimizers_of(training.schedulers, state.optimizers)
         data = self._data.changed(train_dataloader, train_dataloader_label, train_subset_num_batches, spin_dataloaders)

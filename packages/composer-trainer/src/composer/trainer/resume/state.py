@@ -49,7 +49,6 @@ from composer.distributed import (
 )
 from composer.distributed.collectives import failing_in_all_processes
 from composer.distributed.environment import get_tensor_parallel_size
-from composer.trainer.cooldown import Cooldown
 from composer.trainer.data.saved_place import SavedPlace  # noqa: TC001  (its fields are looked up at run time)
 from composer.trainer.evaluation.evaluate import due_evaluators
 from composer.trainer.evaluation.merging import merge_metrics
@@ -57,6 +56,7 @@ from composer.trainer.evaluation.metrics import SavedMetric, check_metrics, load
 from composer.trainer.reproducibility import seed_all
 from composer.trainer.resume.contract import SavedObjects, save_objects, takes_position
 from composer.trainer.resume.objects import GivenObjects
+from composer.trainer.schedules import Cooldown
 from composer.trainer.tools.hyperparameters import plain_settings
 
 if TYPE_CHECKING:

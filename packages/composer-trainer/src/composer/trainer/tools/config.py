@@ -16,8 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from composer.core import Algorithm, Callback, LoggerDestination
-from composer.core.arguments import unknown_arguments
-from composer.core.checks import as_list, nearest, shortened
+from composer.core.checks import as_list, nearest, shortened, unknown_arguments
 from composer.core.model_state import check_settings
 from composer.loggers.products import import_product
 from composer.trainer.reproducibility import seed_all
