@@ -139,7 +139,7 @@ class TestAlgorithmsOverview:
             device="cpu",
         )
         before = copy_of(model)
-        with pytest.warns(UserWarning, match="optimizers was not given"):
+        with pytest.warns(UserWarning, match="No optimizer was specified"):
             trainer.fit()
 
         assert [entry.key for entry in trainer.engine.explain().entries[Event.INIT]] == ["BlurPool", "ChannelsLast"]

@@ -7,7 +7,7 @@ from composer.checkpoint.former import FileLinks, without_suffix, without_zero
 
 def test_suffix():
     """The ending of a file is removed with a warning."""
-    with pytest.warns(UserWarning, match=r"'ep1\.pt' is saved as 'ep1'"):
+    with pytest.warns(DeprecationWarning, match=r"'ep1\.pt' is saved as 'ep1'"):
         assert without_suffix("ep1.pt") == "ep1"
 
 

@@ -221,9 +221,13 @@ class TestWhat:
 class TestKeeping:
     def test_keep_none(self, make_trainer, tmp_path):
         """With 0 the last checkpoint of a local folder is kept, and all at a URL, where copies are not local."""
-        with pytest.warns(UserWarning, match=r"num_checkpoints_to_keep=0 .* keeps the last checkpoint .* Set it to 1"):
+        with pytest.warns(
+            DeprecationWarning, match=r"num_checkpoints_to_keep=0 .* keeps the last checkpoint .* Set it to 1"
+        ):
             trainer = make_trainer(None, save_folder=tmp_path, save_interval="2ba", save_num_checkpoints_to_keep=0)
-        with pytest.warns(UserWarning, match=r"num_checkpoints_to_keep=0 .* keeps all checkpoints .* Set it to -1"):
+        with pytest.warns(
+            DeprecationWarning, match=r"num_checkpoints_to_keep=0 .* keeps all checkpoints .* Set it to -1"
+        ):
             remote = CheckpointSaver("memory://runs/none", num_checkpoints_to_keep=0)
 
         trainer.fit()
@@ -235,7 +239,9 @@ class TestKeeping:
         """The ending of Composer's files is removed from the names of checkpoints, with a warning for each."""
         names = {"save_filename": "ep{epoch}-rank{rank}.pt", "save_latest_filename": "latest-rank{rank}.pt"}
 
-        with pytest.warns(UserWarning, match=r"A checkpoint is a folder, so .* remove '.pt' from filename") as caught:
+        with pytest.warns(
+            DeprecationWarning, match=r"A checkpoint is a folder, so .* remove '.pt' from filename"
+        ) as caught:
             trainer = make_trainer(None, save_folder=tmp_path, **names)
         trainer.fit()
 

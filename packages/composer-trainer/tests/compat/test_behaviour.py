@@ -66,7 +66,7 @@ class OfEvaluation(Callback):
 def folder(tmp_path):
     """Return a folder in which a run has saved a checkpoint, with Composer's default names asked for."""
     names = {"save_filename": "ep{epoch}.pt", "save_latest_filename": "latest-rank{rank}.pt"}
-    with pytest.warns(UserWarning, match="with a link"):
+    with pytest.warns(DeprecationWarning, match="with a link"):
         trainer = small_run(max_duration="2ep", save_folder=str(tmp_path), callbacks=Remembers(), **names)
     with trainer:
         trainer.fit()

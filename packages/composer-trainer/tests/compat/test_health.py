@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from composer.compat import health
-from composer.compat.health import HealthChecker
+from composer.compat.health import GPU_AVAILABLE_FLOPS, HealthChecker
 from fixtures import small_run
 
 NOW = {"sample_freq": 0, "window_size": 0, "wait": 0}
@@ -81,3 +81,13 @@ def test_no_samples_before_the_wait(monkeypatch, caplog):
     assert reports(HealthChecker(sample_freq=0, window_size=0), caplog) == []
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert reports(HealthChecker(**NOW), caplog) == []
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "peak"),
+    [("h100-sxm", "amp_bf16", 989.5e12), ("a100", "fp32", 19.5e12), ("a100", "tf32", 156e12), ("t4", "fp16", 65e12)],
+)
+def test_the_table_of_speeds(gpu, precision, peak):
+    """The manufacturers' figures are found by Composer's names."""
+    assert GPU_AVAILABLE_FLOPS[gpu][precision] == peak
+    assert "amp_fp32" not in GPU_AVAILABLE_FLOPS[gpu]

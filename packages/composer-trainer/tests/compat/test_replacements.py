@@ -8,6 +8,7 @@ from collections import Counter, OrderedDict, defaultdict, namedtuple
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from composer.callbacks import CheckpointSaver
 from composer.compat.replacements import (
@@ -16,11 +17,13 @@ from composer.compat.replacements import (
     ParallelismConfig,
     TPConfig,
     check_max_duration,
+    convert_flat_dict_to_nested_dict,
     convert_nested_dict_to_flat_dict,
     create_interval_scheduler,
     ensure_tuple,
     get_node_signal_file_name,
     get_rng_state,
+    initial_microbatch_size,
     is_model_ddp,
     load_rng_state,
     local_rank_zero_download_and_wait,
@@ -375,3 +378,28 @@ def test_the_registry_of_alibi():
     del policy_registry[Attention]
 
     assert [model[0].length, model[2].length] == [64, 65]
+
+
+@pytest.mark.parametrize(
+    ("size", "is_automatic", "batch_size", "expected"),
+    [(None, False, 4, 4), ("auto", True, 4, 4), (2, False, 4, 2), (2, False, None, 2)],
+)
+def test_initial_microbatch_sizes(size, is_automatic, batch_size, expected):
+    """A size that is not given, or is to be found, is that of the batches."""
+    loader = None if batch_size is None else DataLoader([1, 2], batch_size=batch_size)
+
+    assert initial_microbatch_size(size, is_automatic, loader) == expected
+
+
+def test_the_initial_microbatch_size_is_unknown():
+    """A loader without a batch size needs one; without a loader nothing is known yet."""
+    assert initial_microbatch_size(None, False, None) is None
+    with pytest.raises(ValueError, match="device_train_microbatch_size must be given"):
+        initial_microbatch_size(None, False, [1, 2])
+
+
+def test_nested_and_flat_dictionaries():
+    """The two functions are inverse to each other."""
+    nested = {"run": {"name": "mine", "sizes": {"batch": 2}}, "seed": 17}
+
+    assert convert_flat_dict_to_nested_dict(convert_nested_dict_to_flat_dict(nested)) == nested

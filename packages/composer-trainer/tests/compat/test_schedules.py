@@ -7,6 +7,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from composer import Trainer
 from composer.compat import lag_schedules
+from composer.compat.schedules import check_same_unit
+from composer.core import Time
 from composer.models import ComposerClassifier
 from composer.optim import (
     CosineAnnealingWithWarmupScheduler,
@@ -102,3 +104,18 @@ def test_several_schedulers():
 
     assert first is of_torch
     assert second is not by_epoch
+
+
+@pytest.mark.parametrize(
+    ("t_warmup", "t_max", "is_right"),
+    [("1ba", "2ba", True), ("1tok", "2tok", True), ("1ba", "2sp", False), ("1ba", "2ep", False), ("1ep", "2ep", False)],
+)
+def test_units_of_a_schedule(t_warmup, t_max, is_right):
+    """A warm-up and a schedule have the same unit, and none in epochs is left."""
+    times = Time.from_timestring(t_warmup), Time.from_timestring(t_max)
+
+    if is_right:
+        check_same_unit(*times)
+    else:
+        with pytest.raises(ValueError, match=f"got {t_warmup} and {t_max}"):
+            check_same_unit(*times)

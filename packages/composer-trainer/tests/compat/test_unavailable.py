@@ -29,8 +29,6 @@ def test_names_that_cannot_be_used(entry):
     [
         "composer.utils.KNOWN_COMPRESSORS",
         "composer.utils.compression.KNOWN_COMPRESSORS",
-        "composer.utils.object_store.MLFLOW_EXPERIMENT_ID_FORMAT_KEY",
-        "composer.utils.MLFLOW_RUN_ID_FORMAT_KEY",
         "composer.utils.remote_uploader.RemoteFilesExistingCheckStatus",
     ],
 )

@@ -248,7 +248,7 @@ def test_default_optimizer():
     default.eval()  # without a warning
     plain = small_run(model=models[1], optimizers=torch.optim.SGD(models[1].parameters(), lr=0.1), max_duration="1ep")
 
-    with pytest.warns(UserWarning, match=r"optimizers was not given: training with DecoupledSGDW\(.*lr=0.1\)"):
+    with pytest.warns(UserWarning, match=r"No optimizer was specified: training with DecoupledSGDW\(.*lr=0.1\)"):
         default.fit()
     plain.fit()
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, TypeVar, cast
 
 import torch
 
 from composer.core.data_spec import Batch, move_batch
+from composer.core.former import warn_former
 
 __all__ = ["Device", "to_device"]
 
@@ -115,6 +115,4 @@ def to_device(device: torch.device | str) -> torch.device:
 
 
 def _warn(name: str, change: str) -> None:
-    warnings.warn(
-        f"composer.devices.Device.{name} is a former name. Use {change}.", category=DeprecationWarning, stacklevel=3
-    )
+    warn_former(f"composer.devices.Device.{name} is a former name. Use {change}.")

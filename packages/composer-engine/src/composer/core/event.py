@@ -159,6 +159,16 @@ class Event(StrEnum):
         return "before_" in self.value
 
     @property
+    def is_eval(self) -> bool:
+        """Whether the event is of an evaluation."""
+        return self.value.startswith("eval")
+
+    @property
+    def is_predict(self) -> bool:
+        """Whether the event is of a prediction."""
+        return self.value.startswith("predict")
+
+    @property
     def canonical_name(self) -> str:
         """The name without what it states about the place: ``"forward"`` of ``before_forward``."""
         return re.sub(r"before_|after_|_start$|_end$", "", self.value)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from contextlib import AbstractContextManager
-from enum import StrEnum
 
 import torch
 
 from composer.core.checks import nearest
+from composer.core.former import StringEnum
 
 __all__ = ["MemoryFormat", "Precision", "TrainerMode", "get_precision_context"]
 
 
-class Precision(StrEnum):
+class Precision(StringEnum):
     """The precision in which a model computes.
 
     Example:
@@ -33,6 +33,8 @@ class Precision(StrEnum):
     @classmethod
     def _missing_(cls, value: object) -> Precision | None:
         word = str(value).strip().lower().removeprefix("torch.").replace("-", "_")
+        if word.upper() in cls.__members__:
+            return cls[word.upper()]
         hint = nearest(_ELSEWHERE.get(word, word), [one.value for one in cls])
         # Here, because the error that Enum raises after this method suggests nothing.
         raise ValueError(f"precision must be one of {', '.join(cls)}, got {value!r}{hint}")
@@ -73,7 +75,7 @@ def get_precision_context(precision: Precision | str, device_type: str | None = 
     return torch.autocast("cpu" if found is None else torch.device(found).type, dtype=dtype)
 
 
-class MemoryFormat(StrEnum):
+class MemoryFormat(StringEnum):
     """The memory layout of a batch of images; ``to_torch()`` returns the corresponding :class:`torch.memory_format`."""
 
     CONTIGUOUS_FORMAT = "contiguous_format"
@@ -92,7 +94,7 @@ class MemoryFormat(StrEnum):
         return memory_format
 
 
-class TrainerMode(StrEnum):
+class TrainerMode(StringEnum):
     """The mode of a run."""
 
     TRAIN = "train"

@@ -21,6 +21,7 @@ from composer.core.components import ObservableList, by_key
 from composer.core.data_spec import Batch, BatchKey, DataSpec, batch_get, batch_set, ensure_data_spec, length_of
 from composer.core.device import to_device
 from composer.core.evaluator import Evaluator, MetricValues, ensure_evaluator
+from composer.core.former import FormerState, to_batches
 from composer.core.logger import Logger
 from composer.core.precision import Precision
 from composer.core.randomness import derive_seed
@@ -101,6 +102,10 @@ def _to_optimizers(optimizers: Optimizer | Sequence[Optimizer] | None) -> tuple[
     return checked
 
 
+def _to_metric_values(values: Mapping[str, Any]) -> MetricValues:
+    return MetricValues(values)
+
+
 class _Converted(Protocol[Got_co, Given_contra]):
     """A property that converts the values that it is set to."""
 
@@ -113,10 +118,6 @@ def _converted(field: str, convert: Callable[[Given_contra], Got_co], doc: str) 
         operator.attrgetter(field), lambda state, value: setattr(state, field, convert(value)), doc=doc
     )
     return cast("_Converted[Got_co, Given_contra]", accessor)
-
-
-def _to_metric_values(values: Mapping[str, Any]) -> MetricValues:
-    return MetricValues(values)
 
 
 def _to_schedulers(schedulers: Any) -> tuple[LRScheduler, ...]:
@@ -155,7 +156,7 @@ def _current_rank() -> int:
 
 # No field has an on_setattr of its own: with one, attrs sets every field of every step by a Python function.
 @attrs.define(eq=False, repr=False, on_setattr=attrs.setters.NO_OP)
-class State:
+class State(FormerState):
     """The state of a run. The metadata of each field states its lifetime: ``saved``, ``live``, ``step`` or ``cache``.
 
     Args:
@@ -167,11 +168,9 @@ class State:
         device_train_microbatch_size: Samples in a microbatch; None does not split batches.
         auto_microbatching: Whether that size is determined automatically.
         train_dataloader, evaluators: The data for training, a loader or a :class:`DataSpec`, and for evaluation.
-        dataloader: The loader in use, for training or evaluation.
-        dataloader_len: The number of batches in an epoch of it; the length of ``dataloader`` if None.
-        precision: The precision in which the model computes.
+        dataloader, dataloader_len: The loader in use, and the batches in an epoch of it; its length if None.
         optimizers, schedulers: One or several; stored as tuples.
-        scaler: Scales the loss for 16-bit floats.
+        precision, scaler: The precision in which the model computes, and what scales the loss for 16-bit floats.
         algorithms, callbacks: One or several; stored as lists whose changes the engine observes.
         iteration_length: The length of an iteration, in epochs.
         forward: ``f(batch) -> outputs``, for a model that is not called with a batch; the model itself if None.
@@ -212,7 +211,7 @@ class State:
     _evaluators: list[Evaluator] = _live(default=None, converter=_to_evaluators)
     dataloader: Iterable[Batch] | None = _live(default=None)
     dataloader_label: str | None = _live(default=None)
-    dataloader_len: int | None = _live(default=None)
+    _dataloader_len: int | None = _live(default=None, converter=to_batches)
     _precision: Precision = _live(default=Precision.FP32, converter=Precision)
     _optimizers: tuple[Optimizer, ...] = _live(default=None, converter=_to_optimizers)
     _schedulers: tuple[LRScheduler, ...] = _live(default=None, converter=_to_schedulers)
@@ -256,7 +255,7 @@ class State:
     def __attrs_post_init__(self) -> None:
         for components in (self._algorithms, self._callbacks):
             components.on_change.append(self._components_changed)
-        if self.dataloader_len is None or self.dataloader_len == -1:
+        if self._dataloader_len is None or self._dataloader_len == -1:
             self.dataloader_len = length_of(self.dataloader)
 
     def _components_changed(self) -> None:
@@ -288,6 +287,7 @@ class State:
         self._callbacks[:] = _to_callbacks(callbacks)
 
     optimizers = _converted("_optimizers", _to_optimizers, "The optimizers.")
+    dataloader_len = _converted("_dataloader_len", to_batches, "The number of batches in an epoch; None if unknown.")
     schedulers = _converted("_schedulers", _to_schedulers, "The learning rate schedulers.")
     max_duration = _converted("_max_duration", _to_max_duration, "The duration of the training.")
     iteration_length = _converted("_iteration_length", _to_iteration_length, "The length of an iteration, in epochs.")

@@ -9,7 +9,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Any, Generic, NamedTuple, NoReturn, SupportsIndex, cast
+from typing import Any, Generic, NamedTuple, SupportsIndex, cast
 
 import attrs
 import typing_extensions
@@ -590,10 +590,6 @@ class Timestamp(StoredAsObject):
                 raise ValueError(f"{name} of a saved Timestamp must be a number of seconds, got {value!r}.") from None
         return cls(**counts)
 
-    def load_state_dict(self, state: Mapping[str, int | float]) -> NoReturn:
-        """Raise an error: a timestamp is immutable; use :meth:`from_state_dict`.
-
-        Raises:
-            TypeError: Always.
-        """
-        raise TypeError("A Timestamp is immutable. Write state.timestamp = Timestamp.from_state_dict(...).")
+    def load_state_dict(self, state: Mapping[str, int | float]) -> None:
+        """Replace all counts; only for programs for MosaicML Composer. Others use :meth:`from_state_dict`."""
+        object.__setattr__(self, "counts", Timestamp.from_state_dict(state).counts)

@@ -14,7 +14,7 @@ from composer.core import Precision
 if TYPE_CHECKING:
     from torch.utils.flop_counter import FlopCounterMode
 
-__all__ = ["FlopCounter", "HasFlops", "flops_per_batch", "peak_flops"]
+__all__ = ["PEAKS", "FlopCounter", "HasFlops", "flops_per_batch", "peak_flops"]
 
 
 @runtime_checkable
@@ -82,7 +82,7 @@ class _Peak:
 
 
 # From the data sheets, without sparsity; the first name contained in the device's name applies.
-_PEAKS = {
+PEAKS = {
     "B200": _Peak(tf32=1125, fp16=2250, bf16=2250, fp8=4500),
     "H200 NVL": _Peak(60, 417.5, 835.5, 835.5, 1670.5),
     "H200": _Peak(67, 494.5, 989.5, 989.5, 1979),
@@ -115,7 +115,7 @@ def peak_flops(device_name: str, precision: Precision) -> float | None:
         312000000000000.0
     """
     # The name of a GPU instance (MIG) does not state its fraction of the GPU.
-    candidates = (peak for name, peak in _PEAKS.items() if re.search(rf"\b{re.escape(name)}\b", device_name))
+    candidates = (peak for name, peak in PEAKS.items() if re.search(rf"\b{re.escape(name)}\b", device_name))
     peak = None if "MIG" in device_name else next(candidates, None)
     if peak is None:
         return None

@@ -13,6 +13,7 @@ from composer.checkpoint.manifest import FileRecord, Manifest
 from composer.checkpoint.retention import KeepBest
 from composer.checkpoint.saving import save_checkpoint
 from composer.checkpoint.torch_files import load_torch_weights
+from composer.functional.former_names import serve_former_names
 from composer.functional.signatures import unquote_annotations
 
 __all__ = [
@@ -37,3 +38,4 @@ __all__ = [
 ]
 
 unquote_annotations(globals())
+serve_former_names(__name__)

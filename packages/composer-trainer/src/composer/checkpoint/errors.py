@@ -12,6 +12,7 @@ __all__ = [
     "CheckpointSaveError",
     "FolderInUseError",
     "LaterCheckpointError",
+    "MissingCheckpointError",
 ]
 
 
@@ -33,6 +34,13 @@ class CheckpointError(ValueError):
     def __init__(self, path: object, reason: str) -> None:
         self.path, self.reason = str(path), abridged(reason)
         super().__init__(f"{self.path} {self.reason}")
+
+
+class MissingCheckpointError(CheckpointError, FileNotFoundError):
+    """There is no checkpoint of this path."""
+
+    def __init__(self, path: object) -> None:
+        super().__init__(path, "does not exist.")
 
 
 class CheckpointMismatchError(CheckpointError):

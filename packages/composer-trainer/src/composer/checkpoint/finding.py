@@ -16,7 +16,7 @@ from pathlib import Path
 
 import attrs
 
-from composer.checkpoint.errors import CheckpointError
+from composer.checkpoint.errors import CheckpointError, MissingCheckpointError
 from composer.checkpoint.folder import Folder, is_remote, local_path, split_path
 from composer.checkpoint.local import open_folder
 from composer.checkpoint.manifest import MANIFEST, TENSORS, Manifest
@@ -178,7 +178,7 @@ def follow(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None) 
     if latest and latest != ".." and latest == Path(latest).name and opened.exists(latest):
         name = latest
     elif not opened.exists(name):
-        raise CheckpointError(path, "does not exist.")
+        raise MissingCheckpointError(path)
     inside = open_folder(opened.at(name))
     if not inside.exists(MANIFEST) and any(found.is_complete for found in find_checkpoints(inside)):
         return inside, None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import attrs
 
 from composer.checkpoint.folder import Folder, is_remote
 from composer.checkpoint.local import LocalFolder
+from composer.core.former import warn_former
 
 __all__ = ["FileLinks", "without_suffix", "without_zero"]
 
@@ -21,11 +21,9 @@ def without_suffix(name: str) -> str:
     """Return the name of a checkpoint without the ending of a file."""
     if not isinstance(name, str) or not name.endswith(_SUFFIX):
         return name
-    warnings.warn(
+    warn_former(
         f"A checkpoint is a folder, so {name!r} is saved as {name.removesuffix(_SUFFIX)!r}, with a link: remove "
-        f"'{_SUFFIX}' from filename (save_filename) and latest_filename (save_latest_filename).",
-        UserWarning,
-        stacklevel=3,
+        f"'{_SUFFIX}' from filename (save_filename) and latest_filename (save_latest_filename)."
     )
     return name.removesuffix(_SUFFIX)
 
@@ -35,11 +33,9 @@ def without_zero(keep_last: int, folder: str | os.PathLike[str]) -> int:
     if keep_last != 0 or isinstance(keep_last, bool):
         return keep_last
     all_or_last, number = ("all checkpoints", -1) if is_remote(folder) else ("the last checkpoint", 1)
-    warnings.warn(
+    warn_former(
         f"num_checkpoints_to_keep=0 (save_num_checkpoints_to_keep) keeps {all_or_last} in {folder}: there are no "
-        f"other copies. Set it to {number}.",
-        UserWarning,
-        stacklevel=3,
+        f"other copies. Set it to {number}."
     )
     return number
 

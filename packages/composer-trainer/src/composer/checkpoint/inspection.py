@@ -36,7 +36,7 @@ def verify_checkpoint(path: str | os.PathLike[str]) -> Manifest:
     Example:
         >>> verify_checkpoint("no/such/checkpoint")
         Traceback (most recent call last):
-        composer.checkpoint.errors.CheckpointError: no/such/checkpoint does not exist.
+        composer.checkpoint.errors.MissingCheckpointError: no/such/checkpoint does not exist.
     """
     opened = open_checkpoint(path)
     opened.folder.check(opened.name, opened.manifest)

@@ -22,7 +22,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from composer.checkpoint.errors import CheckpointError
+from composer.checkpoint.errors import CheckpointError, MissingCheckpointError
 from composer.checkpoint.folder import is_remote, local_path
 from composer.checkpoint.remote import file_system
 
@@ -72,7 +72,7 @@ def read_weights_file(path: str) -> tuple[dict[str, Tensor], Any]:
     with tempfile.TemporaryDirectory(prefix="composer-") as folder:
         file = _download(path, Path(folder)) if is_remote(path) else local_path(path)
         if not file.is_file():
-            raise CheckpointError(path, "does not exist.")
+            raise MissingCheckpointError(path)
         if not path.endswith(".safetensors"):
             content = read_torch_file(file)
             return _weights_in(content, file), content

@@ -319,7 +319,7 @@ def ensure_valid_checkpoint(checkpoint_filepath: Path | str) -> Path | str:
     Example:
         >>> ensure_valid_checkpoint("no/such/checkpoint")
         Traceback (most recent call last):
-        composer.checkpoint.errors.CheckpointError: no/such/checkpoint does not exist.
+        composer.checkpoint.errors.MissingCheckpointError: no/such/checkpoint does not exist.
     """
     if Path(checkpoint_filepath).is_file():
         read_torch_file(Path(checkpoint_filepath))

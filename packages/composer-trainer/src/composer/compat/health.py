@@ -1,4 +1,4 @@
-"""Composer's callback that watches the load of GPUs."""
+"""Composer's callback that watches the load of GPUs, and its table of their speed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,28 @@ import os
 import time
 import urllib.request
 
+import attrs
 import torch
 
+from composer.callbacks._flops import PEAKS
 from composer.core import Callback, Logger, State
 from composer.distributed import get_local_rank
 
-__all__ = ["HealthChecker"]
+__all__ = ["GPU_AVAILABLE_FLOPS", "HealthChecker"]
 
 _log = logging.getLogger(__name__)
+
+_FORMER_NAMES = {"H200": "h200-sxm", "H100": "h100-sxm", "V100-SXM2": "v100-sxm"}
+GPU_AVAILABLE_FLOPS = {
+    _FORMER_NAMES.get(name, name.lower().replace(" ", "-")): {
+        amp + kind: value * 1e12
+        for kind, value in attrs.asdict(peak).items()
+        if value is not None
+        for amp in ({"", "amp_"} - {"amp_" if kind.endswith("32") else None})
+    }
+    for name, peak in PEAKS.items()
+}
+"""The peak operations per second of GPUs, by their names and precisions in Composer."""
 
 
 def gpu_utilizations() -> list[float]:

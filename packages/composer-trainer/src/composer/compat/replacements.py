@@ -45,11 +45,14 @@ __all__ = [
     "VersionedDeprecationWarning",
     "busy_wait_for_local_rank_zero",
     "check_max_duration",
+    "convert_flat_dict_to_nested_dict",
     "convert_nested_dict_to_flat_dict",
     "create_interval_scheduler",
+    "do_nothing",
     "ensure_tuple",
     "get_node_signal_file_name",
     "get_rng_state",
+    "initial_microbatch_size",
     "is_model_ddp",
     "is_model_deepspeed",
     "is_notebook",
@@ -121,6 +124,28 @@ def convert_nested_dict_to_flat_dict(nested_dict: dict[str, Any], prefix: str = 
         path = f"{prefix}/{name}" if prefix else name
         flattened |= convert_nested_dict_to_flat_dict(value, path) if isinstance(value, dict) else {path: value}
     return flattened
+
+
+def convert_flat_dict_to_nested_dict(flat_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a dictionary with joined names as nested ones.
+
+    Example:
+        >>> convert_flat_dict_to_nested_dict({"a/b": 1, "a/c": 2})
+        {'a': {'b': 1, 'c': 2}}
+    """
+    nested: dict[str, Any] = {}
+    for path, value in flat_dict.items():
+        *outer, last = path.split("/")
+        functools.reduce(lambda inner, name: inner.setdefault(name, {}), outer, nested)[last] = value
+    return nested
+
+
+def do_nothing(*_: object, **__: object) -> None:
+    """Do nothing.
+
+    Example:
+        >>> do_nothing()
+    """
 
 
 def using_torch_2() -> bool:
@@ -293,6 +318,25 @@ def check_max_duration(t_max: Time | str, state: State) -> None:
     whole, end = convert_time(state.max_duration, state), convert_time(t_max, state)
     if whole.unit is end.unit and whole > end:
         raise ValueError(f"t_max must be at least max_duration, {state.max_duration}, got {t_max}. Raise it.")
+
+
+def initial_microbatch_size(size: int | str | None, auto_microbatching: bool, train_dataloader: Any) -> int | None:
+    """Return the number of samples in a microbatch: ``size``, or that of the loader's batches if it is not given.
+
+    Raises:
+        ValueError: Neither is known.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> initial_microbatch_size(None, False, DataLoader([1, 2], batch_size=2))
+        2
+    """
+    if train_dataloader is None or not (auto_microbatching or size is None):
+        return size if isinstance(size, int) else None
+    batch_size: int | None = getattr(train_dataloader, "batch_size", None)
+    if batch_size is None:
+        raise ValueError("device_train_microbatch_size must be given for a loader without batch_size, got None.")
+    return batch_size
 
 
 def get_rng_state() -> list[dict[str, Any]]:

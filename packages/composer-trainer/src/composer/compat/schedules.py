@@ -1,4 +1,4 @@
-"""The learning rates of MosaicML Composer, which are those of the batch before."""
+"""The learning rates of MosaicML Composer, which are those of the batch before, and its check of units."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from torch.optim.lr_scheduler import LRScheduler
 
-from composer.core import State, Timestamp
+from composer.core import State, Time, Timestamp, TimeUnit
 
 if TYPE_CHECKING:
     from composer.optim import ComposerScheduler
 
-__all__ = ["lag_schedules"]
+__all__ = ["check_same_unit", "lag_schedules"]
 
 
 def lag_schedules(
@@ -84,3 +84,20 @@ def _clock_before(state: State, *, in_batches: bool) -> Timestamp:
         token=round(now.token * part),
         batch_in_epoch=in_epoch - in_batches,
     )
+
+
+def check_same_unit(t_warmup: Time, t_max: Time) -> None:
+    """Raise an error if the lengths of a warm-up and of a schedule have different units, or are in epochs.
+
+    Raises:
+        ValueError: They have. It is also an AssertionError, as in Composer.
+
+    Example:
+        >>> check_same_unit(Time(1, "ba"), Time(5, "ba"))
+    """
+    if t_warmup.unit is not t_max.unit or t_max.unit is TimeUnit.EPOCH:
+        raise _UnitsError(f"t_warmup and t_max must have the same unit, not epochs, got {t_warmup} and {t_max}.")
+
+
+class _UnitsError(ValueError, AssertionError):
+    """Times of a schedule have different units."""

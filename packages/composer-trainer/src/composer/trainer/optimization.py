@@ -225,8 +225,8 @@ def default_optimizer(model: nn.Module) -> Optimizer:
 def warn_of_default_optimizer() -> None:
     """Warn, from the method ``fit`` of a trainer, that it trains with the default optimizer."""
     warnings.warn(
-        "optimizers was not given: training with DecoupledSGDW(model.parameters(), lr=0.1). "
-        "Give the optimizer that suits the model.",
+        "No optimizer was specified: training with DecoupledSGDW(model.parameters(), lr=0.1). "
+        "Pass the one that suits the model as optimizers.",
         UserWarning,
         stacklevel=4,  # the caller of fit, which is wrapped
     )

@@ -1,0 +1,120 @@
+"""What programs for MosaicML Composer read from a run and compare names with."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from composer.core.time import Time, TimeUnit
+from composer.functional.dtensors import is_sharded
+
+__all__ = ["Batches", "FormerState", "StringEnum", "to_batches", "warn_former"]
+
+
+def warn_former(text: str) -> None:
+    """Give a :class:`DeprecationWarning` at the line outside of this library that is being run."""
+    frame, depth = inspect.currentframe(), 1
+    # Methods that attrs has generated have no module.
+    while frame is not None and frame.f_globals.get("__name__", "composer").partition(".")[0] == "composer":
+        frame, depth = frame.f_back, depth + 1
+    warnings.warn(text, DeprecationWarning, stacklevel=depth)
+
+
+class StringEnum(StrEnum):
+    """Names that are found and compared in upper or lower case.
+
+    Example:
+        >>> class Kind(StringEnum):
+        ...     FIRST = "first"
+        >>> Kind("First") is Kind.FIRST, Kind.FIRST == "FIRST"
+        (True, True)
+    """
+
+    def __init_subclass__(cls) -> None:
+        """Check that each value is the name in lower case."""
+        super().__init_subclass__()
+        for member in cls:
+            if (member.name, member.value) != (member.name.upper(), member.name.lower()):
+                raise ValueError(
+                    f"{member.name} = {member.value!r}: write {member.name.upper()} = {member.name.lower()!r}."
+                )
+
+    @classmethod
+    def _missing_(cls, value: object) -> StringEnum | None:
+        return cls.__members__.get(str(value).upper())
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other.lower() if isinstance(other, str) else other)
+
+    __hash__ = str.__hash__
+
+
+class Batches(int):
+    """A number of batches with the attributes of a :class:`Time`.
+
+    Example:
+        >>> Batches(5).value, Batches(5).unit, Batches(5) * 2
+        (5, <TimeUnit.BATCH: 'ba'>, 10)
+    """
+
+    __slots__ = ()
+    unit = TimeUnit.BATCH
+
+    @property
+    def value(self) -> int:
+        """The number."""
+        return int(self)
+
+    def to_timestring(self) -> str:
+        """Return ``"5ba"``."""
+        return Time(int(self), self.unit).to_timestring()
+
+
+def to_batches(number: int | Time | None) -> int | None:
+    """Return a number of batches; None if it is unknown."""
+    return None if number is None else Batches(number)
+
+
+class FormerState:
+    """Attributes of Composer's state that a state does not have by itself."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:  # type checkers name what does not exist
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in _FORMER:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            advice, value = _FORMER[name]
+            warn_former(f"state.{name} is a former name: {advice}.")
+            return value(self)
+
+
+def _no_config(state: Any) -> None:
+    if is_sharded(state.model):
+        raise AttributeError(f"The configuration of a sharded model is not in its state: {_CONFIG}.")
+
+
+_NOT_WRAPPED = "remove it; the model of the state is never wrapped, except by FSDP2"
+_CONFIG = "read what you pass as parallelism_config"
+_FORMER: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "is_model_ddp": (_NOT_WRAPPED, lambda state: isinstance(state.model, DistributedDataParallel)),
+    "fsdp_enabled": (_NOT_WRAPPED, lambda state: is_sharded(state.model)),
+    "fsdp_sharded_state_dict_enabled": ("checkpoints are always sharded", lambda state: is_sharded(state.model)),
+    **dict.fromkeys(("fsdp_config", "tp_config", "device_mesh", "fsdp_state_dict_type"), (_CONFIG, _no_config)),
+    "fsdp_config_version": (_CONFIG, lambda state: 2 if is_sharded(state.model) else 0),
+    "load_path": ("read what you pass to the Trainer", lambda _: None),
+    "load_monolith_rank0_only": ("each process reads its part", lambda _: False),
+    "deepspeed_enabled": ("DeepSpeed is not supported", lambda _: False),
+    "deepspeed_config": ("DeepSpeed is not supported", lambda _: None),
+    "save_metrics": ("metrics are always saved", lambda _: True),
+    "dataset_state": ("a checkpoint contains the place in the data", lambda _: None),
+    "dataset_resumption": ("a checkpoint contains the place in the data", lambda _: {}),
+    "precision_config": ("read what you pass to the Trainer", lambda _: None),
+}
+"""For each attribute, what to use instead, and its value."""

@@ -1,0 +1,133 @@
+"""What programs for MosaicML Composer read from a state, and names in upper or lower case."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from composer.core import Event, MemoryFormat, Precision, State, Time, Timestamp, TimeUnit
+from composer.core.former import StringEnum, warn_former
+
+
+@pytest.fixture
+def state():
+    return State(nn.Linear(2, 2), dataloader=DataLoader(range(10), batch_size=2), max_duration="2ep")
+
+
+class TestFormerState:
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("is_model_ddp", False),
+            ("fsdp_enabled", False),
+            ("fsdp_config", None),
+            ("fsdp_config_version", 0),
+            ("fsdp_state_dict_type", None),
+            ("fsdp_sharded_state_dict_enabled", False),
+            ("load_monolith_rank0_only", False),
+            ("deepspeed_enabled", False),
+            ("precision_config", None),
+            ("dataset_resumption", {}),
+            ("save_metrics", True),
+        ],
+    )
+    def test_former_attributes(self, state, name, value):
+        """They have the value of a model that is not sharded, with a warning at the line that reads them."""
+        with pytest.warns(DeprecationWarning, match=rf"state\.{name} is a former name: ") as caught:
+            assert getattr(state, name) == value
+
+        assert caught[0].filename == __file__
+
+    def test_configuration_of_a_sharded_model(self, state, monkeypatch):
+        """It is not in the state; the error contains where it is."""
+        monkeypatch.setattr("composer.core.former.is_sharded", lambda _: True)
+
+        with pytest.warns(DeprecationWarning, match="fsdp_enabled"):
+            assert state.fsdp_enabled
+        with (
+            pytest.warns(DeprecationWarning, match="fsdp_config"),
+            pytest.raises(AttributeError, match="read what you pass as parallelism_config"),
+        ):
+            _ = state.fsdp_config
+
+    def test_unknown_attributes_raise(self, state):
+        """A name that neither has is an error, without a warning."""
+        with pytest.raises(AttributeError, match="'State' object has no attribute 'nothing'"):
+            _ = state.nothing
+
+        assert not hasattr(state, "nothing")
+
+
+class TestLengthOfTheData:
+    def test_it_is_a_number_and_a_time(self, state):
+        """It computes as a number, and has the attributes of a time."""
+        length = state.dataloader_len
+
+        assert (length, length.value, length.unit, length.to_timestring()) == (5, 5, TimeUnit.BATCH, "5ba")
+        assert length * 2 == 10
+        assert Time(10, "ba") - length == Time(5, "ba")
+
+    def test_assigned_values_are_converted(self, state):
+        """Numbers and times can be assigned; None is an unknown length."""
+        for given in (3, Time(3, "ba")):
+            state.dataloader_len = given
+            assert state.dataloader_len.value == 3
+        state.dataloader_len = None
+        assert state.dataloader_len is None
+        state.set_dataloader(state.dataloader, "train", 2)
+        assert state.dataloader_len.value == 2
+
+
+class Kind(StringEnum):
+    HELLO_WORLD = "hello_world"
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", ["hello_world", "HELLO_WORLD", "Hello_World", Kind.HELLO_WORLD])
+    def test_any_case_is_found_and_equal(self, name):
+        """A member is found by its name or value in any case, and equals both."""
+        assert Kind(name) is Kind.HELLO_WORLD
+        assert name == Kind.HELLO_WORLD
+        assert name == Kind.HELLO_WORLD
+
+    def test_other_names(self):
+        """Another name is not found, and is not equal."""
+        assert Kind.HELLO_WORLD != "hello"
+        assert {Kind.HELLO_WORLD: 1}["hello_world"] == 1
+        with pytest.raises(ValueError, match="'hello' is not a valid Kind"):
+            Kind("hello")
+
+    @pytest.mark.parametrize(("name", "value"), [("foo", "foo"), ("FOO", "FOO"), ("FOO", "bar")])
+    def test_values_must_be_names_in_lower_case(self, name, value):
+        """Another value would not be found by its name."""
+        with pytest.raises(ValueError, match="write FOO = 'foo'"):
+            StringEnum("Wrong", {name: value})
+
+    def test_precisions(self):
+        """Precisions and memory formats are such names."""
+        assert Precision.FP32 == "FP32"
+        assert Precision("AMP_BF16") is Precision.AMP_BF16
+        assert MemoryFormat("CHANNELS_LAST").to_torch() is torch.channels_last
+
+
+def test_kinds_of_events():
+    """Events of evaluations and predictions state that they are."""
+    assert {one.name.split("_")[0] for one in Event if one.is_eval} == {"EVAL"}
+    assert {one.name.split("_")[0] for one in Event if one.is_predict} == {"PREDICT"}
+    assert not Event.BATCH_END.is_eval
+
+
+def test_loading_a_timestamp():
+    """A timestamp can be filled with saved counts in place, as Composer's."""
+    clock = Timestamp()
+    clock.load_state_dict(Timestamp(epoch=1, batch=5).state_dict())
+
+    assert clock == Timestamp(epoch=1, batch=5)
+
+
+def test_warnings_name_the_line_of_the_program():
+    """The warning is given at the line that called the library."""
+    with pytest.warns(DeprecationWarning, match="text") as caught:
+        warn_former("text")
+
+    assert caught[0].filename == __file__
