@@ -14,7 +14,7 @@ def test_suffix():
 @pytest.mark.parametrize(("folder", "number"), [("runs", 1), ("memory://runs", -1)])
 def test_zero(folder, number):
     """In place of 0, the last checkpoint of a local folder is kept, and all at a URL."""
-    with pytest.warns(UserWarning, match="there are no other copies"):
+    with pytest.warns(DeprecationWarning, match="there are no other copies"):
         assert without_zero(0, folder) == number
 
 
