@@ -14,9 +14,9 @@ from composer import Callback
 from composer import functional as cf
 from composer.callbacks import NaNMonitor
 from composer.checkpoint import local
+from composer.checkpoint.layout import describe_tensors, plan_files
 from composer.checkpoint.manifest import MODEL
-from composer.checkpoint.packing import pack_files
-from composer.checkpoint.planning import describe_tensors, plan_files
+from composer.checkpoint.saving import pack_files
 from composer.core import State
 from composer.core.data_spec import move_batch
 from composer.distributed.groups import with_timeout

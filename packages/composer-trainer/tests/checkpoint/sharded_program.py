@@ -38,19 +38,18 @@ from composer.callbacks import CheckpointSaver
 from composer.checkpoint import (
     CheckpointError,
     CheckpointSaveError,
-    agreement,
     find_checkpoints,
+    layout,
     load_checkpoint,
     loading,
     manifest,
     merge_weights,
-    planning,
     reading,
     save_checkpoint,
-    snapshot,
     verify_checkpoint,
+    writing,
 )
-from composer.checkpoint.finding import open_checkpoint
+from composer.checkpoint.finding import agreed_newest, open_checkpoint
 from composer.checkpoint.local import LocalFolder
 from composer.checkpoint.remote import RemoteFolder
 from composer.checkpoint.saved_run import SavedRun
@@ -359,7 +358,7 @@ def newest(folder):
 
     with warnings.catch_warnings(record=True) as caught, mock.patch.object(LocalFolder, "check", note):
         warnings.simplefilter("always")
-        path = agreement.agreed_newest(f"{folder}/newest", run_name)
+        path = agreed_newest(f"{folder}/newest", run_name)
     return {"path": path, "warnings": [str(one.message) for one in caught], "checked": checked}
 
 
@@ -409,15 +408,15 @@ def background(world_size, folder):
     LocalFolder.put = put
     saver.save(state)
     saver._wait()
-    write = snapshot.Snapshot.write
+    write = writing.Snapshot.write
 
     def fail_after_writing(*arguments, **options):
-        snapshot.Snapshot.write = write
+        writing.Snapshot.write = write
         write(*arguments, **options)
         raise MemoryError("too little")
 
     if rank == 1:
-        snapshot.Snapshot.write = fail_after_writing
+        writing.Snapshot.write = fail_after_writing
     state.timestamp = Timestamp(batch=4)
     saver.save(state)
     try:
@@ -462,7 +461,7 @@ def late(world_size, folder):
     """Save, and let the second process write its part only after the first has given up; return what happened."""
     state, _ = make_state("2", factor=3)
     given_up, found = Path(folder, "given up"), {}
-    snapshot.ANSWER_TIMEOUT, put, abandon = 0.5, LocalFolder.put, LocalFolder.abandon
+    writing.ANSWER_TIMEOUT, put, abandon = 0.5, LocalFolder.put, LocalFolder.abandon
 
     def put_late(*arguments):
         until = time.monotonic() + 60
@@ -483,7 +482,7 @@ def late(world_size, folder):
     except CheckpointSaveError as error:
         found["error"] = str(error)
     found["left"] = [entry.name for entry in Path(folder, "late").iterdir() if entry.name != ".lock"]
-    snapshot.ANSWER_TIMEOUT, LocalFolder.put, LocalFolder.abandon = 60.0, put, abandon
+    writing.ANSWER_TIMEOUT, LocalFolder.put, LocalFolder.abandon = 60.0, put, abandon
     distributed.barrier()
     verify_checkpoint(save_checkpoint(state, f"{folder}/late/two"))
     return found
@@ -750,7 +749,7 @@ def errors_of_other_shapes(path):
     placements = (weight.placements[0], Replicate())
     rows = DTensor.from_local(torch.zeros(6, 8), weight.device_mesh, placements, run_check=False)
     try:
-        planning.describe_tensors({"model.safetensors": {"rows": rows}}, is_first=True)
+        layout.describe_tensors({"model.safetensors": {"rows": rows}}, is_first=True)
     except RuntimeError as error:
         found.append(str(error))
     return found

@@ -3,8 +3,8 @@
 import fsspec
 import pytest
 
-from composer.checkpoint import CheckpointError, find_checkpoints, newest_checkpoint, save_checkpoint
-from composer.checkpoint.finding import is_weights_file, locate
+from composer.checkpoint import CheckpointError, find_checkpoints, finding, newest_checkpoint, save_checkpoint
+from composer.checkpoint.finding import agreed_path, is_weights_file, locate
 
 
 @pytest.fixture
@@ -138,3 +138,14 @@ def test_names_with_the_ending_of_weights(tmp_path):
     assert not is_weights_file("memory://names/ep1-rank0.pt")
     assert is_weights_file("memory://names/ep2.pt")
     assert is_weights_file("memory://names/ep3.pt")
+
+
+def test_link_is_resolved_by_rank_zero(runs, tmp_path, monkeypatch):
+    """All processes load what the link of rank 0 leads to, as the link may change before the others follow it."""
+    save_checkpoint(runs.make(), tmp_path / "ba20")
+    (tmp_path / "best").symlink_to("ba20")
+    monkeypatch.setattr(finding, "get_world_size", lambda: 2)
+
+    path = agreed_path(str(tmp_path / "best"), "load_path")
+
+    assert path == str(tmp_path / "ba20")

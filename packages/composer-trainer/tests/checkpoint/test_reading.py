@@ -15,12 +15,12 @@ from safetensors.torch import load
 from torch import nn
 
 from composer.checkpoint import CheckpointError, FileRecord, Manifest, manifest, reading
-from composer.checkpoint.layout import Layout, TensorFile, TensorLayout
+from composer.checkpoint.finding import open_checkpoint
+from composer.checkpoint.layout import Layout, TensorFile, TensorInfo, TensorLayout, describe_tensors, plan_files
 from composer.checkpoint.local import LocalFolder
 from composer.checkpoint.manifest import LAYOUT, MODEL, Content
-from composer.checkpoint.packing import pack_files
-from composer.checkpoint.planning import TensorInfo, describe_tensors, plan_files
-from composer.checkpoint.reading import OpenCheckpoint
+from composer.checkpoint.reading import OpenCheckpoint, references, sharded_like
+from composer.checkpoint.saving import pack_files
 from composer.core import NotSerializableError, Timestamp
 from composer.functional.dtensors import Region
 
@@ -350,3 +350,20 @@ class TestReadParts:
         header = json.loads(bytes(pieces[0][8:]))
         places = {name: one.positions[0] for name, one in layout.tensors[MODEL].items()}
         assert places == {name: header[name]["data_offsets"][0] for name in tensors} == {"a": 16, "b": 0, "c": 28}
+
+
+def test_model_that_is_not_sharded(runs, saved):
+    """Without DTensors in the run, every tensor is read completely."""
+    opened = open_checkpoint(saved)
+
+    likes = sharded_like(opened, runs.make().get_model_state_dict(), opened.data())
+
+    assert likes.keys() == opened.layout.tensors.keys()
+    assert not any(likes.values())
+
+
+def test_references():
+    """Only a dictionary with the name of a tensor is one; the keys that lead to it are those of dictionaries."""
+    data = {"0": [{"weight": {"$tensor": "a"}}], "1": {"$tensor": 1}, "2": {"tensor": "weight"}, "3": None}
+
+    assert references(data) == {"a": ["0", "weight"]}

@@ -22,7 +22,7 @@ from composer.checkpoint import (
 from composer.checkpoint.folder import is_remote
 from composer.checkpoint.manifest import Content
 from composer.checkpoint.remote import RemoteFolder
-from composer.checkpoint.retention import delete_old, own_checkpoints
+from composer.checkpoint.run_folder import delete_old, own_checkpoints
 from composer.checkpoint.saving import take_snapshot
 from composer.core import Timestamp
 

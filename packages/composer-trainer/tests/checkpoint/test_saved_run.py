@@ -9,7 +9,7 @@ def test_parts(runs, saved):
     state = runs.make()
     read = SavedRun.read(open_checkpoint(saved), state, weights_only=False)
 
-    assert read.extra == {"data": {"position": 7}}
+    assert read.beside("extra") == {"data": {"position": 7}}
     assert not {"extra", "modules", "environment", "integrations"} & read.state.keys()
     assert all(weight.is_meta for weight in read.data["model"].values())
 

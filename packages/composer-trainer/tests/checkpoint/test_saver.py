@@ -23,13 +23,13 @@ from composer.checkpoint import (
     find_checkpoints,
     load_checkpoint,
     local,
-    lock,
     newest_checkpoint,
     verify_checkpoint,
 )
 from composer.checkpoint.local import open_folder
+from composer.checkpoint.saver import DueSaves
 from composer.compat.stores import RemoteUploaderDownloader
-from composer.core import Callback, Evaluator, Event
+from composer.core import Callback, Evaluator, Event, Interval
 from composer.models import ComposerClassifier
 from fixtures import make_classifier, make_loader, record, small_run, weights
 
@@ -538,12 +538,12 @@ class TestFolders:
         """A closed trainer does not lock its folder."""
         trainer = make_trainer(CheckpointSaver(tmp_path), max_duration="1ep")
         trainer.fit()
-        locks = dict(lock._held)
+        locks = dict(local._held)
 
         trainer.close()
 
         assert str(tmp_path.resolve()) in locks
-        assert str(tmp_path.resolve()) not in lock._held
+        assert str(tmp_path.resolve()) not in local._held
 
     def test_remote(self, make_trainer):
         """A URL works like a folder, with a file that names the latest checkpoint."""
@@ -730,3 +730,18 @@ def test_snapshot_memory_is_reused(make_trainer, tmp_path):
 
     assert all(torch.equal(one, other) for one, other in zip(saved, moments[1:], strict=True))
     assert not torch.equal(saved[0], saved[1])
+
+
+def test_end_of_training(runs):
+    """The end of the training is due, unless the interval is 0."""
+    due = [DueSaves(Interval.named("save_interval", every), None) for every in ("1ep", 0)]
+
+    assert [one.is_due(runs.make(), Event.FIT_END) for one in due] == [True, False]
+
+
+def test_function(runs):
+    """A function decides instead of an interval."""
+    due = DueSaves(lambda state, event: event is Event.EPOCH_CHECKPOINT, None)
+
+    assert due.is_due(runs.make(), Event.EPOCH_CHECKPOINT)
+    assert not due.is_due(runs.make(), Event.BATCH_CHECKPOINT)

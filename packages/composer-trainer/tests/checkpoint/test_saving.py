@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 from torch import nn
 
 from composer.checkpoint import CheckpointSaveError, load_checkpoint, save_checkpoint, verify_checkpoint
-from composer.checkpoint.saving import take_snapshot
+from composer.checkpoint.layout import describe_tensors, plan_files
+from composer.checkpoint.saving import pack_files, take_snapshot
 from composer.core import Callback, NotSerializableError
 
 
@@ -148,7 +149,7 @@ class TestSaveCheckpoint:
 
     def test_state_that_is_too_large(self, runs, tmp_path, monkeypatch):
         """What could not be loaded is not saved: lists of numbers that are too long for JSON belong into tensors."""
-        monkeypatch.setattr("composer.checkpoint.snapshot.MAX_STATE_BYTES", 10_000)
+        monkeypatch.setattr("composer.checkpoint.writing.MAX_STATE_BYTES", 10_000)
 
         with pytest.raises(CheckpointSaveError, match=r"state.json would have \d+ bytes, and none of more than 10000"):
             save_checkpoint(runs.make(), tmp_path / "one", extra={"losses": [0.5] * 10_000})
@@ -312,3 +313,15 @@ class TestSnapshot:
         assert torch.equal(written, before["0.weight"] * (1 / 3) if weights_only else before["0.weight"])
         assert runs.same_tensors(state.model.state_dict(), before)
         assert state.optimizers[0].param_groups[0].get("train_mode", True)
+
+
+def test_header_is_padded():
+    """The tensors begin at a multiple of 8 bytes, and the safetensors package reads the file."""
+    tensors = {"model.safetensors": {"weight": torch.arange(3.0)}}
+    described = describe_tensors(tensors, is_first=True)
+    _, [writes] = plan_files([described])
+
+    [(header, weight)] = pack_files(tensors, described, writes, copy=True).values()
+
+    assert len(header) % 8 == 0
+    assert load(bytes(header) + bytes(weight))["weight"].tolist() == [0, 1, 2]

@@ -355,16 +355,16 @@ def check_resuming(folder):
 
 def check_resuming_from_own_disks(folder):
     """Process 3 has another checkpoint at rank 0's path, as on a local disk."""
-    from composer.checkpoint import agreement, find_checkpoints, newest_checkpoint
+    from composer.checkpoint import find_checkpoints, finding, newest_checkpoint
 
     place = folder / ("shared" if cd.get_global_rank() != 3 else "other")
-    locate = agreement.locate
-    agreement.locate = lambda path, *rest: locate(place / Path(path).name, *rest)
+    locate = finding.locate
+    finding.locate = lambda path, *rest: locate(place / Path(path).name, *rest)
     try:
         path = newest_checkpoint(place).path
-        return error_of(lambda: agreement.agreed_path(path, "save_folder")), len(find_checkpoints(place))
+        return error_of(lambda: finding.agreed_path(path, "save_folder")), len(find_checkpoints(place))
     finally:
-        agreement.locate = locate
+        finding.locate = locate
 
 
 def check_different_runs(folder):

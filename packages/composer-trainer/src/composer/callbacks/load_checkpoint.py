@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from composer.checkpoint.agreement import agreed_path
-from composer.checkpoint.ignoring import check_ignore_keys
+from composer.checkpoint.contents import check_ignore_keys
+from composer.checkpoint.finding import agreed_path
 from composer.checkpoint.loading import LoadedCheckpoint, LoadRequest
 from composer.core import Callback, Event, Logger, State
 from composer.core.checks import to_path
@@ -14,7 +14,7 @@ from composer.functional.checks import check_flags
 if TYPE_CHECKING:
     import os
 
-    from composer.checkpoint.ignoring import IgnoreKeys
+    from composer.checkpoint.contents import IgnoreKeys
 
 __all__ = ["LoadCheckpoint"]
 

@@ -10,7 +10,7 @@ from composer.checkpoint.finding import FoundCheckpoint, find_checkpoints, newes
 from composer.checkpoint.inspection import diff_checkpoints, merge_weights, show_checkpoint, verify_checkpoint
 from composer.checkpoint.loading import LoadedCheckpoint, load_checkpoint
 from composer.checkpoint.manifest import FileRecord, Manifest
-from composer.checkpoint.retention import KeepBest
+from composer.checkpoint.run_folder import KeepBest
 from composer.checkpoint.saving import save_checkpoint
 from composer.checkpoint.torch_files import load_torch_weights
 from composer.functional.former_names import serve_former_names

@@ -8,29 +8,32 @@ The data of ``state.json`` is what ``State.state_dict`` returns, with tensors re
   callbacks, are in ``extra.safetensors``.
 - ``environment``, ``integrations`` and ``modules``: what the run was made of. They are compared, and not loaded.
 
-A checkpoint of weights has only what the model is evaluated with, and the settings of its algorithms.
+A checkpoint of weights has only what the model is evaluated with, and the settings of its algorithms. What a user
+leaves out of a checkpoint, or does not load, are paths in this data.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import math
 import platform
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from composer.checkpoint.ignoring import IgnoreKeys, ignored_keys
 from composer.checkpoint.manifest import EXTRA, MODEL, OPTIMIZERS
 from composer.core import State, saved_state, split_tensors
 from composer.core.checks import abridged
 from composer.core.serialization import plain
 
-__all__ = ["changed_environment", "changed_modules", "contents_of", "environment", "metric_values", "reject_fsdp1"]
+__all__ = ["IgnoreKeys", "changed_environment", "changed_modules", "contents_of", "ignored_keys", "metric_values"]
 
+IgnoreKeys: TypeAlias = str | Sequence[str] | Callable[[dict[str, Any]], object] | None
+"""Patterns such as ``"optimizers/*"``, or a function that removes from its argument, a dictionary, what to ignore."""
 BESIDE_STATE = ("extra", "environment", "integrations", "modules")
 """The names in the data of what is no part of ``State.state_dict``."""
 
@@ -52,8 +55,7 @@ def contents_of(
     saved = saved_state.state_to_data(state) | {"model": state.get_model_state_dict()}
     if not weights_only:
         saved |= {"optimizers": state.get_optim_state_dict(), "extra": plain(dict(extra or {}), "extra")}
-    if ignore_keys is not None:
-        ignored_keys(saved, ignore_keys)
+    ignored_keys(saved, ignore_keys)
     if weights_only:
         names = ("version", "model", "algorithms", "timestamp", "run_name")
         saved = {name: saved[name] for name in names if name in saved}
@@ -160,3 +162,66 @@ def reject_fsdp1(model: object) -> None:
             "Checkpoints of models that are wrapped by FSDP 1 (FullyShardedDataParallel) are not supported. Shard the "
             "model with torch.distributed.fsdp.fully_shard, or by parallelism_config={'fsdp': {}} of the Trainer."
         )
+
+
+def check_ignore_keys(ignore_keys: object, name: str = "ignore_keys") -> None:
+    """Raise a TypeError if ``ignore_keys`` is neither None, strings nor a function; the error calls it by ``name``."""
+    if ignore_keys is None or isinstance(ignore_keys, str) or callable(ignore_keys):
+        return
+    if not isinstance(ignore_keys, Collection) or not all(isinstance(pattern, str) for pattern in ignore_keys):
+        raise TypeError(f"{name} must be strings such as 'optimizers/*', or a function, got {ignore_keys!r}.")
+
+
+def ignored_keys(saved: dict[str, Any], ignore_keys: IgnoreKeys) -> tuple[str, ...]:
+    """Remove from a saved state what is to be ignored, and return the paths of what was removed.
+
+    Args:
+        saved: A saved state; changed in place.
+        ignore_keys: Patterns of paths as of file names, such as ``"model/head.*"``, ``"optimizers/*"``,
+            ``"algorithms/EMA"``, ``"timestamp"``; or a function that changes the dictionary.
+
+    Raises:
+        TypeError: ``ignore_keys`` is neither.
+
+    Example:
+        >>> saved = {"model": {"body.weight": 1, "head.weight": 2}, "timestamp": {}}
+        >>> ignored_keys(saved, "model/head.*"), saved
+        (('model/head.weight',), {'model': {'body.weight': 1}, 'timestamp': {}})
+    """
+    if ignore_keys is None:
+        return ()
+    before = _paths(saved)
+    if callable(ignore_keys):
+        ignore_keys(saved)
+    else:
+        check_ignore_keys(ignore_keys)
+        patterns = [ignore_keys] if isinstance(ignore_keys, str) else ignore_keys
+        # Patterns of MosaicML Composer begin with it.
+        patterns = [pattern.removeprefix("state/") for pattern in patterns]
+        for path in before:
+            if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns):
+                _remove(saved, path)
+    after = _paths(saved)
+    removed = [path for path in before if path not in after]
+    return tuple(path for path in removed if path.rpartition("/")[0] not in removed)
+
+
+def _paths(saved: Mapping[str, Any]) -> dict[str, None]:
+    paths: dict[str, None] = {}
+    for name, value in saved.items():
+        paths[name] = None
+        if isinstance(value, Mapping) and name != "timestamp":
+            paths |= {f"{name}/{inner}": None for inner in value}
+        elif isinstance(value, list):
+            paths |= {f"{name}/{one['key']}": None for one in value if isinstance(one, Mapping) and "key" in one}
+    return paths
+
+
+def _remove(saved: dict[str, Any], path: str) -> None:
+    name, _, inner = path.partition("/")
+    if not inner or name not in saved:
+        saved.pop(name, None)
+    elif isinstance(saved[name], list):
+        saved[name] = [one for one in saved[name] if not (isinstance(one, Mapping) and one.get("key") == inner)]
+    elif isinstance(saved[name], dict):
+        saved[name].pop(inner, None)

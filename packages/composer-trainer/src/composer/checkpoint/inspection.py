@@ -119,18 +119,15 @@ def _about(manifest: Manifest) -> list[str]:
     )
     kind = "weights only" if manifest.weights_only else "everything to continue training"
     versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
-    metrics = [_row("", f"{name} {_reported(value)}") for name, value in manifest.metrics.items()]
+    values = {name: "not finite" if value is None else f"{value:.6g}" for name, value in manifest.metrics.items()}
+    metrics = [_printable(_row("", f"{name} {value}")) for name, value in values.items()]
     return [
         _row("run", _printable(manifest.run_name)),
         _row("clock", counts or "nothing trained"),
         _row("holds", kind),
         _row("saved", f"{_printable(manifest.created)} by {_printable(versions)}"),
-        *([_row("metrics", ""), *map(_printable, metrics)] if metrics else []),
+        *([_row("metrics", ""), *metrics] if metrics else []),
     ]
-
-
-def _reported(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.6g}"
 
 
 def _printable(text: str) -> str:
@@ -141,20 +138,16 @@ def _printable(text: str) -> str:
 def _components(data: dict[str, Any]) -> list[str]:
     lines = []
     for kind in ("algorithms", "callbacks", "schedulers"):
-        records = data.get(kind)
-        records = [
-            record
-            for record in (records if isinstance(records, list) else [])
-            if isinstance(record, dict) and isinstance(record.get("key"), str)
-        ]
+        saved = data.get(kind)
+        records = [*map(dictionary, saved)] if isinstance(saved, list) else []
+        records = [record for record in records if isinstance(record.get("key"), str)]
         if records:
             lines.append(_row(kind, ""))
         for record in records:
-            settings = record.get("settings")
-            shown = ", ".join(f"{name}={value!r}" for name, value in dictionary(settings).items())
+            settings = dictionary(record.get("settings"))
+            shown = ", ".join(f"{name}={value!r}" for name, value in settings.items())
             lines.append(_row("", _printable(f"{record['key']}({shown})")[:200]))
-    optimizers = data.get("optimizers")
-    if isinstance(optimizers, dict) and optimizers:
+    if optimizers := dictionary(data.get("optimizers")):
         lines.append(_row("optimizers", _printable(", ".join(optimizers))))
     return lines
 
@@ -214,8 +207,7 @@ def diff_checkpoints(first: str | os.PathLike[str], second: str | os.PathLike[st
 
 def _compared(opened: OpenCheckpoint) -> dict[str, Any]:
     data = opened.data()
-    clock = data.get("timestamp")
-    if isinstance(clock, dict):
+    if clock := dictionary(data.get("timestamp")):
         data["timestamp"] = {name: value for name, value in clock.items() if not name.endswith("_wct")}
     return data
 

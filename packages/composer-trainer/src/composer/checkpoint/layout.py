@@ -1,8 +1,9 @@
-"""Where the tensors of a checkpoint are: the content of ``layout.json``, of which nothing is trusted when it is read.
+"""Where the tensors of a checkpoint are, as ``layout.json`` states, and which process writes which part of them.
 
 The regions that processes have of a tensor are the cells of a grid that fills it, and each cell is in one file, of the
-format of safetensors. A tensor that is not sharded has one cell. :mod:`~composer.checkpoint.planning` decides which
-process writes which cell, and :mod:`~composer.checkpoint.reading` reads those that a process needs.
+format of safetensors. A tensor that is not sharded has one cell. When a checkpoint is saved, :func:`describe_tensors`
+states what a process has, and :func:`plan_files` decides from what all have described who writes which cell. When one
+is loaded, nothing in the :class:`Layout` is trusted, and :meth:`TensorLayout.cells` names those that a process needs.
 """
 
 from __future__ import annotations
@@ -11,17 +12,28 @@ import bisect
 import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import attrs
 import torch
+from torch import Tensor
 
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.manifest import read_json
-from composer.functional.dtensors import Region
+from composer.functional.dtensors import Region, is_dtensor, own_region
 
-__all__ = ["DTYPES", "Layout", "TensorFile", "TensorLayout", "is_without_gaps"]
+__all__ = [
+    "DTYPES",
+    "Described",
+    "Layout",
+    "TensorFile",
+    "TensorInfo",
+    "TensorLayout",
+    "describe_tensors",
+    "plan_files",
+]
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -180,3 +192,218 @@ def is_without_gaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 def _fields(one: TensorLayout | TensorFile) -> dict[str, Any]:
     return {name: value for name in attrs.fields_dict(type(one)) if (value := getattr(one, name)) is not None}
+
+
+class TensorInfo(NamedTuple):
+    """What all processes have to agree on for a tensor; see :class:`TensorLayout`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None = None
+    placements: tuple[int, ...] | None = None
+
+
+Described: TypeAlias = dict[str, dict[str, tuple[TensorInfo, Region]]]
+"""For each kind of file, by name: each tensor of which a process has a region, and that region."""
+
+Writes: TypeAlias = dict[str, list[str]]
+"""The files that a process writes, each with the names of its tensors in the order of their bytes."""
+
+KnownRegions: TypeAlias = "dict[object, Region | None]"
+
+
+def describe_tensors(tensors: Mapping[str, Mapping[str, Tensor]], *, is_first: bool) -> Described:
+    """Describe the regions that this process has of the tensors of each kind of file.
+
+    Args:
+        tensors: The tensors by kind and name: DTensors, of which each process has a region, and others, which are saved
+            as the first process has them.
+        is_first: Whether this is the first process.
+
+    Raises:
+        RuntimeError: A DTensor has partial sums instead of values, or parts that are not blocks of it.
+    """
+    known: KnownRegions = {}
+    described: Described = {kind: {} for kind in tensors}
+    for kind, of_kind in tensors.items():
+        for name, tensor in of_kind.items():
+            region = region_here(tensor, known) if is_first or is_dtensor(tensor) else None
+            if region is not None:
+                described[kind][name] = (_info(tensor), region)
+    return described
+
+
+def plan_files(described: Sequence[Described]) -> tuple[Layout, list[Writes]]:
+    """Decide which process writes which cell; every process gets the same result.
+
+    The regions of a tensor are the cells of a grid, and each kind of file is divided among the processes that write
+    cells of it. Of the processes with equal regions, as in the replicas of a mesh, the one writes that has the fewest
+    bytes so far.
+
+    Args:
+        described: What :func:`describe_tensors` returned in each process, by rank.
+
+    Returns:
+        The layout, without the checksums of the files, and for each rank what it writes.
+
+    Raises:
+        ValueError: A tensor has another dtype or shape in another process, or its regions are not the cells of a grid.
+
+    Example:
+        >>> info = TensorInfo("float32", (4, 2), placements=(0,))
+        >>> half = lambda start: {"model.safetensors": {"weight": (info, Region((start, 0), (2, 2)))}}
+        >>> layout, writes = plan_files([half(0), half(2), half(0), half(2)])
+        >>> [*layout.files]
+        ['model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors']
+        >>> [list(files.values()) for files in writes]
+        [[['weight']], [['weight']], [], []]
+    """
+    infos: dict[tuple[str, str], TensorInfo] = {}
+    held: dict[tuple[str, str], list[tuple[int, Region]]] = defaultdict(list)
+    for rank, own in enumerate(described):
+        for kind, of_kind in own.items():
+            for name, (info, region) in of_kind.items():
+                if infos.setdefault((kind, name), info) != info:
+                    raise ValueError(
+                        f"{name!r} is {info.dtype}{list(info.shape)} in process {rank}, and has another dtype or shape "
+                        "in a process before it. Build the same model in each process."
+                    )
+                held[kind, name].append((rank, region))
+    known: dict[Any, _Split] = {}  # most tensors are split in a few ways
+    planned: dict[str, dict[str, _Planned]] = {kind: {} for own in described for kind in own}
+    for (kind, name), of_tensor in held.items():
+        info = infos[kind, name]
+        way = (info.shape, tuple(of_tensor))
+        if way not in known:
+            known[way] = _split(name, *way)
+        planned[kind][name] = _Planned(info, known[way])
+    _balance([one for tensors in planned.values() for one in tensors.values()], len(described))
+    layout = Layout({}, {})
+    writes: list[Writes] = [{} for _ in described]
+    for kind, tensors in planned.items():
+        _add_kind(kind, tensors, layout, writes)
+    return layout, writes
+
+
+def _add_kind(kind: str, planned: Mapping[str, _Planned], layout: Layout, writes: Sequence[Writes]) -> None:
+    """Add the files and the tensors of a kind to the layout, and to what each rank writes."""
+    ranks = sorted({rank for one in planned.values() for rank in one.writers}) or [0]
+    files = dict(zip(ranks, _file_names(kind, len(ranks)), strict=True))
+    numbers = dict(zip(ranks, itertools.count(len(layout.files))))
+    ends = dict.fromkeys(ranks, 0)
+    for rank, file in files.items():
+        layout.files[file], writes[rank][file] = TensorFile(), []
+    tensors = {}
+    # The largest items first keep each tensor at a multiple of its item's size.
+    for name, one in sorted(planned.items(), key=lambda item: (-item[1].item_size, item[0])):
+        positions = []
+        for rank, (count, _) in zip(one.writers, one.split.cells, strict=True):
+            writes[rank][files[rank]].append(name)
+            positions.append(ends[rank])
+            ends[rank] += count * one.item_size
+        dtype, shape, *orders = one.info
+        tensors[name] = TensorLayout(
+            dtype,
+            [*shape],
+            one.split.cuts,
+            [numbers[rank] for rank in one.writers],
+            positions,
+            *(None if order is None else [*order] for order in orders),
+        )
+    layout.tensors[kind] = dict(sorted(tensors.items()))
+
+
+def _file_names(kind: str, count: int) -> list[str]:
+    """Return the names of the files of a kind that processes write; a single one has the name of the kind."""
+    stem, _, suffix = kind.partition(".")
+    return [kind] if count == 1 else [f"{stem}-{number:05}-of-{count:05}.{suffix}" for number in range(1, count + 1)]
+
+
+@attrs.frozen
+class _Split:
+    """Where the cells of a tensor begin in each dimension; of each cell the elements, and the ranks that have it."""
+
+    cuts: list[list[int]]
+    cells: list[tuple[int, list[int]]]
+
+
+@attrs.define
+class _Planned:
+    """A tensor, how it is split, and the rank that writes each cell: at first the first one that has it."""
+
+    info: TensorInfo
+    split: _Split
+    writers: list[int] = attrs.field(init=False)
+    item_size: int = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.writers, self.item_size = [ranks[0] for _, ranks in self.split.cells], DTYPES[self.info.dtype].itemsize
+
+
+def _split(name: str, shape: tuple[int, ...], held: Sequence[tuple[int, Region]]) -> _Split:
+    """Return how a tensor is split whose regions the ranks have."""
+    ranks: dict[Region, list[int]] = {}
+    for rank, region in held:
+        ranks.setdefault(region, []).append(rank)
+    regions = sorted(ranks)
+    cuts = [sorted({offset[dimension] for offset, _ in regions}) for dimension in range(len(shape))]
+    lengths = [
+        dict(zip(begins, (b - a for a, b in itertools.pairwise([*begins, whole])), strict=True))
+        for begins, whole in zip(cuts, shape, strict=True)
+    ]
+    is_grid = [offset for offset, _ in regions] == [*itertools.product(*cuts)] and all(
+        length == expected[start] and 0 in expected
+        for offset, size in regions
+        for start, length, expected in zip(offset, size, lengths, strict=True)
+    )
+    if not is_grid:
+        raise ValueError(f"the parts of {name!r} in the processes do not fill its shape {list(shape)} exactly once")
+    return _Split(cuts, [(math.prod(region.shape), ranks[region]) for region in regions])
+
+
+def _balance(planned: Sequence[_Planned], world_size: int) -> None:
+    """Choose the writers of cells that several ranks have, the largest first, so that all write about equally much."""
+    load, shared = [0] * world_size, []
+    for one in planned:
+        for cell, (elements, ranks) in enumerate(one.split.cells):
+            size = elements * one.item_size
+            if len(ranks) > 1:
+                shared.append((size, one, cell, ranks))
+            else:
+                load[ranks[0]] += size
+    for size, one, cell, ranks in sorted(shared, key=lambda item: -item[0]):
+        writer = min(ranks, key=lambda rank: (load[rank], rank))
+        load[writer] += size
+        one.writers[cell] = writer
+
+
+def _info(tensor: Tensor) -> TensorInfo:
+    dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+    if is_dtensor(tensor):
+        return TensorInfo(dtype, shape, placements=tuple(getattr(one, "dim", -1) for one in tensor.placements))
+    # Kernels round differently where strides differ: a resumed run is only bit-identical with the same ones.
+    has_order = not tensor.is_contiguous() and tensor.numel() > 0 and is_without_gaps(shape, tensor.stride())
+    return TensorInfo(dtype, shape, tuple(tensor.stride()) if has_order else None)
+
+
+def region_here(tensor: Any, known: KnownRegions) -> Region | None:
+    """Return the region that this process has of a tensor; None if it has no element of a DTensor.
+
+    Args:
+        tensor: A DTensor; or another tensor, which is complete in each process.
+        known: Results for DTensors, which are computed once for those of the same shape and sharding.
+    """
+    if not is_dtensor(tensor):
+        return Region.of(tensor.shape)
+    key = (tensor.device_mesh, tensor.placements, tensor.shape)
+    if key not in known:
+        region = own_region(tensor)
+        is_empty = not math.prod(region.shape) and tensor.numel()
+        known[key] = None if is_empty else region
+    return known[key]
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor on the CPU, writable."""
+    array: Any = tensor.detach().view(-1).view(torch.uint8).numpy()
+    return memoryview(array)

@@ -19,12 +19,10 @@ from typing import Any
 
 import attrs
 
-from composer.checkpoint.agreement import agreed_path
 from composer.checkpoint.composer_files import ComposerFile, names_here
-from composer.checkpoint.contents import changed_environment, changed_modules, reject_fsdp1
+from composer.checkpoint.contents import IgnoreKeys, changed_environment, changed_modules, reject_fsdp1
 from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError
-from composer.checkpoint.finding import is_weights_file, open_checkpoint
-from composer.checkpoint.ignoring import IgnoreKeys
+from composer.checkpoint.finding import agreed_path, is_weights_file, open_checkpoint
 from composer.checkpoint.manifest import STATE, Manifest
 from composer.checkpoint.saved_run import SavedRun
 from composer.checkpoint.torch_files import read_weights_file
@@ -291,14 +289,14 @@ class LoadRequest:
         except CheckpointMismatchError as error:
             problems = [*error.problems]
         if self.check_extra is not None and "extra" not in read.ignored:
-            problems += self.check_extra(read.extra, read.ignored)
+            problems += self.check_extra(read.beside("extra"), read.ignored)
         if any(problem.startswith("model.") for problem in problems):
-            problems += changed_modules(self.state.model, read.modules)
+            problems += changed_modules(self.state.model, read.beside("modules"))
         if problems:
             raise CheckpointMismatchError(read.path, problems)
-        changes = changed_environment(read.environment, self.state.device)
+        changes = changed_environment(read.beside("environment"), self.state.device)
         warning = f"Training that resumes from {read.path} may not be bit-identical: {changes}." if changes else ""
-        return self._checked(read, fits, warning, extra=read.extra)
+        return self._checked(read, fits, warning, extra=read.beside("extra"))
 
     def _check_weights(self, read: SavedRun) -> CheckedCheckpoint:
         """Check the weights to evaluate with, and the algorithms that they need."""
@@ -317,7 +315,7 @@ class LoadRequest:
         try:
             fits = self._compare(read, saved_state.check_part, "model", read.state, strict=self.strict_model_weights)
         except CheckpointMismatchError as error:
-            problems = [*error.problems, *changed_modules(self.state.model, read.modules)]
+            problems = [*error.problems, *changed_modules(self.state.model, read.beside("modules"))]
             raise CheckpointMismatchError(path, problems) from None
         return self._checked(read, fits, warning, averages_of=averages_of)
 

@@ -1,4 +1,4 @@
-"""Checkpoints in local folders; from a path or URL to its folder.
+"""Checkpoints in local folders, to each of which one living process saves; from a path or URL to its folder.
 
 Files are written to a draft, a hidden folder, which gets the checkpoint's name when all of it is on the disk: a reader,
 or a process that is killed, finds the former checkpoint or the new one, and never a part.
@@ -9,25 +9,32 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import platform
 import re
 import secrets
 import shutil
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO
 
 import attrs
 
-from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
+from composer.checkpoint.errors import CheckpointError, CheckpointSaveError, FolderInUseError
 from composer.checkpoint.folder import Folder, ReadInto, is_remote, local_path
 from composer.checkpoint.manifest import FORMAT, MANIFEST, MAX_MANIFEST_BYTES, Manifest
 from composer.checkpoint.remote import RemoteFolder
 
-__all__ = ["LocalFolder", "open_folder"]
+__all__ = ["FolderLock", "LocalFolder", "open_folder"]
 
 _TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
 _REPLACED = ".replaced"
 _being_written: set[str] = set()
 """The drafts and links that this process is writing, each with random digits in its name."""
+_LOCK = ".lock"
+_held: dict[str, tuple[IO[str], int]] = {}
+"""The files of the locks that this process has, by folder, each with the number of its savers."""
+_changing = threading.Lock()
 
 
 def open_folder(path: str | os.PathLike[str]) -> Folder:
@@ -290,3 +297,67 @@ def _reason(error: OSError) -> str:
     if error.errno == errno.ENOTDIR or (error.errno == errno.EEXIST and Path(error.filename or "").is_file()):
         return "a file has the name of its folder. Remove the file, or choose another folder."
     return f"{error.strerror or error}."
+
+
+class FolderLock:
+    """A lock on a local folder that only one living process can hold, so that no other process saves to it.
+
+    The savers of a process share the lock, child processes do not have it, and the system releases it when the process
+    ends, even if it is killed. Nothing is locked where the system or the file system has no such locks.
+
+    Args:
+        folder: An existing folder.
+
+    Raises:
+        FolderInUseError: Another living process has the lock.
+        CheckpointSaveError: The lock's file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> lock = FolderLock(tempfile.mkdtemp())
+        >>> lock.release()
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        key = str(Path(folder).resolve())
+        with _changing:
+            file, count = _held.get(key) or (_locked(Path(key)), 0)
+            self._key = None if file is None else key
+            if file is not None:
+                _held[key] = (file, count + 1)
+
+    def release(self) -> None:
+        """Release the lock; the folder is free when the last saver of the process has done so."""
+        key, self._key = self._key, None
+        if key is None:
+            return
+        with _changing:
+            file, count = _held.pop(key)
+            if count > 1:
+                _held[key] = (file, count - 1)
+            else:
+                file.close()
+
+
+def _locked(folder: Path) -> IO[str] | None:
+    try:
+        import fcntl  # noqa: PLC0415  (not on every system)
+    except ImportError:
+        return None
+    with _saving(folder):
+        file = (folder / _LOCK).open("a+", encoding="utf-8")
+    try:
+        # Not flock: a forked process, such as a worker of a DataLoader, would hold the lock after a kill.
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        file.seek(0)
+        holder = file.read(200).strip() or "an unknown process"
+        file.close()
+        raise FolderInUseError(folder, holder) from None
+    except OSError:  # a file system without locks
+        file.close()
+        return None
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {platform.node()}")
+    file.flush()
+    return file

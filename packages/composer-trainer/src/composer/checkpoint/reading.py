@@ -1,7 +1,8 @@
 """Reading one checkpoint: its JSON, and of its tensors the regions that a process needs.
 
 Only the blocks of bytes with elements of these regions are read, in the order of the file, and nothing is returned that
-was not compared with its checksum. A damaged layout requests no more memory than the files have.
+was not compared with its checksum. A damaged layout requests no more memory than the files have. If the model is
+sharded, :func:`sharded_like` states of which tensors a process needs only its own region.
 """
 
 from __future__ import annotations
@@ -19,13 +20,11 @@ from torch import Tensor
 
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.folder import Folder, ReadInto
-from composer.checkpoint.layout import DTYPES, Layout, TensorFile, TensorLayout
-from composer.checkpoint.manifest import BLOCK_BYTES, LAYOUT, STATE, Manifest
-from composer.checkpoint.packing import bytes_of
-from composer.checkpoint.planning import KnownRegions, region_here
-from composer.functional.dtensors import Region
+from composer.checkpoint.layout import DTYPES, KnownRegions, Layout, TensorFile, TensorLayout, bytes_of, region_here
+from composer.checkpoint.manifest import BLOCK_BYTES, EXTRA, LAYOUT, STATE, Manifest
+from composer.functional.dtensors import Region, is_dtensor, region_of
 
-__all__ = ["OpenCheckpoint"]
+__all__ = ["OpenCheckpoint", "references", "sharded_like"]
 
 _OTHER_TENSORS = 30_000
 _DIGITS = 32
@@ -97,7 +96,7 @@ class OpenCheckpoint:
 
         Args:
             kind: The kind of file, ``"model.safetensors"``.
-            likes: DTensors by the names of tensors, of which only the own region is read.
+            likes: DTensors by the names of tensors, of which only the own region is read; see :func:`sharded_like`.
             names: The tensors to read; all if None.
 
         Raises:
@@ -233,3 +232,90 @@ def _placed(target: Tensor, one: TensorLayout, like: Any) -> Tensor:
     return DTensor.from_local(
         target, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
+
+
+def references(data: Any) -> dict[str, list[str]]:
+    """Return the names of the tensors that saved data refers to, each with the keys of dictionaries that lead to it.
+
+    Example:
+        >>> references({"state": {"body.weight": [{"$tensor": "optimizers.0"}]}})
+        {'optimizers.0': ['state', 'body.weight']}
+    """
+    found: dict[str, list[str]] = {}
+    waiting: list[tuple[Any, tuple[str, ...]]] = [(data, ())]
+    while waiting:
+        value, keys = waiting.pop()
+        if isinstance(value, dict) and isinstance(value.get("$tensor"), str):
+            found.setdefault(value["$tensor"], []).extend(keys)
+        elif isinstance(value, dict):
+            waiting += [(item, (*keys, key)) for key, item in value.items()]
+        elif isinstance(value, list):
+            waiting += [(item, keys) for item in value]
+    return found
+
+
+def sharded_like(
+    opened: OpenCheckpoint, weights: Mapping[str, Any], data: Mapping[str, Any]
+) -> dict[str, dict[str, Tensor]]:
+    """Return like which DTensors the tensors of a checkpoint are read, for each kind of file and by name.
+
+    A tensor that is not named here is read completely in each process. The others belong to a sharded weight of the
+    run: the tensor with the weight's name, and those anywhere below its name in the saved data, as its averages and the
+    state of its optimizer.
+
+    - One with the weight's shape is read like the weight.
+    - One of another shape (as factors of a second moment) that was sharded when it was saved is read with the same
+      placements as then, on the mesh of this run.
+
+    Only those that were sharded when they were saved are read like this. In a checkpoint of a model that was not
+    sharded, weights and the state of optimizers are, if they have the weight's shape.
+
+    Args:
+        opened: The checkpoint.
+        weights: The weights of the run by name.
+        data: The data of the checkpoint, of :data:`~composer.checkpoint.manifest.STATE`.
+
+    Raises:
+        CheckpointError: A tensor of another shape was sharded over a mesh of other dimensions.
+    """
+    sharded = {name: weight for name, weight in weights.items() if is_dtensor(weight)}
+    # Of several weights' names that lead to a tensor, the innermost one is that of its weight.
+    weight_of = {tensor: key for tensor, keys in references(data).items() for key in keys if key in sharded}
+    weight_of |= {name: name for name in sharded}
+    kinds = opened.layout.tensors
+    was_sharded = any(one.placements is not None for of_kind in kinds.values() for one in of_kind.values())
+    likes: dict[str, dict[str, Tensor]] = {kind: {} for kind in kinds}
+    for kind, of_kind in kinds.items():
+        for name, one in of_kind.items():
+            weight: Any = sharded.get(weight_of.get(name, ""))
+            if weight is None or (one.placements is None if was_sharded else kind == EXTRA):
+                continue
+            if one.shape == [*weight.shape]:
+                likes[kind][name] = weight
+            elif one.placements is not None:
+                likes[kind][name] = _of_other_shape(name, one, weight, opened.path)
+    return likes
+
+
+def _of_other_shape(name: str, one: TensorLayout, weight: Any, path: str) -> Tensor:
+    """Return a DTensor of the shape of a saved tensor, with its placements, on the mesh of the weight it belongs to."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard  # noqa: PLC0415
+
+    mesh, dimensions = weight.device_mesh, one.placements or []
+    if {*dimensions} == {-1}:  # replicated, on a mesh of any number of dimensions
+        dimensions = [-1] * mesh.ndim
+    if len(dimensions) != mesh.ndim:
+        raise CheckpointError(
+            path,
+            f"cannot be loaded with this mesh: {name!r} has another shape than its weight, and was sharded over a mesh "
+            f"of {len(dimensions)} dimensions instead of {mesh.ndim}.",
+        )
+    placements = [Replicate() if dimension < 0 else Shard(dimension) for dimension in dimensions]
+    if [getattr(placement, "dim", -1) for placement in weight.placements] == dimensions:
+        placements = weight.placements  # they may be _StridedShard, and not Shard
+    # Not torch's zeros(): where _StridedShard splits unevenly, its local tensor has another shape than FSDP2's.
+    complete = torch.empty(tuple(one.shape), device="meta")
+    own_shape = region_of(complete.shape, mesh, placements).shape
+    # Without memory, which a damaged layout could request without limit.
+    local = torch.empty((), dtype=weight.dtype, device=weight.to_local().device).expand(own_shape)
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=complete.shape, stride=complete.stride())

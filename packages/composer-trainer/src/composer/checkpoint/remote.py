@@ -192,11 +192,10 @@ class RemoteFolder(Folder):
         with files.open(f"{root}/{path}", "wb") as file:
             pending = bytearray()  # a store may have a limit for the number of writes
             for piece in pieces:
-                for begin in range(0, len(piece), _CHUNK):
-                    pending += piece[begin : begin + _CHUNK]
-                    if len(pending) >= _CHUNK:
-                        file.write(bytes(pending))
-                        pending.clear()
+                pending += piece
+                if len(pending) >= _CHUNK:
+                    file.write(bytes(pending))
+                    pending.clear()
             file.write(bytes(pending))
 
     def delete(self, name: str) -> None:

@@ -1,25 +1,33 @@
-"""The folder that a run saves to: its lock, what may be there already, links, and the deletion of old checkpoints."""
+"""The folder that a run saves to: its lock, what may be there already, links and copies, and which checkpoints to keep.
+
+After each save, :func:`delete_old` deletes only complete checkpoints of the same run, never the one just saved or a
+later one, and none with files of the user in it.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import NamedTuple
+import os
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 import attrs
 
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError, LaterCheckpointError
-from composer.checkpoint.finding import FoundCheckpoint, find_checkpoints
-from composer.checkpoint.folder import Folder, split_path
-from composer.checkpoint.former import FileLinks
-from composer.checkpoint.local import LocalFolder, open_folder
-from composer.checkpoint.lock import FolderLock
+from composer.checkpoint.finding import FoundCheckpoint, find_checkpoints, progress
+from composer.checkpoint.folder import Folder, is_remote, split_path
+from composer.checkpoint.local import FolderLock, LocalFolder, open_folder
 from composer.checkpoint.manifest import Manifest
-from composer.checkpoint.retention import KeepBest, delete_old, own_checkpoints
 from composer.core import State, Timestamp, TimeUnit
+from composer.core.checks import NamesArguments, integer, one_of
+from composer.core.evaluator import nearest_metric
+from composer.core.former import warn_former
 
-__all__ = ["Names", "RunFolder"]
+__all__ = ["FileLinks", "KeepBest", "Names", "RunFolder", "delete_old", "expired", "own_checkpoints"]
 
+_SUFFIX = ".pt"
 _log = logging.getLogger(__name__)
 
 
@@ -31,6 +39,95 @@ class Names(NamedTuple):
     latest: str | None
     best: str | None
     copies: list[str]
+
+    def folders_of_copies(self) -> list[str]:
+        """Return the URLs of the folders that the copies are in."""
+        return [*dict.fromkeys(split_path(url)[0] for url in self.copies)]
+
+
+@attrs.frozen
+class KeepBest(NamesArguments):
+    """Keep the checkpoints with the best values of a metric, in addition to the last ones.
+
+    Args:
+        metric: The name under which the metric is logged: ``"metrics/eval/MulticlassAccuracy"``.
+        count: The number of checkpoints.
+        mode: Whether the largest (``"max"``) or the smallest (``"min"``) values are the best.
+
+    Raises:
+        ValueError: An argument is out of range.
+
+    Example:
+        >>> KeepBest("metrics/eval/CrossEntropy", count=3, mode="min")
+        KeepBest(metric='metrics/eval/CrossEntropy', count=3, mode='min')
+    """
+
+    metric: str = attrs.field()
+    count: int = integer(1, 1, meaning="It is the number of checkpoints to keep.")
+    mode: Literal["max", "min"] = attrs.field(default="max", validator=one_of("max", "min"))
+
+    @metric.validator
+    def _check_metric(self, _: object, metric: object) -> None:
+        if not isinstance(metric, str) or not metric:
+            raise (ValueError if metric == "" else TypeError)(
+                f"metric must be the name of a metric as it is logged, such as 'metrics/eval/Accuracy', got {metric!r}."
+            )
+
+    @property
+    def _sign(self) -> int:
+        return -1 if self.mode == "max" else 1
+
+    def best(self, checkpoints: Iterable[FoundCheckpoint]) -> list[FoundCheckpoint]:
+        """Return the best of some checkpoints, the earlier of equal ones; never one without a finite value."""
+        known = [(value, one) for one in checkpoints if (value := self.value(one)) is not None]
+        return [one for _, one in sorted(known, key=lambda item: self._sign * item[0])[: self.count]]
+
+    def improves(self, value: float, best: list[float]) -> bool:
+        """Return whether a value is among the best, and if so insert it into them; the best is the first.
+
+        Example:
+            >>> best = [0.9, 0.8]
+            >>> KeepBest("metrics/eval/Accuracy", count=2).improves(0.85, best), best
+            (True, [0.9, 0.85])
+        """
+        is_new = len(best) < self.count or self._sign * value < self._sign * best[-1]
+        if is_new:
+            best[:] = sorted([*best, value], key=lambda one: self._sign * one)[: self.count]
+        return is_new
+
+    def value(self, checkpoint: FoundCheckpoint) -> float | None:
+        """Return a checkpoint's value of the metric; None if it has none."""
+        return None if checkpoint.manifest is None else checkpoint.manifest.metrics.get(self.metric)
+
+
+@attrs.frozen
+class FileLinks:
+    """Links with the ending of a file, ``ep1.pt``, beside the checkpoints of a local folder, for who opens such a file.
+
+    Args:
+        to_checkpoints: Whether each checkpoint has one, as its name was given with the ending.
+        to_latest: Whether the newest one has another, as the name of the link to it was given with the ending.
+    """
+
+    to_checkpoints: bool
+    to_latest: bool
+
+    @classmethod
+    def of(cls, filename: object, latest_filename: object) -> FileLinks:
+        """Return the links for names as they were given."""
+        return cls(str(filename).endswith(_SUFFIX), str(latest_filename).endswith(_SUFFIX))
+
+    def point_to(self, folder: Folder, name: str, latest: str | None, *, overwrite: bool) -> None:
+        """Point the links to a new checkpoint."""
+        for link, is_wanted in ((name, self.to_checkpoints), (latest, self.to_latest)):
+            if is_wanted and isinstance(folder, LocalFolder):
+                folder.set_file_link(f"{link}{_SUFFIX}", name, overwrite=overwrite)
+
+    def remove(self, paths: Iterable[str]) -> None:
+        """Remove the links to checkpoints that were deleted."""
+        for link in (Path(f"{path}{_SUFFIX}") for path in paths) if self.to_checkpoints else ():
+            if link.is_symlink():
+                link.unlink()
 
 
 @attrs.define(eq=False)
@@ -66,13 +163,12 @@ class RunFolder:
     _continues: bool = attrs.field(default=False, init=False)
     _lock: FolderLock | None = attrs.field(default=None, init=False)
 
-    def open(self, path: str, state: State, *, continues: bool, copies: Sequence[str] = ()) -> Folder:
+    def open(self, names: Names, state: State, *, continues: bool) -> Folder:
         """Return the folder; if it is not open, create and lock it, and delete what killed processes have left.
 
         Args:
-            path: Its path or URL.
+            names: The folder, and the copies of a checkpoint that is saved now.
             state: The run.
-            copies: The URLs of the copies of a checkpoint that is saved now.
             continues: Whether the run has resumed from the newest undamaged checkpoint there, so that what is in the
                 way of the next ones is set aside.
 
@@ -83,20 +179,15 @@ class RunFolder:
                 has later ones of the same run.
         """
         if self.opened is None:
-            folder = open_folder(path)
+            folder = open_folder(names.folder)
             folder.make()
             if isinstance(folder, LocalFolder):
                 self._lock = self._lock or FolderLock(folder.path)
                 folder.tidy()
             if not self.overwrite and not continues:
-                _check_no_later_ones(folder, state.timestamp, find_checkpoints(folder))
-                for place in {split_path(url)[0]: None for url in copies}:
-                    own = [
-                        one
-                        for one in find_checkpoints(place)
-                        if one.manifest and one.manifest.run_name == state.run_name
-                    ]
-                    _check_no_later_ones(open_folder(place), state.timestamp, own)
+                _check_no_later_ones(folder, state.timestamp)
+                for place in names.folders_of_copies():
+                    _check_no_later_ones(open_folder(place), state.timestamp, state.run_name)
             self.opened, self._continues = folder, continues
         return self.opened
 
@@ -114,7 +205,7 @@ class RunFolder:
         """Return the values of the best checkpoints of a run that exist, the best first."""
         if self.keep_best is None:
             return []
-        best = self.keep_best.best(self._own(folder, run_name, until))
+        best = self.keep_best.best(own_checkpoints(folder, run_name, until, weights_only=self.weights_only))
         return [value for value in map(self.keep_best.value, best) if value is not None]
 
     def prepare(self, folder: Folder, name: str, *, for_link: bool = False) -> None:
@@ -142,7 +233,7 @@ class RunFolder:
                 self._copy(folder, names, url)
             if self.keep_best is None and self.keep_last < 0:
                 return
-            own = self._own(folder, manifest.run_name, manifest.timestamp)
+            own = own_checkpoints(folder, manifest.run_name, manifest.timestamp, weights_only=self.weights_only)
             if self.keep_best is not None and (best := self.keep_best.best(own)):
                 self.best = folder.at(best[0].name)
                 self._link(folder, names.best, best[0].name)
@@ -164,17 +255,121 @@ class RunFolder:
         if names.latest is not None:
             to.set_latest(names.latest, name)
 
-    def _own(self, folder: Folder, run_name: str, until: Timestamp) -> list[FoundCheckpoint]:
-        return own_checkpoints(folder, run_name, until, weights_only=self.weights_only)
-
     def _link(self, folder: Folder, link: str | None, name: str) -> None:
         if link is not None:
             self.prepare(folder, link, for_link=True)
             folder.set_latest(link, name)
 
 
-def _check_no_later_ones(folder: Folder, now: Timestamp, checkpoints: Sequence[FoundCheckpoint]) -> None:
+def _check_no_later_ones(folder: Folder, now: Timestamp, run_name: str | None = None) -> None:
+    """Raise an error if a folder has later checkpoints of a run, or of any if no name is given."""
     batch = now.count(TimeUnit.BATCH)
-    for found in reversed(checkpoints):
-        if found.manifest is not None and found.manifest.timestamp.count(TimeUnit.BATCH) > batch:
-            raise LaterCheckpointError(folder, found.name, found.manifest.run_name, int(batch))
+    for found in reversed(find_checkpoints(folder)):
+        of_run = found.manifest if found.manifest and run_name in (None, found.manifest.run_name) else None
+        if of_run is not None and of_run.timestamp.count(TimeUnit.BATCH) > batch:
+            raise LaterCheckpointError(folder, found.name, of_run.run_name, int(batch))
+
+
+def own_checkpoints(folder: Folder, run_name: str, until: Timestamp, *, weights_only: bool) -> list[FoundCheckpoint]:
+    """Return the checkpoints of a run in a folder, complete ones or those of weights, the oldest first.
+
+    Those later than the clock ``until`` are left out: they are of an earlier training, or damaged.
+    """
+    return [
+        one
+        for one in find_checkpoints(folder)
+        if one.manifest is not None
+        and (one.manifest.run_name, one.manifest.weights_only) == (run_name, weights_only)
+        and progress(one.manifest.timestamp) <= progress(until)
+    ]
+
+
+def expired(
+    checkpoints: Sequence[FoundCheckpoint], keep_last: int, keep_best: KeepBest | None = None
+) -> list[FoundCheckpoint]:
+    """Return which checkpoints to delete; never the last complete one, and no incomplete one.
+
+    Args:
+        checkpoints: The existing checkpoints, the oldest first.
+        keep_last: The number of the last checkpoints to keep; -1 keeps all.
+        keep_best: The best checkpoints to keep in addition.
+    """
+    if keep_last < 0:
+        return []
+    complete = [checkpoint for checkpoint in checkpoints if checkpoint.is_complete]
+    to_keep = complete[-max(keep_last, 1) :] + (keep_best.best(complete) if keep_best else [])
+    return [checkpoint for checkpoint in complete if checkpoint not in to_keep]
+
+
+def delete_old(
+    folder: Folder, own: Sequence[FoundCheckpoint], keep_last: int, keep_best: KeepBest | None = None
+) -> list[str]:
+    """Delete the checkpoints that need not be kept, and return their names.
+
+    Folders that are not a complete checkpoint, or contain other files, are not deleted.
+
+    Args:
+        folder: Where they are.
+        own: What :func:`own_checkpoints` returned.
+        keep_last: The number of the last ones to keep; -1 keeps all.
+        keep_best: The best ones to keep in addition.
+
+    Raises:
+        CheckpointSaveError: One cannot be deleted.
+    """
+    names = [one.name for one in expired(own, keep_last, keep_best) if not folder.foreign(one.name)]
+    if names and keep_best is not None:
+        _warn_if_metric_is_unknown(keep_best, own, folder)
+    for name in names:
+        folder.delete(name)
+    return names
+
+
+def _warn_if_metric_is_unknown(keep_best: KeepBest, checkpoints: Iterable[FoundCheckpoint], folder: Folder) -> None:
+    """Warn if the checkpoints have other metrics of the same evaluation, and not the one to keep the best by."""
+    found = {name for one in checkpoints if one.manifest is not None for name in one.manifest.metrics}
+    similar = sorted(name for name in found if name.rpartition("/")[0] == keep_best.metric.rpartition("/")[0])
+    if similar and keep_best.metric not in similar:
+        hint = nearest_metric(keep_best.metric, similar)
+        text = f"{keep_best} keeps none, as no checkpoint in {folder} has that metric{hint}"
+        warnings.warn(text, UserWarning, stacklevel=3)
+
+
+def check_keep_last(name: str, keep_last: object) -> None:
+    """Raise a ValueError if ``keep_last`` is no number of checkpoints to keep; the error calls it by ``name``.
+
+    0 is one of MosaicML Composer, which :func:`without_zero` replaces.
+    """
+    if not isinstance(keep_last, int) or isinstance(keep_last, bool) or keep_last < -1:
+        raise ValueError(
+            f"{name} must be -1 (all) or at least 1, as the last complete checkpoint is never deleted, "
+            f"got {keep_last!r}."
+        )
+
+
+def without_zero(keep_last: int, folder: str | os.PathLike[str]) -> int:
+    """Return the number of checkpoints to keep; instead of 0 all at a URL, and the last one in a local folder.
+
+    Raises:
+        ValueError: It is no such number.
+    """
+    check_keep_last("num_checkpoints_to_keep", keep_last)
+    if keep_last != 0:
+        return keep_last
+    all_or_last, number = ("all checkpoints", -1) if is_remote(folder) else ("the last checkpoint", 1)
+    warn_former(
+        f"num_checkpoints_to_keep=0 (save_num_checkpoints_to_keep) keeps {all_or_last} in {folder}: there are no "
+        f"other copies. Set it to {number}."
+    )
+    return number
+
+
+def without_suffix(name: str) -> str:
+    """Return the name of a checkpoint without the ending of a file."""
+    if not isinstance(name, str) or not name.endswith(_SUFFIX):
+        return name
+    warn_former(
+        f"A checkpoint is a folder, so {name!r} is saved as {name.removesuffix(_SUFFIX)!r}, with a link: remove "
+        f"'{_SUFFIX}' from filename (save_filename) and latest_filename (save_latest_filename)."
+    )
+    return name.removesuffix(_SUFFIX)

@@ -2,13 +2,13 @@
 
 A save has four parts, the first three in all processes at the same batches:
 
-1. At the events of checkpoints, :class:`~composer.checkpoint.due.DueSaves` decides whether to save.
-2. :meth:`CheckpointSaver.save` does nothing if this :class:`_Moment` was saved last, and waits for the former save, so
+1. At the events of checkpoints, :class:`DueSaves` decides whether to save.
+2. :meth:`CheckpointSaver.save` does nothing if the last :class:`_Save` was of this moment, and waits for that one, so
    that there is never more than one copy of the run.
-3. ``_take`` copies the run into a :class:`~composer.checkpoint.snapshot.Snapshot`.
+3. It copies the run into the :class:`~composer.checkpoint.writing.Snapshot` of a new :class:`_Save`.
 4. A thread writes it, and then updates the :class:`~composer.checkpoint.run_folder.RunFolder`.
 
-If the write fails, ``_repeatable`` forgets the moment, so that the same batch may be saved again, and raises the error:
+If the write fails, ``_repeatable`` forgets the save, so that the same batch may be saved again, and raises the error:
 at the next batch, or in several processes, which have to raise it at the same one, at the next save.
 """
 
@@ -18,31 +18,25 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import attrs
 
-from composer.checkpoint.contents import reject_fsdp1
-from composer.checkpoint.due import DueSaves
+from composer.checkpoint.contents import IgnoreKeys, check_ignore_keys, metric_values, reject_fsdp1
 from composer.checkpoint.errors import CheckpointSaveError
 from composer.checkpoint.folder import check_folder, is_remote
-from composer.checkpoint.former import FileLinks, without_suffix, without_zero
-from composer.checkpoint.ignoring import IgnoreKeys, check_ignore_keys
 from composer.checkpoint.local import open_folder
-from composer.checkpoint.packing import KeptMemory
-from composer.checkpoint.retention import KeepBest, check_keep_last
-from composer.checkpoint.run_folder import Names, RunFolder
-from composer.checkpoint.saving import checkpoint_name, take_snapshot
-from composer.checkpoint.snapshot import Snapshot
-from composer.checkpoint.writers import failing_in_all, writers_of
+from composer.checkpoint.run_folder import FileLinks, KeepBest, Names, RunFolder, without_suffix, without_zero
+from composer.checkpoint.saving import KeptMemory, checkpoint_name, take_snapshot
+from composer.checkpoint.writing import Snapshot, failing_in_all
 from composer.core import Callback, Event, Interval, Logger, State, Time
 from composer.core.background import Background, ThreadError
 from composer.core.files import fill_in_run
-from composer.distributed import get_world_size
+from composer.distributed import from_rank_zero, get_world_size
 from composer.functional.checks import check_flags
 from composer.functional.dtensors import is_sharded
 
-__all__ = ["CheckpointSaver", "SaveInterval"]
+__all__ = ["CheckpointSaver", "DueSaves", "SaveInterval"]
 
 _LAST_WAIT = 5.0
 """Seconds that an ending process waits for the others to write their parts."""
@@ -132,7 +126,6 @@ class CheckpointSaver(Callback):
         check_folder("folder", folder)
         check_flags(overwrite=overwrite, weights_only=weights_only, background=background)
         num_checkpoints_to_keep = without_zero(num_checkpoints_to_keep, folder)
-        check_keep_last("num_checkpoints_to_keep", num_checkpoints_to_keep)
         if keep_best is not None and not isinstance(keep_best, KeepBest):
             raise TypeError(
                 f"keep_best must be e.g. KeepBest('metrics/eval/MulticlassAccuracy', 3), got {keep_best!r}."
@@ -154,18 +147,15 @@ class CheckpointSaver(Callback):
         self.extra: Callable[[], Mapping[str, Any]] | None = None
         self.continues = False
         self._run_folder = RunFolder(overwrite, weights_only, num_checkpoints_to_keep, keep_best, links)
+        self._saving, self._memory = Background(), KeptMemory()
+        self._last: _Save | None = None  # unless it failed
         self._begin()
-        # Of the save in the background: what it copies to; and until all processes have waited for it, its path, and
-        # its snapshot if they write it together.
-        self._saving = Background()
-        self._memory: KeptMemory = {}
-        self._path: str | None = None
-        self._joint: Snapshot | None = None
 
     def _begin(self) -> None:
         """Discard what belongs to an earlier training, as the clock may have been set back."""
+        self._wait()
         self._due = DueSaves(self.save_interval, self.keep_best)
-        self._last: _Moment | None = None  # the last save, unless it failed
+        self._last = None
 
     @property
     def saved_checkpoints(self) -> list[str]:
@@ -184,10 +174,9 @@ class CheckpointSaver(Callback):
 
     def init(self, state: State, logger: Logger) -> None:
         """Forget an earlier run."""
-        del state, logger
+        self._begin()
         self._run_folder.forget()
         self.uploaders = []
-        self._begin()
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Create the folder, and check that no other process saves to it.
@@ -195,7 +184,6 @@ class CheckpointSaver(Callback):
         Raises:
             ValueError: There are no data with the label of the metric of ``keep_best``.
         """
-        del logger
         reject_fsdp1(state.model)
         labels = [state.dataloader_label or "train", *state.eval_metrics]
         if self.keep_best is not None and self._due.best_label not in labels:
@@ -203,51 +191,45 @@ class CheckpointSaver(Callback):
                 f"save_best (keep_best) must be a metric of {' or '.join(labels)}, got {self.keep_best.metric!r}, "
                 "which nothing computes. Give eval_dataloader, or an Evaluator with this label."
             )
-        self._wait()  # what was saved before this fit counts below
-        self._begin()
+        self._begin()  # waits for what was saved before this fit, which counts below
         names = self._names(state)
         with failing_in_all(names.folder):
             if state.rank == 0:
-                folder = self._run_folder.open(names.folder, state, continues=self.continues, copies=names.copies)
+                folder = self._run_folder.open(names, state, continues=self.continues)
                 self._due.values = self._run_folder.best_values(folder, state.run_name, state.timestamp)
 
     def eval_end(self, state: State, logger: Logger) -> None:
         """Note that the weights have been evaluated, or the training metrics of an epoch computed."""
-        del logger
         self._due.measured[str(state.dataloader_label)] = int(state.timestamp.batch)
 
     epoch_end = eval_end
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """Save if a checkpoint is due, and raise the error of a save in the background."""
-        del logger
         self._save_if_due(state, Event.BATCH_CHECKPOINT)
 
     def epoch_checkpoint(self, state: State, logger: Logger) -> None:
         """Save if a checkpoint is due."""
-        del logger
         self._save_if_due(state, Event.EPOCH_CHECKPOINT)
 
     def iteration_checkpoint(self, state: State, logger: Logger) -> None:
         """Save if a checkpoint is due."""
-        del logger
         self._save_if_due(state, Event.ITERATION_CHECKPOINT)
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Save at the end of the training, and wait until the checkpoint is written."""
-        del logger
         self._save_if_due(state, Event.FIT_END)
         self._wait()
 
     def close(self, state: State, logger: Logger) -> None:
         """Wait until the last checkpoint is written, and release the folder."""
-        del state, logger
-        if self._joint is not None:
-            self._joint.limit_waiting(_LAST_WAIT)  # after an error, other processes may have ended
+        if self._last is not None and self._last.snapshot is not None:
+            self._last.snapshot.limit_waiting(_LAST_WAIT)  # after an error, other processes may have ended
         try:
             with self._repeatable():
                 self._saving.wait()
         finally:
+            self._last = None
             self._run_folder.close()
             self._memory.clear()
 
@@ -264,58 +246,54 @@ class CheckpointSaver(Callback):
         # In all processes, also those that write nothing, because it exchanges data between them.
         extra = None if self.extra is None else self.extra()
         moment = _Moment(names.checkpoint, batch, (extra or {}).get("interrupted"), self._due.best_at == batch)
-        if moment == self._last:
+        last = self._last
+        if last is not None and last.moment == moment:
             return
         # Before the copy, so that there is only one in memory. CUDA fills pinned memory at any time after the copy is
         # requested, also while a thread still writes the former contents to a file.
         self._wait()
-        is_again = self._last is not None and (self._last.name, self._last.batch) == (moment.name, batch)
-        take = partial(self._take, state, names, extra, overwrite=self.overwrite or is_again)
-        write = take() if is_sharded(state.model) else None  # with collectives, which must not be in the block below
-        self._last, path = moment, open_folder(names.folder).at(names.checkpoint)
-        with self._repeatable(), failing_in_all(path):
-            if state.rank == 0 and write is None:
-                write = take()
-            if write is not None:
-                self._saving.start(write)
-        self._path = path
-        if not self.background:
-            self._wait()
-
-    def _take(
-        self, state: State, names: Names, extra: Mapping[str, Any] | None, *, overwrite: bool
-    ) -> Callable[[], None]:
-        """Take a snapshot, and return what writes this process's files of it."""
-        folder, name, writers = open_folder(names.folder), names.checkpoint, writers_of(state.model)
-        with writers.failing_in_all(folder.at(name)):
+        folder = open_folder(names.folder)
+        path, are_all_writing = folder.at(names.checkpoint), is_sharded(state.model)
+        with failing_in_all(path):
             if state.rank == 0:
-                folder = self._run_folder.open(names.folder, state, continues=self.continues, copies=names.copies)
-        batch = int(state.timestamp.batch)
-        snapshot = take_snapshot(
+                self._run_folder.open(names, state, continues=self.continues)
+        take = partial(
+            take_snapshot,
             state,
             extra,
-            path=folder.at(name),
+            path=path,
             weights_only=self.weights_only,
             ignore_keys=self.ignore_keys,
             memory=self._memory,
             measured=[label for label, at in self._due.measured.items() if at == batch],
         )
-        self._joint = None if writers.is_alone else snapshot
-        return partial(
-            snapshot.write,
-            folder,
-            name,
-            overwrite=overwrite,
-            prepare=partial(self._run_folder.prepare, folder, name),
-            finish=partial(self._run_folder.finish, folder, names),
-        )
+        # If all write, with collectives, which must not be in the block below.
+        self._last = save = _Save(moment, path, take() if are_all_writing else None)
+        with self._repeatable(), failing_in_all(path):
+            if state.rank == 0 and not are_all_writing:
+                save.snapshot = take()
+            if save.snapshot is not None:
+                write = partial(
+                    save.snapshot.write,
+                    folder,
+                    names.checkpoint,
+                    overwrite=self.overwrite or (last is not None and last.moment[:2] == moment[:2]),
+                    prepare=partial(self._run_folder.prepare, folder, names.checkpoint),
+                    finish=partial(self._run_folder.finish, folder, names),
+                )
+                self._saving.start(write)
+        if not self.background:
+            self._wait()
 
     def _wait(self) -> None:
-        """Wait for the previous save; if it failed, raise an error in all processes."""
-        path, self._path, self._joint = self._path, None, None
+        """Wait for the last save; if it failed, raise an error in all processes."""
+        last = self._last
         # In all processes, or only some would take part in a repeated save.
-        with self._repeatable(), contextlib.nullcontext() if path is None else failing_in_all(path):
+        block = contextlib.nullcontext() if last is None or last.is_over else failing_in_all(last.path)
+        with self._repeatable(), block:
             self._saving.wait()
+        if last is not None:
+            last.snapshot, last.is_over = None, True
 
     @contextlib.contextmanager
     def _repeatable(self) -> Iterator[None]:
@@ -324,8 +302,8 @@ class CheckpointSaver(Callback):
             yield
         except BaseException as error:
             last, self._last = self._last, None
-            if isinstance(error, ThreadError) and self._run_folder.opened is not None and last is not None:
-                raise CheckpointSaveError(self._run_folder.opened.at(last.name), str(error)) from error
+            if isinstance(error, ThreadError) and last is not None:
+                raise CheckpointSaveError(last.path, str(error)) from error
             raise
 
     def _names(self, state: State) -> Names:
@@ -352,8 +330,58 @@ class CheckpointSaver(Callback):
             self.save(state)
 
 
-@attrs.frozen
-class _Moment:
+@attrs.define(eq=False)
+class DueSaves:
+    """Decides in a training, a call of ``fit``, when a save is due; all processes decide the same.
+
+    Args:
+        interval: The interval, or a function that decides instead.
+        keep_best: By which metric the weights are among the best.
+
+    Attributes:
+        values: Only in the process of rank 0, the values of the best checkpoints, the best first.
+        measured: The batch at which the metrics of each label of data were measured last.
+        best_at: The last batch at which the weights were among the best.
+    """
+
+    interval: Interval | Callable[[State, Event], bool]
+    keep_best: KeepBest | None
+    values: list[float] = attrs.field(factory=list, init=False)
+    measured: dict[str, int] = attrs.field(factory=dict, init=False)
+    best_at: int | None = attrs.field(default=None, init=False)
+    _compared_at: int | None = attrs.field(default=None, init=False)
+
+    @property
+    def best_label(self) -> str:
+        """The label of the data whose metric chooses the best checkpoint."""
+        return "" if self.keep_best is None else self.keep_best.metric.removeprefix("metrics/").partition("/")[0]
+
+    def is_due(self, state: State, event: Event) -> bool:
+        """Return whether to save at an event; all processes have to call it."""
+        if not isinstance(self.interval, Interval):
+            is_in_interval = self.interval(state, event)
+        elif event is Event.FIT_END:
+            is_in_interval = bool(self.interval.every.value)
+        else:
+            # The last checkpoint is saved at FIT_END, after the last evaluation.
+            elapsed = state.get_elapsed_duration()
+            is_in_interval = (elapsed is None or elapsed.value < 1) and self.interval.is_due(state)
+        return self._record_if_best(state) or is_in_interval
+
+    def _record_if_best(self, state: State) -> bool:
+        """Record a new value of the metric if it is among the best, and return whether."""
+        best, batch = self.keep_best, int(state.timestamp.batch)
+        if best is None or self.measured.get(self.best_label) != batch or self._compared_at == batch:
+            return False
+        self._compared_at = batch
+        value = metric_values(state).get(best.metric)
+        is_best = from_rank_zero(value is not None and best.improves(value, self.values))  # it read the folder
+        if is_best:
+            self.best_at = batch
+        return is_best
+
+
+class _Moment(NamedTuple):
     """What identifies a save; a second one of the same moment does nothing.
 
     An evaluation between two saves of a batch may complete what was interrupted, or show that it is among the best.
@@ -363,3 +391,20 @@ class _Moment:
     batch: int
     interrupted: object
     is_best: bool
+
+
+@attrs.define(eq=False)
+class _Save:
+    """A save, which is in progress until all processes have waited for it.
+
+    Args:
+        moment: The moment that it saves.
+        path: The checkpoint.
+        snapshot: While it is in progress, what this process writes; None if it writes nothing.
+        is_over: Whether all processes have waited for it.
+    """
+
+    moment: _Moment
+    path: str
+    snapshot: Snapshot | None
+    is_over: bool = False

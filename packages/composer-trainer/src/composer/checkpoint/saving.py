@@ -1,34 +1,48 @@
 """Saving a run now, or as a snapshot that is written later.
 
 :func:`save_checkpoint`, the Trainer and the saver call :func:`take_snapshot`, which copies what may change before it is
-written; :class:`~composer.checkpoint.snapshot.Snapshot` writes it. Values that cannot be saved raise an error here, in
-all processes, before anything is written.
+written (:func:`pack_files`); :class:`~composer.checkpoint.writing.Snapshot` writes it. Values that cannot be saved
+raise an error here, in all processes, before anything is written.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import json
 import os
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from composer.checkpoint.contents import contents_of, metric_values, reject_fsdp1
+import torch
+from torch import Tensor
+
+from composer.checkpoint.contents import IgnoreKeys, contents_of, metric_values, reject_fsdp1
 from composer.checkpoint.folder import split_path
-from composer.checkpoint.ignoring import IgnoreKeys
+from composer.checkpoint.layout import Described, Writes, bytes_of, describe_tensors
 from composer.checkpoint.local import open_folder
 from composer.checkpoint.manifest import Manifest
-from composer.checkpoint.packing import KeptMemory, pack_files
-from composer.checkpoint.planning import describe_tensors
-from composer.checkpoint.snapshot import Snapshot
-from composer.checkpoint.writers import failing_in_all, writers_of
-from composer.core import State, evaluation_weights
+from composer.checkpoint.writing import Snapshot, failing_in_all, writers_of
+from composer.core import NotSerializableError, State, evaluation_weights
 from composer.core.checks import shortened
 from composer.core.files import fill_in_run
 from composer.distributed import from_rank_zero, get_global_rank
-from composer.functional.dtensors import is_sharded, reshard
+from composer.functional.dtensors import is_dtensor, is_sharded, reshard
 
-__all__ = ["checkpoint_name", "save_checkpoint", "save_in_all_processes", "take_snapshot"]
+__all__ = ["KeptMemory", "checkpoint_name", "pack_files", "save_checkpoint", "save_in_all_processes", "take_snapshot"]
+
+KeptMemory = dict[tuple[str, str], Tensor]
+"""Copies of an earlier save by file and name, which the next save fills again: new memory takes as long as a copy."""
+_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+"""The dtypes that all releases of safetensors have. Others are bytes in the header, and named in the layout."""
+_SHARDING = "DCP_SHARDING_INFO"
+"""The key of a file's metadata from which PyTorch's ``HuggingFaceStorageReader`` takes the offsets of cells."""
 
 
 def save_checkpoint(
@@ -157,7 +171,7 @@ def take_snapshot(
         reshard(state.model)  # it may have its complete weights since an evaluation
     block = evaluation_weights(state) if weights_only else contextlib.nullcontext(enter_result=False)
     with block as may_differ:
-        with writers.failing_in_all(path):
+        with contextlib.nullcontext() if writers.is_alone else failing_in_all(path):
             data, tensors = contents_of(state, extra, ignore_keys, weights_only=weights_only)
             described = describe_tensors(tensors, is_first=writers.rank == 0)
         layout, writes = writers.plan(described)
@@ -179,3 +193,92 @@ def take_snapshot(
         metrics=metric_values(state, measured),
     )
     return Snapshot(data, contents, manifest, layout, writers)
+
+
+@torch.no_grad()  # a DTensor returns its local tensor much faster without a graph
+def pack_files(
+    tensors: Mapping[str, Mapping[str, Any]],
+    described: Described,
+    writes: Writes,
+    *,
+    copy: bool,
+    memory: KeptMemory | None = None,
+) -> dict[str, list[memoryview]]:
+    """Return the contents of the files that this process writes: the header, and the bytes of each tensor.
+
+    Tensors may be on any device, and of any dtype and strides. Two that share memory are both written, so that a model
+    finds each of its names.
+
+    Args:
+        tensors: The tensors by kind and name.
+        described: What :func:`describe_tensors` returned for them.
+        writes: The names of the tensors in each file, as :func:`plan_files` returns them for this rank.
+        copy: Whether the tensors may change before the contents are written.
+        memory: The copies of an earlier save that has been written, to be used again; those of this one replace them.
+
+    Raises:
+        NotSerializableError: A name or a tensor cannot be written.
+    """
+    memory = {} if memory is None else memory
+    kept: KeptMemory = {}
+    packed, devices = {}, set()
+    for file, names in writes.items():
+        # model-00001-of-00002.safetensors has tensors of the kind model.safetensors.
+        kind = re.sub(r"-.*", ".safetensors", file)
+        offsets = {}
+        for name in names:
+            tensor = tensors[kind][name]
+            local = tensor.to_local() if is_dtensor(tensor) else tensor
+            kept[file, name] = _on_cpu(name, local, memory.get((file, name)), copy=copy)
+            devices.add(local.device)
+            _, region = described[kind][name]
+            offsets[name] = {"saved_offsets": [*region.offset]}
+        copies = {name: kept[file, name] for name in names}
+        packed[file] = [memoryview(_header(copies, offsets)), *map(bytes_of, copies.values())]
+    for device in devices:
+        if device.type == "cuda":
+            # With CUDA, a copy to pinned memory may be incomplete when it returns: the host may read it only when the
+            # stream that copies has finished. One wait is enough for all copies, because a stream works in order; and
+            # what the next step requests of the same stream comes after them.
+            torch.cuda.current_stream(device).synchronize()
+    memory.clear()
+    memory.update(kept)
+    return packed
+
+
+def _on_cpu(name: str, tensor: Tensor, target: Tensor | None, *, copy: bool) -> Tensor:
+    """Return a contiguous tensor on the CPU: the tensor itself if it needs no copy, else a copy in ``target``."""
+    is_plain = tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+    if is_plain and not copy:
+        return tensor
+    wanted = (tensor.shape, tensor.dtype, tensor.is_cuda)
+    if target is None or (target.shape, target.dtype, target.is_pinned()) != wanted:
+        target = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
+    try:
+        # A copy that is not waited for would conjugate or negate the values before it has them.
+        return target.copy_(tensor.resolve_conj().resolve_neg(), non_blocking=tensor.is_cuda)
+    except RuntimeError as error:
+        if "not implemented" not in str(error):
+            raise
+        raise NotSerializableError(
+            name, f"a tensor of {tensor.dtype} cannot be saved, as torch cannot copy it."
+        ) from None
+
+
+def _header(tensors: Mapping[str, Tensor], offsets: Mapping[str, Any]) -> bytes:
+    """Return the header of a file; not by the safetensors package, which would copy all tensors once more."""
+    if "__metadata__" in tensors:
+        raise NotSerializableError("__metadata__", "a tensor cannot be saved by this name, as safetensors uses it.")
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt", _SHARDING: json.dumps(offsets)}}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        shape = [*tensor.shape] if tensor.dtype in _NAMES else [tensor.nbytes]
+        entries[name] = {"dtype": _NAMES.get(tensor.dtype, "U8"), "shape": shape, "data_offsets": [begin, end]}
+    try:
+        content = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise NotSerializableError("", "a tensor has a name that is no valid string (UTF-8).") from None
+    # The format pads its header with spaces, so that the tensors are at multiples of 8 bytes.
+    content += b" " * (-len(content) % 8)
+    return len(content).to_bytes(8, "little") + content

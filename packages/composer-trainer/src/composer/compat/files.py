@@ -30,7 +30,7 @@ from composer.distributed import (
 )
 
 if TYPE_CHECKING:
-    from composer.checkpoint.ignoring import IgnoreKeys
+    from composer.checkpoint.contents import IgnoreKeys
 
 __all__ = [
     "PLACEHOLDERS",

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from composer.checkpoint import KeepBest
-    from composer.checkpoint.ignoring import IgnoreKeys
+    from composer.checkpoint.contents import IgnoreKeys
     from composer.checkpoint.saver import SaveInterval
 
 __all__ = ["Trainer"]

@@ -8,16 +8,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs.validators import optional
 
-from composer.checkpoint import (
-    KeepBest,
-    LoadedCheckpoint,
-    find_checkpoints,
-)
-from composer.checkpoint.agreement import agreed_newest, agreed_path
+from composer.checkpoint import KeepBest, LoadedCheckpoint, find_checkpoints
+from composer.checkpoint.contents import check_ignore_keys
+from composer.checkpoint.finding import agreed_newest, agreed_path
 from composer.checkpoint.folder import check_folder
-from composer.checkpoint.ignoring import check_ignore_keys
 from composer.checkpoint.loading import LoadRequest
-from composer.checkpoint.retention import check_keep_last
+from composer.checkpoint.run_folder import check_keep_last
 from composer.checkpoint.saver import CheckpointSaver, SaveInterval
 from composer.core import Interval
 from composer.core.checks import by_name, is_flag, to_path, to_strings
@@ -31,7 +27,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Collection, Sequence
 
-    from composer.checkpoint.ignoring import IgnoreKeys
+    from composer.checkpoint.contents import IgnoreKeys
     from composer.core import Engine
     from composer.core.passes import Passes
     from composer.trainer.resume.state import ResumeState
@@ -156,11 +152,6 @@ def _check_save_interval(name: str, interval: SaveInterval) -> None:
         Interval.named(name, interval)
 
 
-def _check_number_to_keep(name: str, number: int) -> None:
-    if number != 0 or number is False:  # the saver warns of 0
-        check_keep_last(name, number)
-
-
 @attrs.frozen
 class Saving:
     """The arguments of a :class:`~composer.Trainer` about the checkpoints that it saves; see there."""
@@ -172,7 +163,7 @@ class Saving:
     save_interval: SaveInterval = attrs.field(validator=by_name(_check_save_interval))
     save_weights_only: bool = attrs.field(validator=is_flag)
     save_ignore_keys: IgnoreKeys
-    save_num_checkpoints_to_keep: int = attrs.field(validator=by_name(_check_number_to_keep))
+    save_num_checkpoints_to_keep: int = attrs.field(validator=by_name(check_keep_last))
     save_best: str | KeepBest | None
     save_metrics: bool = attrs.field(validator=is_flag)
 

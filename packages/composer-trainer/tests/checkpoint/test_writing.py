@@ -1,17 +1,17 @@
-"""Writing a sharded checkpoint from several processes, which are threads here: all succeed or none does."""
+"""Writing a checkpoint, also from several processes, which are threads here: all succeed or none does."""
 
 import threading
 import time
 
 import pytest
 import torch
+from torch import nn
 
-from composer.checkpoint import CheckpointSaveError, snapshot, verify_checkpoint, writers
+from composer.checkpoint import CheckpointSaveError, verify_checkpoint, writing
+from composer.checkpoint.layout import TensorInfo, describe_tensors, plan_files
 from composer.checkpoint.local import LocalFolder
 from composer.checkpoint.manifest import Manifest
-from composer.checkpoint.planning import TensorInfo, describe_tensors, plan_files
-from composer.checkpoint.snapshot import Snapshot
-from composer.checkpoint.writers import Message, Writers
+from composer.checkpoint.writing import Message, Snapshot, Writers, failing_in_all, writers_of
 from composer.core import Timestamp
 from composer.core.background import Task
 from composer.functional.dtensors import Region
@@ -148,7 +148,7 @@ class TestWrite:
 
         first, _ = group.snapshots(batch=2)
         tasks = [group.start(first, "two")]
-        monkeypatch.setattr(writers, "lost_processes", lambda: "process 1 is gone")
+        monkeypatch.setattr(writing, "lost_processes", lambda: "process 1 is gone")
 
         assert group.errors(*tasks) == ["process 1 is gone."]
         assert (names_in(tmp_path), time.monotonic() - began < group.timeout / 2) == (["one"], True)
@@ -174,7 +174,7 @@ class TestWrite:
 
     def test_slow_to_finish(self, group, tmp_path, monkeypatch):
         """A process does not wait for what the first one does with a complete checkpoint, such as copying it."""
-        monkeypatch.setattr(snapshot, "_LONGER", 0.0)
+        monkeypatch.setattr(writing, "_LONGER", 0.0)
         group.timeout, is_copied = 1.0, threading.Event()
         group.finished = type("Slow", (), {"append": staticmethod(lambda _: is_copied.wait(20.0))})
 
@@ -218,3 +218,33 @@ def test_tensors_of_one_process():
     """A tensor that is not sharded belongs to the first process."""
     tensors = {"model.safetensors": {"w": WEIGHT}}
     assert describe_tensors(tensors, is_first=False) == {"model.safetensors": {}}
+
+
+def described(rows):
+    return describe_tensors({"model.safetensors": {"weight": torch.ones(rows, 2)}}, is_first=True)
+
+
+def test_model_that_is_not_sharded():
+    """One process writes alone, and several models do not share what is written."""
+    one, other = writers_of(nn.Linear(2, 2)), writers_of(nn.Linear(2, 2))
+
+    assert (one.is_alone, one.rank, one.world_size) == (True, 0, 1)
+    assert one is not other
+
+
+def test_plan():
+    """A process alone writes each tensor, and plans again only if a tensor has changed."""
+    writers = Writers(is_alone=True)
+
+    layouts, writes = zip(*(writers.plan(described(rows)) for rows in (3, 3, 4)), strict=True)
+
+    assert list(writes) == [{"model.safetensors": ["weight"]}] * 3
+    assert [layout.tensors["model.safetensors"]["weight"].shape for layout in layouts] == [[3, 2], [3, 2], [4, 2]]
+    assert layouts[0] is layouts[1]
+    assert writers.saves == 3
+
+
+def test_error_of_one_process():
+    """The process in which a save fails raises its own error."""
+    with pytest.raises(KeyError, match="weight"), failing_in_all("runs/one"):
+        raise KeyError("weight")

@@ -1,31 +1,55 @@
-"""Writing one checkpoint: what each process has to write, and how those that write together commit it.
+"""Writing one checkpoint: what each process has to write, and how those that write it together commit it.
 
 A checkpoint is complete or absent: its files are written to a draft, and the first process commits the draft when all
 have written theirs. Waiting ends with another process.
+
+The :class:`Writers` agree by collectives on who writes what, in the main thread. While a :class:`Snapshot` is written,
+in the saver's thread, they send messages through the store of an :class:`~composer.distributed.exchange.Exchange`:
+collectives of two threads could meet in another order in each process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import attrs
+import torch
 
-from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
+from composer.checkpoint.errors import NOT_SAVED, CheckpointError, CheckpointSaveError
 from composer.checkpoint.folder import Folder
-from composer.checkpoint.layout import Layout, TensorFile
-from composer.checkpoint.manifest import LAYOUT, MAX_STATE_BYTES, STATE, Content, Manifest, dictionary, write_json
-from composer.checkpoint.writers import Message, Writers
+from composer.checkpoint.layout import Described, Layout, TensorFile, Writes, plan_files
+from composer.checkpoint.manifest import (
+    LAYOUT,
+    MAX_STATE_BYTES,
+    STATE,
+    Content,
+    FileRecord,
+    Manifest,
+    dictionary,
+    write_json,
+)
 from composer.core import TimeUnit
+from composer.core.serialization import from_data, to_data
+from composer.distributed import all_gather_object, any_rank
+from composer.distributed.collectives import failing_in_all_processes
+from composer.distributed.exchange import Exchange
+from composer.distributed.failures import lost_processes
+from composer.functional.dtensors import is_sharded
 
-__all__ = ["Snapshot"]
+__all__ = ["Message", "Snapshot", "Writers", "failing_in_all", "writers_of"]
 
 ANSWER_TIMEOUT = 1800.0
 """Seconds after which a message of another process that is missing makes a save fail."""
 _LONGER = 30.0
 """Seconds that the other processes wait for the first one's decision after that."""
+_SECONDS_BETWEEN_CHECKS = 1.0
+"""How often a waiting process checks whether others have ended."""
 
 
 @attrs.define(eq=False)
@@ -64,8 +88,8 @@ class Snapshot:
         name: str,
         *,
         overwrite: bool = False,
-        prepare: Callable[[], object] | None = None,
-        finish: Callable[[Manifest], object] | None = None,
+        prepare: Callable[[], object] = lambda: None,
+        finish: Callable[[Manifest], object] = lambda _: None,
     ) -> None:
         """Write a checkpoint, unless an undamaged one of the same run and moment exists.
 
@@ -86,7 +110,7 @@ class Snapshot:
         """
         save = _JointSave(self, folder, name)
         if self.writers.rank == 0:
-            save.lead(overwrite=overwrite, prepare=prepare, finish=finish)
+            save.lead(prepare, finish, overwrite=overwrite)
         else:
             save.follow()
 
@@ -113,14 +137,11 @@ class _JointSave:
     folder: Folder
     name: str
 
-    def lead(
-        self, *, overwrite: bool, prepare: Callable[[], object] | None, finish: Callable[[Manifest], object] | None
-    ) -> None:
+    def lead(self, prepare: Callable[[], object], finish: Callable[[Manifest], object], *, overwrite: bool) -> None:
         """Write the first process's files, wait for the others, and commit the checkpoint."""
         draft, awaited, failed = None, "draft", None
         try:
-            if prepare is not None:
-                prepare()
+            prepare()
             manifest = None if overwrite else self._existing()
             if manifest is None:
                 draft = self.folder.begin(self.name)
@@ -143,8 +164,7 @@ class _JointSave:
         finally:
             if draft is not None:
                 self.folder.abandon(draft)  # unfinished files, or a replaced checkpoint, for which no process waits
-        if finish is not None:
-            finish(manifest)
+        finish(manifest)
 
     def follow(self) -> None:
         """Write this process's files to the draft that the first process has begun, and wait for the outcome."""
@@ -227,19 +247,126 @@ class _JointSave:
             self._send(f"{key} for {rank}", message)
 
     def _send(self, key: str, message: Message) -> None:
-        self.snapshot.writers.send(self._numbered(key), message)
+        # With the number of the save, so that a message of one that has failed is not taken for one of the next.
+        self.snapshot.writers.send(f"{self.snapshot.number}: {key}", message)
 
     def _receive(self, key: str, rank: int = 0) -> Message:
         """Return the message of a process, in which ``error`` is why there is none."""
-        message = self.snapshot.writers.receive(self._numbered(key), lambda: self.snapshot.until)
+        message = self.snapshot.writers.receive(f"{self.snapshot.number}: {key}", lambda: self.snapshot.until)
         silent = f"process {rank} has not answered in {self.snapshot.timeout:g} seconds; is it still running?"
         return message or Message(error=silent)
-
-    def _numbered(self, key: str) -> str:
-        """Return a key of this save, so that a message of one that has failed is not taken for one of the next."""
-        return f"{self.snapshot.number}: {key}"
 
 
 def _moment(manifest: Manifest) -> tuple[Any, ...]:
     now = manifest.timestamp.counts
     return manifest.run_name, manifest.weights_only, now.batch, now.sample, now.token
+
+
+@attrs.frozen
+class Message:
+    """What a process sends to another one during a save; an empty one states that nothing is left to do.
+
+    Args:
+        draft: Where to write files.
+        files: The files that the sender has written.
+        tensors: Of those with tensors, what the layout has of them.
+        error: Why the save has failed.
+        outcome: What is wrong then; see :class:`CheckpointSaveError`.
+        is_lost: Whether the sender has ended, as the receiver states in its place.
+    """
+
+    draft: str | None = None
+    files: dict[str, FileRecord] = attrs.field(factory=dict)
+    tensors: dict[str, TensorFile] = attrs.field(factory=dict)
+    error: str | None = None
+    outcome: str = NOT_SAVED
+    is_lost: bool = False
+
+    @classmethod
+    def of(cls, error: BaseException, rank: int) -> Message:
+        """Return the message of a process that has failed."""
+        if isinstance(error, CheckpointSaveError):
+            return cls(error=f"process {rank} failed: {error.reason.rstrip('.')}.", outcome=error.outcome)
+        return cls(error=f"process {rank} failed: {type(error).__name__}: {error}".rstrip(".") + ".")
+
+
+class Writers:
+    """The processes that write a checkpoint together: all, of a sharded model, or this one alone.
+
+    All processes have to construct it at the same time, unless it is for one.
+
+    Args:
+        is_alone: Whether this process writes alone.
+
+    Attributes:
+        saves: The number of saves so far.
+    """
+
+    def __init__(self, *, is_alone: bool) -> None:
+        self.is_alone = is_alone
+        self._exchange = None if is_alone else Exchange()
+        self.rank = 0 if self._exchange is None else self._exchange.rank
+        self.world_size = 1 if self._exchange is None else self._exchange.world_size
+        self.saves = 0
+        self._described: Described | None = None
+        self._planned: tuple[Layout, list[Writes]] = (Layout({}, {}), [])
+
+    def plan(self, described: Described) -> tuple[Layout, Writes]:
+        """Return the layout, and which tensors this process writes to which file; all processes have to call it.
+
+        The regions of all processes are exchanged only if those of one have changed since the last save.
+        """
+        has_changed = described != self._described
+        if has_changed if self.is_alone else any_rank(has_changed):
+            gathered = [described] if self.is_alone else all_gather_object(described)
+            self._described, self._planned = described, plan_files(gathered)
+        layout, writes = self._planned
+        self.saves += 1
+        return layout, writes[self.rank]
+
+    def send(self, key: str, message: Message) -> None:
+        """Send a message to the process that waits for the key."""
+        assert self._exchange is not None
+        self._exchange.put(key, json.dumps(to_data(message, Message)))
+
+    def receive(self, key: str, until: Callable[[], float]) -> Message | None:
+        """Return the message of a key; None if it does not come until a time, which may be changed meanwhile.
+
+        If processes have ended, it is a message with that error.
+        """
+        assert self._exchange is not None
+        text, lost = None, ""
+        try:
+            while text is None and not lost and time.monotonic() < until():
+                lost = lost_processes()  # what they have sent before is still there
+                latest = 0.0 if lost else min(until(), time.monotonic() + _SECONDS_BETWEEN_CHECKS)
+                text = self._exchange.take(key, latest)
+        except RuntimeError as error:  # as torch's errors of stores are
+            return Message(error=f"process 0 cannot be reached: {error}", is_lost=True)
+        if text is None:
+            return Message(error=f"{lost}.", is_lost=True) if lost else None
+        message: Message = from_data(json.loads(text), Message)
+        return message
+
+
+_all_writers: list[tuple[object, Writers]] = []
+"""The process group, and the writers of sharded models in it."""
+
+
+def writers_of(model: Any) -> Writers:
+    """Return the processes that write checkpoints of a model; if it is sharded, all processes have to call it."""
+    if not is_sharded(model):
+        return Writers(is_alone=True)
+    world = torch.distributed.group.WORLD if torch.distributed.is_initialized() else None
+    if not _all_writers or _all_writers[0][0] is not world:
+        _all_writers[:] = [(world, Writers(is_alone=False))]
+    return _all_writers[0][1]
+
+
+def failing_in_all(path: str) -> AbstractContextManager[None]:
+    """Fail in all processes if one fails: with its own error there, and with one that names it in the others.
+
+    Args:
+        path: The checkpoint, for the error.
+    """
+    return failing_in_all_processes("Saving a checkpoint", partial(CheckpointSaveError, path))
