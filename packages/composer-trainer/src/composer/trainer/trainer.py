@@ -293,7 +293,7 @@ class Trainer(Assembly):
             collect(Processes, parallelism_config, dist_timeout, ddp_sync_strategy),
         )
         self._dry_run = collect(check_dry_run, fast_dev_run)
-        problems.check()
+        settings.check_groups(problems)
         settings = dry_run_settings(settings, self._dry_run) if self._dry_run else settings
         super().__init__(settings, given_arguments(Trainer.__init__, settings.given()))
 

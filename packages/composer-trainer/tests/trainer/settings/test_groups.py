@@ -70,7 +70,14 @@ class TestSeveralErrors:
     def test_arguments_that_fit_each_other_are_not_reported(self):
         """Beside a wrong argument, others are checked with what was given."""
         with pytest.raises(ValueError, match=r"^device must be"):
-            small_run(device="gpuu", save_best="eval/Accuracy", save_folder="runs", scale_schedule_ratio=0.5)
+            small_run(device="gpuu", save_best="eval/MulticlassAccuracy", save_folder="runs", scale_schedule_ratio=0.5)
+
+    def test_wrong_metric_beside_a_wrong_device(self):
+        """A metric that the model does not have is reported beside a wrong argument about another subject."""
+        with pytest.raises(ArgumentsError) as caught:
+            small_run(device="gpuu", save_best="eval/Accuracy", save_folder="runs")
+
+        assert [str(problem).split()[0] for problem in caught.value.problems] == ["device", "save_best"]
 
     @pytest.mark.parametrize(
         ("options", "call"),

@@ -273,6 +273,13 @@ class Settings:
             if field.init
         }
 
+    def check_groups(self, problems: Problems) -> None:
+        """Raise the errors of the groups, in place of which there is None here, and with them that of ``save_best``."""
+        if problems.found and self.components and self.evaluations and self.saving:
+            model, labels = self.components.model, self.evaluations.labels()
+            problems.collect(self.saving.make_savers, model, labels, autoresume=False)
+        problems.check()
+
     def check(self) -> tuple[Sequence[Callback], Sequence[LoggerDestination]]:
         """Return the callbacks that save checkpoints and the displays in the terminal, if all arguments fit together.
 
