@@ -483,6 +483,16 @@ class TestFolders:
 
         assert names_in(tmp_path / "blur" / "checkpoints") == [".lock", "ep1-ba5", "latest"]
 
+    def test_url_of_a_local_folder(self, make_trainer, tmp_path):
+        """A run saves to a ``file://`` URL, where it has no copies, and continues from it."""
+        options = {"save_folder": f"file://{tmp_path}/runs", "autoresume": True}
+        for duration, begin in (("1ep", 0), ("2ep", 5)):
+            with make_trainer(None, max_duration=duration, **options) as trainer:
+                assert trainer.state.timestamp.batch == begin
+                trainer.fit()
+
+        assert names_in(tmp_path / "runs") == [".lock", "ep1-ba5", "ep2-ba10", "latest"]
+
     def test_invalid_run_name(self, make_trainer, tmp_path):
         """A run name that gives nested folders raises before the first batch."""
         trainer = make_trainer(CheckpointSaver(tmp_path, filename="{run_name}-ba{batch}"), run_name="team/first")

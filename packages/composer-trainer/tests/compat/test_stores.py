@@ -1,6 +1,11 @@
 """Composer's object stores, above fsspec."""
 
 import importlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
 from functools import partial
 
 import fsspec
@@ -8,6 +13,7 @@ import pytest
 import torch
 
 from composer import Callback
+from composer.checkpoint import find_checkpoints
 from composer.compat.stores import (
     GCSObjectStore,
     ObjectStore,
@@ -188,6 +194,67 @@ def test_checkpoints_of_a_local_folder_are_uploaded(store, tmp_path, monkeypatch
             assert later.state.timestamp.batch == 2
             later.fit()
         assert torch.equal(weights(whole), weights(later))
+
+
+def test_new_machine_continues_from_the_newest_copy(tmp_path, monkeypatch, caplog):
+    """Without a local checkpoint, ``autoresume`` continues from the run's newest copy, not from that of another run."""
+    url = f"memory://machines{tmp_path}"
+    options = {"save_folder": "runs", "save_filename": "{run_name}-ba{batch}", "save_interval": "1ba"}
+
+    def start(machine, duration, run_name="mine"):
+        (tmp_path / machine).mkdir()
+        monkeypatch.chdir(tmp_path / machine)
+        uploader = RemoteUploaderDownloader(url)
+        return small_run(loggers=uploader, run_name=run_name, autoresume=True, max_duration=duration, **options)
+
+    with small_run(max_duration="4ba") as complete:
+        complete.fit()
+    for machine, duration, run_name in (("a", "2ba", "mine"), ("b", "3ba", "other")):
+        with start(machine, duration, run_name) as trainer:
+            assert trainer.state.timestamp.batch == 0
+            trainer.fit()
+    with start("c", "4ba") as later:
+        result = later.fit()
+
+    assert f"autoresume: resuming from {url}/runs/mine-ba2 " in caplog.text
+    assert result.steps == 2
+    assert torch.equal(weights(complete), weights(later))
+    assert {path.name for path in (tmp_path / "c" / "runs").glob("mine-*")} == {"mine-ba3", "mine-ba4"}
+    assert {one.name for one in find_checkpoints(f"{url}/runs")} >= {"mine-ba1", "mine-ba2", "mine-ba3", "mine-ba4"}
+
+
+KILLED = """
+import os, signal, sys
+from composer.compat.stores import RemoteUploaderDownloader
+from fixtures import record, small_run
+
+def kill(state):
+    if int(state.timestamp.batch) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+options = {"save_folder": sys.argv[2], "save_interval": "1ba", "run_name": "mine", "autoresume": True}
+uploader = RemoteUploaderDownloader(sys.argv[1])
+small_run(loggers=uploader, callbacks=record("batch_start", kill), max_duration="4ba", **options).fit()
+"""
+
+
+def test_new_machine_continues_after_a_kill(tmp_path):
+    """A process that is killed in the middle of a copy leaves copies from which another machine continues exactly."""
+    url, local = f"file://{tmp_path}/copies", tmp_path / "local"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    killed = subprocess.run([sys.executable, "-c", KILLED, url, str(local)], env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert local.is_dir()
+    shutil.rmtree(local)
+
+    options = {"save_folder": str(local), "save_interval": "1ba", "run_name": "mine", "autoresume": True}
+    with small_run(loggers=RemoteUploaderDownloader(url), max_duration="4ba", **options) as later:
+        assert later.state.timestamp.batch in (2, 3)
+        later.fit()
+    with small_run(max_duration="4ba") as complete:
+        complete.fit()
+
+    assert torch.equal(weights(complete), weights(later))
 
 
 def test_store_without_a_checkpoint_to_load(store):

@@ -314,6 +314,10 @@ class CheckpointSaver(Callback):
         latest, best = (None if link is None else checkpoint_name(link, state, argument) for link, argument in links)
         return Names(folder, name, latest, best, self._copies(state))
 
+    def folders_of_copies(self, state: State) -> list[str]:
+        """Return the URLs of the folders that copies of the checkpoints are in."""
+        return self._names(state).folders_of_copies()
+
     def _copies(self, state: State) -> list[str]:
         """Return the URLs of the copies of a checkpoint that is saved now."""
         if self.remote_file_name is None or is_remote(self.folder):

@@ -341,7 +341,8 @@ class RemoteUploaderDownloader(LoggerDestination):
     """Uploads to a URL the files that a run logs, and copies of the checkpoints that it saves in a local folder.
 
     A file is uploaded before the training continues, a checkpoint in the background, with its manifest last and a file
-    that names the latest one. Checkpoints in a folder that is a URL are there already, and are not copied.
+    that names the latest one. ``autoresume`` continues from the newest copy if the local folder has no checkpoint of
+    the run. Checkpoints in a folder that is a URL are there already, and are not copied.
 
     Args:
         bucket_uri: The URL of the bucket or folder.
@@ -380,8 +381,8 @@ class RemoteUploaderDownloader(LoggerDestination):
         """Store the name of the run."""
         self._run_name = state.run_name
 
-    def after_load(self, state: State, logger: Logger) -> None:
-        """Let the savers of checkpoints copy them here; before the training, in which they look for later ones."""
+    def before_load(self, state: State, logger: Logger) -> None:
+        """Let the savers of checkpoints copy them here, where ``autoresume`` looks for the newest copy."""
         for saver in state.callbacks:
             if isinstance(saver, CheckpointSaver) and self.get_uri_for_file not in saver.uploaders:
                 saver.uploaders.append(self.get_uri_for_file)

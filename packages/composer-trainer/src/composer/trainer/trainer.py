@@ -134,8 +134,8 @@ class Trainer(Assembly):
         save_best: A metric, ``"eval/MulticlassAccuracy"``: a new best value is saved at once and kept, and the link
             ``best`` in ``save_folder`` points to it. For several, a :class:`~composer.checkpoint.KeepBest`.
         save_metrics: Accepted for compatibility: the states of the training metrics are always saved.
-        autoresume: Whether to resume from the newest valid checkpoint of ``run_name`` in ``save_folder``, if there is
-            one, without the ``load_`` arguments: the same program can be restarted until the training is complete.
+        autoresume: Whether to resume from the newest valid checkpoint of ``run_name`` in ``save_folder``, else of its
+            copies, without the ``load_`` arguments: the same program can be restarted until the training is complete.
         device: ``"cpu"``, ``"gpu"``, ``"mps"`` or a :class:`torch.device`; the best available if None.
         precision: ``"fp32"``, ``"amp_bf16"``, ``"amp_fp16"`` or ``"amp_fp8"``; if None, ``"amp_fp16"`` on a GPU and
             ``"fp32"`` elsewhere.

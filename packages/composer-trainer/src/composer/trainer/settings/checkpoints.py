@@ -19,7 +19,7 @@ from composer.core import Interval
 from composer.core.checks import by_name, is_flag, to_path, to_strings
 from composer.core.evaluator import more_is_better, unknown_metric
 from composer.core.files import fill_in_run
-from composer.distributed import all_agree
+from composer.distributed import all_agree, from_rank_zero
 from composer.distributed.collectives import failing_in_all_processes
 from composer.trainer.evaluation.metrics import metrics_of
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from composer.checkpoint.contents import IgnoreKeys
-    from composer.core import Engine
+    from composer.core import Engine, State
     from composer.core.passes import Passes
     from composer.trainer.resume.state import ResumeState
 
@@ -99,7 +99,8 @@ class Loading:
     def load(self, engine: Engine, resume_state: ResumeState, passes: Passes, save_folder: str | None) -> None:
         """Load the checkpoint, if there is one: the newest of this run, or else that of ``load_path``.
 
-        The newest is loaded with all that it contains. All processes must call this.
+        The newest is that in the folder, or if it has none, that of its copies, and is loaded with all that it
+        contains. All processes must call this.
         """
         state, newest = engine.state, None
         folder = None if save_folder is None else fill_in_run(save_folder, state)
@@ -107,9 +108,7 @@ class Loading:
             assert folder is not None
             # Also without a checkpoint: loggers continue an earlier start of this run.
             engine.logger.load_state_dict({})
-            newest = agreed_newest(folder, state.run_name)
-            if newest is None:
-                self._warn_of_beginning(folder, state.run_name)
+            newest = self._find_newest(folder, state)
         if newest is None and self.path is None:
             return
         given, is_newest = str(self.path).replace("{run_name}", state.run_name), newest is not None
@@ -133,11 +132,18 @@ class Loading:
             clock = state.timestamp.counts
             _log.warning("autoresume: resuming from %s (epoch %d, batch %d).", newest, clock.epoch, clock.batch)
 
-    def _warn_of_beginning(self, folder: str, run_name: str) -> None:
-        """Warn that a run has no checkpoint to resume from; all processes must call this."""
+    def _find_newest(self, folder: str, state: State) -> str | None:
+        """Return the newest checkpoint of a run in its folder, or else of its copies; all processes must call this."""
+        run_name, savers = state.run_name, [one for one in state.callbacks if isinstance(one, CheckpointSaver)]
+        copies = [place for one in savers if one.continues for place in one.folders_of_copies(state)]
+        places = [folder, *from_rank_zero(copies)]
+        for place in places:
+            newest = agreed_newest(place, run_name)
+            if newest is not None:
+                return newest
         with failing_in_all_processes("Looking for checkpoints"):
-            manifests = [one.manifest for one in find_checkpoints(folder) if one.manifest is not None]
-        if any(one.weights_only and one.run_name == run_name for one in manifests):
+            manifests = [one.manifest for place in places for one in find_checkpoints(place)]
+        if any(one.weights_only and one.run_name == run_name for one in manifests if one is not None):
             _log.warning(
                 "autoresume: there are only weights of %r, from which training cannot resume; starting from the "
                 "beginning. Leave out save_weights_only.",
@@ -145,6 +151,7 @@ class Loading:
             )
         elif self.path is None:
             _log.warning("autoresume: there is no checkpoint of %r yet; starting from the beginning.", run_name)
+        return None
 
 
 def _check_save_interval(name: str, interval: SaveInterval) -> None:
@@ -187,7 +194,8 @@ class Saving:
         saver = CheckpointSaver(
             self.save_folder,
             self.save_filename,
-            f"{self.save_folder}/{self.save_filename}",
+            # The name at uploaders; with "file://" it would be the URL of a copy, that of the checkpoint itself.
+            f"{str(self.save_folder).removeprefix('file://')}/{self.save_filename}",
             self.save_latest_filename,
             save_interval=self.save_interval,
             overwrite=self.save_overwrite,
