@@ -232,7 +232,7 @@ def count_on(world_size, folder):
     """Merge the metrics of two or four processes, and return their values and those after two more batches."""
     before = 2 if world_size != 2 else 4
     metrics = {name: make() for name, (make, _) in METRICS.items()}
-    saved = [torch.load(f"{folder}/metrics-{before}-{rank}") for rank in range(before)]
+    saved = [torch.load(f"{folder}/metrics-{before}-{rank}", weights_only=False) for rank in range(before)]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         merged = merge_metrics(metrics, saved, is_first=distributed.get_global_rank() == 0)

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import torch
 
+from composer.checkpoint.saved_place import SavedObjects, SavedPlace
 from composer.core import Timestamp
 from composer.core.randomness import check_rng_state
 from composer.distributed import get_world_size
@@ -125,10 +126,7 @@ class ComposerFile:
         weights, has_masks = self.weights(averaged=averaged), "GyroDropout" in self._algorithms()
         # Composer does not save the masks of GyroDropout.
         masks = {name: own[name] for name in own if has_masks and name.endswith((".seed", ".position"))}
-        return {
-            "model": masks | {new: weights[name] for name, new in names.items()},
-            "algorithms": self.surgery(),
-        }
+        return {"model": masks | {new: weights[name] for name, new in names.items()}, "algorithms": self.surgery()}
 
     def progress(self, names: Mapping[str, str], own: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the file has of a run's state, beside its weights.
@@ -200,20 +198,9 @@ class ComposerFile:
         rng = rng or [own] * (saved or get_world_size())
         clock = self.timestamp() or Timestamp()
         done = clock.counts.batch_in_epoch
-        objects: dict[str, Any] = {"states": {}, "generators": {}}
-        place = {
-            "epoch": clock.counts.epoch,
-            "place": done,
-            "global_batch_size": None,
-            "sizes": {},
-            "order": None,
-            "loader": _mapping(self.state.get("dataset_state")).get("train"),
-            "objects": objects,
-            "has_ended": False,
-            "is_over": not done,
-            "as_sampler": True,
-        }
-        each = {"data": place, "loggers": {}, "metrics": {}, "objects": objects}
+        loader = _mapping(self.state.get("dataset_state")).get("train")
+        place = SavedPlace(clock.counts.epoch, done, loader=loader, is_over=not done, as_sampler=True)
+        each = {"data": attrs.asdict(place), "loggers": {}, "metrics": {}, "objects": attrs.asdict(SavedObjects())}
         return {
             "clock_before": clock.state_dict(),  # the file has none
             "cooldown": None,

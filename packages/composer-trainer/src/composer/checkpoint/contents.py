@@ -5,7 +5,8 @@ The data of ``state.json`` is what ``State.state_dict`` returns, with tensors re
 - ``model``: what the model's state has besides tensors; its weights are in ``model.safetensors``.
 - ``optimizers``: their state, with the tensors in ``optimizers.safetensors``.
 - ``extra``: what the caller saves, as a Trainer its ``ResumeState``. Its tensors, and those of algorithms and
-  callbacks, are in ``extra.safetensors``.
+  callbacks, are in ``extra.safetensors``. Of each process it contains a
+  ``SavedPlace`` (``checkpoint/saved_place.py``).
 - ``environment``, ``integrations`` and ``modules``: what the run was made of. They are compared, and not loaded.
 
 A checkpoint of weights has only what the model is evaluated with, and the settings of its algorithms. What a user

@@ -42,7 +42,7 @@ __all__ = [
     "set_epoch",
 ]
 
-_THE_SAME_EVERYWHERE = {SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler}
+ORDERED_BY_SEED = {SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler}
 """Samplers whose order the trainer makes depend only on seed and epoch, so that all processes get the same samples."""
 
 END: Any = object()
@@ -138,7 +138,7 @@ def check_sampler(loader: object, name: str = "train_dataloader") -> None:
     """
     world_size = get_data_world_size()
     for sampler in _samplers(loader):
-        if type(sampler) in _THE_SAME_EVERYWHERE and world_size > 1:
+        if type(sampler) in ORDERED_BY_SEED and world_size > 1:
             raise ValueError(
                 f"{name} would give each of the {world_size} processes the same samples, as its sampler is a "
                 f"{type(sampler).__name__}. Split them: DataLoader(dataset, batch_size=..., "
@@ -193,10 +193,15 @@ def check_lengths(length: int | None, name: str = "train_dataloader") -> None:
     """
     lengths = all_gather_object(length)
     if len(set(lengths)) > 1:
-        raise ValueError(
-            f"{name} must have the same number of batches in every process, got {lengths} by rank. "
-            "composer.distributed.get_sampler(dataset) splits samples evenly."
-        )
+        raise unequal_lengths(lengths, name)
+
+
+def unequal_lengths(lengths: Sequence[int | None], name: str = "train_dataloader") -> ValueError:
+    """Return the error for loaders with different numbers of batches."""
+    return ValueError(
+        f"{name} must have the same number of batches in every process, got {lengths} by rank. "
+        "composer.distributed.get_sampler(dataset) splits samples evenly."
+    )
 
 
 def num_real_samples(dataset_len: int, world_size: int, rank: int, start: int = 0, count: int | None = None) -> int:

@@ -6,6 +6,7 @@ import multiprocessing
 import operator
 import warnings
 
+import attrs
 import pytest
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 import composer.trainer.data.batches
 from composer import functional as cf
+from composer.checkpoint.saved_place import SavedObjects
 from composer.core import Callback, DataSpec
 from composer.distributed import get_sampler
 from composer.models import ComposerClassifier
@@ -81,7 +83,7 @@ def saved_place(place, samples=46):
     """Return the place of four processes with batches of three samples each, after some samples of all of them."""
     loader = DataLoader(range(samples), batch_size=3, sampler=get_sampler(range(samples), num_replicas=4, rank=3))
     batches = Batches(DataSpec(loader), -1, torch.device("cpu"))
-    return {**batches.state_dict(), "place": place}
+    return attrs.evolve(batches.save(), place=place)
 
 
 @pytest.mark.usefixtures("one_of_two")
@@ -95,9 +97,9 @@ class TestOtherNumbersOfProcesses:
         loader = DataLoader(range(46), batch_size=batch_size, sampler=get_sampler(range(46), shuffle=True))
         batches = Batches(DataSpec(loader), -1, torch.device("cpu"))
 
-        batches.load_state_dict(saved_place(place))
+        batches.load(saved_place(place))
 
-        assert batches.state_dict()["place"] == place
+        assert batches.save().place == place
         assert batches.position.epoch_is_over == (place == 48)
 
     @pytest.mark.parametrize(("place", "expected"), [(24, 11 / 3), (46, 0), (0, 23 / 3)])
@@ -106,17 +108,16 @@ class TestOtherNumbersOfProcesses:
         data = range(46)
         loader = DataLoader(data, batch_size=3, sampler=get_sampler(data))
         monkeypatch.setattr(composer.trainer.data.batches, "all_gather_object", lambda one: [one, one])
-        monkeypatch.setattr(composer.trainer.data.batches, "check_lengths", lambda _: None)
         rest = Batches(DataSpec(loader), -1, torch.device("cpu"))
         rest.agree()
-        rest.load_state_dict(saved_place(place))
+        rest.load(saved_place(place))
 
         found = []
         while not rest.position.epoch_is_over:
             found.append(rest.next().tolist())
             assert rest.position.last_batch_counts
             assert rest.position.last_batch_is_full == (len(found) <= expected // 1)
-            assert rest.state_dict()["place"] == place + 6 * len(found)
+            assert rest.save().place == place + 6 * len(found)
 
         assert len(found) == math.ceil(expected)
         assert [*itertools.chain(*found)] == [*range(place + 1, 46, 2)]
@@ -126,7 +127,7 @@ class TestOtherNumbersOfProcesses:
         loader = DataLoader(range(46), batch_size=3, sampler=get_sampler(range(46)))
         batches = Batches(DataSpec(loader), 5, torch.device("cpu"))
 
-        batches.load_state_dict(saved_place(24))
+        batches.load(saved_place(24))
 
         assert batches.next().tolist() == [25, 27, 29]
         assert batches.position.epoch_is_over
@@ -137,9 +138,9 @@ class TestOtherNumbersOfProcesses:
         plain = Batches(DataSpec(DataLoader(range(46), batch_size=6)), -1, torch.device("cpu"))
 
         with pytest.warns(UserWarning, match="train_dataloader had 4 batches when the run stopped"):
-            plain.load_state_dict(saved_place(12 * batches))
+            plain.load(saved_place(12 * batches))
 
-        assert plain.state_dict()["place"] == batches
+        assert plain.save().place == batches
 
 
 @pytest.mark.usefixtures("one_of_two")
@@ -179,10 +180,10 @@ class TestLengthOfAnotherEpoch:
         for epoch in range(2):
             batches.rewind(epoch)
             batches.next()
-            saved.append(batches.state_dict())
+            saved.append(batches.save())
 
         for state in (saved[1], saved[0], saved[1]):
-            batches.load_state_dict(state)
+            batches.load(state)
             ends.append(batches.position.data_end)
 
         assert ends == [4, 3, 4]
@@ -351,6 +352,156 @@ class TestLengthIsAHint:
             assert torch.equal(weights(whole), weights(resumed))
 
 
+class Drawing:
+    """A loader of five batches that draw, which saves its place."""
+
+    place = 0
+
+    def __len__(self):
+        return 5
+
+    def batches(self, order):
+        while self.place < 5:
+            self.place += 1
+            yield torch.rand(4, 4) + order[self.place - 1], torch.randint(3, (4,))
+        self.place = 0
+
+    def __iter__(self):
+        return self.batches(torch.randperm(5))
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state):
+        self.place = state["place"]
+
+
+class DrawingLate(Drawing):
+    """The same, whose order is drawn with its first batch."""
+
+    def __iter__(self):
+        yield from self.batches(torch.randperm(5))
+
+
+class RestoringLate(Drawing):
+    """The same, which begins again in each epoch, and at a loaded place only once."""
+
+    start = 0
+
+    def __iter__(self):
+        noise, self.place, self.start = torch.rand(5), self.start, 0
+        yield from self.batches(torch.zeros_like(noise))
+
+    def load_state_dict(self, state):
+        self.place = self.start = state["place"]
+
+
+class Shuffling(Drawing):
+    """The same, whose state depends on its draws."""
+
+    def __init__(self):
+        self.left = []
+
+    def __iter__(self):
+        self.left = self.left or list(range(5))
+        while self.left:
+            sample = self.left.pop(int(torch.randint(len(self.left), ())))
+            yield torch.rand(4, 4) + sample, torch.randint(3, (4,))
+
+    def state_dict(self):
+        return {"left": self.left}
+
+    def load_state_dict(self, state):
+        self.left = list(state["left"])
+
+
+class TestStateOfALoader:
+    def fit(self, make, subset, **options):
+        seen = record("batch_end", lambda state: [one.tolist() for one in state.batch])
+        options |= {"train_subset_num_batches": subset, "max_duration": "3ep", "callbacks": seen}
+        small_run(train_dataloader=make(), **options).fit()
+        return seen.values
+
+    @pytest.mark.filterwarnings("ignore:train_dataloader has a length:UserWarning")
+    @pytest.mark.parametrize(
+        ("make", "subset"), [*itertools.product([Drawing, DrawingLate, RestoringLate], [-1, 3]), (Shuffling, -1)]
+    )
+    def test_resumes_exactly(self, make, subset, tmp_path):
+        """A run resumes after any batch, wherever the loader begins, and whatever a draw or a state decides."""
+        saving = {"save_folder": tmp_path, "save_interval": "1ba", "save_filename": "{batch}-{epoch}"}
+        batches = self.fit(make, subset, **saving)
+
+        for path in sorted(tmp_path.glob("[1-9]*-*")):
+            place = int(path.name.partition("-")[0])
+            if place < len(batches):
+                assert (path.name, self.fit(make, subset, load_path=path)) == (path.name, batches[place:])
+
+    def test_state_of_an_earlier_release(self):
+        """A saved place without the state before the last batch continues from the state."""
+        batches = Batches(DataSpec(Saving(3)), -1, torch.device("cpu"))
+        batches.next()
+        expected, saved = batches.save(), attrs.evolve(batches.save(), objects=SavedObjects())
+        other = Batches(DataSpec(Saving(3)), -1, torch.device("cpu"))
+
+        other.load(saved)
+
+        assert torch.equal(other.next()[0], batches.next()[0])
+        assert expected.objects.states["before"]["state"] == {"place": 0, "epoch": 0}
+
+
+class Longer(IterableDataset):
+    """A stream that begins at a saved position, and has more samples than its length."""
+
+    epoch = first = 0
+
+    def __len__(self):
+        return 8
+
+    def __iter__(self):
+        first, self.first, self.epoch = self.first, 0, self.epoch + 1
+        return iter([vectors(20)[index] for index in range(first, 20)])
+
+    def state_dict(self, num_samples, from_beginning):
+        return {"epoch": self.epoch, "sample": num_samples}
+
+    def load_state_dict(self, state):
+        self.epoch, self.first = state["epoch"], state["sample"]
+
+
+class CountingCollate:
+    """Adds the number of batches, which it saves."""
+
+    count = 0
+
+    def __call__(self, samples):
+        self.count += 1
+        inputs, targets = torch.utils.data.default_collate(samples)
+        return inputs + self.count, targets
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+@pytest.mark.filterwarnings("ignore:Length of IterableDataset:UserWarning")  # of torch's own
+@pytest.mark.filterwarnings("ignore:train_dataloader has a length:UserWarning")
+@pytest.mark.parametrize("place", [1, 2, 5, 7])
+def test_a_batch_is_loaded_ahead_by_restored_objects(place, tmp_path):
+    """Where the length ends, a resumed run restores the objects of the loader and then loads the next batch ahead."""
+
+    def fit(**options):
+        seen = record("batch_end", lambda state: state.batch[0].tolist())
+        loader = DataLoader(Longer(), batch_size=4, collate_fn=CountingCollate())
+        small_run(train_dataloader=loader, max_duration="2ep", callbacks=seen, **options).fit()
+        return seen.values
+
+    batches = fit(save_folder=tmp_path, save_interval="1ba", save_filename="{batch}")
+
+    assert fit(load_path=tmp_path / f"{place}") == batches[place:]
+
+
 @pytest.mark.parametrize("persistent", [True, False])
 def test_workers_end_with_the_trainer(persistent):
     """The trainer stops the workers of its loader when it is closed within an epoch."""
@@ -507,7 +658,7 @@ def test_state_of_objects_is_that_at_the_begin():
     expected = make_next(make_stream(Counting()), 3)
     first, second = make_stream(Counting()), make_stream(Counting())
     make_next(first, 2)
-    second.load_state_dict(first.state_dict())
+    second.load(first.save())
 
     assert make_next(second, 1) == expected[2:]
 
@@ -518,3 +669,34 @@ def make_stream(collate):
 
 def make_next(batches, count):
     return [batches.next()[0].item() for _ in range(count)]
+
+
+class Live:
+    """A loader whose state is the dictionary that it changes, and which has more batches than it says."""
+
+    def __init__(self):
+        self.state = {"place": 0}
+
+    def __len__(self):
+        return 2
+
+    def __iter__(self):
+        while self.state["place"] < 4:
+            self.state["place"] += 1
+            yield torch.tensor([self.state["place"]])
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = dict(state)
+
+
+@pytest.mark.filterwarnings("ignore:.*train_dataloader:UserWarning")
+def test_live_state_of_a_loader_is_copied():
+    """A batch that is loaded ahead does not change the state that is saved."""
+    batches = Batches(DataSpec(Live()), -1, torch.device("cpu"))
+    batches.next()
+    batches.next()
+
+    assert batches.save().loader == {"place": 2}

@@ -1,11 +1,14 @@
-"""The place in an epoch, and where the epoch ends."""
+"""The place in an epoch, where the epoch ends, and saved places in other data."""
 
 import pytest
+import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
+from composer.checkpoint.saved_place import SavedPlace
 from composer.core import DataSpec
+from composer.trainer.data.batches import Batches
 from composer.trainer.data.order import make_order
-from composer.trainer.data.position import EpochPosition
+from composer.trainer.data.position import EpochEnd, EpochPosition
 
 
 def make_position(samples=10, subset=-1, **options):
@@ -68,6 +71,33 @@ def test_restored_end_of_an_epoch():
     position.move_to(2)
     before = position.is_in_epoch
 
-    position.restore(2, took_all=True)
+    position.move_to(2, is_over=True)
 
-    assert (before, position.is_in_epoch, position.took_all) == (True, False, True)
+    assert (before, position.is_in_epoch, position.end) == (True, False, EpochEnd.DATA)
+
+
+@pytest.fixture
+def batches():
+    """The batches of the first of two processes, of two samples each from ten."""
+    data = range(10)
+    return Batches(
+        DataSpec(DataLoader(data, batch_size=2, sampler=DistributedSampler(data, 2, 0))), -1, torch.device("cpu")
+    )
+
+
+def test_place_of_other_data(batches):
+    """A saved place in other data is comparable only by its number of batches, which must exist."""
+    saved = SavedPlace(epoch=0, place=24, global_batch_size=6, sizes={"batches": 5, "samples": 30})
+
+    problems = batches.places.problems(saved, batches.position)
+
+    assert batches.places.place_here(saved) == 16
+    assert problems[0].startswith("data: 4 batches of the epoch were done, and train_dataloader has 3.")
+
+
+def test_place_of_other_batches(batches):
+    """A saved place in the same samples is the same place, whatever the batches and the number of processes were."""
+    saved = SavedPlace(epoch=0, place=6, global_batch_size=6, sizes={"batches": 2, "samples": 10})
+
+    assert batches.places.place_here(saved) == 6
+    assert batches.places.problems(saved, batches.position) == []

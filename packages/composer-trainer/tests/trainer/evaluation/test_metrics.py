@@ -56,7 +56,7 @@ def test_loaded_metrics_continue():
 def test_states_that_do_not_fit_are_named():
     """A state of another shape or kind is a problem."""
     saved = save_metrics({"error": MeanSquaredError(num_outputs=2), "list": Lists()})
-    saved["list"][""]["state"]["numbers"] = torch.zeros(2)
+    saved["list"][""].state["numbers"] = torch.zeros(2)
 
     problems = check_metrics({"error": MeanSquaredError(num_outputs=3), "list": Lists()}, saved)
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset, default_collate
 from torchmetrics import MeanMetric
 
+from composer.checkpoint.saved_place import SavedObjects
 from composer.core import Algorithm, Callback, DataSpec, Event, saved
 from composer.core.serializable import transient
 from composer.models import ComposerClassifier
@@ -522,7 +523,7 @@ class TestLoad:
     def test_rejected_state_raises(self):
         """An object that rejects its state ends the run with its name."""
         saved = save_objects({"one": Counting()})
-        saved["states"]["one"] = {}
+        saved.states["one"] = {}
 
         with pytest.raises(ValueError, match=r"load_state_dict\(\) of one rejected .* same data\? KeyError: 'count'"):
             load_objects(saved, {"one": Counting()})
@@ -553,7 +554,7 @@ class TestLoad:
         """An invalid state is rejected by the generator."""
         one = Drawing(lambda: random.Random(3))
         saved = save_objects({"one": one})
-        saved["generators"]["one.generator"]["words"][-1] = -5
+        saved.generators["one.generator"]["words"][-1] = -5
 
         with pytest.raises(ValueError, match=r"one\.generator was saved with a state that Random rejects"):
             load_objects(saved, {"one": one})
@@ -561,7 +562,7 @@ class TestLoad:
     @pytest.mark.parametrize("generator", [torch.default_generator, random._inst, random.SystemRandom()])
     def test_generators_that_are_not_own(self, generator):
         """Global generators are saved with the run, and those of the operating system have no state."""
-        assert save_objects({"one": Drawing(lambda: generator)}) == {"states": {}, "generators": {}}
+        assert save_objects({"one": Drawing(lambda: generator)}) == SavedObjects()
 
 
 def test_state_with_arguments():

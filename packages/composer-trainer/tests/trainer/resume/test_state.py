@@ -1,11 +1,20 @@
 """The trainer's additional saved state is checked before loading and used on resume."""
 
 import json
+import random
 import warnings
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset, get_worker_info
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    TensorDataset,
+    get_worker_info,
+)
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassPrecision
 from torchmetrics.wrappers import ClasswiseWrapper
@@ -504,7 +513,7 @@ class TestMetricState:
         """A checkpoint cannot set other attributes of a metric, such as methods."""
         metric = MulticlassAccuracy(3)
         saved = save_metrics({"m": metric})
-        saved["m"][""]["state"] |= {"update": 3, "num_classes": 7}
+        saved["m"][""].state.update(update=3, num_classes=7)
 
         load_metrics({"m": metric}, saved, torch.device("cpu"))
 
@@ -515,3 +524,56 @@ class TestMetricState:
 def values(metric):
     computed = metric.compute()
     return {name: one.tolist() for name, one in computed.items()} if isinstance(computed, dict) else computed.tolist()
+
+
+class Noisy(Dataset):
+    """Twelve samples with noise from an own generator."""
+
+    def __init__(self):
+        self.generator = random.Random(3)
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.full((4,), self.generator.random()), index % 3
+
+
+class WithGenerator(Callback):
+    """A callback with a generator."""
+
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(3)
+
+
+def make_run(data):
+    sampler = RandomSampler(data, generator=torch.Generator().manual_seed(1))
+    train, evaluated = DataLoader(data, batch_size=4, sampler=sampler), DataLoader(Noisy(), batch_size=4)
+    return small_run(train_dataloader=train, eval_dataloader=evaluated, callbacks=[WithGenerator()], max_duration="1ep")
+
+
+def test_generators_are_saved_by_name():
+    """Those of components and of the data, without that of the sampler, which is replayed with the data."""
+    saved = make_run(Noisy())._resume_state.to_data()["processes"][0]
+
+    assert {*saved["objects"]["generators"]} == {
+        "callbacks.WithGenerator.generator",
+        "train_dataloader.dataset.generator",
+        "evaluators.eval.dataset.generator",
+    }
+    assert {*saved["data"]["objects"]["generators"]} == {"sampler.generator"}
+
+
+def test_generators_are_restored():
+    """A run continues with the draws that come after the save."""
+    data, other = Noisy(), Noisy()
+    data.generator.random()
+    saved = make_run(data)._resume_state.to_data()
+    expected = data.generator.random()
+
+    resumed = make_run(other)._resume_state
+    resumed.load(saved, "runs/ba1")
+    resumed.resume()
+    resumed.begin()
+
+    assert other.generator.random() == expected

@@ -1,11 +1,11 @@
 """The batches of training, one epoch after the other, from any resume point on.
 
-A batch passes through three objects, which :class:`Batches` owns, and is then moved to the device and transformed:
+A batch passes through two objects, which :class:`Batches` owns, and is then moved to the device and transformed:
 
 - ``DataOrder`` (``data/order.py``) iterates over the loader, from any epoch and place on, with seeds;
-- ``Upcoming`` (``data/upcoming.py``) holds the iterator in use, and loads a batch in advance where only that shows
-  whether there is one;
 - ``EpochPosition`` (``data/position.py``) counts it: the place of the next batch, and where the epoch ends.
+
+Where only the loader can show whether the epoch has another batch, this batch is loaded ahead.
 
 ``TrainingData`` creates the batches of a loader. They last over several calls of ``fit``, as long as loader and length
 of an epoch stay the same. ``Run`` takes the batches, and ``ResumeState`` saves and loads their place.
@@ -18,20 +18,20 @@ import itertools
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from composer.checkpoint.saved_place import SavedObjects, SavedPlace
 from composer.core import Timestamp
 from composer.core.data_spec import move_batch
 from composer.core.packing import has_packed_rows
-from composer.distributed import all_gather_object, check_lengths, get_data_world_size, get_world_size
-from composer.distributed.samplers import END, in_step, is_split_by_rank
+from composer.distributed import all_gather_object, get_data_world_size, get_world_size
+from composer.distributed.samplers import END, in_step, is_split_by_rank, unequal_lengths
 from composer.trainer.data import loaders
+from composer.trainer.data.iterable_order import StatefulOrder
 from composer.trainer.data.order import make_order
-from composer.trainer.data.position import EpochPosition
-from composer.trainer.data.saved_place import PlaceReader
-from composer.trainer.data.upcoming import Upcoming
-from composer.trainer.resume.contract import LoaderObjects, has_state, load_objects, save_objects
+from composer.trainer.data.position import EpochEnd, EpochPosition, PlaceReader
+from composer.trainer.resume.contract import LoaderObjects, load_objects, save_objects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     import torch
 
@@ -65,6 +65,7 @@ class Batches:
         usual_samples: The number of samples in nearly all batches of each of several processes; None if it is not
             known, or not the same.
         is_exact: Whether each process certainly has ``usual_samples`` in a batch that ends before the data does.
+        objects_before: The states of the loader's objects before a batch that is loaded ahead, by name; else none.
         checks_model: Whether the model has still to be checked, which must keep the documents of packed rows apart.
 
     Raises:
@@ -104,8 +105,8 @@ class Batches:
         self.is_exact = False
         self.checks_model = has_packed_rows(self._loader)
         self._objects_at_start = save_objects(self.objects.replayed)  # of the epoch
-        self._is_restored = False  # a loader with a state, between two epochs, and not iterated over since
-        self._upcoming = Upcoming(self._loader, self._begin_here())
+        self._ahead: tuple[Batch, bool] | None
+        self._continue_with(self._begin_here())
         # Between processes: an end that only the loader, or its sampler at the start of an epoch, can show may differ.
         self._may_end_apart = get_world_size() > 1 and self.position.data_end is None
         self._may_be_equal = get_data_world_size() > 1 and not is_split_by_rank(self._loader)
@@ -128,20 +129,20 @@ class Batches:
                 or only some of them have a known length.
         """
         order, position = self._order, self.position
-        found = all_gather_object((order.usual_samples, order.is_exact, position.data_end))
-        is_known = [end is not None for *_, end in found]
+        found = all_gather_object((order.usual_samples, order.is_exact, position.data_end, position.length))
+        is_known = [end is not None for *_, end, _ in found]
         if any(is_known) and not all(is_known):
             raise ValueError(
                 "train_dataloader must be of the same kind in every process: the number of its batches is known before "
                 f"they are loaded in some of them and not in others, got {is_known} by rank."
             )
-        if found.count(found[0]) == len(found) > 1:
+        if len({one[:3] for one in found}) == 1 < len(found):
             self.usual_samples, self.is_exact = order.usual_samples, order.is_exact
+        lengths: list[Any] = [length for *_, length in found]
         if self._may_end_apart:
-            lengths: list[Any] = all_gather_object(position.length)
             position.expect(None if None in lengths else max(lengths))
-        else:
-            check_lengths(position.length)
+        elif len({*lengths}) > 1:
+            raise unequal_lengths(lengths)
 
     def next(self) -> Batch:
         """Return the epoch's next batch; ``END`` if there is none.
@@ -150,7 +151,8 @@ class Batches:
             ValueError: The loader returned no batch in the epoch, or None as a batch.
         """
         position = self.position
-        batch, is_own = self._upcoming.next()
+        batch, is_own = self._ahead or self._load()
+        self._ahead, self.objects_before = None, SavedObjects()
         if batch is END:
             self._check_end()
             position.exhaust()
@@ -159,7 +161,7 @@ class Batches:
             raise loaders.batch_is_none("train_dataloader", position.num_batches)
         position.advance(is_own=is_own)
         if position.data_end is None:
-            self._look_ahead()
+            self.look_ahead()
         # Batches are on the CPU, and walking through their containers takes time in each step.
         if self._device.type != "cpu":
             batch = move_batch(batch, self._device)
@@ -177,72 +179,68 @@ class Batches:
     def rewind(self, epoch: int | None = None) -> None:
         """Start the next epoch, or the given one, with the next batch."""
         self._epoch = self._epoch + 1 if epoch is None else epoch
-        self._upcoming.start(self._begin_here())
+        self._continue_with(self._begin_here())
         now = self._clock().counts
         begun = now.batch - now.batch_in_epoch, now.sample - now.sample_in_epoch
         self._order.rewind(Timestamp(epoch=self._epoch, batch=begun[0], sample=begun[1]))
-        self.position.rewind()
+        self.position.move_to(0)
 
     def close(self) -> None:
         """Stop the workers of the training's loader, which cannot be iterated over afterwards."""
-        self._upcoming.start(iter(()))
+        self._continue_with(iter(()))
         self._order.close()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the place in the data, and what restores and verifies it: the data of a :class:`SavedPlace`."""
+    def save(self) -> SavedPlace:
+        """Return the place in the data, and what restores and verifies it."""
         position, in_epoch = self.position, self.position.is_in_epoch
-        return {
-            "epoch": self._epoch,
-            "place": position.place,
-            "global_batch_size": self._order.global_batch_size,
-            "sizes": self.places.sizes,
-            "order": self._order.fingerprint(position.place) if in_epoch else None,
-            "loader": self._upcoming.loader_state(),
-            # In an epoch the states from its start, because a resumed run draws its order again.
-            "objects": self._objects_at_start if in_epoch else save_objects(self.objects.replayed),
-            "has_ended": position.last_is_copy,
-            "is_over": position.took_all,
-            "as_sampler": self._order.as_sampler,
-        }
+        loader, states = self._order.save(in_epoch=in_epoch) if self._ahead is None else self._loader_before
+        # In an epoch the states from its start, because a resumed run draws its order again.
+        objects = self._objects_at_start if in_epoch else save_objects(self.objects.replayed)
+        return SavedPlace(
+            epoch=self._epoch,
+            place=position.place,
+            global_batch_size=self._order.global_batch_size,
+            sizes=self.places.sizes,
+            order=self._order.fingerprint(position.place) if in_epoch else None,
+            loader=loader,
+            objects=SavedObjects({**objects.states, **states}, objects.generators),
+            has_ended=position.last_is_copy,
+            is_over=position.end is EpochEnd.DATA if position.place else self._order.has_ended,
+            as_sampler=self._order.as_sampler,
+        )
 
-    def check_state_dict(self, saved: Mapping[str, Any]) -> list[str]:
-        """Return the problems of a saved place, a valid :class:`SavedPlace`, that does not fit this data."""
-        return self.places.problems(saved, self.position.length, self.position.limit)
-
-    def load_state_dict(self, saved: Mapping[str, Any], samples: int | None = None) -> None:
-        """Restore a saved place. Batches before it that have to be loaded are loaded with the next batch.
+    def load(self, saved: SavedPlace, samples: int | None = None) -> None:
+        """Restore a saved place. Batches before it that have to be loaded are loaded now.
 
         Args:
-            saved: What :meth:`state_dict` returned.
+            saved: What :meth:`save` returned.
             samples: The number of samples in the batches before the place, if it is known.
         """
-        self.rewind(saved["epoch"])
-        position, counted = self.position, None
-        self._order.as_sampler = saved.get("as_sampler", False)
-        position.restore(self.places.place_here(saved), took_all=saved["is_over"])
+        self.rewind(saved.epoch)
+        position, order, counted = self.position, self._order, None
+        order.as_sampler = saved.as_sampler
+        position.move_to(self.places.place_here(saved), is_over=saved.is_over)
         in_epoch = position.is_in_epoch
-        # A loader may have saved the end of the finished epoch as its position.
-        self._is_restored = saved["loader"] is not None and not in_epoch
-        load_objects(saved["objects"], self.objects.replayed)
-        self._objects_at_start = saved["objects"]
+        states = {name: state for name, state in saved.objects.states.items() if name != "before"}
+        self._objects_at_start = SavedObjects(states, saved.objects.generators)
+        load_objects(self._objects_at_start, self.objects.replayed)
         # The next batch is found by the loader's own state, by skipping keys of its sampler, or by loading all before.
-        if saved["loader"] is not None and has_state(self._loader):
-            load_objects({"states": {"train_dataloader": saved["loader"]}}, {"train_dataloader": self._loader})
-            if saved["has_ended"]:  # iterated over, a loader at the end of its data may begin again
-                self._upcoming.start(self._aligned(iter(())))
+        if saved.loader is not None and isinstance(order, StatefulOrder):
+            order.load(saved)
+            if saved.has_ended:  # iterated over, a loader at the end of its data may begin again
+                self._continue_with(self._aligned(iter(())))
         elif in_epoch:
-            counted = self._skip(saved) if self._order.skips else self._replay()
+            counted = self._skip(saved) if order.skips else self._replay()
         if in_epoch:
             loaders.warn_of_any_order(self._loader)
         if position.place:
             self.places.warn_of_other_sizes(saved, position.num_batches, samples, counted)
-        self._look_ahead()
 
-    def _skip(self, saved: Mapping[str, Any]) -> int | None:
+    def _skip(self, saved: SavedPlace) -> int | None:
         """Skip the batches before the place, and return their number of samples; None if it is not counted."""
         position, loader = self.position, self._loader
         if position.data_end is None:  # only the sampler can show its order
-            self._upcoming.start(self._aligned(self._begin(position.place)))
+            self._continue_with(self._aligned(self._begin(position.place)))
         self.places.warn_of_other_order(saved, position.place)
         if self.spec.batch_transforms is not None or not isinstance(loader, (list, tuple)):
             return None
@@ -260,7 +258,6 @@ class Batches:
             "again, as it does if it draws from the global generators or from generators that are its attributes. A "
             "DataLoader of a map-style dataset, or a loader with state_dict() and load_state_dict() such as "
             "torchdata's StatefulDataLoader, resumes without loading them.",
-            UserWarning,
             stacklevel=2,
         )
         from tqdm.auto import tqdm  # noqa: PLC0415  (only here)
@@ -268,7 +265,7 @@ class Batches:
         batches, last, samples = self._begin(), END, 0
         for last in tqdm(itertools.islice(batches, given), desc="loading to the resume point", total=given):
             samples += self._count_samples(last)
-        self._upcoming.start(self._aligned(batches, last))
+        self._continue_with(self._aligned(batches, last))
         return samples if self.spec.batch_transforms is None else None
 
     def _count_samples(self, batch: Batch) -> int:
@@ -285,15 +282,7 @@ class Batches:
         self._objects_at_start = save_objects(self.objects.replayed)
         # After the states were saved, because the order may draw from these objects.
         batches = self._order.begin(self._epoch, place)
-        if self.position.length is None:
-            batches = loaders.watched(batches)
-        if self._is_restored:
-            self._is_restored = False
-            first = next(batches, END)
-            # A loader that was restored at the end of an epoch, or within one that takes not all of its batches, begins
-            # the next one if it is iterated over once more.
-            return self._begin() if first is END or not self.position.took_all else itertools.chain([first], batches)
-        return batches
+        return loaders.watched(batches) if self.position.length is None else batches
 
     def _aligned(self, batches: Iterator[Batch], last: Batch = END) -> Iterator[tuple[Batch, bool]]:
         """Return the batches, each with whether it counts, and set where they end, if that is known now.
@@ -311,17 +300,32 @@ class Batches:
         ends_apart = self._may_end_apart and (end is None or len({*ends}) > 1)
         return in_step(batches, last) if ends_apart else zip(batches, itertools.repeat(True))
 
-    def _look_ahead(self) -> None:
+    def look_ahead(self) -> None:
         """Load the batch after the last one that the loader's length announces, which shows whether the epoch is over.
 
-        The length of a stream, or of a loader or sampler of the user, may be an estimate.
+        The length of a stream, or of a loader or sampler of the user, may be an estimate. In a resumed run this is
+        called when all objects have their states.
         """
-        if not self.position.may_end_here:
+        if self.position.end is not EpochEnd.UNKNOWN:
             return
-        if self._upcoming.has_next():
-            self.position.extend()
-        else:
+        used = {f"train_dataloader.{name}": one for name, one in self.objects.loading.items()}
+        loader, objects = self._order.save(in_epoch=True), save_objects(used)
+        found = self._load()
+        if found is _NONE_LEFT:
             self.position.exhaust()
+        else:
+            self._ahead, self._loader_before, self.objects_before = found, loader, objects
+            self.position.extend()
+
+    def _load(self) -> tuple[Batch, bool]:
+        """Load the next batch, and return it with whether it counts."""
+        self._order.loads_last = self.position.num_batches == self.position.limit - 1
+        return next(self._batches, _NONE_LEFT)
+
+    def _continue_with(self, batches: Iterator[tuple[Batch, bool]]) -> None:
+        """Set the iterator of the batches from the place on, each with whether it counts."""
+        self._batches, self.objects_before = batches, SavedObjects()
+        self._ahead = None
 
     def _check_end(self) -> None:
         """Raise an error if the end of the loader is not that of an epoch."""
@@ -336,3 +340,6 @@ class Batches:
                 f"train_dataloader ended after {position.num_batches} of {position.length} batches in one of "
                 "several processes, and the others wait for it. Does its data set raise StopIteration?"
             )
+
+
+_NONE_LEFT = (END, True)

@@ -1,26 +1,30 @@
 """The order of batches that ``Batches`` iterates over, and those of loaders that are not torch's ``DataLoader``.
 
-:class:`DataOrder` states what an order has to offer, and is that of a list of batches. ``data/order.py`` contains those
-of ``DataLoader``, and chooses one for a loader.
+:class:`DataOrder` states what an order has to offer, and is that of a list of batches. :class:`StatefulOrder` owns the
+state of a loader that saves itself. ``data/order.py`` contains those of ``DataLoader``, and chooses one for a loader.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
+from composer.checkpoint.saved_place import SavedObjects, SavedPlace
 from composer.core.data_spec import length_of
+from composer.core.serialization import equal, plain
 from composer.distributed import ScheduledBatchSampler
-from composer.distributed.samplers import set_epoch
+from composer.distributed.samplers import END, set_epoch
 from composer.trainer.data.seeding import seeded_batches
-from composer.trainer.resume.contract import has_state
+from composer.trainer.resume.contract import load_objects
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from composer.core import Batch, Timestamp
 
-__all__ = ["DataOrder", "OpaqueOrder"]
+__all__ = ["DataOrder", "OpaqueOrder", "StatefulOrder"]
 
 
 class DataOrder:
@@ -43,6 +47,8 @@ class DataOrder:
             otherwise None.
         is_scheduled: Whether a place is a number of batches of all processes, whose sizes depend on the clock.
         as_sampler: Whether a ``DistributedSampler`` gives its own order, without the run's seed.
+        has_ended: Whether the last iteration, or none yet, has reached the end of the data.
+        loads_last: Whether the next batch is the last of an epoch that has a part of the data. ``Batches`` sets it.
 
     Example:
         >>> order = DataOrder([1, 2, 3], seed=17)
@@ -57,6 +63,8 @@ class DataOrder:
     global_batch_size: int | None = None
     is_scheduled = False
     as_sampler = False
+    has_ended = True
+    loads_last = False
 
     def __init__(self, loader: Iterable[Batch], seed: int) -> None:
         self.loader, self.seed = loader, seed
@@ -73,6 +81,11 @@ class DataOrder:
 
     def rewind(self, clock: Timestamp) -> None:
         """Forget the order of an epoch, as another one begins, at a time of the training."""
+
+    def save(self, *, in_epoch: bool) -> tuple[Any, dict[str, Any]]:
+        """Return the state of a loader that saves itself, and more states by name; else None and nothing."""
+        del in_epoch
+        return None, {}
 
     def close(self) -> None:
         """Stop the workers that the order has started."""
@@ -98,9 +111,10 @@ class DataOrder:
 
 
 class OpaqueOrder(DataOrder):
-    """A loader that stores its position itself, or an iterable of unknown type."""
+    """An iterable of unknown type."""
 
-    skips = False  # a stateful loader only by its own state, which is missing if another loader was saved
+    skips = False
+    loader: Any
 
     def __init__(self, loader: Iterable[Batch], seed: int) -> None:
         if isinstance(getattr(loader, "batch_sampler", None), ScheduledBatchSampler):
@@ -111,8 +125,95 @@ class OpaqueOrder(DataOrder):
         super().__init__(loader, seed)
 
     def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
-        """Return the batches from a place on; those before it are loaded unless the loader restored its position."""
+        """Return the batches from a place on; those before it are loaded."""
         set_epoch(self.loader, epoch)
-        is_there = has_state(self.loader)
-        batches = seeded_batches(lambda: iter(self.loader), self.seed, epoch, first=place if is_there else 0)
-        return batches if is_there else itertools.islice(batches, place, None)
+        return itertools.islice(seeded_batches(lambda: iter(self.loader), self.seed, epoch), place, None)
+
+
+class StatefulOrder(OpaqueOrder):
+    """A loader that saves its own state, with the life of that state: what is saved of it, and how it resumes.
+
+    A loaded state takes effect when the loader is iterated over, and it depends on the loader whether it then continues
+    or first ends. A resumed run therefore repeats the last step of the uninterrupted one, from the state before:
+
+    - The step from one epoch to the next: it iterates over the loader up to the end of the former epoch, and then once
+      more. Of an epoch with a part of the data, the state before its last batch is saved for this.
+    - The last batch of an epoch that has begun, if the loader's ``__iter__`` is a generator function. The start of the
+      function runs with its first batch, and what it draws would change the draws of the batch to continue with.
+
+    Attributes:
+        _loaded: The saved place, from :meth:`load` until the loader is iterated over.
+        _before: The state before the last batch, and whether the loader had ended then; empty if it is not needed.
+    """
+
+    def __init__(self, loader: Iterable[Batch], seed: int) -> None:
+        super().__init__(loader, seed)
+        self._loaded: SavedPlace | None = None
+        self._before: dict[str, Any] = {}
+
+    def save(self, *, in_epoch: bool) -> tuple[Any, dict[str, Any]]:
+        """Return the state of the loader, and that before its last batch if it is needed; ``load`` gets both."""
+        if self._loaded is not None:
+            return self._loaded.loader, self._loaded.objects.states
+        if self._before and not in_epoch and not self.has_ended:
+            return self._before["state"], {}
+        # A copy, because a loader may change it in place.
+        state = copy.deepcopy(self.loader.state_dict())
+        return state, {"before": self._before} if in_epoch and self._before else {}
+
+    def load(self, saved: SavedPlace) -> None:
+        """Load a state into the loader; the next call of :meth:`begin` continues from it."""
+        load_objects(SavedObjects({"train_dataloader": saved.loader}), {"train_dataloader": self.loader})
+        self._loaded = saved
+
+    def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
+        """Return the batches from a place on, which is 0 or that of the loaded state."""
+        set_epoch(self.loader, epoch)
+        saved, self._loaded = self._loaded, None
+        if saved is None:
+            return self._iterate(epoch)
+        if not place:
+            return self._next_epoch(epoch, saved.loader, has_ended=saved.is_over or saved.has_ended)
+        if before := saved.objects.states.get("before"):
+            self.loader.load_state_dict(before["state"])
+            # The generator's start draws as in the uninterrupted run, where it ran with the first batch.
+            numbers = itertools.chain([0], itertools.count(place))
+            batches = self._next_epoch(epoch, **before) if place == 1 else self._iterate(epoch, before, numbers)
+            next(batches, None)
+            if equal(plain(self.loader.state_dict(), mappings=True), saved.loader):
+                return batches
+            self.loader.load_state_dict(saved.loader)  # the state depends on draws
+        return self._iterate(epoch, {"state": saved.loader, "has_ended": False}, itertools.count(place))
+
+    def _next_epoch(self, epoch: int, state: Any, *, has_ended: bool) -> Iterator[Batch]:
+        """Return the batches of an epoch; ``state``, which is loaded, may be one at the end of the epoch before."""
+        before = {"state": state, "has_ended": has_ended}
+        batches = self._iterate(epoch, before)
+        first = next(batches, END)
+        if first is not END and has_ended:  # it has begun the epoch
+            return itertools.chain([first], batches)
+        return self._iterate(epoch, before)
+
+    def _iterate(self, epoch: int, before: Any = None, numbers: Iterator[int] | None = None) -> Iterator[Batch]:
+        return seeded_batches(lambda: self._open(before), self.seed, epoch, numbers)
+
+    def _open(self, before: Any) -> Iterator[Batch]:
+        """Iterate over the loader; ``before`` is the state that it begins with, if it is not its present one."""
+        batches = iter(self.loader)
+        if not isinstance(batches, GeneratorType):
+            return self._follow(batches, {}, keeps=False)
+        start = {"state": self.save(in_epoch=False)[0], "has_ended": self.has_ended}
+        return self._follow(batches, before or start, keeps=True)
+
+    def _follow(self, batches: Iterator[Batch], before: dict[str, Any], *, keeps: bool) -> Iterator[Batch]:
+        """Yield the batches, and keep the state before each, or only before the last."""
+        self.has_ended = False
+        while True:
+            if not before and (keeps or self.loads_last):
+                before = {"state": copy.deepcopy(self.loader.state_dict()), "has_ended": False}
+            batch = next(batches, END)
+            if batch is END:
+                self.has_ended = True
+                return
+            self._before, before = before, {}
+            yield batch

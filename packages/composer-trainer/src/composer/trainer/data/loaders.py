@@ -24,14 +24,7 @@ if TYPE_CHECKING:
     from composer.core import Batch
     from composer.trainer.data.iterable_order import DataOrder
 
-__all__ = [
-    "batch_is_none",
-    "warn_if_equal",
-    "warn_of_any_order",
-    "warn_of_repeats",
-    "warn_of_workers",
-    "watched",
-]
+__all__ = ["batch_is_none", "warn_if_equal", "warn_of_any_order", "warn_of_repeats", "warn_of_workers", "watched"]
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +53,6 @@ def warn_of_repeats(loader: object, used: str = "trained on") -> None:
             f"{repeated} samples of each epoch are {used} twice, as the processes cannot share them out evenly and "
             f"the {described} chooses its batches itself, so that repeats cannot be left out. Give its sampler "
             "drop_last=True: composer.distributed.get_sampler(dataset, drop_last=True).",
-            UserWarning,
             stacklevel=4,
         )
 
@@ -71,7 +63,6 @@ def warn_of_workers(loader: Any, order: DataOrder) -> None:
         warnings.warn(
             "train_dataloader has an active iterator, whose workers keep running beside those of the training. Do not "
             "iterate over it before, or create another one with persistent_workers=True for the training.",
-            UserWarning,
             stacklevel=4,
         )
     is_own = order.loader is loader and getattr(loader, "persistent_workers", False)
@@ -79,7 +70,6 @@ def warn_of_workers(loader: Any, order: DataOrder) -> None:
         warnings.warn(
             f"set_epoch() of the data set does not reach the workers of this {type(loader).__name__}, which keep their "
             "copies for all epochs, so that each epoch has the same order. Give it persistent_workers=False.",
-            UserWarning,
             stacklevel=4,
         )
 
@@ -90,7 +80,6 @@ def warn_of_any_order(loader: Any) -> None:
         warnings.warn(
             "train_dataloader has in_order=False: the workers' batches came in another order before the run stopped, "
             "so some samples of this epoch may come twice and others not at all. in_order=True resumes exactly.",
-            UserWarning,
             stacklevel=3,
         )
 
@@ -105,7 +94,6 @@ def warn_if_equal(batch: Batch | None) -> None:
             f"train_dataloader returned the same first batch in all {get_world_size()} processes, so that each "
             "trains on every sample. Split the data by rank: an IterableDataset may yield itertools.islice(samples, "
             "composer.distributed.get_data_rank(), None, composer.distributed.get_data_world_size()).",
-            UserWarning,
             stacklevel=3,
         )
 

@@ -8,7 +8,8 @@ evaluation uses it to find samples that processes repeat.
 order                 loader                                       a place counts           batches before a place
 ====================  ===========================================  =======================  ==========================
 ``DataOrder``         list of batches                              batches                  are skipped
-``OpaqueOrder``       any other, also one with ``state_dict()``    batches                  are loaded
+``OpaqueOrder``       any other                                    batches                  are loaded
+``StatefulOrder``     any with ``state_dict()``                    batches                  are known to the loader
 ``IndexedOrder``      ``DataLoader`` of a map-style data set       batches                  are skipped in its sampler
 ``SharedOrder``       the same with a ``DistributedSampler``       samples of all           are skipped in its sampler
 ``ScheduledOrder``    the same with a ``ScheduledBatchSampler``    batches of all           are skipped in its sampler
@@ -17,11 +18,15 @@ order                 loader                                       a place count
 
 An order that processes share is drawn from the run's seed and the epoch. All other draws also depend on the rank and on
 the initial seed of a loader's own ``generator``, and those of loading a batch on its number.
+
+Copies of torch's samplers draw from a seeded generator. An unknown sampler may draw from any: it is read at once, with
+the global generators seeded, and digests of its keys show later whether a resumed run has the same order.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import itertools
 import operator
 from typing import TYPE_CHECKING, Any
@@ -31,14 +36,12 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_collate, default_convert
 
 from composer.core.data_spec import length_of
-from composer.core.randomness import derive_seed
-from composer.distributed import ScheduledBatchSampler, get_world_size
+from composer.core.randomness import derive_seed, preserve_rng_state, seed_globals
+from composer.distributed import ScheduledBatchSampler, get_world_size, samplers
 from composer.distributed.environment import get_data_rank
-from composer.distributed.samplers import is_plain_distributed, num_real_samples, real_indices, set_epoch
 from composer.functional.datasets import by_epoch
 from composer.trainer.data import seeding
-from composer.trainer.data.iterable_order import DataOrder, OpaqueOrder
-from composer.trainer.data.sampling import Keys, WithDigests, is_known, order_of, shared_order_of
+from composer.trainer.data.iterable_order import DataOrder, OpaqueOrder, StatefulOrder
 from composer.trainer.resume.contract import has_state, takes_position
 
 if TYPE_CHECKING:
@@ -66,7 +69,7 @@ def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
     # Processes share the order of a dataset, of which each has a part. All other draws differ by rank.
     own = seed if get_data_rank() == 0 else derive_seed(seed, "rank", get_data_rank())
     if has_state(loader):
-        return OpaqueOrder(loader, own)
+        return StatefulOrder(loader, own)
     # A subclass with its own __iter__ may use the sampler in any way, or not at all.
     if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
         return DataOrder(loader, own) if isinstance(loader, (list, tuple, Tensor)) else OpaqueOrder(loader, own)
@@ -76,7 +79,7 @@ def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
     if isinstance(sampler, ScheduledBatchSampler):
         return ScheduledOrder(loader, seed)
     # Batch samplers of other types choose themselves.
-    is_shared = is_plain_distributed(sampler.sampler if type(sampler) is BatchSampler else sampler)
+    is_shared = samplers.is_plain_distributed(sampler.sampler if type(sampler) is BatchSampler else sampler)
     return SharedOrder(loader, seed) if is_shared else IndexedOrder(loader, seed)
 
 
@@ -91,11 +94,13 @@ class _CopiedOrder(DataOrder):
 
     Attributes:
         loader: The copy.
+        is_shared: Whether places are samples of an order that all processes share.
         _given: The user's own.
         _is_plain: Whether loading a batch is certain to draw nothing, so that no generator has to be seeded for it.
     """
 
     loader: DataLoader[Any]
+    is_shared = False
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         generator, copied, self._given = loader.generator, copy.copy(loader), loader
@@ -106,17 +111,16 @@ class _CopiedOrder(DataOrder):
         # A batch of one sample is often a ready-made batch, which a function takes out.
         if loader.batch_size is not None and (loader.batch_size > 1 or loader.collate_fn is default_collate):
             self.usual_samples = loader.batch_size
-        self._is_plain = seeding.draws_nothing(loader.dataset) and loader.collate_fn in (
-            default_collate,
-            default_convert,
-        )
+            self.is_exact = self.is_shared and loader.collate_fn is default_collate
+        draws_nothing = loader.collate_fn in (default_collate, default_convert)
+        self._is_plain = draws_nothing and seeding.draws_nothing(loader.dataset)
 
     def close(self) -> None:
         """Stop the workers that the order has started."""
         self.loader.__dict__["_iterator"] = None
 
     def _set_epoch(self, epoch: int) -> None:
-        set_epoch(self._given, epoch)
+        samplers.set_epoch(self._given, epoch)
         if by_epoch(self._given.dataset):
             self.close()  # persistent workers have copies of the data set, which stay in the earlier epoch
 
@@ -150,11 +154,11 @@ class IndexedOrder(_CopiedOrder):
         super().__init__(loader, seed)
         name, self._sampler = _sampler_of(loader)
         # Processes share one order, whatever generator each one's loader has.
-        is_shared = self.is_scheduled or is_plain_distributed(getattr(self._sampler, "sampler", self._sampler))
-        self._order_seed = seed if is_shared else self.seed
+        shares = self.is_scheduled or samplers.is_plain_distributed(getattr(self._sampler, "sampler", self._sampler))
+        self._order_seed = seed if shares else self.seed
         # In __dict__, because DataLoader.__setattr__ rejects another sampler or data set.
         # Persistent workers use the same object in the next epoch.
-        self._keys = self.loader.__dict__[name] = Keys(self._sampler)
+        self._keys = self.loader.__dict__[name] = _Keys(self._sampler)
         self._source = loader.dataset if self._is_plain else seeding.SeededDataset(loader.dataset)
         self._loads_here = not (loader.num_workers or loader.pin_memory) and type(loader) is DataLoader
         if not self._loads_here:
@@ -173,7 +177,9 @@ class IndexedOrder(_CopiedOrder):
 
     def _draw(self, epoch: int, place: int) -> Iterator[Any]:
         """Return the keys of the epoch's batches from a place on."""
-        self._drawn = order_of(self._sampler, self._order_seed, epoch)
+        drawn = _draw(self._sampler, self._order_seed, epoch)
+        # Another sampler may draw other keys in a resumed run.
+        self._drawn = iter(drawn) if _is_known(self._sampler) else _WithDigests(iter(drawn), length_of(drawn))
         for _ in itertools.islice(self._drawn, place):
             pass
         return self._drawn
@@ -181,9 +187,9 @@ class IndexedOrder(_CopiedOrder):
     def end(self, place: int) -> int | None:
         """Return the number of batches; that of an unknown sampler is known when the epoch has begun."""
         del place
-        if isinstance(self._drawn, WithDigests):
+        if isinstance(self._drawn, _WithDigests):
             return self._drawn.length
-        return length_of(self._sampler) if is_known(self._sampler) else None
+        return length_of(self._sampler) if _is_known(self._sampler) else None
 
     def rewind(self, clock: Timestamp) -> None:
         """Forget the order of an epoch, as another one begins."""
@@ -192,7 +198,7 @@ class IndexedOrder(_CopiedOrder):
 
     def fingerprint(self, place: int) -> str | None:
         """Return a digest of the epoch's keys if the type of the sampler is unknown."""
-        return self._drawn.fingerprint(place) if isinstance(self._drawn, WithDigests) else None
+        return self._drawn.fingerprint(place) if isinstance(self._drawn, _WithDigests) else None
 
     def _iterate(self, epoch: int) -> Iterator[Batch]:
         if not self._loads_here:
@@ -219,13 +225,14 @@ class SharedOrder(IndexedOrder):
         ([tensor([6, 9])], 10)
     """
 
+    is_shared = True
+
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         super().__init__(loader, seed)
         is_batched = type(self._sampler) is BatchSampler
         self._distributed: Any = self._sampler.sampler if is_batched else self._sampler
         self.place_distance = getattr(self._sampler, "batch_size", 1) * self._distributed.num_replicas
         self.global_batch_size = self.place_distance
-        self.is_exact = self.usual_samples is not None and loader.collate_fn is default_collate
 
     def end(self, place: int) -> int:
         """Return the place after the last sample that neither the sampler nor the batch sampler drops."""
@@ -243,7 +250,7 @@ class SharedOrder(IndexedOrder):
         sampler: Any = self._distributed
         # It is split from ``place`` on and not from its start, so that another number of processes continues with
         # exactly the samples that are left.
-        order = shared_order_of(sampler, None if self.as_sampler else self._order_seed, epoch)
+        order = _shared_order_of(sampler, None if self.as_sampler else self._order_seed, epoch)
         left = max(0, self.end(place) - place)
         part = order[place + sampler.rank : place + left : sampler.num_replicas]
         if len(part) * sampler.num_replicas < left:
@@ -252,7 +259,7 @@ class SharedOrder(IndexedOrder):
             return iter(part)
         batches = copy.copy(self._sampler)
         batches.sampler = part
-        return real_indices(iter(batches), num_real_samples(left, sampler.num_replicas, sampler.rank))
+        return samplers.real_indices(iter(batches), samplers.num_real_samples(left, sampler.num_replicas, sampler.rank))
 
 
 class ScheduledOrder(IndexedOrder):
@@ -304,3 +311,87 @@ class StreamOrder(_CopiedOrder):
         self._next_epoch = epoch + 1
         self._stream.begin(epoch, place if self.skips else 0)
         return itertools.islice(self._iterate(epoch), 0 if self.skips else place, None)
+
+
+# A sampler with more keys is endless, and its order cannot be drawn in advance.
+_ENDLESS = 2**62
+# Bytes of a digest: short, as one is stored for each key of an epoch.
+_DIGEST_BYTES = 8
+
+
+def _is_known(sampler: Any) -> bool:
+    """Return whether a sampler is of torch or of this library: its length is exact, and a copy draws its order."""
+    if type(sampler) is BatchSampler:
+        return _is_known(sampler.sampler)
+    return type(sampler) in (*samplers.ORDERED_BY_SEED, ScheduledBatchSampler)
+
+
+def _draw(sampler: Any, seed: int, epoch: int) -> Iterable[Any]:
+    """Return a sampler's keys for an epoch, which have a length unless there is no end."""
+    key = derive_seed(seed, "order", epoch)
+    if _is_known(sampler) or type(sampler) is BatchSampler:
+        drawing = copy.copy(sampler)
+        if type(sampler) is BatchSampler:
+            drawing.sampler = _draw(sampler.sampler, seed, epoch)
+        else:
+            drawing.generator = torch.Generator().manual_seed(key)
+        return drawing  # type: ignore[no-any-return]
+    if (length_of(sampler) or _ENDLESS) >= _ENDLESS:
+        return seeding.seeded_batches(lambda: iter(sampler), seed, epoch)
+    # An unknown sampler may draw from any generator: the global ones are seeded, and it is read completely before they
+    # are restored.
+    with preserve_rng_state():
+        seed_globals(key)
+        if isinstance(getattr(sampler, "generator", None), torch.Generator):
+            sampler.generator.manual_seed(key)
+        return list(sampler)
+
+
+def _shared_order_of(sampler: Any, seed: int | None, epoch: int) -> list[Any]:
+    """Return the order of a ``DistributedSampler`` for an epoch that all processes share, as if there were one.
+
+    Without a seed it is the sampler's own.
+    """
+    drawing = copy.copy(sampler)
+    drawing.epoch = epoch
+    if seed is not None:
+        drawing.seed, drawing.epoch = derive_seed(derive_seed(seed, "order", epoch), sampler.seed), 0
+    drawing.num_replicas, drawing.rank, drawing.drop_last = 1, 0, False
+    drawing.num_samples = drawing.total_size = len(sampler.dataset)
+    return list(drawing)
+
+
+class _WithDigests:
+    """Yields an iterator's items, and stores a digest of the items up to each; ``length`` is their number if known."""
+
+    def __init__(self, keys: Iterator[Any], length: int | None = None) -> None:
+        self.keys, self.length = keys, length
+        self._digest, self._digests = hashlib.blake2b(digest_size=_DIGEST_BYTES), bytearray()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        key = next(self.keys)
+        self._digest.update(repr(key).encode())
+        self._digests += self._digest.digest()
+        return key
+
+    def fingerprint(self, count: int) -> str | None:
+        """Return the digest of the first items; None if there are fewer."""
+        end = count * _DIGEST_BYTES
+        return bytes(self._digests[end - _DIGEST_BYTES : end]).hex() if 0 < end <= len(self._digests) else None
+
+
+class _Keys:
+    """The remaining keys of a sampler, with its length."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+        self.next: Iterator[Any] = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.next
+
+    def __len__(self) -> int:
+        return len(self._sampler)

@@ -1,11 +1,13 @@
-"""The place in an epoch of the data, and where the epoch ends.
+"""The place in an epoch of the data, where the epoch ends, and what a saved place means in other data.
 
-:class:`EpochPosition` counts; it never reads data. ``Batches`` creates and moves it, ``Run`` and the loop read it. What
-a saved place means in other data is in ``data/saved_place.py``.
+:class:`EpochPosition` counts; it never reads data. ``Batches`` creates and moves it, ``Run`` and the loop read it.
+:class:`PlaceReader` compares saved places with the data of a resumed run and changes nothing: ``ResumeState`` lets it
+check a checkpoint, and ``Batches`` lets it read the place to continue at.
 """
 
 from __future__ import annotations
 
+import enum
 import math
 import warnings
 from typing import TYPE_CHECKING
@@ -13,10 +15,20 @@ from typing import TYPE_CHECKING
 from composer.distributed import get_data_rank
 
 if TYPE_CHECKING:
+    from composer.checkpoint.saved_place import SavedPlace
     from composer.core import DataSpec
     from composer.trainer.data.iterable_order import DataOrder
 
-__all__ = ["EpochPosition"]
+__all__ = ["EpochEnd", "EpochPosition", "PlaceReader"]
+
+
+class EpochEnd(enum.Enum):
+    """How a place relates to the end of its epoch."""
+
+    AHEAD = "the epoch has further batches, or its length is not known"
+    UNKNOWN = "the epoch has its expected length, and only the loader can show if it has more batches"
+    SUBSET = "the chosen number of batches has been taken, and the data may have more"
+    DATA = "all data has been taken"
 
 
 class EpochPosition:
@@ -70,7 +82,9 @@ class EpochPosition:
         self.limit = math.inf if subset_num_batches == -1 else subset_num_batches
         self._counts_samples = order.global_batch_size is not None
         self._rank = get_data_rank() if self._counts_samples else 0
-        self.place, self._has_warned, self._took_all_before = 0, False, True
+        self.place, self._has_warned = 0, False
+        self.data_end: int | None
+        self.length: int | None
         end = order.end(0)
         length = spec.length if end is None else math.ceil(end / self.place_distance)
         if subset_num_batches != -1:
@@ -82,22 +96,12 @@ class EpochPosition:
         self._expected_length = length
         self.move_to(self.place)
 
-    def move_to(self, place: int) -> None:
-        """Set the place of the next batch, which the loader has not returned yet."""
+    def move_to(self, place: int, *, is_over: bool = False) -> None:
+        """Set the place of the next batch; ``is_over`` is whether all data has been taken before it."""
         self.place, self.last_is_copy = place, False
         self.set_end(self._order.end(place))
-
-    def rewind(self) -> None:
-        """Move to the start of the next epoch."""
-        self._took_all_before = self.took_all
-        self.move_to(0)
-
-    def restore(self, place: int, *, took_all: bool) -> None:
-        """Move to a saved place; ``took_all`` is what the property was there."""
-        self._took_all_before = took_all
-        self.move_to(place)
-        if place and self.data_end is None and took_all:
-            self._end_here()
+        if is_over and place and self.data_end is None:
+            self.data_end = place
 
     def advance(self, *, is_own: bool = True) -> None:
         """Move on by a batch; ``is_own`` is False for a copy that only keeps this process in step with others."""
@@ -106,12 +110,9 @@ class EpochPosition:
 
     def set_end(self, end: int | None, own: int | None = None) -> None:
         """Set the place where the data ends, and that of this process if others have more; None if it is not known."""
-        self.data_end = end
-        # Continued by another number of processes, an epoch may end between the places of two batches.
-        self._epoch_end = min(self.limit * self.place_distance, math.inf if end is None else end)
-        self.length = self._expected_length
+        self.data_end, self.length = end, self._expected_length
         if end is not None and not self._counts_samples:
-            self.length = int(self._epoch_end)
+            self.length = int(min(self.limit, end))
             if self._spec.length not in (None, end, own):
                 self._warn_of_length(f"{end}")
 
@@ -122,12 +123,9 @@ class EpochPosition:
 
     def exhaust(self) -> None:
         """End the data here, as the loader has no further batch."""
-        self._end_here()
+        self.data_end = self.place
         if self.length is not None and self.num_batches < self.length:
             self._warn_of_length(f"only {self.num_batches}")
-
-    def _end_here(self) -> None:
-        self.data_end = self._epoch_end = self.place
 
     def _warn_of_length(self, found: str) -> None:
         """Warn, once, that an epoch has another number of batches than the loader's length."""
@@ -136,7 +134,6 @@ class EpochPosition:
                 f"train_dataloader has a length of {self._spec.length} batches and returned {found} in an epoch, which "
                 "are trained on. Schedules and intervals count an epoch by the length: correct __len__ of the loader, "
                 "its sampler or its data set. An epoch also ends if a data set raises StopIteration.",
-                UserWarning,
                 stacklevel=4,
             )
         self._has_warned = True
@@ -147,31 +144,25 @@ class EpochPosition:
         return math.ceil(self.place / self.place_distance)
 
     @property
+    def end(self) -> EpochEnd:
+        """How far the place is from the end of the epoch."""
+        if self.data_end is not None and self.place >= self.data_end:
+            return EpochEnd.DATA
+        # Continued by another number of processes, an epoch may end between the places of two batches.
+        if self.place >= self.limit * self.place_distance:
+            return EpochEnd.SUBSET
+        is_known = self.data_end is not None or self.length is None or self.num_batches < self.length
+        return EpochEnd.AHEAD if is_known else EpochEnd.UNKNOWN
+
+    @property
     def epoch_is_over(self) -> bool:
         """Whether the epoch has no batch left; False while only the loader can show it."""
-        return self.place >= self._epoch_end
+        return self.end in (EpochEnd.SUBSET, EpochEnd.DATA)
 
     @property
     def is_in_epoch(self) -> bool:
         """Whether an epoch has begun and is not over."""
         return self.place > 0 and not self.epoch_is_over
-
-    @property
-    def may_end_here(self) -> bool:
-        """Whether the epoch has its expected length, and only the loader can show if it has more batches."""
-        if self.data_end is not None or self.length is None:
-            return False
-        return self.num_batches >= self.length and not self.epoch_is_over
-
-    @property
-    def took_all(self) -> bool:
-        """Whether the data, and not only the chosen number of batches, has ended: at a start, in the epoch before.
-
-        A loader that saves itself is then at the end of its data, and begins again.
-        """
-        if not self.place:
-            return self._took_all_before
-        return self.data_end is not None and self.place >= self.data_end
 
     @property
     def last_batch_counts(self) -> bool:
@@ -183,3 +174,92 @@ class EpochPosition:
     def last_batch_is_full(self) -> bool:
         """Whether the last batch ends before the data does, so that it has all samples of a batch."""
         return self.place <= (self.data_end or 0)
+
+
+class PlaceReader:
+    """Reads saved places as places in the data of this run.
+
+    A place in an order that all processes share is the same place for any number of processes and any batch size. In
+    all other data only the number of batches before it is comparable.
+
+    Args:
+        spec: The loader.
+        order: Its order.
+
+    Attributes:
+        sizes: The known sizes of the data.
+
+    Example:
+        The place after 24 samples, saved by processes with 6 samples in a batch together, is that after 4 batches here.
+
+        >>> from composer.checkpoint.saved_place import SavedPlace
+        >>> from composer.core import DataSpec
+        >>> from composer.trainer.data.order import make_order
+        >>> reader = PlaceReader(DataSpec([1, 2, 3, 4, 5]), make_order([1, 2, 3, 4, 5], seed=17))
+        >>> reader.place_here(SavedPlace(epoch=0, place=24, global_batch_size=6, sizes={"samples": 30}))
+        4
+    """
+
+    def __init__(self, spec: DataSpec, order: DataOrder) -> None:
+        self._order = order
+        self.sizes = ({} if spec.length is None or order.is_scheduled else {"batches": spec.length}) | order.sizes()
+
+    def is_of_same_order(self, saved: SavedPlace) -> bool:
+        """Return whether a saved place is one in this data for any number of processes, and the order is the same."""
+        samples = saved.sizes.get("samples")
+        if self._order.is_scheduled:
+            is_same = saved.global_batch_size is None and samples == self.sizes.get("samples")
+            return is_same and saved.order in (None, self._order.fingerprint(saved.place))
+        is_shared = None not in (saved.global_batch_size, self._order.global_batch_size, samples)
+        return is_shared and samples == self.sizes.get("samples")
+
+    def place_here(self, saved: SavedPlace) -> int:
+        """Return a saved place as a place in this data."""
+        if self.is_of_same_order(saved):
+            return saved.place
+        return math.ceil(saved.place / (saved.global_batch_size or 1)) * self._order.place_distance
+
+    def problems(self, saved: SavedPlace, position: EpochPosition) -> list[str]:
+        """Return why this data, of which ``position`` has the length, does not have a saved place."""
+        length = position.length
+        done = self.place_here(saved) // self._order.place_distance
+        # The same data may have had more batches than its length.
+        most = position.limit if saved.sizes.get("batches") == self.sizes.get("batches") else length
+        # That of scheduled batches depends on the clock, which is not loaded yet.
+        if most is None or done <= most or self._order.is_scheduled or self.is_of_same_order(saved):
+            return []
+        problem = f"data: {done} batches of the epoch were done, and train_dataloader has {length}."
+        return [f"{problem} Is it the same data, with the same batch size?"]
+
+    def warn_of_other_sizes(self, saved: SavedPlace, batches: int, before: int | None, now: int | None) -> None:
+        """Warn if sizes show that the data has changed.
+
+        Args:
+            saved: The place.
+            batches: The number of batches before it.
+            before: The number of samples in these batches when it was saved, if it is known.
+            now: The same number in this data.
+        """
+        if self.is_of_same_order(saved):
+            return
+        counted = f"samples in the first {batches} batches"
+        former, sizes = {**saved.sizes, counted: before}, {**self.sizes, counted: now}
+        changed = [one for one in sizes if None not in (sizes[one], former.get(one)) and sizes[one] != former[one]]
+        if changed:
+            warnings.warn(
+                f"train_dataloader had {former[changed[0]]} {changed[0]} when the run stopped in an epoch, and has "
+                f"{sizes[changed[0]]}, so some samples of this epoch may come twice and others not at all. Is it the "
+                "same data, with the same batch size and number of workers?",
+                stacklevel=3,
+            )
+
+    def warn_of_other_order(self, saved: SavedPlace, place: int) -> None:
+        """Warn if the order of the current epoch up to a place differs from that of a saved place, if it is known."""
+        if saved.order not in (None, self._order.fingerprint(place)):
+            warnings.warn(
+                "train_dataloader's sampler gives another order than before the run stopped, so some samples are "
+                "repeated and others skipped, and the run differs from an uninterrupted one. Let the sampler draw from "
+                "the global generators of torch, NumPy or Python or from one that is its attribute, or give it "
+                "state_dict() and load_state_dict(). A ScheduledBatchSampler needs the same sizes up to this place.",
+                stacklevel=3,
+            )

@@ -2,7 +2,7 @@
 
 Data sets and transforms draw from the global generators of Python, NumPy and torch. As each batch has its own seed,
 these draws depend neither on the workers nor on where an epoch continues. Layers draw from torch's global generator,
-which is restored after each batch. ``data/order.py`` and ``data/sampling.py`` call it.
+which is restored after each batch. ``data/order.py`` and ``data/iterable_order.py`` call it.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ def first_key(*words: object) -> int:
     return derive_seed("batches", *words) >> 1
 
 
-def seeded_batches(begin: Callable[[], Iterator[Any]], seed: int, epoch: int, first: int = 0) -> Iterator[Any]:
-    """Yield an iterator's items, with the global generators seeded for each; ``first`` is the first one's number."""
-    return preserve_torch_rng_state(lambda: _seeded(begin, first_key(seed, epoch), first))
-
-
-def _seeded(
-    begin: Callable[[], Iterator[Any]], key: int, first: int = 0, every: int = 1, distance: int = 1
+def seeded_batches(
+    begin: Callable[[], Iterator[Any]], seed: int, epoch: int, numbers: Iterator[int] | None = None
 ) -> Iterator[Any]:
+    """Yield an iterator's items, with the global generators seeded for each by its number, from 0 on if None."""
+    return preserve_torch_rng_state(lambda: _seeded(begin, first_key(seed, epoch), numbers or itertools.count()))
+
+
+def _seeded(begin: Callable[[], Iterator[Any]], key: int, numbers: Iterator[int], every: int = 1) -> Iterator[Any]:
     """Yield an iterator's items, with the global generators seeded at the start and before ``every`` so many items.
 
-    The seeds before items are ``key`` plus the numbers from ``first`` on, each ``distance`` after the one before.
+    The seeds before items are ``key`` plus one of the ``numbers``.
     """
     seed_globals(derive_seed(key, "begin"))
     iterator = begin()
-    for number in itertools.count():
-        if number % every == 0:
-            seed_globals(key + first + number // every * distance)
+    for count in itertools.count():
+        if count % every == 0:
+            seed_globals(key + next(numbers))
         try:
             item = next(iterator)
         except StopIteration:
@@ -148,4 +148,4 @@ class SeededStream(_DatasetWrapper, IterableDataset[Any]):
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
         key, first = first_key(self._seed, own["_epoch"] + own["_times"]) + number, own["_first"]
         own.update(_first=0, _times=own["_times"] + 1)
-        return _seeded(lambda: iter(self._dataset), key, first, self._batch_size, workers)
+        return _seeded(lambda: iter(self._dataset), key, itertools.count(first, workers), self._batch_size)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from composer.distributed.environment import get_data_rank, get_data_world_size
-from composer.trainer.evaluation.metrics import parts_of_metric
+from composer.trainer.evaluation.metrics import SavedMetric, SavedMetrics, parts_of_metric
 
 __all__ = ["merge_metrics"]
 
@@ -18,9 +18,7 @@ _PEARSON = {"mean_x", "mean_y", "var_x", "var_y", "corr_xy", "n_total"}
 """The states of PearsonCorrCoef; newer releases of torchmetrics have two maxima besides."""
 
 
-def merge_metrics(
-    metrics: Mapping[str, Any], saved: Sequence[Mapping[str, Any]], *, is_first: bool
-) -> dict[str, dict[str, Any]]:
+def merge_metrics(metrics: Mapping[str, Any], saved: Sequence[SavedMetrics], *, is_first: bool) -> SavedMetrics:
     """Return the states of metrics for another number of processes, which together contain all counted samples.
 
     The reductions of torchmetrics over the new processes return the same values as over the former ones. Totals and
@@ -40,18 +38,18 @@ def merge_metrics(
         >>> metric = SumMetric()
         >>> metric.update(3.0)
         >>> merged = merge_metrics({"sum": metric}, [save_metrics({"sum": metric})] * 2, is_first=True)
-        >>> merged["sum"][""]["state"]["sum_value"]
+        >>> merged["sum"][""].state["sum_value"]
         tensor(6.)
     """
     rank, world_size = get_data_rank(), get_data_world_size()
-    merged: dict[str, dict[str, Any]] = {}
+    merged: SavedMetrics = {}
     for name, metric in metrics.items():
         for path, part in parts_of_metric(metric).items():
             records = [of_rank[name][path] for of_rank in saved if path in of_rank.get(name, {})]
             if not records:
                 continue
-            state, problem = _share(part, [record["state"] for record in records], rank, world_size)
-            updates = sum(record["updates"] for record in records)
+            state, problem = _share(part, [record.state for record in records], rank, world_size)
+            updates = sum(record.updates for record in records)
             if problem:
                 state, updates = dict(part._defaults), 0  # noqa: SLF001
                 if is_first:
@@ -63,7 +61,7 @@ def merge_metrics(
                         stacklevel=2,
                     )
             own = updates // world_size + (rank < updates % world_size)
-            merged.setdefault(name, {})[path] = {"updates": own, "state": state}
+            merged.setdefault(name, {})[path] = SavedMetric(own, state)
     return merged
 
 

@@ -19,6 +19,7 @@ from composer.distributed.groups import data_group
 
 __all__ = [
     "SavedMetric",
+    "SavedMetrics",
     "SupportsMetrics",
     "check_metrics",
     "compute_metrics",
@@ -110,7 +111,11 @@ class SavedMetric:
     state: dict[str, Any]
 
 
-def save_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+SavedMetrics = dict[str, dict[str, SavedMetric]]
+"""The states of metrics by name, and by the path of each metric that they contain."""
+
+
+def save_metrics(metrics: Mapping[str, Any]) -> SavedMetrics:
     """Return copies of the metrics' states by name, and by the path of each metric that they contain.
 
     Metrics that are not from torchmetrics are skipped.
@@ -119,42 +124,43 @@ def save_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
         >>> from torchmetrics import SumMetric
         >>> metric = SumMetric()
         >>> metric.update(3.0)
-        >>> save_metrics({"sum": metric})["sum"][""]["updates"]
+        >>> save_metrics({"sum": metric})["sum"][""].updates
         1
     """
     return {
         name: {
-            path: {
-                "updates": int(part._update_count),  # noqa: SLF001  (torchmetrics has no other way)
-                "state": tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), part.metric_state),
-            }
+            path: SavedMetric(
+                int(part._update_count),  # noqa: SLF001  (torchmetrics has no other way)
+                tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), part.metric_state),
+            )
             for path, part in parts_of_metric(metric).items()
         }
         for name, metric in metrics.items()
     }
 
 
-def check_metrics(metrics: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
+def check_metrics(metrics: Mapping[str, Any], saved: SavedMetrics) -> list[str]:
     """Return the problems of states that :func:`save_metrics` returned, if they do not fit the metrics."""
     return [
         f"{'.'.join(filter(None, (name, path, key)))}: must be {_kind(default)}, got {_kind(value)}."
         for name, metric in metrics.items()
         for path, part in parts_of_metric(metric).items()
-        for key, value in saved.get(name, {}).get(path, {"state": {}})["state"].items()
+        if (counted := saved.get(name, {}).get(path)) is not None
+        for key, value in counted.state.items()
         if (default := part._defaults.get(key)) is not None and not _fits(value, default)  # noqa: SLF001
     ]
 
 
-def load_metrics(metrics: Mapping[str, Any], saved: Mapping[str, Any], device: torch.device) -> None:
+def load_metrics(metrics: Mapping[str, Any], saved: SavedMetrics, device: torch.device) -> None:
     """Restore states that :func:`save_metrics` returned; metrics without a saved state do not change."""
     for name, metric in metrics.items():
         for path, part in parts_of_metric(metric).items():
             counted = saved.get(name, {}).get(path)
             if counted is not None:
-                state = tree_map_only(Tensor, lambda tensor: tensor.detach().to(device, copy=True), counted["state"])
+                state = tree_map_only(Tensor, lambda tensor: tensor.detach().to(device, copy=True), counted.state)
                 for key in part.metric_state.keys() & state.keys():
                     setattr(part, key, state[key])
-                part._update_count = counted["updates"]  # noqa: SLF001
+                part._update_count = counted.updates  # noqa: SLF001
                 part._computed = None  # noqa: SLF001
 
 

@@ -15,7 +15,7 @@ import inspect
 import sys
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, IterableDataset
 
+from composer.checkpoint.saved_place import SavedObjects
 from composer.core import Serializable
 from composer.core.randomness import generator_state, is_generator, set_generator_state
 from composer.core.serializable import saved_fields
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Changes",
     "LoaderObjects",
-    "SavedObjects",
     "generators_of",
     "has_state",
     "load_objects",
@@ -70,11 +70,8 @@ def has_state(one: Any) -> bool:
     save = getattr(one, "state_dict", None)
     if isinstance(one, type) or not callable(save) or not callable(getattr(one, "load_state_dict", None)):
         return False
-    try:
-        parameters = inspect.signature(save).parameters.values()
-    except ValueError:  # some functions written in C have no signature
-        return True
-    return all(one.default is not one.empty or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters)
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return all(one.default is not one.empty or one.kind in variable for one in _parameters(save).values())
 
 
 def takes_position(dataset: Any) -> bool:
@@ -87,10 +84,14 @@ def takes_position(dataset: Any) -> bool:
         False
     """
     save = getattr(dataset, "state_dict", None)
+    return callable(save) and {"num_samples", "from_beginning"} <= _parameters(save).keys()
+
+
+def _parameters(method: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
-        return callable(save) and {"num_samples", "from_beginning"} <= inspect.signature(save).parameters.keys()
-    except ValueError:  # a function in C may have no signature
-        return False
+        return inspect.signature(method).parameters
+    except ValueError:  # some functions written in C have no signature
+        return {}
 
 
 def objects_of(loader: Any) -> dict[str, Any]:
@@ -133,12 +134,14 @@ class LoaderObjects(NamedTuple):
 
     Attributes:
         replayed: Those that it needs as they were at the start of the epoch.
-        others: Those that it needs as they are at the resume point, with the transforms.
+        loading: Those that it needs as they are at the resume point.
+        transforms: The same, of the spec.
         copied: Those of which worker processes have copies that may differ from these.
     """
 
     replayed: dict[str, Any]
-    others: dict[str, Any]
+    loading: dict[str, Any]
+    transforms: dict[str, Any]
     copied: dict[str, Any]
 
     @classmethod
@@ -147,17 +150,17 @@ class LoaderObjects(NamedTuple):
         objects = objects_of(spec.dataloader)
         loading = {name: one for name, one in objects.items() if not name.endswith("sampler")}
         samplers = {name: one for name, one in objects.items() if name not in loading}
-        transforms = {"batch_transforms": spec.batch_transforms, "microbatch_transforms": spec.microbatch_transforms}
-        used = {name: one for name, one in transforms.items() if one is not None}
+        names = ("batch_transforms", "microbatch_transforms")
+        transforms = {name: one for name in names if (one := getattr(spec, name)) is not None}
         # A sampler draws its order when an epoch begins, and what loads samples again draws for them again.
-        replayed, others = (samplers, loading | used) if skips else (objects, used)
+        replayed, own = (samplers, loading) if skips else (objects, {})
         workers, persist = (getattr(spec.dataloader, name, 0) for name in ("num_workers", "persistent_workers"))
         # Streams with non-persistent workers are excluded: they reload from the epoch's start.
-        return cls(replayed, others, loading if workers and (skips or persist) else {})
+        return cls(replayed, own, transforms, loading if workers and (skips or persist) else {})
 
 
-def save_objects(objects: Mapping[str, Any], components: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return what the contract saves, as plain data and tensors.
+def save_objects(objects: Mapping[str, Any], components: Mapping[str, Any] | None = None) -> SavedObjects:
+    """Return what the contract saves.
 
     Args:
         objects: The objects by name.
@@ -169,25 +172,23 @@ def save_objects(objects: Mapping[str, Any], components: Mapping[str, Any] | Non
     Example:
         >>> sampler = torch.utils.data.RandomSampler([1, 2], generator=torch.Generator())
         >>> saved = save_objects({"sampler": sampler})
-        >>> list(saved["states"]), list(saved["generators"])
+        >>> list(saved.states), list(saved.generators)
         ([], ['sampler.generator'])
     """
     states = {path: plain(one.state_dict(), path, mappings=True) for path, one in objects.items() if has_state(one)}
     states = tree_map_only(Tensor, lambda one: one.detach().clone(), states)  # the objects go on
     found = generators_of({**objects, **(components or {})})
-    return {"states": states, "generators": {path: generator_state(one) for path, one in found.items()}}
+    return SavedObjects(states, {path: generator_state(one) for path, one in found.items()})
 
 
-def load_objects(
-    data: Mapping[str, Any], objects: Mapping[str, Any], components: Mapping[str, Any] | None = None
-) -> None:
+def load_objects(saved: SavedObjects, objects: Mapping[str, Any], components: Mapping[str, Any] | None = None) -> None:
     """Load what :func:`save_objects` returned; warn of state whose object is missing.
 
     Raises:
         ValueError: An object rejects its state.
     """
     found, missing = generators_of({**objects, **(components or {})}), []
-    for path, state in data["states"].items():
+    for path, state in saved.states.items():
         if not has_state(objects.get(path)):
             missing.append(path)
             continue
@@ -199,7 +200,7 @@ def load_objects(
                 f"load_state_dict() of {path} rejected what was saved of it: is it the same object, of the same data? "
                 f"{type(error).__name__}: {error}"
             ) from error
-    for path, state in data.get("generators", {}).items():
+    for path, state in saved.generators.items():
         if path not in found:
             missing.append(path)
             continue
@@ -208,19 +209,7 @@ def load_objects(
         except ValueError as error:
             raise ValueError(f"{path} {error}.") from error
     if missing:
-        warnings.warn(
-            f"This program has no {', no '.join(missing)}, whose saved state is not restored.",
-            UserWarning,
-            stacklevel=2,
-        )
-
-
-@attrs.frozen
-class SavedObjects:
-    """The data of :func:`save_objects`."""
-
-    states: dict[str, Any]
-    generators: dict[str, dict[str, Any]]
+        warnings.warn(f"This program has no {', no '.join(missing)}, whose saved state is not restored.", stacklevel=2)
 
 
 def generators_of(objects: Mapping[str, Any]) -> dict[str, Any]:
@@ -272,7 +261,6 @@ def warn_of_changes(changed: list[str], copied: list[str]) -> None:
         warnings.warn(
             "A run that is resumed from this checkpoint may differ from one that is not interrupted, because these "
             "attributes are not saved:\n" + "\n".join(problems),
-            UserWarning,
             stacklevel=2,
         )
 

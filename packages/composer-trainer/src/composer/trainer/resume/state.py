@@ -7,9 +7,9 @@ A checkpoint contains it as ``extra``: values of the run, and a record for each 
 1. :meth:`~ResumeState.check` compares it with the run, before anything is loaded.
 2. :meth:`~ResumeState.load` keeps it until ``fit``, which may be the first to get training data. Until then a save
    contains what was loaded.
-3. :meth:`~ResumeState.resume` restores the clock, the place in the data (``Batches.load_state_dict``) and the metrics.
-4. :meth:`~ResumeState.begin` restores the objects of the user (``resume/objects.py``) and the global generators,
-   immediately before the first batch.
+3. :meth:`~ResumeState.resume` restores the clock, the place in the data (``Batches.load``) and the metrics.
+4. :meth:`~ResumeState.begin` restores the objects of the user (``resume/contract.py`` states what is saved of them) and
+   the global generators, immediately before the first batch.
 
 To save something more, add it to ``to_data`` and to ``_Saved`` (of the run) or ``_OfProcess`` (of each process), check
 its value in ``check`` if types are not enough, and restore it in ``resume`` or ``begin``.
@@ -29,10 +29,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 from attrs.validators import ge, optional
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from composer.checkpoint.errors import CheckpointMismatchError
+from composer.checkpoint.saved_place import SavedObjects, SavedPlace
 from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Event, Timestamp
 from composer.core.checks import bulleted, caller_level
@@ -40,22 +41,14 @@ from composer.core.components import by_key
 from composer.core.optimizers import unwrapped
 from composer.core.randomness import check_rng_state, derive_seed, load_rng_state, rng_state
 from composer.core.serialization import from_data, to_data
-from composer.distributed import (
-    all_gather_object,
-    broadcast_buffers,
-    get_data_rank,
-    get_global_rank,
-    get_world_size,
-)
+from composer.distributed import all_gather_object, broadcast_buffers, get_data_rank, get_global_rank, get_world_size
 from composer.distributed.collectives import failing_in_all_processes
 from composer.distributed.environment import get_tensor_parallel_size
-from composer.trainer.data.saved_place import SavedPlace  # noqa: TC001  (its fields are looked up at run time)
 from composer.trainer.evaluation.evaluate import due_evaluators
 from composer.trainer.evaluation.merging import merge_metrics
-from composer.trainer.evaluation.metrics import SavedMetric, check_metrics, load_metrics, save_metrics
+from composer.trainer.evaluation.metrics import SavedMetrics, check_metrics, load_metrics, save_metrics
 from composer.trainer.reproducibility import seed_all
-from composer.trainer.resume.contract import SavedObjects, save_objects, takes_position
-from composer.trainer.resume.objects import GivenObjects
+from composer.trainer.resume import contract
 from composer.trainer.schedules import Cooldown
 from composer.trainer.tools.hyperparameters import plain_settings
 
@@ -79,12 +72,6 @@ def _check_one_number(_: object, field: attrs.Attribute[Any], value: Tensor) -> 
         raise ValueError(f"{field.name} must be one number, got a tensor of shape {tuple(value.shape)}.")
 
 
-def _check_events(_: object, field: attrs.Attribute[Any], value: dict[str, list[str]]) -> None:
-    unknown = value.keys() - {event.value for event in Event}
-    if unknown:
-        raise ValueError(f"{field.name} must have events as keys, got {', '.join(map(repr, sorted(unknown)))}.")
-
-
 @attrs.frozen
 class _OfProcess:
     """What is saved of each process.
@@ -99,7 +86,7 @@ class _OfProcess:
 
     data: SavedPlace | None
     loggers: dict[str, dict[str, Any]]
-    metrics: dict[str, dict[str, SavedMetric]]
+    metrics: SavedMetrics
     objects: SavedObjects
     rng: dict[str, Any]
 
@@ -121,7 +108,7 @@ class _Saved:
     """
 
     clock_before: Timestamp
-    interrupted: dict[str, list[str]] = attrs.field(validator=_check_events)
+    interrupted: dict[Event, list[str]]
     microbatch_size: int | None = attrs.field(validator=optional(ge(1)))
     processes: list[_OfProcess]
     skipped_steps: Tensor = attrs.field(validator=_check_one_number)
@@ -129,6 +116,90 @@ class _Saved:
     world_size: int = attrs.field(validator=ge(1))
     cooldown: Cooldown | None
     optimizers: dict[str, list[dict[str, Any]]]
+
+    def has_same_processes(self) -> bool:
+        """Return whether as many processes saved as there are now, with the same samples in each."""
+        return (self.world_size, self.tensor_parallel) == (get_world_size(), get_tensor_parallel_size())
+
+    def place_to_continue(self, loader: Any = None) -> SavedPlace | None:
+        """Return the place in the data to continue at; None if there is none.
+
+        It is that of this process, or in another number of processes that of rank 0, without what belongs to a process.
+        The state of a loader does, unless its data set takes its position, which counts the samples of all processes.
+        """
+        if self.has_same_processes():
+            return self.processes[get_global_rank()].data
+        place = self.processes[0].data
+        of_all = contract.takes_position(getattr(loader, "dataset", None))
+        return place and attrs.evolve(
+            place, loader=place.loader if of_all else None, objects=SavedObjects(), has_ended=False
+        )
+
+
+class _GivenObjects:
+    """The objects that were given to the Trainer; of three kinds, by where their states are saved.
+
+    - Components, such as the model and callbacks: with the state of the run. Only their generators are saved here, and
+      so are those of streams to evaluate on.
+    - What is replayed with the data, such as the sampler: by ``Batches``.
+    - All others: here.
+
+    Args:
+        state: The run.
+        data: The training data.
+        logger: Its destinations are components.
+    """
+
+    def __init__(self, state: State, data: TrainingData, logger: Logger) -> None:
+        self._state, self._data, self._logger = state, data, logger
+        self._changes: contract.Changes | None = None
+        self._has_reported = False
+
+    def save(self) -> SavedObjects:
+        """Return the states of the objects that are saved here."""
+        saved = contract.save_objects(self._others(), self._components())
+        before = SavedObjects() if self._data.batches is None else self._data.batches.objects_before
+        return SavedObjects(saved.states | before.states, saved.generators | before.generators)
+
+    def load(self, saved: SavedObjects) -> None:
+        """Restore what :meth:`save` returned."""
+        contract.load_objects(saved, self._others(), self._components())
+
+    def watch(self) -> None:
+        """Compare attributes from now on, until changes have been reported."""
+        if not self._has_reported:
+            self._changes = contract.Changes({**self._components(), **self._others(), **self._of_training("replayed")})
+
+    def report_changes(self) -> None:
+        """Warn, once in a run, about changed attributes that are not saved."""
+        if self._changes is not None:
+            changes, self._changes, self._has_reported = self._changes, None, True
+            if get_global_rank() == 0:
+                contract.warn_of_changes(changes.names(), list(contract.generators_of(self._of_training("copied"))))
+
+    def _components(self) -> dict[str, Any]:
+        state = self._state
+        found: dict[str, Any] = {"model": state.model}
+        for kind, held in (("algorithms", state.algorithms), ("callbacks", state.callbacks)):
+            found |= {f"{kind}.{state.component_key(one)}": one for one in held}
+        for evaluator in state.evaluators:
+            _, streams = contract.objects_to_evaluate(evaluator.dataloader.dataloader)
+            found |= _named(f"evaluators.{evaluator.label}", streams)
+        return found | _named("loggers", by_key(self._logger.destinations))
+
+    def _others(self) -> dict[str, Any]:
+        loss = getattr(self._state.model, "loss_fn", None)
+        found: dict[str, Any] = {} if loss is None or isinstance(loss, nn.Module) else {"loss_fn": loss}
+        found |= self._of_training("loading") | self._of_training("transforms")
+        for evaluator in self._state.evaluators:
+            objects, _ = contract.objects_to_evaluate(evaluator.dataloader.dataloader)
+            found |= _named(f"evaluators.{evaluator.label}", objects)
+        return found
+
+    def _of_training(self, kind: str) -> dict[str, Any]:
+        """Return the objects of the training data that ``LoaderObjects`` names so; none without data."""
+        batches = self._data.batches
+        return {} if batches is None else _named("train_dataloader", getattr(batches.objects, kind))
 
 
 class ResumeState:
@@ -148,14 +219,14 @@ class ResumeState:
 
     def __init__(self, state: State, data: TrainingData, logger: Logger) -> None:
         self._state, self._data, self._logger = state, data, logger
-        self._objects = GivenObjects(state, data, logger)
+        self._objects = _GivenObjects(state, data, logger)
         self._optimizers = _arguments_of(state.optimizers)
         self.skipped_steps = torch.zeros((), dtype=torch.int64, device=state.device)
         self.interrupted: dict[str, list[str]] = {}
         self.cooldown: Cooldown | None = None
-        self._loaded: dict[str, Any] | None = None  # from load() until resume()
+        self._loaded: _Saved | None = None  # from load() until resume()
         self._path = ""  # of its checkpoint
-        self._restore_last: Callable[[], None] | None = None  # from resume() until begin()
+        self._restored_last: tuple[SavedObjects, Callable[[], None]] | None = None  # from resume() until begin()
         self._is_training = False  # from begin() until end()
 
     def attach_to(self, callbacks: Iterable[object]) -> None:
@@ -177,20 +248,21 @@ class ResumeState:
             algorithm.share_state(state)
         if reports:
             self._objects.report_changes()
-        own = {
-            "data": None if batches is None else batches.state_dict(),
-            "loggers": self._logger.state_dict(),
-            "metrics": save_metrics(state.train_metrics),
-            "objects": self._objects.save(),
-            "rng": rng_state(state.device),
-        }
+        own = _OfProcess(
+            data=None if batches is None else batches.save(),
+            loggers=self._logger.state_dict(),
+            metrics=save_metrics(state.train_metrics),
+            objects=self._objects.save(),
+            rng=rng_state(state.device),
+        )
         # Another process would unpickle a tensor on the device that it has here, and so occupy each GPU of the host.
-        processes = all_gather_object(tree_map_only(Tensor, Tensor.cpu, own))
+        processes = all_gather_object(tree_map_only(Tensor, Tensor.cpu, to_data(own, _OfProcess, "extra")))
         if self._loaded is not None:
             # Until resume(), the data of the run is the loaded one. Loggers have continued already.
-            runs = [one["loggers"] for one in processes]
-            loaded = zip(self._loaded["processes"], itertools.chain(runs, itertools.repeat({})), strict=False)
-            return {**self._loaded, "processes": [{**one, "loggers": of_rank} for one, of_rank in loaded]}
+            runs = itertools.chain((one["loggers"] for one in processes), itertools.repeat({}))
+            loaded = zip(self._loaded.processes, runs, strict=False)
+            merged = [attrs.evolve(one, loggers=of_rank) for one, of_rank in loaded]
+            return to_data(attrs.evolve(self._loaded, processes=merged), _Saved, "extra")  # type: ignore[no-any-return]
         return {
             "clock_before": state.previous_timestamp.state_dict(),
             "cooldown": to_data(self.cooldown, _COOLDOWN),
@@ -220,30 +292,28 @@ class ResumeState:
             saved: The data of :meth:`to_data`.
             ignored: The paths not to load; with ``"timestamp"`` the position in the run is not loaded.
         """
-        saved = {"cooldown": None, "optimizers": {}, **saved}  # which earlier releases did not save
-        missing = [field.name for field in attrs.fields(_Saved) if field.name not in saved]
+        missing = [field.name for field in attrs.fields(_Saved) if field.name not in {**_ADDED, **saved}]
         if missing:
             parts = [path for path in ignored if path.startswith("extra/")]
             reason = f"ignore {parts[0]!r} only together with all of 'extra'" if parts else "no Trainer has saved it"
             return [f"extra: {', '.join(missing)} missing; {reason}."]
         try:
-            from_data(saved, _Saved, "extra")
+            read = _read(saved)
         except ValueError as error:
             return [str(error)]
-        processes, size = saved["processes"], saved["world_size"]
-        if size % saved["tensor_parallel"] or len(processes) != size:
-            return [f"extra.processes must have an entry for each of world_size={size} processes."]
-        paths = {f"extra.processes[{rank}]": own for rank, own in enumerate(processes)}
+        if read.world_size % read.tensor_parallel or len(read.processes) != read.world_size:
+            return [f"extra.processes must have an entry for each of world_size={read.world_size} processes."]
+        paths = {f"extra.processes[{rank}]": own for rank, own in enumerate(read.processes)}
         problems = [problem for path, own in paths.items() for problem in self._check_process(own, path)]
         if problems or "timestamp" in ignored:
             return problems
-        if _has_same_processes(saved):
+        if read.has_same_processes():
             problems += [
                 f"{path}.metrics.{problem}"
                 for path, own in paths.items()
-                for problem in check_metrics(self._state.train_metrics, own["metrics"])
+                for problem in check_metrics(self._state.train_metrics, own.metrics)
             ]
-        return problems if self._data.batches is None else [*problems, *_problems_of_place(saved, self._data.batches)]
+        return problems + _problems_of_place(read, self._data.batches)
 
     def check_data(self, batches: Batches | None) -> None:
         """Raise an error if the batches of a ``fit`` do not have the place of the loaded data.
@@ -251,18 +321,17 @@ class ResumeState:
         All processes must call it. None stands for batches that begin with an epoch.
         """
         with failing_in_all_processes("Comparing train_dataloader with the checkpoint", ValueError):
-            saved = self._loaded
-            if saved and batches and (problems := _problems_of_place(saved, batches)):
+            if self._loaded is not None and (problems := _problems_of_place(self._loaded, batches)):
                 raise CheckpointMismatchError(self._path, problems)
 
-    def _check_process(self, own: Mapping[str, Any], path: str) -> list[str]:
+    def _check_process(self, own: _OfProcess, path: str) -> list[str]:
         problems = []
         try:
-            self._logger.check_state_dict(own["loggers"])
+            self._logger.check_state_dict(own.loggers)
         except ValueError as error:
             problems.append(f"{path}.loggers: {error}")
         try:
-            check_rng_state(own["rng"], self._state.device, f"{path}.rng")
+            check_rng_state(own.rng, self._state.device, f"{path}.rng")
         except ValueError as error:
             problems.append(str(error))
         return problems
@@ -278,21 +347,19 @@ class ResumeState:
         """
         # Ignored paths are written with slashes, the paths of generators with dots.
         prefixes = tuple(f"{one.replace('/', '.')}." for one in ignored)
-        self._path = path
-        self._loaded = {**saved, "processes": [dict(own) for own in saved["processes"]]}
-        for own in self._loaded["processes"]:
-            generators = own["objects"]["generators"].items()
-            kept = {name: one for name, one in generators if not name.startswith(prefixes)}
-            own["objects"] = {**own["objects"], "generators": kept}
-            if "timestamp" in ignored:
-                own |= {"data": None, "metrics": {}}
-        if "timestamp" in ignored:
-            self._loaded |= {"clock_before": self._state.timestamp.state_dict(), "cooldown": None, "interrupted": {}}
-        self.interrupted = self._loaded["interrupted"]
-        self.cooldown = from_data(self._loaded.get("cooldown"), _COOLDOWN)
-        self._warn_of_optimizers(saved.get("optimizers", {}))
+        read, restarts = _read(saved), "timestamp" in ignored
+        for own in read.processes:
+            for name in [name for name in own.objects.generators if name.startswith(prefixes)]:
+                del own.objects.generators[name]
+        if restarts:
+            processes = [attrs.evolve(own, data=None, metrics={}) for own in read.processes]
+            clock = self._state.timestamp
+            read = attrs.evolve(read, processes=processes, clock_before=clock, cooldown=None, interrupted={})
+        self._path, self._loaded, self.cooldown = path, read, read.cooldown
+        self.interrupted = {event.value: labels for event, labels in read.interrupted.items()}
+        self._warn_of_optimizers(read.optimizers)
         rank = get_global_rank()  # each process has its own files and runs
-        self._logger.load_state_dict(saved["processes"][rank]["loggers"] if rank < saved["world_size"] else {})
+        self._logger.load_state_dict(read.processes[rank].loggers if rank < read.world_size else {})
 
     def _warn_of_optimizers(self, saved: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """Warn of arguments of optimizers that the program has changed, because the saved values are loaded."""
@@ -308,7 +375,7 @@ class ResumeState:
                 "The optimizers have the saved values, and the program sets others. To use those, assign them to "
                 "optimizer.param_groups after the Trainer is constructed:"
             )
-            warnings.warn(bulleted(title, sorted(lines)), UserWarning, stacklevel=caller_level())
+            warnings.warn(bulleted(title, sorted(lines)), stacklevel=caller_level())
 
     def resume(self) -> None:
         """Restore data, metrics and clock from what :meth:`load` stored, once; :meth:`begin` restores the rest."""
@@ -316,58 +383,57 @@ class ResumeState:
         if saved is None:
             return
         state, batches = self._state, self._data.batches
-        place = _place_to_continue(saved, getattr(self._data.spec, "dataloader", None))
-        state.previous_timestamp = Timestamp.from_state_dict(saved["clock_before"])
-        if saved["microbatch_size"] is not None and state.auto_microbatching:
-            state.device_train_microbatch_size = saved["microbatch_size"]
+        place = saved.place_to_continue(getattr(self._data.spec, "dataloader", None))
+        state.previous_timestamp = saved.clock_before
+        if saved.microbatch_size is not None and state.auto_microbatching:
+            state.device_train_microbatch_size = saved.microbatch_size
         if batches is not None and place is not None:
             clock = state.timestamp
-            counts_all = get_world_size() == 1 and clock.batch_in_epoch == place["place"]
-            batches.load_state_dict(place, int(clock.sample_in_epoch) if counts_all else None)
-        if _has_same_processes(saved):
-            own = saved["processes"][get_global_rank()]
-            load_metrics(state.train_metrics, own["metrics"], state.device)
-            self._restore_last = partial(self._restore_own, own)
+            counts_all = get_world_size() == 1 and clock.batch_in_epoch == place.place
+            batches.load(place, int(clock.sample_in_epoch) if counts_all else None)
+        if saved.has_same_processes():
+            own = saved.processes[get_global_rank()]
+            load_metrics(state.train_metrics, own.metrics, state.device)
+            self._restored_last = own.objects, partial(load_rng_state, own.rng, state.device)
         else:
             self._resume_elsewhere(saved)
-        self.skipped_steps.copy_(saved["skipped_steps"])
+        self.skipped_steps.copy_(saved.skipped_steps)
         for optimizer in state.optimizers:
             # torch's schedulers warn if they step before an optimizer of this process has.
             setattr(optimizer, "_opt_called", True)  # noqa: B010
 
-    def _restore_own(self, own: Mapping[str, Any]) -> None:
-        self._objects.load(own["objects"])
-        # The generators come last, because loading an object may draw from them.
-        load_rng_state(own["rng"], self._state.device)
-
-    def _resume_elsewhere(self, saved: Mapping[str, Any]) -> None:
+    def _resume_elsewhere(self, saved: _Saved) -> None:
         """Restore what does not depend on the number of processes, and warn of the rest."""
-        state, batches, place = self._state, self._data.batches, saved["processes"][0]["data"]
+        state, batches, place = self._state, self._data.batches, saved.processes[0].data
         # The processes of a group of tensor parallelism have the same samples, so one of each group is counted.
-        metrics = [own["metrics"] for own in saved["processes"]][:: saved["tensor_parallel"]]
+        metrics = [own.metrics for own in saved.processes[:: saved.tensor_parallel]]
         merged = merge_metrics(state.train_metrics, metrics, is_first=get_data_rank() == 0)
         load_metrics(state.train_metrics, merged, state.device)
         # Not the seed of the beginning, whose draws the run has used.
         seed = derive_seed(state.rank_zero_seed, "resume", get_data_rank(), state.timestamp.batch) % 2**32
-        self._restore_last = partial(seed_all, seed)
+        self._restored_last = SavedObjects(), partial(seed_all, seed)
         data = "the epoch continues with its next sample"
         if batches is not None and place is not None and not batches.places.is_of_same_order(place):
             data = (
                 "the current epoch may repeat samples and skip others, as the data is not split by a DistributedSampler"
             )
         warnings.warn(
-            f"The checkpoint was saved by {saved['world_size']} processes, and {get_world_size()} resume from it: "
+            f"The checkpoint was saved by {saved.world_size} processes, and {get_world_size()} resume from it: "
             f"random draws differ, the states of data sets, samplers and other objects are not restored, and {data}. "
             "An exact resume requires the same number of processes and the same mesh.",
-            UserWarning,
             stacklevel=3,
         )
 
     def begin(self) -> None:
         """Restore own objects and the global generators, as the last step before the first batch."""
-        restore, self._restore_last, self._is_training = self._restore_last, None, True
-        if restore is not None:
-            restore()
+        last, self._restored_last, self._is_training = self._restored_last, None, True
+        if last is not None:
+            objects, restore_draws = last
+            self._objects.load(objects)
+            if self._data.batches is not None:  # with the objects that load it
+                self._data.batches.look_ahead()
+            # The generators come last, because loading an object or a batch may draw from them.
+            restore_draws()
         self._objects.watch()
 
     def end(self) -> None:
@@ -376,7 +442,7 @@ class ResumeState:
 
     def forget(self) -> None:
         """Discard loaded data, and what a stop has left undone."""
-        self._loaded, self._restore_last, self.interrupted, self.cooldown = None, None, {}, None
+        self._loaded, self._restored_last, self.interrupted, self.cooldown = None, None, {}, None
         for metric in self._state.train_metrics.values():
             metric.reset()
 
@@ -396,26 +462,19 @@ def _arguments_of(optimizers: Iterable[Optimizer]) -> dict[str, list[dict[str, A
     return found
 
 
-def _has_same_processes(saved: Mapping[str, Any]) -> bool:
-    """Return whether as many processes saved, with the same samples in each."""
-    return (saved["world_size"], saved["tensor_parallel"]) == (get_world_size(), get_tensor_parallel_size())
-
-
-def _problems_of_place(saved: Mapping[str, Any], batches: Batches) -> list[str]:
+def _problems_of_place(saved: _Saved, batches: Batches | None) -> list[str]:
     """Return why training cannot continue at the saved place in these batches."""
-    place = _place_to_continue(saved)
-    return [] if place is None else batches.check_state_dict(place)
+    place = saved.place_to_continue()
+    return [] if place is None or batches is None else batches.places.problems(place, batches.position)
 
 
-def _place_to_continue(saved: Mapping[str, Any], loader: Any = None) -> dict[str, Any] | None:
-    """Return the saved place in the data to continue at; None if there is none.
+_ADDED: dict[str, Any] = {"cooldown": None, "optimizers": {}}
+"""What earlier releases did not save."""
 
-    It is that of this process, or in another number of processes that of rank 0, without what belongs to a process. The
-    state of a loader does, unless its data set takes its position, which counts the samples of all processes.
-    """
-    is_as_before, processes = _has_same_processes(saved), saved["processes"]
-    place: dict[str, Any] | None = processes[get_global_rank() if is_as_before else 0]["data"]
-    if place is None or is_as_before:
-        return place
-    of_all = place["loader"] if takes_position(getattr(loader, "dataset", None)) else None
-    return {**place, "loader": of_all, "objects": save_objects({}), "has_ended": False}
+
+def _read(saved: Mapping[str, Any]) -> _Saved:
+    return from_data({**_ADDED, **saved}, _Saved, "extra")  # type: ignore[no-any-return]
+
+
+def _named(path: str, objects: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{path}.{name}": one for name, one in objects.items()}
