@@ -22,6 +22,7 @@ from composer.callbacks import (
     SpeedMonitor,
 )
 from composer.callbacks import load_checkpoint as module
+from composer.checkpoint import CheckpointError
 from composer.compat.stores import RemoteUploaderDownloader
 from composer.core import Callback, DataSpec, Evaluator, Event, Time, TimeUnit
 from composer.core.saved_state import StateMismatchError
@@ -368,3 +369,29 @@ def test_positions_of_arguments(function, former):
     ours = [name for name, one in inspect.signature(function).parameters.items() if one.kind in kinds]
 
     assert ours[: len(former.split())] == former.split()[: len(ours)]
+
+
+def test_arguments_of_a_model_of_transformers():
+    """A ``forward`` that passes on what the model takes, by Composer's name of it, computes the same."""
+    transformers = pytest.importorskip("transformers")
+
+    class Own(HuggingFaceModel):
+        def forward(self, batch):
+            return self.model(**{name: one for name, one in batch.items() if name in self.model_forward_args})
+
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+    )
+    network = transformers.BertForSequenceClassification(config).eval()
+    batch = {"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1]), "index": torch.tensor([7])}
+
+    assert torch.equal(Own(network)(batch).logits, HuggingFaceModel(network)(batch).logits)
+
+
+@pytest.mark.parametrize("path", ["no/such/checkpoint", "no/such/ep1.pt"])
+def test_a_checkpoint_that_does_not_exist(path):
+    """It is an error of a file that does not exist, as in Composer, and of a checkpoint."""
+    with pytest.raises(FileNotFoundError, match=f"{path} does not exist") as caught:
+        small_run(load_path=path)
+
+    assert isinstance(caught.value, CheckpointError)

@@ -133,7 +133,7 @@ class HuggingFaceModel(PhaseMetricsModel):
             save_adapters_alone(self)
         metrics = [] if metrics is None else metrics
         self._set_metrics(metrics, metrics if eval_metrics is None else eval_metrics, ("metrics", "eval_metrics"))
-        self._argument_names = argument_names(base_of(self.model))
+        self.model_forward_args = argument_names(base_of(self.model))
         self._labels_seen: Tensor | None = None
         self._correct_loss = LossCorrection()
         self.labels: Tensor | None = None
@@ -162,7 +162,7 @@ class HuggingFaceModel(PhaseMetricsModel):
         leave_out = {"labels"} if are_probabilities(labels, base_of(self.model)) else set()
         if not leave_out and not torch.compiler.is_exporting():  # torch.export warns about attributes that change
             self._labels_seen = labels  # loss() compares them with those that an algorithm may have set
-        names = self._argument_names
+        names = self.model_forward_args
         inputs = {name: batch[name] for name in batch if (not names or name in names) and name not in leave_out}
         if not inputs:
             raise ValueError(
