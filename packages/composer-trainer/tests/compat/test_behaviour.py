@@ -371,6 +371,37 @@ def test_positions_of_arguments(function, former):
     assert ours[: len(former.split())] == former.split()[: len(ours)]
 
 
+class Counting(Callback):
+    """Counts the events, by event."""
+
+    def __init__(self):
+        self.calls = dict.fromkeys(Event, 0)
+
+    def run_event(self, event, state, logger):
+        self.calls[event] += 1
+
+    def state_dict(self):
+        return {"events": self.calls, Kind.FIRST: {Time(1, "ba"): 2}}
+
+    def load_state_dict(self, state):
+        assert state[Kind.FIRST] == {Time(1, "ba"): 2}
+        self.calls.update(state["events"])
+
+
+def test_enumerations_as_keys_in_the_state_of_a_callback(tmp_path):
+    """Members and times are keys again in a resumed run."""
+    with small_run(max_duration="1ep", save_folder=str(tmp_path), callbacks=Counting()) as trainer:
+        trainer.fit()
+    resumed = Counting()
+
+    with small_run(max_duration="2ep", load_path=tmp_path / "latest", callbacks=resumed) as trainer:
+        trainer.fit()
+
+    assert resumed.calls.keys() == set(Event)
+    assert all(type(event) is Event for event in resumed.calls)
+    assert resumed.calls[Event.BATCH_END] == trainer.state.timestamp.batch
+
+
 def test_arguments_of_a_model_of_transformers():
     """A ``forward`` that passes on what the model takes, by Composer's name of it, computes the same."""
     transformers = pytest.importorskip("transformers")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from composer.core.time import Time, TimeUnit
 from composer.functional.dtensors import is_sharded
 
-__all__ = ["Batches", "FormerState", "StringEnum", "to_batches", "warn_former"]
+__all__ = ["Batches", "ClockData", "FormerState", "StringEnum", "to_batches", "warn_former"]
 
 
 def warn_former(text: str) -> None:
@@ -78,6 +80,30 @@ class Batches(int):
 def to_batches(number: int | Time | None) -> int | None:
     """Return a number of batches; None if it is unknown."""
     return None if number is None else Batches(number)
+
+
+class ClockData(dict[str, Any]):
+    """The saved clock, which is also found under ``"Timestamp"``, as in MosaicML Composer.
+
+    Example:
+        >>> ClockData(batch=3)["Timestamp"]["batch"]
+        3
+    """
+
+    def __missing__(self, key: str) -> Any:
+        if key == "Timestamp":
+            return self
+        raise KeyError(key)
+
+    def __copy__(self) -> ClockData:
+        return ClockData(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ClockData:
+        return ClockData(copy.deepcopy(dict(self), memo))
+
+    def __reduce__(self) -> Any:
+        """Be pickled as a mapping that torch.load reads, which allows no other classes."""
+        return OrderedDict, (), None, None, iter(self.items())
 
 
 class FormerState:

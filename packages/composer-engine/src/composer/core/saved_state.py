@@ -23,10 +23,10 @@ from composer.core import model_state
 from composer.core.checks import abridged, bulleted, nearest
 from composer.core.components import by_key
 from composer.core.declarations import check_conflicts
+from composer.core.former import ClockData
 from composer.core.passes import all_passes
 from composer.core.serializable import is_unsaved, read_field, saved_fields, settings_to_data
 from composer.core.serialization import (
-    ClockData,
     NotSerializableError,
     coded,
     equal,

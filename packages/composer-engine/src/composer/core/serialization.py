@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections.abc
 import contextlib
-import copy
 import dataclasses
 import datetime as dt
 import enum
@@ -23,7 +22,7 @@ import types
 import typing
 import warnings
 import weakref
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,11 +34,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from composer.core.checks import describe, error_text, nearest, shortened
+from composer.core.former import ClockData
 from composer.core.time import Time, Timestamp
 
 __all__ = [
     "MAX_DEPTH",
-    "ClockData",
     "NotSerializableError",
     "at",
     "coded",
@@ -57,30 +56,6 @@ __all__ = [
 # Both are far below what Python limits, recursion and digits of a number, so that no saved data exceeds it.
 MAX_DEPTH = 64
 MAX_BITS = 4096
-
-
-class ClockData(dict[str, Any]):
-    """The saved clock, which is also found under ``"Timestamp"``, as in MosaicML Composer.
-
-    Example:
-        >>> ClockData(batch=3)["Timestamp"]["batch"]
-        3
-    """
-
-    def __missing__(self, key: str) -> Any:
-        if key == "Timestamp":
-            return self
-        raise KeyError(key)
-
-    def __copy__(self) -> ClockData:
-        return ClockData(self)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ClockData:
-        return ClockData(copy.deepcopy(dict(self), memo))
-
-    def __reduce__(self) -> Any:
-        """Be pickled as a mapping that torch.load reads, which allows no other classes."""
-        return OrderedDict, (), None, None, iter(self.items())
 
 
 class NotSerializableError(TypeError):
@@ -141,11 +116,18 @@ def coded(value: Any, path: str = "") -> Any:
         {'unit': {'$coded': ['TimeUnit', 'ba']}, 'at': [{'$coded': ['Time', '3ba']}]}
     """
 
+    def is_keyed(one: Any) -> bool:
+        return isinstance(one, dict) and any(isinstance(key, kinds) for key in one)
+
     def encode(one: Any) -> Any:
+        if isinstance(one, dict):
+            keys = [("$coded", *encode(key)["$coded"]) if isinstance(key, kinds) else key for key in one]
+            return {key: coded(item, path) for key, item in zip(keys, one.values(), strict=True)}
         base = next(base for base in _CODED if isinstance(one, base))
         return {"$coded": [(type(one) if base is enum.Enum else base).__name__, to_data(one, type(one), path)]}
 
-    return tree_map_only(tuple(_CODED), encode, value)
+    kinds = tuple(_CODED)
+    return tree_map_only((*kinds, dict), encode, value, is_leaf=is_keyed)
 
 
 def like(own: Any, saved: Any, owner: type = object, path: str = "") -> Any:
@@ -177,12 +159,22 @@ def like(own: Any, saved: Any, owner: type = object, path: str = "") -> Any:
         return Counter(saved)
     if type(saved) is dict:
         known = own if isinstance(own, dict) else {}
-        return {key: like(known.get(key), item, owner, at(path, key)) for key, item in saved.items()}
+        keys = [_decoded_key(key, known, owner, path) for key in saved]
+        pairs = zip(keys, saved.values(), strict=True)
+        return {key: like(known.get(key), item, owner, at(path, key)) for key, item in pairs}
     if type(saved) in {list, tuple}:
         items = own if type(own) is type(saved) and len(own) == len(saved) else [None] * len(saved)
-        pairs = enumerate(zip(items, saved, strict=True))
-        return type(saved)(like(one, item, owner, at(path, index)) for index, (one, item) in pairs)
+        indexed = enumerate(zip(items, saved, strict=True))
+        return type(saved)(like(one, item, owner, at(path, index)) for index, (one, item) in indexed)
     return saved
+
+
+def _decoded_key(key: Any, known: dict[Any, Any], owner: type, path: str) -> Any:
+    if type(key) is not tuple or key[:1] != ("$coded",):
+        return key
+    _, name, data = key
+    own = next((one for one in known if type(one).__name__ == name), None)
+    return from_data(data, _coded_type(name, data, own, owner, path))
 
 
 def _coded_type(name: str, data: Any, own: Any, owner: type, path: str) -> Any:
