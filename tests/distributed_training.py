@@ -17,6 +17,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from composer import Callback, Trainer, distributed
 from composer.algorithms import EMA, SAM, SWA, Augment, GradientClipping, LabelSmoothing, LayerFreezing, MixUp
+from composer.callbacks import ExportForInferenceCallback
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 
@@ -38,8 +39,23 @@ RUNS = {
         "parallelism_config": {"fsdp": {}},
     },
     "freezing": {"algorithms": lambda: [LayerFreezing(0.0, 1.0)]},
+    "class weights, microbatches": {
+        "kind": lambda *args, **options: ComposerClassifier(*args, **options, loss_fn=class_weights()),
+        "device_train_microbatch_size": 1,
+    },
+    "sum": {"kind": lambda *args, **options: ComposerClassifier(*args, **options, loss_fn=summed())},
+    "sum, microbatches": {
+        "kind": lambda *args, **options: ComposerClassifier(*args, **options, loss_fn=summed()),
+        "device_train_microbatch_size": 1,
+        "parallelism_config": {"fsdp": {}},
+    },
     "class weights": {"kind": lambda *args, **options: ComposerClassifier(*args, **options, loss_fn=class_weights())},
 }
+
+
+def summed():
+    """Return a loss that is a sum."""
+    return nn.CrossEntropyLoss(reduction="sum", label_smoothing=0.5)
 
 
 def class_weights():
@@ -190,6 +206,20 @@ def stop_in_evaluation(folder):
     return results
 
 
+def failed_export():
+    """Return the error of a training whose export fails in the first process."""
+
+    def broken(model):
+        raise ValueError("broken")
+
+    callback = ExportForInferenceCallback("torchexport", "model.pt2", transforms=broken)
+    try:
+        make_trainer(max_duration="1ba", callbacks=callback, eval_interval=0).fit()
+    except (RuntimeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 def end_by_time():
     """Return the batches and seconds of a training whose duration is in seconds."""
     trainer = make_trainer(max_duration="2sec", eval_interval=0)
@@ -260,6 +290,7 @@ def main(folder):
             "stopped later": stop(eval_interval=0),
             "stopped in an evaluation": stop_in_evaluation(saved),
             "by time": end_by_time(),
+            "failed export": failed_export(),
             "computed twice": {name: compute_twice(**options) for name, options in COMPUTED_TWICE.items()},
             "resumed": resume(saved),
         }

@@ -33,6 +33,8 @@ _DISTILBERT = {"vocab_size": SIZE, "dim": 16, "n_layers": 1, "n_heads": 2, "hidd
 _DISTILBERT |= {"dropout": 0.0, "attention_dropout": 0.0}
 _LLAMA = {"vocab_size": SIZE, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
 _LLAMA |= {"num_attention_heads": 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+_GPT2 = {"vocab_size": SIZE, "n_positions": LENGTH, "n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": 1}
+_GPT2 |= {"eos_token_id": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 _T5 = {"vocab_size": SIZE, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
 _T5 |= {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 2}
 
@@ -55,7 +57,12 @@ def make_model(kind):
         return ComposerSegmenter(Blocks(), num_classes=4, train_metrics=[], val_metrics=[]).double()
     if kind == "dense classification":
         return ComposerClassifier(Blocks(), num_classes=4, train_metrics=[], val_metrics=[]).double()
+    if kind == "summed":
+        loss_fn = nn.CrossEntropyLoss(weight=torch.tensor([0.1, 2.0, 0.4, 1.0]).double(), reduction="sum")
+        return ComposerClassifier(Blocks(), 4, train_metrics=[], val_metrics=[], loss_fn=loss_fn).double()
     model = {
+        "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**_GPT2)),
+        "one label": lambda: transformers.BertForSequenceClassification(transformers.BertConfig(**_BERT, num_labels=3)),
         "causal": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**_LLAMA)),
         "masked": lambda: transformers.DistilBertForMaskedLM(transformers.DistilBertConfig(**_DISTILBERT)),
         "tokens": lambda: transformers.BertForTokenClassification(transformers.BertConfig(**_BERT, num_labels=3)),
@@ -65,16 +72,10 @@ def make_model(kind):
 
 
 KINDS = [
-    "causal",
-    "causal, smoothed",
-    "causal, distilled",
-    "seq2seq, distilled",
-    "masked",
-    "tokens",
-    "seq2seq",
-    "segmentation",
-    "dense classification",
+    *("causal", "causal, smoothed", "causal, distilled", "causal, soft", "gpt2", "masked", "tokens", "one label"),
+    *("seq2seq", "seq2seq, distilled", "segmentation", "dense classification", "summed"),
 ]
+IMAGES = {"segmentation", "dense classification", "summed"}
 
 
 def make_samples(kind):
@@ -84,13 +85,17 @@ def make_samples(kind):
     samples = []
     for length in lengths:
         real = torch.arange(LENGTH) < length
-        if kind in {"segmentation", "dense classification"}:
+        if kind in IMAGES:
             images = torch.randn(3, 4, 3, generator=generator, dtype=torch.float64)
             masks = torch.randint(4, (LENGTH,), generator=generator)
             samples.append((images, masks.where(real, -1 if kind == "segmentation" else -100).view(4, 3)))
             continue
         ids = torch.randint(3, SIZE, (LENGTH,), generator=generator)
-        labels = (ids % 3 if kind == "tokens" else ids).where(real, -100)
+        labels = (ids % 3 if kind in {"tokens", "one label"} else ids).where(real, -100)
+        if kind == "one label":
+            labels = labels[2]  # which the samples with two and with no label ignore
+        if kind == "causal, soft":
+            labels = torch.rand(LENGTH, SIZE, generator=generator, dtype=torch.float64).softmax(1) * real.unsqueeze(1)
         samples.append({"input_ids": ids, "labels": labels})
     return samples
 
@@ -136,7 +141,7 @@ def main(folder):
         for kind in KINDS
         for name, options in wrapped.items()
         for split, parts in SPLITS.items()
-        if split != "by tokens" or kind not in {"segmentation", "dense classification"}
+        if split != "by tokens" or kind not in IMAGES
     }
     Path(folder, f"{distributed.get_global_rank()}.json").write_text(json.dumps(results))
     # Without the interpreter's shutdown, in which a thread of gloo now and then aborts a process.

@@ -19,7 +19,7 @@ from composer.checkpoint.manifest import MODEL
 from composer.checkpoint.saving import pack_files
 from composer.core import State
 from composer.core.data_spec import move_batch
-from composer.distributed.groups import with_timeout
+from composer.distributed.environment import with_timeout
 from composer.functional.random import send
 from composer.loggers import InMemoryLogger
 from fixtures import make_classifier, small_run

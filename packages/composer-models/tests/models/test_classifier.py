@@ -26,7 +26,7 @@ from torchmetrics.wrappers import ClasswiseWrapper
 from torchvision.ops import sigmoid_focal_loss
 
 from composer import functional as cf
-from composer.loss import binary_cross_entropy_with_logits
+from composer.loss import DiceLoss, binary_cross_entropy_with_logits
 from composer.metrics import CrossEntropy, LossMetric
 from composer.models import ComposerClassifier
 
@@ -323,6 +323,28 @@ class TestTerms:
     def test_samples(self, loss_fn):
         """Means over samples or elements, sums and other functions are not counted."""
         assert _classifier(loss_fn=loss_fn).count_loss_terms((None, torch.tensor([0, 1]))) is None
+
+    @pytest.mark.parametrize(
+        ("loss_fn", "expected"),
+        [
+            (nn.CrossEntropyLoss(), False),
+            (nn.CrossEntropyLoss(reduction="sum"), True),
+            (partial(nn.functional.cross_entropy, reduction="sum"), True),
+            (DiceLoss(softmax=True, reduction="sum"), True),
+            (binary_cross_entropy_with_logits, False),
+            (partial(binary_cross_entropy_with_logits, scale_by_batch_size=False), True),
+            (lambda outputs, target: outputs.sum(), False),
+        ],
+    )
+    def test_sums(self, loss_fn, expected):
+        """A loss is a sum if its setting states so, and a subclass with a loss of its own states it itself."""
+
+        class Own(ComposerClassifier):
+            def loss(self, outputs, batch):
+                return self.loss_fn(outputs, batch[1]) / len(batch[1])
+
+        assert _classifier(loss_fn=loss_fn).loss_is_sum is expected
+        assert Own(nn.Linear(4, 3), loss_fn=loss_fn).loss_is_sum is False
 
     def test_one_score(self):
         """Probabilities of class 1 count one by one, also if they are 0."""

@@ -223,12 +223,43 @@ class TestCounts:
 
         assert HuggingFaceModel(make_model(kind)).count_loss_terms({"labels": labels}) == count
 
-    def test_samples_are_counted(self, make_model):
-        """One label per sample, or no labels, need no count of their own."""
+    def test_one_label_for_a_sample(self, make_model):
+        """Ids that are ignored do not count."""
         model = HuggingFaceModel(make_model("classifier"))
 
-        assert model.count_loss_terms({"labels": torch.tensor([1, 0, 1])}) is None
-        assert model.count_loss_terms({"input_ids": torch.zeros(1, 3)}) is None
+        assert model.count_loss_terms({"labels": torch.tensor([1, -100, 1])}) == 2
+
+    def test_probabilities(self, make_model):
+        """Rows that are not zeros count."""
+        labels = torch.rand(2, 4, 30)
+        labels[0, 1:3] = 0
+
+        assert HuggingFaceModel(make_model("llama")).count_loss_terms({"labels": labels}) == 4
+
+    @pytest.mark.parametrize(
+        ("settings", "labels"),
+        [
+            ({"num_labels": 1}, torch.tensor([3, 1])),
+            ({"problem_type": "regression", "num_labels": 1}, torch.rand(2, 1)),
+            ({"problem_type": "multi_label_classification"}, torch.ones(2, 2, dtype=torch.long)),
+            ({}, None),
+        ],
+    )
+    def test_samples_are_counted(self, make_model, settings, labels):
+        """Numbers, several labels for a sample and batches without labels need no count of their own."""
+        assert HuggingFaceModel(make_model("classifier", **settings)).count_loss_terms({"labels": labels}) is None
+
+    @pytest.mark.parametrize("reduction", ["sum", "mean"])
+    def test_speech(self, reduction):
+        """The loss of CTC is a sum by default; it has no count."""
+        transformers = pytest.importorskip("transformers")
+        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+        conv = {"conv_dim": (8,), "conv_kernel": (3,), "conv_stride": (2,), "num_conv_pos_embedding_groups": 2}
+        config = transformers.Wav2Vec2Config(**sizes, **conv, vocab_size=5, ctc_loss_reduction=reduction)
+        model = HuggingFaceModel(transformers.Wav2Vec2ForCTC(config))
+
+        assert model.loss_is_sum is (reduction == "sum")
+        assert model.count_loss_terms({"labels": torch.tensor([[1, 2]])}) is None
 
 
 class TestMetrics:

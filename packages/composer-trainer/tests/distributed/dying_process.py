@@ -71,7 +71,7 @@ def main(how, folder):
             if how == "fails":
                 raise KeyError("the labels")
             time.sleep(300)
-        batch = parallel.begin_batch(cd.GlobalBatch(4))
+        batch = parallel.begin_batch(cd.BatchShare(4))
         parallel.begin_microbatch(is_last=True)
         (parallel.forward(torch.ones(4, 2)).sum() * batch.weight()).backward()
         parallel.end_batch(batch)

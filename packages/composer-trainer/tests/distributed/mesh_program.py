@@ -16,7 +16,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from composer import Callback, Trainer, distributed
 from composer.algorithms import EMA, GradientClipping, MixUp
 from composer.core import State
-from composer.distributed.groups import data_group
+from composer.distributed.environment import data_group
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer.distributed import GlobalBatch, close_dist
+from composer.distributed import BatchShare, close_dist
 from composer.distributed.count_exchange import CountExchange
 from composer.distributed.process_group import initialize_alone
 
@@ -28,7 +28,7 @@ class Steps:
 
     def step(self, seconds=0.001, *, is_regular=True, **counts):
         """Take a step; return whether its counts were exchanged, and the batch."""
-        own = GlobalBatch(**{"samples": 4, "counted": 4, "seconds": seconds, **counts})
+        own = BatchShare(**{"samples": 4, "counted": 4, "seconds": seconds, **counts})
         self.exchange.begin(own, 4, is_regular=is_regular)
         is_exchanged = self.exchange._work is not None
         return is_exchanged, self.exchange.finish()

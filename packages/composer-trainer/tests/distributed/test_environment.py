@@ -1,10 +1,12 @@
-"""Ranks from torchrun's environment variables, also incomplete ones."""
+"""Ranks from torchrun's environment variables, also incomplete ones, and process groups."""
 
 import subprocess
 import sys
 from operator import call
 
 import pytest
+import torch
+from torch.testing._internal.distributed import fake_pg
 from torch.utils.data import DataLoader
 
 from composer import distributed as cd
@@ -99,3 +101,21 @@ def test_data_rank_in_another_program():
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
 
     assert done.stdout.split() == ["3", "4"]
+
+
+def test_backend_without_timeout():
+    """A process group whose backend has no timeout, as torch's "fake", stays as it is."""
+    torch.distributed.init_process_group("fake", store=fake_pg.FakeStore(), rank=0, world_size=2)
+    try:
+        group = torch.distributed.new_group()
+        assert cd.environment.with_timeout(group) is group
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_missing_process_group_raises(monkeypatch):
+    """Several processes without a process group raise."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    with pytest.raises(RuntimeError, match=r"initialize_dist\(device\) first"):
+        cd.all_reduce(torch.ones(1))

@@ -6,12 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 
 from composer import distributed as cd
 from composer.checkpoint import load_checkpoint
 from composer.core import State
+from composer.distributed.mesh import Settings
 from composer.functional.dtensors import is_sharded
 from composer.models import ComposerClassifier
 
@@ -212,3 +214,24 @@ class TestUnconnected:
 
         with pytest.raises(ValueError, match=rf"\['tp'\]\['plan'\]\['{name}'\]='colwise' .* is a {kind}. Name the"):
             cd.mesh.split_layers(Network(), None, settings)
+
+
+@attrs.frozen
+class Example(Settings):
+    section = "example"
+    hint = " See the guide."
+
+    size: int = 1
+    name: str = ""
+
+
+def test_a_dictionary_gives_the_settings():
+    """Keys are settings, the others have their defaults."""
+    assert Example.from_config({"size": 3}) == Example(size=3, name="")
+
+
+def test_unknown_keys_raise():
+    """The error names the section, its settings and the unknown keys."""
+    message = r"parallelism_config\['example'\] takes size, name, got 'sizes', 'x'\. See the guide\."
+    with pytest.raises(ValueError, match=message):
+        Example.from_config({"sizes": 3, "x": 1})

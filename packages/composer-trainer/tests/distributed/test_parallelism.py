@@ -153,7 +153,7 @@ class TestSingleProcess:
         state, parallel = State(nn.Linear(2, 2)), cd.Parallelism()
 
         parallel.prepare(state)
-        batch = parallel.begin_batch(own := cd.GlobalBatch(3, 7, microbatches=2, seconds=0.5, stop=True))
+        batch = parallel.begin_batch(own := cd.BatchShare(3, 7, microbatches=2, seconds=0.5, stop=True))
 
         assert parallel.forward is state.model
         assert batch.totals() is own
@@ -169,7 +169,7 @@ class TestSingleProcess:
         parallel.prepare(state)
 
         assert parallel.forward is state.model
-        assert parallel.end_batch(cd.BatchWeights(cd.GlobalBatch(3))) == 1
+        assert parallel.end_batch(cd.BatchWeights(cd.BatchShare(3))) == 1
 
     def test_losses_are_unchanged(self):
         """The mean over one process is its value."""
@@ -194,7 +194,7 @@ class TestSingleProcess:
 
         try:
             parallel.prepare(State(model, optimizers=optimizer))
-            parallel.begin_batch(cd.GlobalBatch(3))
+            parallel.begin_batch(cd.BatchShare(3))
             for is_last in (False, True):
                 parallel.begin_microbatch(is_last)
                 parallel.forward(inputs).sum().backward()

@@ -138,7 +138,7 @@ def train_together(
             batch = tuple(each[cd.get_global_rank() :: WORLD] for each in complete)
             count = len(batch[0])
             parts = [(part, len(part[0]) / count) for part in spec.split_batch(batch, size or count)]
-            counted = parallel.begin_batch(cd.GlobalBatch(count, 2 * count, microbatches=len(parts)), usual=usual)
+            counted = parallel.begin_batch(cd.BatchShare(count, 2 * count, microbatches=len(parts)), usual=usual)
             parts = parallel.padded(parts, counted)
 
         def closure(batch=batch, parts=parts, number=number, counted=counted):
@@ -252,7 +252,7 @@ def check_when_gradients_are_added_up():
         parallel.prepare(State(model))
         agree = result[strategy] = []
         for parallel.is_trial in (False, True, False):
-            batch = parallel.begin_batch(cd.GlobalBatch(4))
+            batch = parallel.begin_batch(cd.BatchShare(4))
             for is_last in (False, True):
                 parallel.begin_microbatch(is_last)
                 parallel.forward(torch.ones(2, 2) + cd.get_global_rank()).sum().backward()
@@ -277,7 +277,7 @@ def check_forced_buffers():
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
     parallel = cd.Parallelism(ddp_sync_strategy="forced_sync")
     parallel.prepare(State(model))
-    batch = parallel.begin_batch(cd.GlobalBatch(2))
+    batch = parallel.begin_batch(cd.BatchShare(2))
     inputs = torch.tensor([[0.0, 2.0], [2.0, 4.0]]) + 10 * cd.get_global_rank()
     parallel.begin_microbatch(is_last=True)
     parallel.forward(inputs).sum().backward()
@@ -299,7 +299,7 @@ def check_sharding():
     parallel.prepare(state)  # a second time, nothing is done
     shard_sizes = [parameter.to_local().numel() for parameter in model.parameters()]
     momenta = [optimizer.state[parameter]["momentum_buffer"].to_local().numel() for parameter in model.parameters()]
-    parallel.begin_batch(cd.GlobalBatch(4))
+    parallel.begin_batch(cd.BatchShare(4))
     parallel.begin_microbatch(is_last=True)
     outputs = parallel.forward(inputs)
     model.loss(outputs, inputs).backward()
@@ -390,12 +390,12 @@ def check_totals():
     rank = cd.get_global_rank()
     parallel = cd.Parallelism()
     parallel.prepare(State(nn.Linear(2, 2)))
-    own = cd.GlobalBatch(3 + 2 * rank, 10 + rank, 1 + 2 * rank, 1 + rank, 1.0 + rank, stop=rank == 1, logs=rank == 0)
+    own = cd.BatchShare(3 + 2 * rank, 10 + rank, 1 + 2 * rank, 1 + rank, 1.0 + rank, stop=rank == 1, logs=rank == 0)
     batch = parallel.begin_batch(own, usual=4)
     early_weight = batch.weight()
     totals, weight = batch.totals(), early_weight * batch.correction()
     means = parallel.reduce_mean({"a": torch.tensor(1.0 + rank), "b": torch.tensor([4.0], dtype=torch.bfloat16)})
-    nothing = parallel.begin_batch(cd.GlobalBatch(0))
+    nothing = parallel.begin_batch(cd.BatchShare(0))
     return {
         "totals": [totals.samples, totals.tokens, totals.seconds, totals.microbatches, weight, totals.stop],
         "logs": totals.logs,

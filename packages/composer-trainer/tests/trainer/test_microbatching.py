@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from composer.algorithms import LabelSmoothing
+from composer.algorithms import LabelSmoothing, MixUp
 from composer.core import Callback, DataSpec
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier, ComposerModel
@@ -173,6 +173,67 @@ class TestLossesWithWeights:
             runs.append((weights(trainer), [float(loss) for _, loss in log.data["loss/train/total"]]))
 
         torch.testing.assert_close(*runs, rtol=1e-5, atol=1e-6)
+
+
+class TestBlendedLabels:
+    @pytest.mark.parametrize("size", [None, 3])
+    @pytest.mark.parametrize(
+        "loss_fn",
+        [
+            nn.CrossEntropyLoss(weight=WEIGHT.double(), label_smoothing=0.1),
+            nn.CrossEntropyLoss(ignore_index=1),
+            functools.partial(functional.cross_entropy, weight=WEIGHT.double(), ignore_index=0),
+        ],
+    )
+    def test_blended_ids_have_the_blended_loss(self, loss_fn, size):
+        """MixUp blends labels with the same step as losses, whose means are over the labels before they are blended."""
+        generator = torch.Generator().manual_seed(1)
+        inputs, labels = torch.randn(24, 4, generator=generator), torch.randint(3, (24,), generator=generator)
+        batches = list(DataLoader(TensorDataset(inputs.double(), labels), batch_size=8))
+
+        runs = []
+        for blends_losses in (False, True):
+            model = make_classifier(loss_fn=loss_fn, train_metrics=[]).double()
+            algorithms = [MixUp(0.5, interpolate_loss=blends_losses)]
+            options = {"train_dataloader": batches, "device_train_microbatch_size": size, "max_duration": "1ep"}
+            trainer = small_run(model=model, algorithms=algorithms, **options)
+            trainer.fit()
+            runs.append(weights(trainer))
+
+        torch.testing.assert_close(*runs, rtol=1e-12, atol=1e-12)
+
+    def test_microbatch_whose_labels_are_all_ignored(self):
+        """It adds nothing, and no NaN."""
+        batch = torch.randn(4, 4), torch.tensor([0, 2, -100, -100])
+        options = {"train_dataloader": [batch], "device_train_microbatch_size": 2, "max_duration": "1ba"}
+        model = make_classifier(loss_fn=nn.CrossEntropyLoss(), train_metrics=[])
+
+        with small_run(model=model, algorithms=[MixUp(0.5)], **options) as trainer:
+            trainer.fit()
+
+        assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+class TestSums:
+    @pytest.mark.parametrize("size", [3, 1])
+    def test_a_model_that_sums_its_losses(self, size):
+        """The sums of microbatches are added, also by their parts."""
+
+        class Sums(Tokens):
+            loss_is_sum = True
+
+            def loss(self, outputs, batch):
+                return {"a": outputs.square().sum(), "b": outputs.abs().sum()}
+
+        ids = torch.randint(10, (8, 5), generator=torch.Generator().manual_seed(1))
+        runs = []
+        for each in (None, size):
+            model = Sums()
+            options = {"train_dataloader": [{"input_ids": ids}], "device_train_microbatch_size": each}
+            trainer = small_run(model=model, optimizers=torch.optim.SGD(model.parameters(), lr=0.01), **options)
+            runs.append((trainer.fit(duration="2ba").metrics["loss/train/total"], model.embedding.weight.detach()))
+
+        torch.testing.assert_close(*runs, rtol=1e-12, atol=1e-12)
 
 
 class TestByTokens:

@@ -108,10 +108,7 @@ class SampleMixing(Algorithm):
         target = state.batch_get_item(self.target_key)
         if event is Event.BEFORE_LOSS:
             # Only here, and not when the samples are mixed, because the scores have the number of classes.
-            if not target.is_floating_point():
-                target = self._probabilities(state.outputs, target)
-            blended = torch.lerp(target, select(target, self._partners), self._partner_weight)
-            state.batch_set_item(self.target_key, blended)
+            state.batch_set_item(self.target_key, self._blended(state, target))
             return
         state.batch_set_item(self.target_key, select(target, self._partners))
         with get_precision_context(state.precision, state.device.type):
@@ -119,11 +116,30 @@ class SampleMixing(Algorithm):
         state.batch_set_item(self.target_key, target)
         state.loss = _blend(state.loss, partner_loss, self._partner_weight)
 
-    def _probabilities(self, outputs: Any, ids: Tensor) -> Tensor:
-        """Return class ids as probabilities in the shape of the scores."""
+    def _blended(self, state: State, target: Tensor) -> Tensor:
+        """Return the targets blended with those of the partners, class ids as probabilities."""
+        terms, axis = None, 1
+        if not target.is_floating_point():
+            count = getattr(state.model, "count_loss_terms", None)
+            terms = None if count is None else count(state.batch)
+            target, axis = self._probabilities(state, target)
+        blended = torch.lerp(target, select(target, self._partners), self._partner_weight)
+        if terms is None or getattr(state.model, "shift_labels", False):  # whose first labels have no score
+            return blended
+        # Losses of ids are means over the weights of their classes, without ignored ids, and those of probabilities over
+        # the rows that are not zeros. As a cross entropy is linear in its targets, this factor makes the mean of blended
+        # ids one over the blend of the weights, which is their sum before, since the partners are a permutation. So the
+        # loss is that of interpolate_loss, and the weights of microbatches, which were counted before, fit it.
+        rows = blended.sum(axis).count_nonzero().to(blended.dtype)
+        return blended * (rows / terms).nan_to_num()  # without any label, both are 0
+
+    def _probabilities(self, state: State, ids: Tensor) -> tuple[Tensor, int]:
+        """Return class ids as probabilities in the shape of the scores, and their dimension of classes."""
         scores: Any = None
         try:
-            scores, is_last = class_scores(outputs, ids)
+            scores, is_last = class_scores(state.outputs, ids)
+            ignored = getattr(state.model, "loss_ignore_index", -100)
+            ids = ids if ignored < 0 else ids.where(ids != ignored, -100)
             probabilities = cf.ensure_targets_one_hot(scores, ids)
         except (TypeError, ValueError) as error:
             remedy = "For other targets set interpolate_loss=True, or convert those of a regression to float."
@@ -136,7 +152,7 @@ class SampleMixing(Algorithm):
                 f"{type(self).__name__} blends class ids as probabilities, for which the outputs must be scores: "
                 f"{error} {remedy}"
             ) from error
-        return probabilities.movedim(1, -1) if is_last else probabilities
+        return (probabilities.movedim(1, -1), -1) if is_last else (probabilities, 1)
 
 
 def _blend(loss: Any, partner_loss: Any, weight: float) -> Any:

@@ -200,8 +200,9 @@ def soft_cross_entropy(
             return cross_entropy(input, probabilities, weight, reduction=reduction)
         total = cross_entropy(input, probabilities, weight, reduction="sum")
         count = probabilities.detach().sum(1).count_nonzero()  # any(1) takes 25 times as long on a CPU
-        # In float32, because bfloat16 represents integers only up to 256.
-        return (total / count.to(_at_least_float32(total))).to(total.dtype)
+        # In float32, because bfloat16 represents integers only up to 256. Without any, gradients are 0, as with ids.
+        mean = total / count.clamp(min=1).to(_at_least_float32(total))
+        return mean.where(count > 0, torch.nan).to(total.dtype)
     ids = target if target.dtype is torch.int64 else target.long()
     try:
         return cross_entropy(

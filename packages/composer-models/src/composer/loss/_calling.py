@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,33 +12,24 @@ from torch.nn import functional
 from composer.functional import soft_cross_entropy
 from composer.loss.binary_cross_entropy import binary_cross_entropy_with_logits
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+__all__ = ["as_function", "call_loss", "count_terms", "is_sum", "needs_equal_shapes", "takes_logits"]
 
-__all__ = ["as_function", "call_loss", "count_terms", "needs_equal_shapes", "takes_logits"]
-
-_TAKE_FLOATS = (
-    nn.BCELoss,
-    nn.BCEWithLogitsLoss,
-    nn.HuberLoss,
-    nn.L1Loss,
-    nn.MSELoss,
-    nn.MultiLabelSoftMarginLoss,
-    nn.SmoothL1Loss,
-    nn.SoftMarginLoss,
-)
-_FUNCTIONS = (
-    functional.binary_cross_entropy,
-    functional.binary_cross_entropy_with_logits,
-    functional.huber_loss,
-    functional.l1_loss,
-    functional.mse_loss,
-    functional.multilabel_soft_margin_loss,
-    functional.smooth_l1_loss,
-    functional.soft_margin_loss,
-)
-_OF_LOGITS = nn.BCEWithLogitsLoss, nn.CrossEntropyLoss, nn.MultiLabelSoftMarginLoss, nn.SoftMarginLoss
-_FUNCTIONS_OF_LOGITS = (
+_FUNCTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.BCELoss: functional.binary_cross_entropy,
+    nn.BCEWithLogitsLoss: functional.binary_cross_entropy_with_logits,
+    nn.CrossEntropyLoss: functional.cross_entropy,
+    nn.HuberLoss: functional.huber_loss,
+    nn.L1Loss: functional.l1_loss,
+    nn.MSELoss: functional.mse_loss,
+    nn.MultiLabelSoftMarginLoss: functional.multilabel_soft_margin_loss,
+    nn.NLLLoss: functional.nll_loss,
+    nn.SmoothL1Loss: functional.smooth_l1_loss,
+    nn.SoftMarginLoss: functional.soft_margin_loss,
+}
+"""Losses of torch as modules, with the functions that they call."""
+_OF_CLASSES = functional.cross_entropy, functional.nll_loss, soft_cross_entropy
+"""Those whose targets are class ids; all others of torch compare each output with the target in its place."""
+_OF_LOGITS = (
     binary_cross_entropy_with_logits,
     soft_cross_entropy,
     functional.binary_cross_entropy_with_logits,
@@ -45,18 +37,26 @@ _FUNCTIONS_OF_LOGITS = (
     functional.multilabel_soft_margin_loss,
     functional.soft_margin_loss,
 )
-
-
 _SETTINGS = "weight", "ignore_index", "reduction", "label_smoothing"
 
 
 def as_function(loss_fn: Callable[..., Tensor]) -> tuple[Callable[..., Tensor], dict[str, Any]]:
     """Return the function that a loss calls, with its settings; a loss that is not known is returned itself."""
-    modules = {nn.CrossEntropyLoss.forward: functional.cross_entropy, nn.NLLLoss.forward: functional.nll_loss}
-    function = modules.get(getattr(type(loss_fn), "forward", None))  # type: ignore[arg-type]
-    if function is not None:
-        return function, {name: getattr(loss_fn, name) for name in _SETTINGS if hasattr(loss_fn, name)}
-    return getattr(loss_fn, "func", loss_fn), dict(getattr(loss_fn, "keywords", {}))
+    function, module = _function_of(loss_fn)
+    if module is None:
+        return function, dict(getattr(loss_fn, "keywords", {}))
+    is_changed = type(loss_fn).forward is not module.forward  # type: ignore[attr-defined]  # it is a module
+    settings = {name: getattr(loss_fn, name) for name in _SETTINGS if hasattr(loss_fn, name)}
+    return loss_fn if is_changed else function, settings
+
+
+def is_sum(loss_fn: Callable[..., Tensor]) -> bool:
+    """Return whether a loss is a sum and not a mean, as its setting ``reduction`` states."""
+    function, settings = as_function(loss_fn)
+    if function is binary_cross_entropy_with_logits:  # usually sums over classes, and divides by samples
+        return not settings.get("scale_by_batch_size", True) and settings.get("reduction", "sum") == "sum"
+    reduction: str = settings.get("reduction", getattr(loss_fn, "reduction", "mean"))
+    return reduction == "sum"
 
 
 def count_terms(loss_fn: Callable[..., Tensor], target: object) -> Tensor | None:
@@ -67,8 +67,7 @@ def count_terms(loss_fn: Callable[..., Tensor], target: object) -> Tensor | None
     samples or elements, also with a ``weight`` or ``pos_weight``.
     """
     function, settings = as_function(loss_fn)
-    is_known = function in (functional.cross_entropy, functional.nll_loss, soft_cross_entropy)
-    if not is_known or settings.get("reduction", "mean") != "mean" or not isinstance(target, Tensor):
+    if function not in _OF_CLASSES or settings.get("reduction", "mean") != "mean" or not isinstance(target, Tensor):
         return None
     if target.is_floating_point():
         has_rows = function is soft_cross_entropy and target.ndim > 1 and target.shape[1] > 1
@@ -82,12 +81,13 @@ def count_terms(loss_fn: Callable[..., Tensor], target: object) -> Tensor | None
 
 def takes_logits(loss_fn: Callable[..., Tensor]) -> bool:
     """Return whether a loss is known to take logits; another one may take probabilities."""
-    return isinstance(loss_fn, _OF_LOGITS) or getattr(loss_fn, "func", loss_fn) in _FUNCTIONS_OF_LOGITS
+    return _function_of(loss_fn)[0] in _OF_LOGITS
 
 
 def needs_equal_shapes(loss_fn: Callable[..., Tensor]) -> bool:
     """Return whether a loss compares each output with the target in its place; torch's broadcast other shapes."""
-    return isinstance(loss_fn, _TAKE_FLOATS) or getattr(loss_fn, "func", loss_fn) in _FUNCTIONS
+    function = _function_of(loss_fn)[0]
+    return function not in _OF_CLASSES and function in _FUNCTIONS.values()
 
 
 def call_loss(loss_fn: Callable[..., Tensor], outputs: Any, target: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -115,3 +115,9 @@ def _has_label_for_each_score(outputs: object, target: object) -> bool:
     if not isinstance(outputs, Tensor) or not isinstance(target, Tensor):
         return False
     return outputs.shape == target.shape and outputs.is_floating_point() and not target.is_floating_point()
+
+
+def _function_of(loss_fn: Callable[..., Tensor]) -> tuple[Callable[..., Tensor], type[nn.Module] | None]:
+    """Return the function of torch that a loss calls or derives from, or itself, and the module in the table."""
+    module = next((kind for kind in type(loss_fn).__mro__ if kind in _FUNCTIONS), None)
+    return getattr(loss_fn, "func", loss_fn) if module is None else _FUNCTIONS[module], module

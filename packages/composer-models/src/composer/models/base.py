@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torchmetrics import Metric
 
-__all__ = ["ComposerModel", "compute_loss", "count_ids", "input_of", "known_cross_entropy", "pair_of"]
+__all__ = ["ComposerModel", "compute_loss", "input_of", "known_cross_entropy", "pair_of"]
 
 _SIGNATURES = {"forward": "forward(self, batch)", "loss": "loss(self, outputs, batch)"}
 
@@ -73,9 +73,10 @@ class ComposerModel(nn.Module, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Report a missing ``super().__init__()`` in an error with the class name."""
         super().__init_subclass__(**kwargs)
-        if "loss" in cls.__dict__ and "_smooths_labels" not in cls.__dict__:
-            # A loss of its own does not read what that of the base class reads.
-            cls._smooths_labels = ComposerModel._smooths_labels  # type: ignore[method-assign]
+        if "loss" in cls.__dict__:
+            # What is known of the loss of the base class does not hold for a loss of its own.
+            for name in {"_smooths_labels", "loss_is_sum"} - cls.__dict__.keys():
+                setattr(cls, name, vars(ComposerModel)[name])
         own_init = cls.__dict__.get("__init__")
         if own_init is not None:
             cls.__init__ = _checked_init(own_init)  # type: ignore[method-assign]
@@ -125,6 +126,25 @@ class ComposerModel(nn.Module, ABC):
             A tensor of one number on the device, which is not waited for; None for samples, the default.
         """
         return None
+
+    @property
+    def loss_is_sum(self) -> bool:
+        """Whether :meth:`loss` is a sum over samples; False, for a mean, by default.
+
+        A trainer adds the sums of microbatches and processes without counting elements, so that any split of a batch
+        gives the same step. Set ``loss_is_sum = True`` in the class of a model with such a loss.
+        """
+        return False
+
+    @property
+    def loss_ignore_index(self) -> int:
+        """The class id that :meth:`loss` ignores: the ``ignore_index`` of a loss of torch in ``loss_fn``, or else -100.
+
+        MixUp and CutMix encode it as a row of zeros, which does not count.
+        """
+        loss_fn: Any = getattr(self, "loss_fn", None)
+        ignored: int = as_function(loss_fn)[1].get("ignore_index", -100)
+        return ignored
 
     @property
     def loss_label_smoothing(self) -> float | None:
@@ -186,13 +206,6 @@ class ComposerModel(nn.Module, ABC):
             f"{type(self).__name__} has to define update_metric(self, batch, outputs, metric) before "
             f"{type(metric).__name__} can be computed; usually that is metric.update(outputs, targets)."
         )
-
-
-def count_ids(labels: object, ignored: int) -> Tensor | None:
-    """Return the number of class ids that count, if labels are ids for parts of samples, and else None."""
-    if not isinstance(labels, Tensor) or labels.ndim < 2 or labels.is_floating_point():
-        return None
-    return labels.ne(ignored).sum()
 
 
 def pair_of(batch: Any, model: str, expected: str, remedy: str | None = None) -> tuple[Any, Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from composer.functional import soft_cross_entropy
 from composer.functional.dtensors import is_sharded
 from composer.functional.modes import kept_modes
 from composer.functional.transformers_loss import (
@@ -19,6 +21,7 @@ from composer.functional.transformers_loss import (
     task_loss,
     without_single_score,
 )
+from composer.loss._calling import count_terms
 from composer.models._huggingface_checkpoint import read_checkpoint
 from composer.models._huggingface_inspection import (
     argument_names,
@@ -35,7 +38,6 @@ from composer.models._huggingface_saved import (
     rebuild_tokenizer,
     write_pretrained,
 )
-from composer.models.base import count_ids
 from composer.models.phase_metrics import PhaseMetricsModel, to_probabilities
 
 if TYPE_CHECKING:
@@ -219,15 +221,39 @@ class HuggingFaceModel(PhaseMetricsModel):
             batch: The batch, see :meth:`forward`.
 
         Returns:
-            The number of ids that are not ignored, of the next tokens with ``shift_labels``; None for a label per
-            sample and for labels that are not ids.
+            The number of ids that are not ignored, or of rows of probabilities that are not zeros, of the next tokens
+            with ``shift_labels``; None for samples, as without labels and for regressions.
         """
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
-        if hasattr(self.config, "ctc_loss_reduction"):
-            return None  # a mean over samples
-        if self.shift_labels and isinstance(labels, torch.Tensor):
+        if not isinstance(labels, torch.Tensor) or not self._has_cross_entropy(labels):
+            return None
+        if self.shift_labels:
             labels = labels[:, 1:]
-        return count_ids(labels, getattr(self.config, "semantic_loss_ignore_index", IGNORED))
+        if labels.is_floating_point():
+            labels = labels.movedim(-1, 1)
+        return count_terms(partial(soft_cross_entropy, ignore_index=self.loss_ignore_index), labels)
+
+    @property
+    def loss_ignore_index(self) -> int:
+        """The label that does not count: -100, or that of a configuration for segmentation."""
+        ignored: int = getattr(self.config, "semantic_loss_ignore_index", IGNORED)
+        return ignored
+
+    def _has_cross_entropy(self, labels: Tensor) -> bool:
+        """Return whether the loss for these labels is a mean over those that are not ignored."""
+        if labels.is_floating_point():
+            return are_probabilities(labels, base_of(self.model))
+        # A classifier of Transformers sets the type of its problem in its first forward pass, to a regression with one
+        # label. Losses of speech models with another alignment than one label per position are means over samples.
+        has_values = getattr(self.config, "problem_type", None) in {"regression", "multi_label_classification"}
+        is_regression = labels.ndim == 1 and self.config.num_labels == 1
+        return not has_values and not is_regression and not hasattr(self.config, "ctc_loss_reduction")
+
+    @property
+    def loss_is_sum(self) -> bool:
+        """Whether the model sums the losses of its samples, as those for CTC do by default."""
+        is_ctc = type(base_of(self.model)).__name__.endswith("ForCTC")
+        return is_ctc and self.config.ctc_loss_reduction == "sum"
 
     def eval_forward(self, batch: Mapping[str, Any], outputs: Any | None = None) -> Any:
         """Compute the outputs that metrics are updated with; the batch does not change.

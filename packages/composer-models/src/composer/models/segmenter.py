@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from composer.functional import soft_cross_entropy
 from composer.functional.checks import check_modules
-from composer.loss._calling import count_terms
+from composer.loss._calling import count_terms, is_sum
 from composer.models.base import compute_loss, input_of, known_cross_entropy, pair_of
 from composer.models.phase_metrics import PhaseMetricsModel, update_metric
 
@@ -122,6 +122,11 @@ class ComposerSegmenter(PhaseMetricsModel):
             return self._loss_of(outputs, masks, *args, **kwargs)
         main = self._loss_of(outputs["out"], masks, *args, **kwargs)
         return main + self.aux_weight * self._loss_of(outputs["aux"], masks, *args, **kwargs)
+
+    @property
+    def loss_is_sum(self) -> bool:
+        """Whether ``loss_fn`` is a sum, as its ``reduction`` states; see :attr:`ComposerModel.loss_is_sum`."""
+        return is_sum(self.loss_fn)
 
     def count_loss_terms(self, batch: tuple[Tensor, Tensor]) -> Tensor | None:
         """Count the pixels that the loss is the mean of.

@@ -15,6 +15,7 @@ from composer.core import Callback, Logger, State, evaluation_weights
 from composer.core.checks import one_of, to_path
 from composer.core.data_spec import move_batch
 from composer.core.files import check_template, fill_in_run
+from composer.distributed.collectives import failing_in_all_processes
 from composer.export import export_for_inference
 
 __all__ = ["ExportForInferenceCallback"]
@@ -29,7 +30,7 @@ class ExportForInferenceCallback(Callback):
     """Export the model at the end of a training; see :func:`composer.export.export_for_inference`.
 
     The exported weights are those used for evaluation, such as the averages of EMA or SWA. In a distributed run the
-    process of rank 0 exports.
+    process of rank 0 exports, and an error there is raised in all processes.
 
     Args:
         save_format: ``"torchexport"`` or ``"onnx"``.
@@ -70,8 +71,13 @@ class ExportForInferenceCallback(Callback):
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Export, unless a signal has stopped the training."""
-        if state.rank != 0 or is_interrupted(state, "ExportForInferenceCallback"):
+        if is_interrupted(state, "ExportForInferenceCallback"):
             return
+        with failing_in_all_processes("Exporting the model"):
+            if state.rank == 0:
+                self._export(state)
+
+    def _export(self, state: State) -> None:
         given = self._seen if self.sample_input is None else self.sample_input
         with evaluation_weights(state):
             export_for_inference(

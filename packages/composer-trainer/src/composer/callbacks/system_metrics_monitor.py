@@ -13,7 +13,7 @@ from torch import Tensor
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 from composer.core.checks import is_flag, number_between
 from composer.distributed import is_initialized
-from composer.distributed.groups import with_timeout
+from composer.distributed.environment import with_timeout
 from composer.loggers.products import require_product
 from composer.profiler.system_metrics import Sampler, read_machine
 

@@ -4,7 +4,7 @@ A checkpoint is complete or absent: its files are written to a draft, and the fi
 have written theirs. Waiting ends with another process.
 
 The :class:`Writers` agree by collectives on who writes what, in the main thread. While a :class:`Snapshot` is written,
-in the saver's thread, they send messages through the store of an :class:`~composer.distributed.exchange.Exchange`:
+in the saver's thread, they send messages through the store of an :class:`~composer.distributed.collectives.Exchange`:
 collectives of two threads could meet in another order in each process.
 """
 
@@ -37,8 +37,7 @@ from composer.checkpoint.manifest import (
 from composer.core import TimeUnit
 from composer.core.serialization import from_data, to_data
 from composer.distributed import all_gather_object, any_rank
-from composer.distributed.collectives import failing_in_all_processes
-from composer.distributed.exchange import Exchange
+from composer.distributed.collectives import Exchange, failing_in_all_processes
 from composer.distributed.failures import lost_processes
 from composer.functional.dtensors import is_sharded
 

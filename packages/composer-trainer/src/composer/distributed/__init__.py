@@ -27,7 +27,7 @@ from composer.distributed.environment import (
     is_available,
     is_initialized,
 )
-from composer.distributed.global_batch import BatchWeights, GlobalBatch
+from composer.distributed.global_batch import BatchShare, BatchWeights, GlobalBatch
 from composer.distributed.mesh import MeshSettings, TensorParallelSettings
 from composer.distributed.parallelism import Parallelism
 from composer.distributed.process_group import check_timeout, close_dist, device_of_process, initialize_dist
@@ -46,6 +46,7 @@ from composer.functional.former_names import serve_former_names
 from composer.functional.signatures import unquote_annotations
 
 __all__ = [
+    "BatchShare",
     "BatchWeights",
     "DDPSettings",
     "DDPSyncStrategy",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -10,8 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from composer.distributed.environment import get_local_rank, get_tensor_parallel_size
-from composer.distributed.groups import host_group, is_connected
+from composer.distributed.environment import (
+    get_global_rank,
+    get_local_rank,
+    get_tensor_parallel_size,
+    get_world_size,
+    host_group,
+    is_connected,
+    namespace_here,
+)
 from composer.functional.dtensors import without_repeats
 
 __all__ = [
@@ -34,6 +44,8 @@ T = TypeVar("T")
 
 _OPERATIONS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR")
 _BUCKET_BYTES = 64 * 2**20
+_LOCAL = "127.0.0.1"
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.25
 
 
 def all_reduce(tensor: Tensor, reduce_operation: str = "SUM", group: ProcessGroup | None = None) -> None:
@@ -344,3 +356,57 @@ def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
             yield filling.pop(kind)
             del sizes[kind]
     yield from filling.values()
+
+
+class Exchange:
+    """Strings by key from one process to another, through a connection of each process to the first one.
+
+    A thread that waits for another process through a process group would disturb, and could block, the collectives of
+    the training. The store is a server of its own in the first process, on a free port. All processes have to construct
+    it at the same time. A string has one reader, which removes it: nothing accumulates, and no other save deletes it.
+
+    Raises:
+        RuntimeError: In every process, if one cannot be connected.
+
+    Example:
+        >>> exchange = Exchange()
+        >>> exchange.put("written", "yes")
+        >>> exchange.take("written", time.monotonic() + 10), exchange.take("written", time.monotonic())
+        ('yes', None)
+    """
+
+    def __init__(self) -> None:
+        distributed: Any = torch.distributed  # its stores are public, and not in its list
+        self.rank, self.world_size = get_global_rank(), get_world_size()
+        if not is_connected():
+            self.rank, self.world_size = 0, 1
+            self._store: Any = distributed.HashStore()
+            return
+        doing = "Connecting the processes for checkpoints"
+        with failing_in_all_processes(doing):
+            if self.rank == 0:
+                self._store = distributed.TCPStore(_LOCAL, 0, None, is_master=True, wait_for_workers=False)
+        here = namespace_here("net") or socket.gethostname()
+        host, network, port = from_rank_zero((socket.gethostname(), here, self._store.port if self.rank == 0 else 0))
+        with failing_in_all_processes(doing):
+            if self.rank > 0:
+                # The address at which torchrun's processes find the first one.
+                address = _LOCAL if network == here else os.environ.get("MASTER_ADDR", host)
+                self._store = distributed.TCPStore(address, port, None, is_master=False, wait_for_workers=False)
+
+    def put(self, key: str, value: str) -> None:
+        """Set the string of a key."""
+        self._store.set(key, value)
+
+    def take(self, key: str, until: float) -> str | None:
+        """Remove and return the string of a key; None if there is none by the time ``until`` of the monotonic clock."""
+        began = time.monotonic()
+        while not self._store.check([key]):
+            now = time.monotonic()
+            if now >= until:
+                return None
+            # A tenth of the time waited so far, so that a pause makes no wait much longer.
+            time.sleep(min(max(0.1 * (now - began), _FIRST_PAUSE), _LONGEST_PAUSE))
+        value: bytes = self._store.get(key)
+        self._store.delete_key(key)
+        return value.decode()

@@ -12,9 +12,8 @@ from attrs.validators import instance_of
 from composer.core.checks import integer
 from composer.distributed.environment import get_world_size
 from composer.distributed.fsdp1 import translate_sections
-from composer.distributed.mesh import MeshSettings, TensorParallelSettings
+from composer.distributed.mesh import MeshSettings, Settings, TensorParallelSettings
 from composer.distributed.meta import is_on_meta
-from composer.distributed.settings import Settings
 from composer.distributed.sharding import FSDPSettings, check_replicas
 from composer.functional.checks import check_flags
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from composer.distributed.global_batch import GlobalBatch
-from composer.distributed.groups import host_group
+from composer.distributed.environment import host_group
+from composer.distributed.global_batch import BatchShare, GlobalBatch
 
 __all__ = ["CountExchange"]
 
@@ -37,12 +37,12 @@ class CountExchange:
     Attributes:
         world_size: Number of processes.
         data_size: Number of processes, or groups of them, with different samples.
-        last: The batch of all processes that was received last.
+        last: The totals that were received last.
     """
 
     def __init__(self, world_size: int, layer_size: int) -> None:
         self.world_size, self.data_size, self._layer_size = world_size, world_size // layer_size, layer_size
-        self._own = self.last = GlobalBatch(0)
+        self._own, self.last = BatchShare(0), GlobalBatch()
         self._rows = torch.empty(0)  # what each process has sent
         self._work: Any = None  # the exchange of this batch, if there is one
         self._clock = _SharedClock()
@@ -50,7 +50,7 @@ class CountExchange:
         self._seconds, self._batches = 0.0, 0
         self._batches_left = 0  # how many regular batches may follow without an exchange
 
-    def begin(self, own: GlobalBatch, usual: int | None, *, is_regular: bool) -> None:
+    def begin(self, own: BatchShare, usual: int | None, *, is_regular: bool) -> None:
         """Send what this process counts, unless the other processes know it.
 
         Args:
@@ -79,15 +79,15 @@ class CountExchange:
                 )
             self._batches_left -= 1
             return
-        counts = [own.samples, own.tokens, own.counted, own.microbatches]
-        requests = [own.stop, own.logs, is_regular and is_usual, own.has_terms]
-        sent = torch.tensor([*counts, self._seconds, *requests], dtype=torch.float64, device="cpu")
+        counts = [own.samples, own.tokens, own.counted, own.microbatches, self._seconds]
+        requests = [own.stop, own.logs, own.has_terms, is_regular and is_usual]
+        sent = torch.tensor([*counts, *requests], dtype=torch.float64, device="cpu")
         self._rows = sent.new_empty(self.world_size * len(sent))
         # The model computes while the numbers are on their way.
         self._work = torch.distributed.all_gather_into_tensor(self._rows, sent, group=host_group(), async_op=True)
 
     def finish(self) -> GlobalBatch:
-        """Return the batch of all processes.
+        """Return the totals of all processes.
 
         Raises:
             ValueError: No process has a sample to train on in this batch.
@@ -95,7 +95,7 @@ class CountExchange:
         return self._derive() if self._work is None else self._receive()
 
     def _derive(self) -> GlobalBatch:
-        """Return the batch that follows from the last exchange, with the time that batches took before it."""
+        """Return the totals that follow from the last exchange, with the time that batches took before it."""
         own, last = self._own, self.last
         self._clock.estimate()
         # Some process may still split its batches into as many microbatches, which all must run.
@@ -105,25 +105,17 @@ class CountExchange:
 
     def _receive(self) -> GlobalBatch:
         self._work.wait()
-        # Lists, as operations on tensors take longer for a few numbers.
-        columns = zip(*self._rows.view(self.world_size, -1).tolist(), strict=True)
-        samples, tokens, counted, microbatches, seconds, stop, logs, regular, terms = columns
-        if not any(counted):
+        # A list, as operations on tensors take longer for a few numbers.
+        rows = self._rows.view(self.world_size, -1).tolist()
+        totals = GlobalBatch.of([BatchShare(*row[:-1]) for row in rows], self._layer_size)
+        if not totals.counted:
             raise ValueError("No process has a sample (or token, if those are weighed) to train on in this batch.")
-        self._clock.measure(sum(seconds) / len(seconds), self._batches)
-        self._batches_left = self._clock.batches_within(_MOST_SECONDS, 2 * self._batches) if all(regular) else 0
+        self._clock.measure(totals.seconds, self._batches)
+        are_regular = all(row[-1] for row in rows)
+        self._batches_left = self._clock.batches_within(_MOST_SECONDS, 2 * self._batches) if are_regular else 0
         self._seconds, self._batches = 0.0, 0
-        one_per_group = slice(None, None, self._layer_size)  # a group of tensor parallelism has the same samples
-        self.last = GlobalBatch(
-            samples=int(sum(samples[one_per_group])),
-            tokens=int(sum(tokens[one_per_group])),
-            counted=sum(counted[one_per_group]),
-            microbatches=int(max(microbatches)),
-            seconds=self._clock.elapsed(),
-            stop=any(stop),
-            logs=any(logs),
-            has_terms=bool(terms[0]) if len({*terms}) == 1 else None,
-        )
+        totals.seconds = self._clock.elapsed()
+        self.last = totals
         return self.last
 
 

@@ -4,25 +4,46 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import attrs
 from torch import nn
 
 from composer.core.checks import whole_number_from
-from composer.distributed.environment import get_world_size
-from composer.distributed.groups import with_timeout
-from composer.distributed.settings import Settings
+from composer.distributed.environment import get_world_size, with_timeout
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import ParallelStyle
 
-__all__ = ["MeshSettings", "TensorParallelSettings", "layer_styles", "split_layers"]
+__all__ = ["MeshSettings", "Settings", "TensorParallelSettings", "layer_styles", "split_layers"]
 
 _STYLES = {"colwise": "ColwiseParallel", "rowwise": "RowwiseParallel"}
 _DEGREE = whole_number_from(1, meaning="It is a number of processes.")
+
+
+class Settings:
+    """Settings in one section of ``parallelism_config``."""
+
+    section: ClassVar[str]
+    hint: ClassVar[str] = ""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Return the settings of a dictionary.
+
+        Raises:
+            ValueError: The dictionary contains a key that is not a setting.
+        """
+        known = [field.name for field in attrs.fields(cls)]  # type: ignore[arg-type]  # subclasses are attrs classes
+        unknown = sorted(set(config) - set(known))
+        if unknown:
+            raise ValueError(
+                f"parallelism_config[{cls.section!r}] takes {', '.join(known)}, got {', '.join(map(repr, unknown))}."
+                f"{cls.hint}"
+            )
+        return cls(**config)
 
 
 @attrs.frozen(kw_only=True)

@@ -26,13 +26,15 @@ from composer.distributed.collectives import broadcast_buffers, broadcast_model,
 from composer.distributed.config import DDPSyncStrategy, ParallelismConfig
 from composer.distributed.count_exchange import CountExchange
 from composer.distributed.environment import (
+    data_group,
     get_data_world_size,
     get_world_size,
+    host_group,
+    is_connected,
     is_initialized,
     set_tensor_parallel_size,
 )
-from composer.distributed.global_batch import BatchWeights, GlobalBatch
-from composer.distributed.groups import data_group, host_group, is_connected
+from composer.distributed.global_batch import BatchShare, BatchWeights
 from composer.distributed.mesh import layer_styles
 from composer.distributed.meta import initialize, is_on_meta
 from composer.distributed.process_group import initialize_alone
@@ -83,10 +85,10 @@ class Parallelism:
 
     Example:
         >>> from composer.core import State
-        >>> from composer.distributed import GlobalBatch
+        >>> from composer.distributed import BatchShare
         >>> state, parallel = State(nn.Linear(2, 2)), Parallelism()
         >>> parallel.prepare(state)
-        >>> batch = parallel.begin_batch(GlobalBatch(samples=3))
+        >>> batch = parallel.begin_batch(BatchShare(samples=3))
         >>> parallel.forward(torch.ones(3, 2)).shape, batch.weight()
         (torch.Size([3, 2]), 1.0)
     """
@@ -162,7 +164,7 @@ class Parallelism:
         self._model = model
         self._trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
-    def begin_batch(self, own: GlobalBatch, *, usual: int | None = None, is_regular: bool = False) -> BatchWeights:
+    def begin_batch(self, own: BatchShare, *, usual: int | None = None, is_regular: bool = False) -> BatchWeights:
         """Start exchanging the counts of this process's share of a batch, and return the weights of its losses.
 
         Args:

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
 from composer.core import Precision
-from composer.distributed.mesh import split_layers
-from composer.distributed.settings import Settings
+from composer.distributed.mesh import Settings, split_layers
 from composer.functional import update_params_in_optimizer
 from composer.functional.dtensors import shard_like
 from composer.functional.surgery.blocks import chosen_modules, is_one_of, repeated_blocks

@@ -5,7 +5,8 @@ the batch is split. What the elements are is decided once in a run: the tokens w
 ``accumulate_train_batch_on_tokens``; otherwise those that the model counts (``count_loss_terms()``), or else the
 samples. A microbatch's loss is then weighed in two steps: ``split_microbatches`` by its fraction of this process's
 share, and ``BatchWeights.weigh`` by the fraction of the share in the batch of all processes. The complete batch of a
-single process has the weight 1, whatever its elements are.
+single process has the weight 1, whatever its elements are. Losses of a model that are sums (``loss_is_sum``) are added,
+without a count.
 
 ``Run`` creates :class:`BatchGradients` for a call of ``fit``. A batch begins with :meth:`BatchGradients.begin`. To
 compute its gradients, ``Step`` calls ``_split`` for the microbatches, which begins the exchange of the counts, and
@@ -25,7 +26,7 @@ import torch
 from composer.core.data_spec import count_tokens, has_own_functions
 from composer.core.packing import check_packed_model
 from composer.core.step import Step
-from composer.distributed import BatchWeights, GlobalBatch
+from composer.distributed import BatchShare, BatchWeights, get_data_world_size
 from composer.trainer.microbatching import MicrobatchSearch, announced, measured, split_microbatches, warn_if_larger
 
 if TYPE_CHECKING:
@@ -88,13 +89,14 @@ class BatchGradients:
         self._count_elements = spec.get_num_loss_tokens_in_batch if by_tokens else spec.get_num_samples_in_batch
         # A function of the user that counts tokens has the last word.
         self._asks_model = not by_tokens or spec._get_num_tokens_in_batch is count_tokens  # noqa: SLF001
+        self._is_sum = bool(getattr(state.model, "loss_is_sum", False))
         # Batches have equal numbers of samples but not of tokens, so that these cannot be known in advance.
-        self._usual = None if by_tokens else batches.usual_samples
+        self._usual = None if by_tokens or self._is_sum else batches.usual_samples
         self._full_is_regular = False
         # The search reduces the size itself, and one that is larger than a batch is not a mistake of the user.
         self._may_warn_of_size = not state.auto_microbatching
         self.num_samples = self._num_counted = 0
-        self.weights = BatchWeights(GlobalBatch(0))
+        self.weights = BatchWeights(BatchShare(0))
 
     def prepare(self) -> None:
         """Wrap the model for several processes, again if algorithms may have changed which parameters are trained."""
@@ -132,7 +134,11 @@ class BatchGradients:
         is_first = self.step.times_computed == 1
         if is_first:  # further computations of the batch have the same counts
             self._exchange_counts(len(microbatches), has_terms=terms is not None)
-        if is_part:
+        if self._is_sum:
+            # All are added; gradients are averaged over the processes, and a batch that does not count adds nothing.
+            weight = float(get_data_world_size() if state.batch_counts else 0)
+            microbatches = [(batch, weight) for batch, _ in microbatches]
+        elif is_part:
             microbatches = self.weights.weigh(microbatches, terms, state.device)
         if size is not None:
             # A forward pass of a sharded model gathers weights from all processes, so all need as many.
@@ -148,7 +154,7 @@ class BatchGradients:
     def _terms_of(self, microbatches: Sequence[Microbatch]) -> list[Tensor] | None:
         """Return the number of elements of each microbatch's loss that the model counts; None if it does not."""
         count = getattr(self._state.model, "count_loss_terms", None)
-        if count is None or not self._asks_model:
+        if count is None or self._is_sum or not self._asks_model:
             return None
         terms = [count(batch) for batch, _ in microbatches]
         if any(number is None for number in terms):
@@ -164,7 +170,7 @@ class BatchGradients:
         samples = self._num_counted
         tokens = self._spec.get_num_tokens_in_batch(state.batch) if samples else 0
         stop, logs = self._signals.received is not None, self._logger.is_heard
-        own = GlobalBatch(samples, tokens, samples, microbatches, stop=stop, logs=logs, has_terms=has_terms)
+        own = BatchShare(samples, tokens, samples, microbatches, stop=stop, logs=logs, has_terms=has_terms)
         if parallel.is_connected:  # a single process has weight 1, even if algorithms removed samples
             own.counted = self._count_elements(state.batch) if state.batch_counts else 0
             if not parallel.is_trial:  # after the trials the batch begins once more

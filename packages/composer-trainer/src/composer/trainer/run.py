@@ -92,7 +92,7 @@ class Run:
             engine, batches, optimization, parallel, self.clock, self.signals, by_tokens=weigh_by_tokens
         )
         self.step = self.gradients.step
-        self._totals = GlobalBatch(0)  # of the last batch
+        self._totals = GlobalBatch()  # of the last batch
         self._losses: list[Tensor] | None = []  # of the epoch, until a warning of NaN
 
     @property

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from composer.core import Batch, Logger, State
-from composer.distributed.groups import data_group
+from composer.distributed.environment import data_group
 
 __all__ = [
     "SavedMetric",
