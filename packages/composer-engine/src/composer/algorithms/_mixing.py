@@ -119,6 +119,7 @@ class SampleMixing(Algorithm):
     def _blended(self, state: State, target: Tensor) -> Tensor:
         """Return the targets blended with those of the partners, class ids as probabilities."""
         terms, axis = None, 1
+        assert self._partners is not None
         if not target.is_floating_point():
             count = getattr(state.model, "count_loss_terms", None)
             terms = None if count is None else count(state.batch)
@@ -126,12 +127,13 @@ class SampleMixing(Algorithm):
         blended = torch.lerp(target, select(target, self._partners), self._partner_weight)
         if terms is None or getattr(state.model, "shift_labels", False):  # whose first labels have no score
             return blended
-        # Losses of ids are means over the weights of their classes, without ignored ids, and those of probabilities over
-        # the rows that are not zeros. As a cross entropy is linear in its targets, this factor makes the mean of blended
-        # ids one over the blend of the weights, which is their sum before, since the partners are a permutation. So the
-        # loss is that of interpolate_loss, and the weights of microbatches, which were counted before, fit it.
+        # The loss of ids is a mean over the weights of their classes, without ignored ids; that of probabilities over
+        # rows that are not zeros. As a cross entropy is linear in its targets, this factor makes it a mean over the
+        # blend of what is counted for ids and partners, which is the count of the ids, as the partners are the same ids
+        # in another order. So it equals the blend of the losses, and has the weight that its microbatch was given.
         rows = blended.sum(axis).count_nonzero().to(blended.dtype)
-        return blended * (rows / terms).nan_to_num()  # without any label, both are 0
+        blended *= (rows / terms).nan_to_num()  # without any label, both are 0
+        return blended
 
     def _probabilities(self, state: State, ids: Tensor) -> tuple[Tensor, int]:
         """Return class ids as probabilities in the shape of the scores, and their dimension of classes."""

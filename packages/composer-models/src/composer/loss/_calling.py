@@ -40,17 +40,17 @@ _OF_LOGITS = (
 _SETTINGS = "weight", "ignore_index", "reduction", "label_smoothing"
 
 
-def as_function(loss_fn: Callable[..., Tensor]) -> tuple[Callable[..., Tensor], dict[str, Any]]:
+def as_function(loss_fn: Any) -> tuple[Callable[..., Tensor], dict[str, Any]]:
     """Return the function that a loss calls, with its settings; a loss that is not known is returned itself."""
     function, module = _function_of(loss_fn)
     if module is None:
         return function, dict(getattr(loss_fn, "keywords", {}))
-    is_changed = type(loss_fn).forward is not module.forward  # type: ignore[attr-defined]  # it is a module
+    is_changed = type(loss_fn).forward is not module.forward
     settings = {name: getattr(loss_fn, name) for name in _SETTINGS if hasattr(loss_fn, name)}
     return loss_fn if is_changed else function, settings
 
 
-def is_sum(loss_fn: Callable[..., Tensor]) -> bool:
+def is_sum(loss_fn: Any) -> bool:
     """Return whether a loss is a sum and not a mean, as its setting ``reduction`` states."""
     function, settings = as_function(loss_fn)
     if function is binary_cross_entropy_with_logits:  # usually sums over classes, and divides by samples
@@ -97,17 +97,17 @@ def call_loss(loss_fn: Callable[..., Tensor], outputs: Any, target: Any, *args: 
     targets as they are and is called once: a second call would compute its terms, and draw its random numbers, twice in
     each step.
     """
-    if not _has_label_for_each_score(outputs, target):
-        shape = getattr(target, "shape", None)
-        if needs_equal_shapes(loss_fn) and shape is not None and shape != getattr(outputs, "shape", shape):
-            raise ValueError(f"Using a target size {tuple(shape)} for outputs of {tuple(outputs.shape)} broadcasts.")
-        return loss_fn(outputs, target, *args, **kwargs)
+    has_labels = _has_label_for_each_score(outputs, target)
     if needs_equal_shapes(loss_fn):
-        return loss_fn(outputs, target.to(outputs.dtype), *args, **kwargs)
+        shape = getattr(target, "shape", None)
+        if shape is not None and shape != getattr(outputs, "shape", shape):
+            raise ValueError(f"Using a target size {tuple(shape)} for outputs of {tuple(outputs.shape)} broadcasts.")
+        target, has_labels = (target.to(outputs.dtype) if has_labels else target), False
     try:
         return loss_fn(outputs, target, *args, **kwargs)
     except RuntimeError as error:
-        error.add_note(f"The loss received targets of {target.dtype}. If it needs floats, convert them in it.")
+        if has_labels:
+            error.add_note(f"The loss received targets of {target.dtype}. If it needs floats, convert them in it.")
         raise
 
 
@@ -117,7 +117,7 @@ def _has_label_for_each_score(outputs: object, target: object) -> bool:
     return outputs.shape == target.shape and outputs.is_floating_point() and not target.is_floating_point()
 
 
-def _function_of(loss_fn: Callable[..., Tensor]) -> tuple[Callable[..., Tensor], type[nn.Module] | None]:
+def _function_of(loss_fn: Any) -> tuple[Callable[..., Tensor], type[nn.Module] | None]:
     """Return the function of torch that a loss calls or derives from, or itself, and the module in the table."""
     module = next((kind for kind in type(loss_fn).__mro__ if kind in _FUNCTIONS), None)
     return getattr(loss_fn, "func", loss_fn) if module is None else _FUNCTIONS[module], module

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from composer.functional import soft_cross_entropy
-from composer.loss._calling import as_function, call_loss
+from composer.loss._calling import as_function, call_loss, is_sum
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,10 +73,6 @@ class ComposerModel(nn.Module, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Report a missing ``super().__init__()`` in an error with the class name."""
         super().__init_subclass__(**kwargs)
-        if "loss" in cls.__dict__:
-            # What is known of the loss of the base class does not hold for a loss of its own.
-            for name in {"_smooths_labels", "loss_is_sum"} - cls.__dict__.keys():
-                setattr(cls, name, vars(ComposerModel)[name])
         own_init = cls.__dict__.get("__init__")
         if own_init is not None:
             cls.__init__ = _checked_init(own_init)  # type: ignore[method-assign]
@@ -129,12 +125,12 @@ class ComposerModel(nn.Module, ABC):
 
     @property
     def loss_is_sum(self) -> bool:
-        """Whether :meth:`loss` is a sum over samples; False, for a mean, by default.
+        """Whether :meth:`loss` is a sum over samples: if the ``reduction`` of the ``loss_fn`` of a wrapper states so.
 
         A trainer adds the sums of microbatches and processes without counting elements, so that any split of a batch
-        gives the same step. Set ``loss_is_sum = True`` in the class of a model with such a loss.
+        gives the same step. Set ``loss_is_sum = True`` in the class of a model with such a loss of its own.
         """
-        return False
+        return self._has_known_loss() and is_sum(getattr(self, "loss_fn", None))
 
     @property
     def loss_ignore_index(self) -> int:
@@ -142,8 +138,7 @@ class ComposerModel(nn.Module, ABC):
 
         MixUp and CutMix encode it as a row of zeros, which does not count.
         """
-        loss_fn: Any = getattr(self, "loss_fn", None)
-        ignored: int = as_function(loss_fn)[1].get("ignore_index", -100)
+        ignored: int = as_function(getattr(self, "loss_fn", None))[1].get("ignore_index", -100)
         return ignored
 
     @property
@@ -153,15 +148,19 @@ class ComposerModel(nn.Module, ABC):
         The algorithm LabelSmoothing sets it for the time of a loss. If it is None, :meth:`loss` cannot smooth labels,
         and the algorithm changes those of the batch to probabilities.
         """
-        return self._label_smoothing if self._smooths_labels() else None
+        return self._label_smoothing if self._has_known_loss() and self._smooths_labels() else None
 
     @loss_label_smoothing.setter
     def loss_label_smoothing(self, smoothing: float) -> None:
         self._label_smoothing = smoothing
 
     def _smooths_labels(self) -> bool:
-        """Return whether :meth:`loss` reads ``_label_smoothing``; of a class with a loss of its own it does not."""
-        return False
+        """Return whether the loss of a wrapper is a cross entropy, which smooths labels by ``_label_smoothing``."""
+        return known_cross_entropy(getattr(self, "loss_fn", None)) is not None
+
+    def _has_known_loss(self) -> bool:
+        """Return whether :meth:`loss` is that of a wrapper of this library, and not of a class of the user's own."""
+        return type(self).loss.__module__.startswith("composer.models.")
 
     def eval_forward(self, batch: Any, outputs: Any | None = None) -> Any:
         """Compute the outputs that metrics are updated with.
@@ -261,7 +260,7 @@ def compute_loss(
         raise ValueError(f"The target does not fit the scores of shape {shape}: {cause} {remedy}") from error
 
 
-def known_cross_entropy(loss_fn: Callable[..., Tensor], smoothing: float = 0.0) -> Callable[..., Tensor] | None:
+def known_cross_entropy(loss_fn: Any, smoothing: float = 0.0) -> Callable[..., Tensor] | None:
     """Return a loss function that is a cross entropy in the form that takes smoothed targets, or None for another.
 
     Unlike torch's own, it does not count targets of zeros, as algorithms encode ignored class ids.

@@ -9,9 +9,9 @@ from torch import Tensor, distributed, nn
 
 from composer.functional import soft_cross_entropy
 from composer.functional.checks import check_callables, check_modules, check_sizes
-from composer.loss._calling import count_terms, is_sum, takes_logits
+from composer.loss._calling import count_terms, takes_logits
 from composer.models.base import compute_loss, input_of, known_cross_entropy, pair_of
-from composer.models.phase_metrics import PhaseMetricsModel, to_probabilities, update_metric
+from composer.models.phase_metrics import PhaseMetricsModel, class_ids, to_probabilities, update_metric
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,14 +142,6 @@ class ComposerClassifier(PhaseMetricsModel):
             self.loss_fn, outputs, target, *args, smoothing=self._label_smoothing, has_binary_default=True, **kwargs
         )
 
-    def _smooths_labels(self) -> bool:
-        return known_cross_entropy(self.loss_fn) is not None
-
-    @property
-    def loss_is_sum(self) -> bool:
-        """Whether ``loss_fn`` is a sum, as its ``reduction`` states; see :attr:`ComposerModel.loss_is_sum`."""
-        return is_sum(self.loss_fn)
-
     def count_loss_terms(self, batch: tuple[Any, Tensor]) -> Tensor | None:
         """Count the targets that the loss is the mean of, if it is a cross entropy or negative log-likelihood.
 
@@ -200,22 +192,10 @@ class ComposerClassifier(PhaseMetricsModel):
             elif target.ndim == outputs.ndim - 1:
                 outputs = outputs.squeeze(1)
         if num_classes is not None:
-            target = _class_ids(outputs, target, num_classes)
+            target = class_ids(outputs, target, num_classes)
         if takes_logits(self.loss_fn):
             outputs = to_probabilities(metric, outputs)
         update_metric(metric, outputs, target)
-
-
-def _class_ids(outputs: Tensor, target: Tensor, num_classes: int) -> Tensor:
-    """Return the targets for a metric with ``num_classes``."""
-    if not outputs.is_floating_point():
-        return target
-    if outputs.ndim < 2 or outputs.shape[1] != num_classes:
-        raise ValueError(
-            f"The metric counts {num_classes} classes, but the outputs of shape {tuple(outputs.shape)} do not hold as "
-            "many scores per sample. Pass num_classes to ComposerClassifier, or create the metric with their number."
-        )
-    return target.argmax(dim=1) if target.ndim == outputs.ndim else target
 
 
 def _is_one_score(outputs: object) -> bool:

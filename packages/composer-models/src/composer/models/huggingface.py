@@ -252,7 +252,7 @@ class HuggingFaceModel(PhaseMetricsModel):
     @property
     def loss_is_sum(self) -> bool:
         """Whether the model sums the losses of its samples, as those for CTC do by default."""
-        is_ctc = type(base_of(self.model)).__name__.endswith("ForCTC")
+        is_ctc = self._has_known_loss() and type(base_of(self.model)).__name__.endswith("ForCTC")
         return is_ctc and self.config.ctc_loss_reduction == "sum"
 
     def eval_forward(self, batch: Mapping[str, Any], outputs: Any | None = None) -> Any:

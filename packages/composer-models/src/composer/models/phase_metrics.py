@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     Metrics: TypeAlias = "Metric | MetricCollection | Sequence[Metric] | Mapping[str, Metric]"
 
-__all__ = ["PhaseMetricsModel", "as_collection", "by_name", "to_probabilities", "update_metric"]
+__all__ = ["PhaseMetricsModel", "as_collection", "by_name", "class_ids", "to_probabilities", "update_metric"]
 
 _GUESSING = "torchmetrics.classification."
 _FUNCTION = "_composer_function"
@@ -154,3 +154,15 @@ def update_metric(metric: Metric, outputs: Any, target: Any) -> None:
 
 def _kind(value: object) -> str:
     return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def class_ids(outputs: Tensor, target: Tensor, num_classes: int) -> Tensor:
+    """Return the targets for a metric with ``num_classes``."""
+    if not outputs.is_floating_point():
+        return target
+    if outputs.ndim < 2 or outputs.shape[1] != num_classes:
+        raise ValueError(
+            f"The metric counts {num_classes} classes, but the outputs of shape {tuple(outputs.shape)} do not hold as "
+            "many scores per sample. Pass num_classes to the model, or create the metric with their number."
+        )
+    return target.argmax(dim=1) if target.ndim == outputs.ndim else target

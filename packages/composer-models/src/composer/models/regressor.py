@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from composer.functional.checks import check_callables, check_modules
-from composer.loss._calling import is_sum, needs_equal_shapes
+from composer.loss._calling import needs_equal_shapes
 from composer.models.base import input_of, pair_of
 from composer.models.phase_metrics import PhaseMetricsModel, update_metric
 
@@ -116,11 +116,6 @@ class ComposerRegressor(PhaseMetricsModel):
                 "Change the size of the module's last layer or the targets, or pass a loss_fn that takes both."
             )
         return self.loss_fn(outputs, target, *args, **kwargs)
-
-    @property
-    def loss_is_sum(self) -> bool:
-        """Whether ``loss_fn`` is a sum, as its ``reduction`` states; see :attr:`ComposerModel.loss_is_sum`."""
-        return is_sum(self.loss_fn)
 
     def update_metric(self, batch: tuple[Any, Tensor], outputs: Tensor, metric: Metric) -> None:
         """Update a metric with one batch.

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from composer.functional import soft_cross_entropy
 from composer.functional.checks import check_modules
-from composer.loss._calling import count_terms, is_sum
+from composer.loss._calling import count_terms
 from composer.models.base import compute_loss, input_of, known_cross_entropy, pair_of
-from composer.models.phase_metrics import PhaseMetricsModel, update_metric
+from composer.models.phase_metrics import PhaseMetricsModel, class_ids, update_metric
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -123,11 +123,6 @@ class ComposerSegmenter(PhaseMetricsModel):
         main = self._loss_of(outputs["out"], masks, *args, **kwargs)
         return main + self.aux_weight * self._loss_of(outputs["aux"], masks, *args, **kwargs)
 
-    @property
-    def loss_is_sum(self) -> bool:
-        """Whether ``loss_fn`` is a sum, as its ``reduction`` states; see :attr:`ComposerModel.loss_is_sum`."""
-        return is_sum(self.loss_fn)
-
     def count_loss_terms(self, batch: tuple[Tensor, Tensor]) -> Tensor | None:
         """Count the pixels that the loss is the mean of.
 
@@ -145,9 +140,6 @@ class ComposerSegmenter(PhaseMetricsModel):
         return compute_loss(
             self.loss_fn, scores, masks, *args, smoothing=self._label_smoothing, remedy=remedy, **kwargs
         )
-
-    def _smooths_labels(self) -> bool:
-        return known_cross_entropy(self.loss_fn) is not None
 
     def eval_forward(self, batch: tuple[Tensor, Tensor], outputs: Any | None = None) -> Tensor:
         """Compute the scores that metrics are updated with.
@@ -179,12 +171,7 @@ class ComposerSegmenter(PhaseMetricsModel):
         _, masks = _pair(batch)
         num_classes = getattr(metric, "num_classes", None)
         if num_classes is not None:
-            if num_classes != outputs.shape[1]:
-                raise ValueError(
-                    f"{type(metric).__name__} counts {num_classes} classes, but the model has {outputs.shape[1]}. "
-                    "Create the metric with the model's number of classes."
-                )
-            masks = masks.argmax(dim=1) if masks.shape == outputs.shape else masks
+            masks = class_ids(outputs, masks, num_classes)
         update_metric(metric, outputs, masks)
 
 
