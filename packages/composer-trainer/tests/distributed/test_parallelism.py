@@ -156,7 +156,7 @@ class TestSingleProcess:
         batch = parallel.begin_batch(own := cd.BatchShare(3, 7, microbatches=2, seconds=0.5, stop=True))
 
         assert parallel.forward is state.model
-        assert batch.totals() is own
+        assert batch.totals() == cd.GlobalBatch.of([own])
         assert (own.counted, batch.weight()) == (3, 1.0)
         assert parallel.padded([("part", 1.0)], batch) == [("part", 1.0)]
 
