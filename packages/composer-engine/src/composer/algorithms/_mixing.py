@@ -49,7 +49,7 @@ class SampleMixing(Algorithm):
         {
             Event.AFTER_DATALOADER: {"batch"},
             Event.BEFORE_FORWARD: {"batch.input", "batch.target"},
-            Event.BEFORE_LOSS: {"batch.target", "outputs"},
+            Event.BEFORE_LOSS: {"batch.target", "model", "outputs"},
             Event.AFTER_LOSS: {"batch.input", "batch.target", "outputs", "loss", "model"},
         }
     )
