@@ -274,6 +274,9 @@ TRIALS: list[list[str]] = [
     *(["batch_size=8", name] for name in ("warmup=0.3dur", "weight_decay=0.1", "WarmupStableDecay", "beta2=0.99")),
     *(["Muon", "batch_size=8", "lr=0.004", name] for name in ("ScheduledBatches", "EMA", "GradientClipping")),
     *(["batch_size=8", name] for name in ("SWA", "LabelSmoothing", "StochasticDepth", "precision=fp32")),
+    *(["batch_size=8", "warmup=0.3dur", *more] for more in (["lr=0.004"], ["weight_decay=0.1"], ["LabelSmoothing"])),
+    ["Muon", "batch_size=8", "lr=0.004", "warmup=0.3dur"],
+    *(["Muon", "batch_size=8", "lr=0.008", "warmup=0.3dur", *more] for more in ([], ["Half"])),
 ]
 """What the search compares; the first are trials of the baseline."""
 

@@ -43,7 +43,12 @@ def test_pickled():
         lambda device: torch.nn.Linear(2, 2).to(device).weight,
         lambda device: torch.ones(2).to(device=device, dtype=torch.float16),
         lambda device: torch.rand(2, device=device, generator=torch.Generator(device)),
-        lambda device: torch.compile(lambda x: x.to(device), backend="eager", fullgraph=True)(torch.ones(2)),
+        pytest.param(
+            lambda device: torch.compile(lambda x: x.to(device), backend="eager", fullgraph=True)(torch.ones(2)),
+            marks=pytest.mark.skipif(
+                torch.__version__.startswith("2.7."), reason="torch 2.7 cannot trace an argument of a subclass of str"
+            ),
+        ),
     ],
 )
 def test_torch_accepts_it(use):
