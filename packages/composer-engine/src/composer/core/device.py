@@ -18,8 +18,8 @@ class Device(str):
     """A :class:`torch.device` that also has the methods of MosaicML Composer's devices, which give a warning.
 
     A subclass of :class:`torch.device` is not possible. This one of :class:`str` is accepted wherever torch takes a
-    device. It equals the :class:`torch.device` and is an instance of it. torch 2.7 cannot compile a function that passes
-    it on; use ``torch.device(device)`` there.
+    device. It equals the :class:`torch.device` and is an instance of it. torch 2.7 cannot compile a function that
+    passes it on; use ``torch.device(device)`` there.
 
     Args:
         device: The device.
