@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -248,3 +250,18 @@ class TestMakeTrainer:
             assert len(long.state.train_dataloader) == 2 * len(short.state.train_dataloader)
 
         assert first["values"].equal(second["values"])
+
+
+def test_study(tmp_path: Path):
+    """The command of a study compares the recipe with the baseline; here on eight tables."""
+    program = (
+        "import functools, tables; tables.SPLITS = 1; "
+        "tables.make_trainer = functools.partial(tables.make_trainer, tables=8, evaluations=1); tables.main()"
+    )
+    command = [sys.executable, "-c", program, "--study", "repeat", "--seeds", "0", "--output", str(tmp_path)]
+
+    result = subprocess.run(command, cwd=EXAMPLE.parent, capture_output=True, text=True, check=False)
+
+    assert result.returncode == 0, result.stderr
+    assert "RocAuc (higher is better)" in result.stdout
+    assert [*re.findall(r"^(baseline|Muon \+ Half) ", result.stdout, re.MULTILINE)] == ["baseline", "Muon + Half"]
