@@ -65,7 +65,8 @@ HOMES = (
 TASKS = {
     "fashion_mnist_each": "Fashion-MNIST, 78 steps",
     "few_labels": "few labels",
-    "language_model_each": "language model, 300 steps",
+    "language_model_each": "language model",
+    "tables_each": "tables",
 }
 """The tasks of the studies of single methods."""
 
