@@ -242,7 +242,14 @@ class Hub(http.server.BaseHTTPRequestHandler):
             hub.commits.append((header["summary"], {one["path"]: base64.b64decode(one["content"]) for one in files}))
             answer = {"commitUrl": f"{hub.url}/user/model/commit/1", "commitOid": "1" * 40}
         hub.tokens.add(self.headers["authorization"])
-        body = json.dumps(answer).encode()
+        self.answer(answer)
+
+    def do_GET(self):
+        """Some releases of the client ask whether the repository stores its files with Xet."""
+        self.answer({"id": "user/model", "xetEnabled": False, "siblings": [], "spaces": [], "tags": []})
+
+    def answer(self, content):
+        body = json.dumps(content).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -293,6 +293,7 @@ def _rebuild_adapters(
             "checkpoint into it."
         )
     base = _load_base(cls, config, base_model) if alone and base_model else _build(cls, config, folder)
+    configs[first].base_model_name_or_path = None  # PEFT sets that of the base, and warns if it was another
     model = with_adapters(base, configs[first], first)
     for name in others:
         model.add_adapter(name, configs[name])
