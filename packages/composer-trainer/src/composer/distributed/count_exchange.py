@@ -79,6 +79,7 @@ class CountExchange:
                 )
             self._batches_left -= 1
             return
+        # In the order of the fields of BatchShare, and whether the next batches may do without an exchange.
         counts = [own.samples, own.tokens, own.counted, own.microbatches, self._seconds]
         requests = [own.stop, own.logs, own.has_terms, is_regular and is_usual]
         sent = torch.tensor([*counts, *requests], dtype=torch.float64, device="cpu")
@@ -111,6 +112,7 @@ class CountExchange:
         if not totals.counted:
             raise ValueError("No process has a sample (or token, if those are weighed) to train on in this batch.")
         self._clock.measure(totals.seconds, self._batches)
+        # All processes decide alike, as they have the same numbers: each waits for the same exchanges.
         are_regular = all(row[-1] for row in rows)
         self._batches_left = self._clock.batches_within(_MOST_SECONDS, 2 * self._batches) if are_regular else 0
         self._seconds, self._batches = 0.0, 0

@@ -1,4 +1,13 @@
-"""Split the data over processes, and count each sample once."""
+"""Split the data over processes, and count each sample once.
+
+Each process sees only its own data, so that three faults would give no error:
+
+- Several processes get the same samples. :func:`check_sampler` raises an error where this is certain.
+- A process has more batches than the others, and waits for them forever. :func:`check_lengths` compares lengths that
+  are known; :func:`in_step` gives processes without further batches copies, which do not count.
+- A sampler repeats samples, so that all processes have the same number, and these count twice. :func:`real_indices`
+  leaves them out of the Trainer's batches, and :func:`real_parts` of those of other loops.
+"""
 
 from __future__ import annotations
 
@@ -264,7 +273,7 @@ def real_indices(batches: Iterable[list[Any]], num_real: int) -> Iterator[list[A
         [[0, 2, 4], [1]]
     """
     for batch in batches:
-        real = batch[:num_real]
+        real = batch[:num_real]  # repeats are last in a process's part
         num_real -= len(real)
         yield real or batch
 
@@ -286,6 +295,7 @@ def in_step(batches: Iterator[Batch], last: Batch = END) -> Iterator[tuple[Batch
     """
     batch = next(batches, END)
     spare = last if batch is END else batch
+    # A process may have had no batch at all, and needs one to compute with.
     has_batch, has_spare = zip(*all_gather_object((batch is not END, spare is not END)), strict=True)
     continues = any(has_batch)
     if continues and not all(has_spare):
