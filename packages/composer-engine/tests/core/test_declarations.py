@@ -59,8 +59,8 @@ class TestServedFields:
             train(MixUp())
 
         assert str(caught.value) == (
-            "MixUp cannot run in PlainLoop: it runs at 'before_forward' and writes 'batch.target' at 'before_loss', "
-            "which PlainLoop does not serve. Remove MixUp, or serve this in PlainLoop."
+            "MixUp cannot run in PlainLoop: it runs at 'before_forward' and reads 'model' at 'before_loss' and writes "
+            "'batch.target' at 'before_loss', which PlainLoop does not serve. Remove MixUp, or serve this in PlainLoop."
         )
 
     def test_reading_a_write_only_field_raises(self, make):
