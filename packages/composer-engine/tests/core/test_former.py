@@ -88,7 +88,7 @@ class TestNames:
         """A member is found by its name or value in any case, and equals both."""
         assert Kind(name) is Kind.HELLO_WORLD
         assert name == Kind.HELLO_WORLD
-        assert name == Kind.HELLO_WORLD
+        assert not name != Kind.HELLO_WORLD  # noqa: SIM202  (Python does not derive it from that of str)
 
     def test_other_names(self):
         """Another name is not found, and is not equal."""

@@ -197,12 +197,12 @@ def test_checkpoints_of_a_local_folder_are_uploaded(store, tmp_path, monkeypatch
 
 
 def test_new_machine_continues_from_the_newest_copy(tmp_path, monkeypatch, caplog):
-    """Without a local checkpoint, ``autoresume`` continues from the run's newest copy, not from that of another run."""
+    """Without a local checkpoint that is as new, ``autoresume`` continues from the run's newest copy, not another's."""
     url = f"memory://machines{tmp_path}"
     options = {"save_folder": "runs", "save_filename": "{run_name}-ba{batch}", "save_interval": "1ba"}
 
     def start(machine, duration, run_name="mine"):
-        (tmp_path / machine).mkdir()
+        (tmp_path / machine).mkdir(exist_ok=True)
         monkeypatch.chdir(tmp_path / machine)
         uploader = RemoteUploaderDownloader(url)
         return small_run(loggers=uploader, run_name=run_name, autoresume=True, max_duration=duration, **options)
@@ -221,6 +221,10 @@ def test_new_machine_continues_from_the_newest_copy(tmp_path, monkeypatch, caplo
     assert torch.equal(weights(complete), weights(later))
     assert {path.name for path in (tmp_path / "c" / "runs").glob("mine-*")} == {"mine-ba3", "mine-ba4"}
     assert {one.name for one in find_checkpoints(f"{url}/runs")} >= {"mine-ba1", "mine-ba2", "mine-ba3", "mine-ba4"}
+    with start("c", "5ba"):
+        assert f"autoresume: resuming from {tmp_path}/c/runs/mine-ba4 " in caplog.text
+    with start("a", "5ba") as earlier:  # which has the checkpoints of its first start
+        assert earlier.state.timestamp.batch == 4
 
 
 KILLED = """

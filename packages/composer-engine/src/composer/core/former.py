@@ -53,6 +53,7 @@ class StringEnum(StrEnum):
     def __eq__(self, other: object) -> bool:
         return str.__eq__(self, other.lower() if isinstance(other, str) else other)
 
+    __ne__ = object.__ne__  # follows __eq__, unlike that of str
     __hash__ = str.__hash__
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -119,5 +120,10 @@ def _has_label_for_each_score(outputs: object, target: object) -> bool:
 
 def _function_of(loss_fn: Any) -> tuple[Callable[..., Tensor], type[nn.Module] | None]:
     """Return the function of torch that a loss calls or derives from, or itself, and the module in the table."""
-    module = next((kind for kind in type(loss_fn).__mro__ if kind in _FUNCTIONS), None)
+    module = _module_of(type(loss_fn))  # type: ignore[arg-type]  # a class is hashable
     return getattr(loss_fn, "func", loss_fn) if module is None else _FUNCTIONS[module], module
+
+
+@lru_cache(maxsize=64)  # it is needed in each step
+def _module_of(kind: type) -> type[nn.Module] | None:
+    return next((one for one in kind.__mro__ if one in _FUNCTIONS), None)

@@ -10,7 +10,7 @@ from attrs.validators import optional
 
 from composer.checkpoint import KeepBest, LoadedCheckpoint, find_checkpoints
 from composer.checkpoint.contents import check_ignore_keys
-from composer.checkpoint.finding import agreed_newest, agreed_path
+from composer.checkpoint.finding import agreed_newest, agreed_path, progress
 from composer.checkpoint.folder import check_folder
 from composer.checkpoint.loading import LoadRequest
 from composer.checkpoint.run_folder import check_keep_last
@@ -99,7 +99,7 @@ class Loading:
     def load(self, engine: Engine, resume_state: ResumeState, passes: Passes, save_folder: str | None) -> None:
         """Load the checkpoint, if there is one: the newest of this run, or else that of ``load_path``.
 
-        The newest is that in the folder, or if it has none, that of its copies, and is loaded with all that it
+        The newest is that in the folder, or among its copies if one of them is newer, and is loaded with all that it
         contains. All processes must call this.
         """
         state, newest = engine.state, None
@@ -133,17 +133,23 @@ class Loading:
             _log.warning("autoresume: resuming from %s (epoch %d, batch %d).", newest, clock.epoch, clock.batch)
 
     def _find_newest(self, folder: str, state: State) -> str | None:
-        """Return the newest checkpoint of a run in its folder, or else of its copies; all processes must call this."""
+        """Return the newest checkpoint of a run in its folder or among its copies; all processes must call this."""
         run_name, savers = state.run_name, [one for one in state.callbacks if isinstance(one, CheckpointSaver)]
         copies = [place for one in savers if one.continues for place in one.folders_of_copies(state)]
         places = [folder, *from_rank_zero(copies)]
-        for place in places:
-            newest = agreed_newest(place, run_name)
-            if newest is not None:
-                return newest
         with failing_in_all_processes("Looking for checkpoints"):
-            manifests = [one.manifest for place in places for one in find_checkpoints(place)]
-        if any(one.weights_only and one.run_name == run_name for one in manifests if one is not None):
+            manifests = {place: [one.manifest for one in find_checkpoints(place) if one.manifest] for place in places}
+        own = {place: [one for one in found if one.run_name == run_name] for place, found in manifests.items()}
+        newest = {
+            place: max((progress(one.timestamp) for one in found if not one.weights_only), default=())
+            for place, found in own.items()
+        }
+        # Those of the folder are before copies that are as new.
+        for place in from_rank_zero(sorted(places, key=lambda one: newest[one], reverse=True)):
+            path = agreed_newest(place, run_name)
+            if path is not None:
+                return path
+        if any(one.weights_only for found in own.values() for one in found):
             _log.warning(
                 "autoresume: there are only weights of %r, from which training cannot resume; starting from the "
                 "beginning. Leave out save_weights_only.",
