@@ -196,6 +196,13 @@ class StatefulLoader:
         self.position = state["position"]
 
 
+class SizedStatefulLoader(StatefulLoader):
+    """The same, with its length, which shows that an epoch may be over before the next one begins."""
+
+    def __len__(self):
+        return len(self.batches)
+
+
 def shift(batch):
     """Change a batch in place; a third time leads out of the table."""
     return batch.add_(8)
@@ -210,6 +217,7 @@ def check_streams(folder):
     for kind, make_loader in {
         "stream": lambda: unequal,
         "stateful": lambda: StatefulLoader(batches),
+        "stateful with a length": lambda: SizedStatefulLoader(batches),
         "batch sampler": lambda: DataLoader(range(20), batch_sampler=Announcing(batches)),
         "announcing": lambda: Announcing([torch.tensor(batch) for batch in batches]),
     }.items():
@@ -217,7 +225,7 @@ def check_streams(folder):
         with make_trainer(make_loader(), run_name=kind, **options) as trainer:
             trainer.fit()
         cd.barrier()
-        for place in ("ep0-ba2", "ep1-ba5"):
+        for place in ("ep0-ba2", "ep0-ba3", "ep1-ba5"):
             path = folder / kind / place
             resumed[f"{kind}, {place}"] = fit(make_loader(), run_name=kind, load_path=str(path))
     sized = DataLoader(SizedStream(own[:1] if rank in {1, 2} else own[:3]), batch_size=1)

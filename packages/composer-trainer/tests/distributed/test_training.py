@@ -126,8 +126,8 @@ class TestStreams:
             assert (found["clock"], found["warnings"]) == ([2, 6, 16], [])
             assert [index for index, loss in enumerate(found["lost"][0]) if loss] == [8, 9, 10, 11, 12, 15, 16, 19]
 
-    @pytest.mark.parametrize(("place", "batches"), [("ep0-ba2", 2), ("ep1-ba5", 5)])
-    @pytest.mark.parametrize("kind", ["stream", "stateful", "batch sampler", "announcing"])
+    @pytest.mark.parametrize(("place", "batches"), [("ep0-ba2", 2), ("ep0-ba3", 3), ("ep1-ba5", 5)])
+    @pytest.mark.parametrize("kind", ["stream", "stateful", "stateful with a length", "batch sampler", "announcing"])
     def test_resume_after_some_streams_have_ended(self, four_processes, kind, place, batches):
         """A resumed run has the same losses from there on, though some processes have no more batches."""
         for result in four_processes:

@@ -424,7 +424,7 @@ class TestStateOfALoader:
 
     @pytest.mark.filterwarnings("ignore:train_dataloader has a length:UserWarning")
     @pytest.mark.parametrize(
-        ("make", "subset"), [*itertools.product([Drawing, DrawingLate, RestoringLate], [-1, 3]), (Shuffling, -1)]
+        ("make", "subset"), [*itertools.product([Drawing, DrawingLate, RestoringLate, Shuffling], [-1, 3])]
     )
     def test_resumes_exactly(self, make, subset, tmp_path):
         """A run resumes after any batch, wherever the loader begins, and whatever a draw or a state decides."""
@@ -435,6 +435,19 @@ class TestStateOfALoader:
             place = int(path.name.partition("-")[0])
             if place < len(batches):
                 assert (path.name, self.fit(make, subset, load_path=path)) == (path.name, batches[place:])
+
+    @pytest.mark.parametrize("place", [2, 3])
+    def test_end_of_own_batches_is_kept(self, place):
+        """A process that only stays in step with others is still known to have ended when it saves again."""
+        own = Batches(DataSpec(Saving(3)), -1, torch.device("cpu"))
+        own.next()
+        saved = attrs.evolve(own.save(), place=place, has_ended=True, is_over=place == 3)
+        resumed = Batches(DataSpec(Saving(3)), -1, torch.device("cpu"))
+
+        resumed.load(saved)
+
+        assert resumed.save() == saved
+        assert resumed.position.epoch_is_over == (place == 3)
 
     def test_state_of_an_earlier_release(self):
         """A saved place without the state before the last batch continues from the state."""

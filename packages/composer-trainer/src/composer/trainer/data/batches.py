@@ -219,7 +219,7 @@ class Batches:
         self.rewind(saved.epoch)
         position, order, counted = self.position, self._order, None
         order.as_sampler = saved.as_sampler
-        position.move_to(self.places.place_here(saved), is_over=saved.is_over)
+        position.move_to(self.places.place_here(saved), is_over=saved.is_over, is_copy=saved.has_ended)
         in_epoch = position.is_in_epoch
         states = {name: state for name, state in saved.objects.states.items() if name != "before"}
         self._objects_at_start = SavedObjects(states, saved.objects.generators)
@@ -227,7 +227,7 @@ class Batches:
         # The next batch is found by the loader's own state, by skipping keys of its sampler, or by loading all before.
         if saved.loader is not None and isinstance(order, StatefulOrder):
             order.load(saved)
-            if saved.has_ended:  # iterated over, a loader at the end of its data may begin again
+            if saved.has_ended and in_epoch:  # iterated over, a loader at the end of its data may begin again
                 self._continue_with(self._aligned(iter(())))
         elif in_epoch:
             counted = self._skip(saved) if order.skips else self._replay()

@@ -143,7 +143,8 @@ class StatefulOrder(OpaqueOrder):
 
     Attributes:
         _loaded: The saved place, from :meth:`load` until the loader is iterated over.
-        _before: The state before the last batch, and whether the loader had ended then; empty if it is not needed.
+        _before: The state before the last batch, whether the loader had ended then, and the epoch and number of the
+            batch that follows; empty if it is not needed.
     """
 
     def __init__(self, loader: Iterable[Batch], seed: int) -> None:
@@ -156,10 +157,9 @@ class StatefulOrder(OpaqueOrder):
         if self._loaded is not None:
             return self._loaded.loader, self._loaded.objects.states
         if self._before and not in_epoch and not self.has_ended:
-            return self._before["state"], {}
-        # A copy, because a loader may change it in place.
-        state = copy.deepcopy(self.loader.state_dict())
-        return state, {"before": self._before} if in_epoch and self._before else {}
+            before = dict(self._before)
+            return before.pop("state"), {"before": before}
+        return self._copied_state(), {"before": self._before} if in_epoch and self._before else {}
 
     def load(self, saved: SavedPlace) -> None:
         """Load a state into the loader; the next call of :meth:`begin` continues from it."""
@@ -172,48 +172,63 @@ class StatefulOrder(OpaqueOrder):
         saved, self._loaded = self._loaded, None
         if saved is None:
             return self._iterate(epoch)
+        before = saved.objects.states.get("before")
         if not place:
-            return self._next_epoch(epoch, saved.loader, has_ended=saved.is_over or saved.has_ended)
-        if before := saved.objects.states.get("before"):
+            end = {"state": saved.loader, **(before or {}), "has_ended": saved.is_over or saved.has_ended}
+            return self._next_epoch(epoch, end)
+        if before:
             self.loader.load_state_dict(before["state"])
             # The generator's start draws as in the uninterrupted run, where it ran with the first batch.
-            numbers = itertools.chain([0], itertools.count(place))
-            batches = self._next_epoch(epoch, **before) if place == 1 else self._iterate(epoch, before, numbers)
+            repeated = {"number": place - 1, "seed": 0}
+            batches = self._next_epoch(epoch, before) if place == 1 else self._iterate(epoch, before, **repeated)
             next(batches, None)
             if equal(plain(self.loader.state_dict(), mappings=True), saved.loader):
                 return batches
             self.loader.load_state_dict(saved.loader)  # the state depends on draws
-        return self._iterate(epoch, {"state": saved.loader, "has_ended": False}, itertools.count(place))
+        at_place = {"state": saved.loader, "has_ended": False, "epoch": epoch, "number": place}
+        return self._iterate(epoch, at_place, place)
 
-    def _next_epoch(self, epoch: int, state: Any, *, has_ended: bool) -> Iterator[Batch]:
-        """Return the batches of an epoch; ``state``, which is loaded, may be one at the end of the epoch before."""
-        before = {"state": state, "has_ended": has_ended}
-        batches = self._iterate(epoch, before)
-        first = next(batches, END)
-        if first is not END and has_ended:  # it has begun the epoch
-            return itertools.chain([first], batches)
+    def _next_epoch(self, epoch: int, before: dict[str, Any]) -> Iterator[Batch]:
+        """Return the batches of an epoch; ``before`` has the loaded state, which may be one of the epoch before."""
+        if before["has_ended"]:
+            batches = self._iterate(epoch, before)
+            first = next(batches, END)
+            if first is not END:  # it has begun the epoch
+                return itertools.chain([first], batches)
+        else:
+            next(self._iterate(before.get("epoch", epoch), before, before.get("number", 0)), END)
         return self._iterate(epoch, before)
 
-    def _iterate(self, epoch: int, before: Any = None, numbers: Iterator[int] | None = None) -> Iterator[Batch]:
-        return seeded_batches(lambda: self._open(before), self.seed, epoch, numbers)
+    def _iterate(self, epoch: int, before: Any = None, number: int = 0, seed: int | None = None) -> Iterator[Batch]:
+        """Iterate from the batch with a number on, which is also the number of its seed unless that is given."""
+        seeds = itertools.chain([number if seed is None else seed], itertools.count(number + 1))
+        return seeded_batches(lambda: self._open(before, epoch, number), self.seed, epoch, seeds)
 
-    def _open(self, before: Any) -> Iterator[Batch]:
+    def _open(self, before: Any, epoch: int, number: int) -> Iterator[Batch]:
         """Iterate over the loader; ``before`` is the state that it begins with, if it is not its present one."""
         batches = iter(self.loader)
         if not isinstance(batches, GeneratorType):
-            return self._follow(batches, {}, keeps=False)
-        start = {"state": self.save(in_epoch=False)[0], "has_ended": self.has_ended}
-        return self._follow(batches, before or start, keeps=True)
+            return self._follow(batches, {}, epoch, number, keeps=False)
+        if not before:
+            start = {"state": self._copied_state(), "has_ended": self.has_ended, "epoch": epoch, "number": number}
+            before = self._before if self._before and not self.has_ended else start
+        return self._follow(batches, before, epoch, number, keeps=True)
 
-    def _follow(self, batches: Iterator[Batch], before: dict[str, Any], *, keeps: bool) -> Iterator[Batch]:
+    def _follow(
+        self, batches: Iterator[Batch], before: dict[str, Any], epoch: int, first: int, *, keeps: bool
+    ) -> Iterator[Batch]:
         """Yield the batches, and keep the state before each, or only before the last."""
         self.has_ended = False
-        while True:
+        for number in itertools.count(first):
             if not before and (keeps or self.loads_last):
-                before = {"state": copy.deepcopy(self.loader.state_dict()), "has_ended": False}
+                before = {"state": self._copied_state(), "has_ended": False, "epoch": epoch, "number": number}
             batch = next(batches, END)
             if batch is END:
                 self.has_ended = True
                 return
             self._before, before = before, {}
             yield batch
+
+    def _copied_state(self) -> Any:
+        """Return a copy of the loader's state, because a loader may change it in place."""
+        return copy.deepcopy(self.loader.state_dict())

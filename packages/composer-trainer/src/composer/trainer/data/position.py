@@ -96,9 +96,9 @@ class EpochPosition:
         self._expected_length = length
         self.move_to(self.place)
 
-    def move_to(self, place: int, *, is_over: bool = False) -> None:
-        """Set the place of the next batch; ``is_over`` is whether all data has been taken before it."""
-        self.place, self.last_is_copy = place, False
+    def move_to(self, place: int, *, is_over: bool = False, is_copy: bool = False) -> None:
+        """Set the place of the next batch, whether all data has been taken before it, and ``last_is_copy``."""
+        self.place, self.last_is_copy = place, is_copy
         self.set_end(self._order.end(place))
         if is_over and place and self.data_end is None:
             self.data_end = place
