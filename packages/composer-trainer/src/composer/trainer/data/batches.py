@@ -152,7 +152,7 @@ class Batches:
         """
         position = self.position
         batch, is_own = self._ahead or self._load()
-        self._ahead, self.objects_before = None, SavedObjects()
+        self._ahead, self.objects_before = None, _NO_OBJECTS
         if batch is END:
             self._check_end()
             position.exhaust()
@@ -319,12 +319,13 @@ class Batches:
 
     def _load(self) -> tuple[Batch, bool]:
         """Load the next batch, and return it with whether it counts."""
-        self._order.loads_last = self.position.num_batches == self.position.limit - 1
+        position = self.position
+        self._order.loads_last = position.place >= (position.limit - 1) * position.place_distance
         return next(self._batches, _NONE_LEFT)
 
     def _continue_with(self, batches: Iterator[tuple[Batch, bool]]) -> None:
         """Set the iterator of the batches from the place on, each with whether it counts."""
-        self._batches, self.objects_before = batches, SavedObjects()
+        self._batches, self.objects_before = batches, _NO_OBJECTS
         self._ahead = None
 
     def _check_end(self) -> None:
@@ -343,3 +344,4 @@ class Batches:
 
 
 _NONE_LEFT = (END, True)
+_NO_OBJECTS = SavedObjects()
