@@ -138,18 +138,15 @@ class Loading:
         copies = [place for one in savers if one.continues for place in one.folders_of_copies(state)]
         places = [folder, *from_rank_zero(copies)]
         with failing_in_all_processes("Looking for checkpoints"):
-            manifests = {place: [one.manifest for one in find_checkpoints(place) if one.manifest] for place in places}
-        own = {place: [one for one in found if one.run_name == run_name] for place, found in manifests.items()}
-        newest = {
-            place: max((progress(one.timestamp) for one in found if not one.weights_only), default=())
-            for place, found in own.items()
-        }
-        # Those of the folder are before copies that are as new.
-        for place in from_rank_zero(sorted(places, key=lambda one: newest[one], reverse=True)):
-            path = agreed_newest(place, run_name)
+            manifests = [[one.manifest for one in find_checkpoints(place) if one.manifest] for place in places]
+        own = [[one for one in found if one.run_name == run_name] for found in manifests]
+        newest = [max((progress(one.timestamp) for one in found if not one.weights_only), default=()) for found in own]
+        # Those of the folder are before copies that are as new. Each process has its own path of the folder.
+        for index in from_rank_zero(sorted(range(len(places)), key=newest.__getitem__, reverse=True)):
+            path = agreed_newest(places[index], run_name)
             if path is not None:
                 return path
-        if any(one.weights_only for found in own.values() for one in found):
+        if any(one.weights_only for found in own for one in found):
             _log.warning(
                 "autoresume: there are only weights of %r, from which training cannot resume; starting from the "
                 "beginning. Leave out save_weights_only.",
