@@ -177,8 +177,7 @@ class TestOneCheckpoint:
 
         own = messages.pop(2)
         assert own == "CheckpointError: lost://run cannot be read: PermissionError: the key has expired"
-        looking = "CheckpointError: lost://run cannot be loaded from: looking for a checkpoint failed in process 2"
-        assert {*messages} == {f"{looking}: {own}."}
+        assert {*messages} == {f"RuntimeError: Looking for checkpoints failed in process 2: {own}."}
 
     def test_different_checkpoints_of_one_name_raise(self, four_processes):
         """With separate disks, different manifests raise in every process."""

@@ -25,7 +25,7 @@ GPU_AVAILABLE_FLOPS = {
         amp + kind: value * 1e12
         for kind, value in attrs.asdict(peak).items()
         if value is not None
-        for amp in ({"", "amp_"} - {"amp_" if kind.endswith("32") else None})
+        for amp in (("",) if kind.endswith("32") else ("", "amp_"))
     }
     for name, peak in PEAKS.items()
 }

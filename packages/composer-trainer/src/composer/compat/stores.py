@@ -342,7 +342,7 @@ class RemoteUploaderDownloader(LoggerDestination):
 
     A file is uploaded before the training continues, a checkpoint in the background, with its manifest last and a file
     that names the latest one. ``autoresume`` continues from the newest copy if the local folder has no checkpoint of
-    the run. Checkpoints in a folder that is a URL are there already, and are not copied.
+    the run that is as new. Checkpoints in a folder that is a URL are there already, and are not copied.
 
     Args:
         bucket_uri: The URL of the bucket or folder.

@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_map_only
 
 from composer.compat.replacements import STR_TO_DTYPE, ensure_tuple
 from composer.compat.stores import get_file
-from composer.distributed import barrier, get_global_rank
+from composer.distributed import get_global_rank
+from composer.distributed.collectives import failing_in_all_processes
 from composer.functional.dtensors import is_sharded
 
 __all__ = [
@@ -130,9 +131,9 @@ def download_monolithic_checkpoint(source_uri: str, destination_path: str, globa
         Traceback (most recent call last):
         FileNotFoundError: no/such/file does not exist.
     """
-    if not (global_rank_zero_only and get_global_rank()):
-        get_file(source_uri, destination_path)
-    barrier()
+    with failing_in_all_processes("Downloading a checkpoint"):
+        if not (global_rank_zero_only and get_global_rank()):
+            get_file(source_uri, destination_path)
 
 
 def glob_filter(exclude_globs: Sequence[str]) -> Callable[[dict[str, Any]], None]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from composer.checkpoint.contents import IgnoreKeys
+    from composer.checkpoint.manifest import Manifest
     from composer.core import Engine, State
     from composer.core.passes import Passes
     from composer.trainer.resume.state import ResumeState
@@ -137,16 +138,13 @@ class Loading:
         run_name, savers = state.run_name, [one for one in state.callbacks if isinstance(one, CheckpointSaver)]
         copies = [place for one in savers if one.continues for place in one.folders_of_copies(state)]
         places = [folder, *from_rank_zero(copies)]
+        for place in _newest_first(places, run_name):
+            newest = agreed_newest(place, run_name)
+            if newest is not None:
+                return newest
         with failing_in_all_processes("Looking for checkpoints"):
-            manifests = [[one.manifest for one in find_checkpoints(place) if one.manifest] for place in places]
-        own = [[one for one in found if one.run_name == run_name] for found in manifests]
-        newest = [max((progress(one.timestamp) for one in found if not one.weights_only), default=()) for found in own]
-        # Those of the folder are before copies that are as new. Each process has its own path of the folder.
-        for index in from_rank_zero(sorted(range(len(places)), key=newest.__getitem__, reverse=True)):
-            path = agreed_newest(places[index], run_name)
-            if path is not None:
-                return path
-        if any(one.weights_only for found in own for one in found):
+            own = [one for place in places for one in _manifests(place, run_name)]
+        if any(one.weights_only for one in own):
             _log.warning(
                 "autoresume: there are only weights of %r, from which training cannot resume; starting from the "
                 "beginning. Leave out save_weights_only.",
@@ -155,6 +153,23 @@ class Loading:
         elif self.path is None:
             _log.warning("autoresume: there is no checkpoint of %r yet; starting from the beginning.", run_name)
         return None
+
+
+def _newest_first(places: list[str], run_name: str) -> list[str]:
+    """Return a folder and those of its copies, those with newer checkpoints first; all processes must call this."""
+    if len(places) == 1:
+        return places
+    with failing_in_all_processes("Looking for checkpoints"):
+        found = [[one for one in _manifests(place, run_name) if not one.weights_only] for place in places]
+    newest = [max((progress(one.timestamp) for one in manifests), default=()) for manifests in found]
+    # The folder is before copies that are as new. Each process has its own path of the folder.
+    order = from_rank_zero(sorted(range(len(places)), key=newest.__getitem__, reverse=True))
+    return [places[index] for index in order]
+
+
+def _manifests(place: str, run_name: str) -> list[Manifest]:
+    manifests = [one.manifest for one in find_checkpoints(place)]
+    return [one for one in manifests if one is not None and one.run_name == run_name]
 
 
 def _check_save_interval(name: str, interval: SaveInterval) -> None:
