@@ -151,7 +151,7 @@ def test_imported_names(home, name, module):
         ("composer.trainer.trainer", "Time", "composer.core"),
         ("composer.callbacks.speed_monitor", "ensure_tuple", "composer.compat.replacements"),
         ("composer.callbacks.checkpoint_saver", "Logger", "composer.loggers"),
-        ("composer.models.base", "Device", "composer.core.device"),
+        ("composer.models.base", "Device", "composer.core.former"),
         ("composer.loss.loss", "infer_target_type", "composer.functional"),
     ],
 )

@@ -19,9 +19,8 @@ from composer.core.base import Algorithm, Callback, rebuild_algorithm, run_surge
 from composer.core.checks import calling_function, check_run_name
 from composer.core.components import ObservableList, by_key
 from composer.core.data_spec import Batch, BatchKey, DataSpec, batch_get, batch_set, ensure_data_spec, length_of
-from composer.core.device import to_device
 from composer.core.evaluator import Evaluator, MetricValues, ensure_evaluator
-from composer.core.former import FormerState, to_batches
+from composer.core.former import FormerState, to_batches, to_device
 from composer.core.logger import Logger
 from composer.core.precision import Precision
 from composer.core.randomness import derive_seed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from composer.core.device import Device, to_device
+from composer.core.former import Device, to_device
 from composer.distributed import device_of_process
 from composer.trainer.settings.compute import choose_device
 
