@@ -114,6 +114,7 @@ class Device(str):
         tensor([1., 1.])
     """
 
+    _device: torch.device
     type: str
     """The type of the device: ``"cpu"``, ``"cuda"`` or ``"mps"``."""
     index: int | None  # type: ignore[assignment]  # torch's, not that of a string
