@@ -1,8 +1,93 @@
-"""ObservableList notifies about changes."""
+"""Observable lists, saved fields, and the states of components; each algorithm has a round trip through files."""
 
+import enum
+import inspect
+import json
+import pathlib
+import signal
+import types
+import typing
+import uuid
+from typing import Any
+
+import attrs
 import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from torch import nn
 
-from composer.core.components import ObservableList
+import composer.algorithms
+from composer.core import (
+    Algorithm,
+    Callback,
+    NotSerializableError,
+    State,
+    Time,
+    TimeUnit,
+    join_tensors,
+    rebuild_algorithm,
+    saved,
+    split_tensors,
+)
+from composer.core.components import ObservableList, coded, is_unsaved, like, settings_to_data, transient
+from composer.core.serialization import field_types
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+def make_local_mode():
+    class Mode(enum.Enum):
+        FAST = "fast"
+
+    return Mode.FAST
+
+
+class Named(Callback):
+    """Has a state whose values a new object lacks."""
+
+    def __init__(self, held=None):
+        self.held = held
+
+    def state_dict(self):
+        return {"held": self.held}
+
+    def load_state_dict(self, state):
+        self.held = state["held"]
+
+
+def magnitude(number):
+    if not number:
+        raise ValueError("half must not be 0")
+    return abs(number)
+
+
+@attrs.define(eq=False)
+class Remember(Algorithm):
+    size: int = 3
+    best: float = saved(default=0.0)
+    when: Time = saved(default=Time(0, "ba"))
+    means: dict[str, torch.Tensor] = saved(factory=dict)
+    _count: int = saved(default=0, validator=attrs.validators.ge(0))
+    _half: int = saved(default=1, converter=magnitude)
+    mode: str = saved(default="min", validator=attrs.validators.in_(["min", "max"]))
+    _scratch: Any = attrs.field(default=None, init=False)
+
+    def apply(self, event, state, logger):
+        """Do nothing."""
+
+
+class Own(Callback):
+    def __init__(self):
+        self.seen = 0
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
 
 
 def check(item):
@@ -102,3 +187,282 @@ def test_equality():
     assert ObservableList(["a"], check) != ["b"]
     with pytest.raises(TypeError, match="unhashable"):
         hash(ObservableList([], check))
+
+
+class TestCoded:
+    """Values of enumerations and other types in the state of a callback."""
+
+    @pytest.mark.parametrize("own", [None, Colour.RED, TimeUnit.EPOCH, pathlib.Path("own"), Time(1, "ep")])
+    @pytest.mark.parametrize(
+        "value", [TimeUnit.BATCH, signal.SIGTERM, Colour.RED, Time(3, "ba"), pathlib.Path("saved"), uuid.SafeUUID.safe]
+    )
+    def test_the_saved_type_decides(self, own, value):
+        """Whatever the new object has at that place, the loaded value has the type that was saved."""
+        new = Named(own)
+
+        State(model=None, callbacks=[new]).load_state_dict(State(model=None, callbacks=[Named(value)]).state_dict())
+
+        assert new.held == value
+        assert type(new.held) is type(value)
+
+    def test_an_unknown_enumeration(self):
+        """The value of an enumeration that is local to a function is loaded, with a warning that names the place."""
+        new = Named()
+        written = State(model=None, callbacks=[Named([make_local_mode()])]).state_dict()
+
+        with pytest.warns(UserWarning, match=r"callbacks\.Named\.held\[0\]: a member of Mode was saved"):
+            State(model=None, callbacks=[new]).load_state_dict(written)
+
+        assert new.held == ["fast"]
+
+    def test_a_renamed_enumeration(self):
+        """The own value shows what an enumeration is called now; a value that this lacks is loaded with a warning."""
+        new, other = Named([TimeUnit.EPOCH, Colour.RED]), Named([TimeUnit.EPOCH, Colour.RED])
+        former = [{"$coded": ["FormerUnit", "ba"]}, {"$coded": ["FormerColour", 1]}]
+        removed = [former[0], {"$coded": ["FormerColour", 2]}]
+
+        new.load_state_dict(like(new.state_dict(), {"held": former}, Named))
+        with pytest.warns(UserWarning, match="a member of FormerColour was saved"):
+            other.load_state_dict(like(other.state_dict(), {"held": removed}, Named))
+
+        assert new.held == [TimeUnit.BATCH, Colour.RED]
+        assert other.held == [TimeUnit.BATCH, 2]
+
+    def test_a_class_of_an_unregistered_module(self):
+        """The module of a class may be missing in sys.modules, as of one that a program executed from a string."""
+        owner = type("Owner", (), {"__module__": "executed"})
+
+        assert like(None, coded(TimeUnit.BATCH), owner) is TimeUnit.BATCH
+
+
+class TestSavedFields:
+    def test_saved_fields_define_the_state(self):
+        """Marked fields are saved without the leading underscore; settings and other fields are not."""
+        state = Remember().state_dict()
+
+        assert state == {"best": 0.0, "when": "0ba", "means": {}, "count": 0, "half": 1, "mode": "min"}
+
+    def test_saved_fields_are_not_settings(self):
+        """They are neither arguments nor printed."""
+        assert repr(Remember(size=2)) == "Remember(size=2, _scratch=None)"
+        assert Remember().settings() == {"size": 3}
+
+    def test_round_trip(self):
+        """A second object continues where the first was."""
+        first, second = Remember(), Remember()
+        first.best, first.when, first.means, first._count = 0.5, Time(7, "ba"), {"a": torch.ones(2)}, 4
+
+        second.load_state_dict(first.state_dict())
+
+        assert (second.best, second.when, second._count) == (0.5, Time(7, "ba"), 4)
+        assert second.means["a"] is first.means["a"]
+
+    def test_converters_run(self):
+        """A field's converter is applied on load."""
+        one = Remember()
+
+        one.load_state_dict(one.state_dict() | {"half": -3})
+
+        assert one._half == 3
+
+    @pytest.mark.parametrize(
+        ("change", "text"),
+        [
+            ({"bst": 1}, "Remember saves no 'bst'; did you mean 'best'?"),
+            ({"best": None}, "Remember.best: must be float, got None."),
+            ({"when": "soon"}, "Remember.when: must be Time, got 'soon': A time must be"),
+            ({"count": -1}, "Remember.count: '_count' must be >= 0: -1"),
+            ({"half": 0}, "Remember.half: half must not be 0"),
+            ({"mode": "best"}, "Remember.mode: 'mode' must be in ['min', 'max'] (got 'best')"),
+            ({"means": {"a": 3}}, "Remember.means['a']: must be Tensor: got 3."),
+        ],
+    )
+    @pytest.mark.parametrize("method", ["load_state_dict", "check_state_dict"])
+    def test_invalid_state_changes_nothing(self, method, change, text):
+        """Each field is checked before any is set."""
+        one = Remember()
+
+        with pytest.raises(ValueError) as caught:  # noqa: PT011
+            getattr(one, method)(Remember().state_dict() | {"best": 0.7} | change)
+
+        assert text in str(caught.value)
+        assert one.best == 0.0
+
+    def test_all_problems_are_reported_together(self):
+        """Missing, unexpected and invalid fields are reported together."""
+        with pytest.raises(ValueError, match=r"no 'x'.*'when' is missing.*'count' is missing"):
+            Remember().load_state_dict({"best": 1.0, "means": {}, "half": 1, "mode": "min", "x": 3})
+
+    def test_a_class_that_saves_nothing(self):
+        """The error names what was saved, also with keys of several types."""
+        with pytest.raises(ValueError, match=r"Callback saves nothing and cannot load \[3, 'a'\]"):
+            Callback().check_state_dict({"a": 1, 3: 2})
+
+    def test_unserializable_field_raises_on_save(self):
+        """The error states the class and the field."""
+        one = Remember()
+        one.means = {"a": print}
+
+        with pytest.raises(NotSerializableError, match=r"Remember\.means\.a: function builtins\.print cannot be saved"):
+            one.state_dict()
+
+    def test_check_changes_nothing(self):
+        """Checking a valid state passes and loads nothing."""
+        one = Remember()
+
+        one.check_state_dict(one.state_dict() | {"best": 0.7})
+
+        assert one.best == 0.0
+
+    def test_custom_load_state_dict_is_not_checked(self):
+        """A class with its own load_state_dict is not checked."""
+        own = Own()
+
+        own.check_state_dict({"seen": 3})
+        own.load_state_dict({"seen": 3})
+
+        assert own.state_dict() == {"seen": 3}
+        assert own.settings() == {}
+
+    def test_transient_fields_are_neither_settings_nor_saved(self):
+        """What an algorithm keeps within a step is not in its settings, its state or its text; it is set unchecked."""
+
+        @attrs.define(eq=False)
+        class Keeps(Remember):
+            kept: int = transient(default=1, validator=attrs.validators.gt(0))
+
+        one = Keeps()
+        one.kept = -1
+
+        assert "kept" not in {*settings_to_data(one), *one.state_dict()}
+        assert "kept" not in repr(one)
+
+    def test_inherited_fields_are_saved(self):
+        """Inherited fields are included."""
+
+        @attrs.define(eq=False)
+        class More(Remember):
+            extra: str = saved(default="x")
+
+        assert set(More().state_dict()) == {"best", "when", "means", "count", "half", "mode", "extra"}
+
+
+KINDS = [
+    kind
+    for kind in (getattr(composer.algorithms, name) for name in composer.algorithms.__all__)
+    if inspect.isclass(kind) and issubclass(kind, Algorithm)
+]
+
+
+WORDS = ["norm", "value", "adaptive", "block", "sample", "linear", "uniform", "resize", "crop", "auto", "all", "Linear"]
+
+
+TIMES = st.builds(Time, st.integers(1, 99), st.sampled_from(["ep", "ba", "sp"])) | st.builds(
+    Time, st.floats(0, 1), st.just("dur")
+)
+
+
+SCALARS = {
+    bool: st.booleans(),
+    int: st.integers(1, 64),
+    float: st.floats(0.01, 0.99) | st.integers(1, 3),
+    str: st.sampled_from(WORDS),
+    Time: TIMES,
+    type(None): st.none(),
+    nn.Module: st.builds(nn.Dropout, st.floats(0, 1)),
+}
+
+
+pytestmark = pytest.mark.filterwarnings("ignore::composer.core.NoEffectWarning")  # a drawn setting may be 0 or 1
+
+
+each = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+
+
+# Their modules, an augmentation and a teacher, are described in a checkpoint; they cannot be constructed from that.
+WITH_MODULE = {composer.algorithms.Augment, composer.algorithms.Distillation}
+
+
+each_of_data = pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind not in WITH_MODULE], ids=lambda kind: kind.__name__
+)
+
+
+def values_of(kind):
+    """Return a strategy for the plain values of a type."""
+    if kind in SCALARS:
+        return SCALARS[kind]
+    if isinstance(kind, type) and issubclass(kind, str):
+        return st.sampled_from(list(kind))
+    if typing.get_origin(kind) is typing.Literal:
+        return st.sampled_from(typing.get_args(kind))
+    if typing.get_origin(kind) in {typing.Union, types.UnionType}:
+        return st.one_of([values_of(member) for member in typing.get_args(kind)])
+    if kind in {typing.Any, object}:
+        return st.integers(0, 5) | st.text(max_size=4) | st.tuples(st.integers(), st.text(max_size=2))
+    return st.nothing()
+
+
+@st.composite
+def objects_of(draw, kind):
+    """Return a strategy for algorithms of a class: some settings are drawn from their types, others are defaults."""
+    kinds, values = field_types(kind), {}
+    for field in attrs.fields(kind):
+        strategy = values_of(kinds[field.name])
+        is_needed = field.default is attrs.NOTHING
+        if field.init and not strategy.is_empty and (is_needed or draw(st.integers(0, 3)) == 0):
+            values[field.alias] = draw(strategy)
+    try:
+        return kind(**values)
+    except (TypeError, ValueError):
+        assume(False)  # these settings do not go together
+
+
+def through_files(state):
+    data, tensors = split_tensors(state)
+    return join_tensors(json.loads(json.dumps(data, allow_nan=False)), tensors)
+
+
+@each
+def test_setting_annotations_resolve(kind):
+    """Annotations of settings resolve at run time; only ``Any`` is read as anything."""
+    kinds = field_types(kind)
+
+    unread = [
+        (field.alias, field.type)
+        for field in attrs.fields(kind)
+        if field.init and kinds[field.name] is typing.Any and field.type not in {"Any", typing.Any}
+    ]
+
+    assert unread == []
+
+
+@each_of_data
+@given(data=st.data())
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+def test_reconstructs_from_settings(kind, data):
+    """Name and settings are sufficient to reconstruct each algorithm."""
+    algorithm = data.draw(objects_of(kind))
+
+    record = through_files({"name": kind.__name__, "settings": settings_to_data(algorithm)})
+    again = rebuild_algorithm(record, classes=[kind])
+
+    assert [name for name, saved in record["settings"].items() if is_unsaved(saved)] == []
+    assert type(again) is kind
+    assert again.settings() == algorithm.settings()
+    assert repr(again) == repr(algorithm)
+
+
+@each
+@given(data=st.data())
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+def test_state_round_trip(kind, data):
+    """A new run with the same settings loads the saved state without differences."""
+    algorithm = data.draw(objects_of(kind))
+    state = State(model=None, algorithms=algorithm)
+    later = State(model=None, algorithms=kind(**algorithm.settings()))
+
+    report = later.load_state_dict(through_files(state.state_dict()), strict=True)
+
+    assert report.differences == ()
+    assert repr(later.state_dict()) == repr(state.state_dict())

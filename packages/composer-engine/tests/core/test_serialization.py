@@ -1,4 +1,4 @@
-"""Serialization: typed values, plain data, JSON with tensors, and saved fields of classes."""
+"""Typed values and plain data, and plain data as JSON and tensors."""
 
 import collections
 import contextlib
@@ -6,9 +6,8 @@ import datetime as dt
 import enum
 import fractions
 import json
+import math
 import pathlib
-import signal
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -19,84 +18,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer.core import (
-    Algorithm,
     BatchKey,
-    Callback,
     Event,
     Interval,
     NotSerializableError,
     Precision,
     Stage,
-    State,
     Time,
     Timestamp,
     TimeUnit,
     from_data,
-    saved,
+    join_tensors,
+    split_tensors,
     to_data,
 )
-from composer.core.serializable import settings_to_data, transient
-from composer.core.serialization import coded, field_types, like, plain
+from composer.core.serialization import field_types, plain
 
 
 class Colour(enum.IntEnum):
     RED = 1
 
 
-def make_local_mode():
-    class Mode(enum.Enum):
-        FAST = "fast"
-
-    return Mode.FAST
-
-
-class Named(Callback):
-    """Has a state whose values a new object lacks."""
-
-    def __init__(self, held=None):
-        self.held = held
-
-    def state_dict(self):
-        return {"held": self.held}
-
-    def load_state_dict(self, state):
-        self.held = state["held"]
-
-
 class FakeNumber(float):
     """A subclass of float, like NumPy's float64."""
-
-
-def magnitude(number):
-    if not number:
-        raise ValueError("half must not be 0")
-    return abs(number)
-
-
-@attrs.define(eq=False)
-class Remember(Algorithm):
-    size: int = 3
-    best: float = saved(default=0.0)
-    when: Time = saved(default=Time(0, "ba"))
-    means: dict[str, torch.Tensor] = saved(factory=dict)
-    _count: int = saved(default=0, validator=attrs.validators.ge(0))
-    _half: int = saved(default=1, converter=magnitude)
-    mode: str = saved(default="min", validator=attrs.validators.in_(["min", "max"]))
-    _scratch: Any = attrs.field(default=None, init=False)
-
-    def apply(self, event, state, logger):
-        """Do nothing."""
-
-
-class Own(Callback):
-    def __init__(self):
-        self.seen = 0
-
-    def state_dict(self):
-        return {"seen": self.seen}
-
-    def load_state_dict(self, state):
-        self.seen = state["seen"]
 
 
 class TestPlain:
@@ -184,6 +128,8 @@ class Near(Interval):
 
 
 TENSOR = torch.ones(2)
+
+
 PAIRS = [
     (3, int, 3),
     (3, float, 3),
@@ -381,52 +327,6 @@ class TestTypeErrors:
             assert repr(to_data(value, kind)) == repr(data) or to_data(value, kind) == data
 
 
-class TestCoded:
-    """Values of enumerations and other types in the state of a callback."""
-
-    @pytest.mark.parametrize("own", [None, Colour.RED, TimeUnit.EPOCH, pathlib.Path("own"), Time(1, "ep")])
-    @pytest.mark.parametrize(
-        "value", [TimeUnit.BATCH, signal.SIGTERM, Colour.RED, Time(3, "ba"), pathlib.Path("saved"), uuid.SafeUUID.safe]
-    )
-    def test_the_saved_type_decides(self, own, value):
-        """Whatever the new object has at that place, the loaded value has the type that was saved."""
-        new = Named(own)
-
-        State(model=None, callbacks=[new]).load_state_dict(State(model=None, callbacks=[Named(value)]).state_dict())
-
-        assert new.held == value
-        assert type(new.held) is type(value)
-
-    def test_an_unknown_enumeration(self):
-        """The value of an enumeration that is local to a function is loaded, with a warning that names the place."""
-        new = Named()
-        written = State(model=None, callbacks=[Named([make_local_mode()])]).state_dict()
-
-        with pytest.warns(UserWarning, match=r"callbacks\.Named\.held\[0\]: a member of Mode was saved"):
-            State(model=None, callbacks=[new]).load_state_dict(written)
-
-        assert new.held == ["fast"]
-
-    def test_a_renamed_enumeration(self):
-        """The own value shows what an enumeration is called now; a value that this lacks is loaded with a warning."""
-        new, other = Named([TimeUnit.EPOCH, Colour.RED]), Named([TimeUnit.EPOCH, Colour.RED])
-        former = [{"$coded": ["FormerUnit", "ba"]}, {"$coded": ["FormerColour", 1]}]
-        removed = [former[0], {"$coded": ["FormerColour", 2]}]
-
-        new.load_state_dict(like(new.state_dict(), {"held": former}, Named))
-        with pytest.warns(UserWarning, match="a member of FormerColour was saved"):
-            other.load_state_dict(like(other.state_dict(), {"held": removed}, Named))
-
-        assert new.held == [TimeUnit.BATCH, Colour.RED]
-        assert other.held == [TimeUnit.BATCH, 2]
-
-    def test_a_class_of_an_unregistered_module(self):
-        """The module of a class may be missing in sys.modules, as of one that a program executed from a string."""
-        owner = type("Owner", (), {"__module__": "executed"})
-
-        assert like(None, coded(TimeUnit.BATCH), owner) is TimeUnit.BATCH
-
-
 class TestFieldTypes:
     def test_annotations_resolve_in_their_module(self):
         """Annotations of a base class are resolved in its module."""
@@ -462,113 +362,192 @@ class TestFieldTypes:
         assert field_types(Early) == {"later": Interval | None}
 
 
-class TestSavedFields:
-    def test_saved_fields_define_the_state(self):
-        """Marked fields are saved without the leading underscore; settings and other fields are not."""
-        state = Remember().state_dict()
+KEYS = (
+    st.text(max_size=4) | st.integers() | st.booleans() | st.none() | st.sampled_from(["$", "$tensor", "$dict", "a.b"])
+)
 
-        assert state == {"best": 0.0, "when": "0ba", "means": {}, "count": 0, "half": 1, "mode": "min"}
 
-    def test_saved_fields_are_not_settings(self):
-        """They are neither arguments nor printed."""
-        assert repr(Remember(size=2)) == "Remember(size=2, _scratch=None)"
-        assert Remember().settings() == {"size": 3}
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+    | st.sampled_from([torch.ones(2, 3), torch.tensor(3), torch.empty(0), torch.zeros(2, dtype=torch.bfloat16)])
+)
 
-    def test_round_trip(self):
-        """A second object continues where the first was."""
-        first, second = Remember(), Remember()
-        first.best, first.when, first.means, first._count = 0.5, Time(7, "ba"), {"a": torch.ones(2)}, 4
 
-        second.load_state_dict(first.state_dict())
+STATES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(KEYS | st.tuples(KEYS, KEYS), inner, max_size=4)
+    ),
+    max_leaves=15,
+)
 
-        assert (second.best, second.when, second._count) == (0.5, Time(7, "ba"), 4)
-        assert second.means["a"] is first.means["a"]
 
-    def test_converters_run(self):
-        """A field's converter is applied on load."""
-        one = Remember()
+def same(one, other):
+    """Return whether two states are equal, including the type of each item."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return same(list(one), list(other)) and same(list(one.values()), list(other.values()))
+    return one == other
 
-        one.load_state_dict(one.state_dict() | {"half": -3})
 
-        assert one._half == 3
+def through_json(state):
+    data, tensors = split_tensors(state)
+    return join_tensors(json.loads(json.dumps(data, allow_nan=False)), tensors)
+
+
+class TestJson:
+    @given(STATES)
+    @settings(max_examples=200, deadline=None)
+    def test_round_trip(self, state):
+        """Tuples, non-string keys, empty containers and tensors of every size are restored."""
+        assert same(through_json(state), state)
+
+    @pytest.mark.parametrize("number", [math.inf, -math.inf, 0.1, -0.0, 5e-324, 1.7976931348623157e308])
+    def test_floats(self, number):
+        """Floats that JSON cannot represent are restored too."""
+        assert repr(through_json([number])) == repr([number])
+
+    def test_nan(self):
+        """NaN is restored as NaN."""
+        assert math.isnan(through_json(math.nan))
+
+    def test_reserved_keys_as_data(self):
+        """A dictionary that looks like the format's own is only data."""
+        state = {"$tensor": "x", "$float": "nan", "deep": [{"$tuple": [1]}, {"$dict": [[1, 2]]}]}
+
+        assert through_json(state) == state
+
+    def test_shared_tensor(self):
+        """A shared tensor is written once and restored as one tensor."""
+        tensor = torch.ones(3)
+
+        data, tensors = split_tensors({"a": tensor, "b": tensor, "view": tensor[:]})
+        joined = join_tensors(data, tensors)
+
+        assert list(tensors) == ["a"]
+        assert joined["a"] is joined["b"] is joined["view"]
+
+    def test_different_views_of_one_storage(self):
+        """Rows, a transposed matrix or another dtype of the same memory are separate tensors."""
+        matrix = torch.arange(4.0).reshape(2, 2)
+        state = {"all": matrix, "row": matrix[0], "turned": matrix.t(), "bits": matrix.view(torch.int32)}
+
+        assert same(through_json(state), state)
+        assert len(split_tensors(state)[1]) == 4
+
+    def test_conjugate_views(self):
+        """A conjugate and a negative view are saved with their own values."""
+        number = torch.tensor([1 + 2j])
+        state = {"a": number, "b": number.conj(), "c": number.conj().imag, "d": number.imag}
+
+        joined = through_json(state)
+
+        assert {name: one.tolist() for name, one in joined.items()} == {
+            name: one.tolist() for name, one in state.items()
+        }
+
+    def test_empty_tensors_are_separate(self):
+        """Two tensors without elements are two."""
+        assert len(split_tensors([torch.empty(0), torch.empty(0)])[1]) == 2
+
+
+class TestTensorNames:
+    def test_names_are_paths(self):
+        """Tensor names are paths."""
+        _, tensors = split_tensors({"EMA": {"averages": {"0.weight": torch.ones(1)}}, "list": [torch.ones(1)]})
+
+        assert list(tensors) == ["EMA.averages.0.weight", "list[0]"]
+
+    def test_colliding_names_are_numbered(self):
+        """Keys with dots do not merge two tensors."""
+        state = {"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}}
+
+        data, tensors = split_tensors(state)
+
+        assert list(tensors) == ["a.b", "a.b#1"]
+        assert same(join_tensors(data, tensors), state)
+
+    def test_single_tensor(self):
+        """A tensor without a path has a name."""
+        assert list(split_tensors(torch.ones(1))[1]) == ["tensor"]
+
+    def test_tensors_are_not_copied(self):
+        """Nothing is copied, and no graph is kept alive."""
+        weight = torch.nn.Parameter(torch.ones(2))
+
+        (tensor,) = split_tensors([weight])[1].values()
+
+        assert tensor.data_ptr() == weight.data_ptr()
+        assert not tensor.requires_grad
+
+
+class TestJsonErrors:
+    @pytest.mark.parametrize("state", [{"a": print}, {"a": {1}}, {"a": [b"x"]}])
+    def test_unserializable_value_raises(self, state):
+        """The error states the path."""
+        with pytest.raises(NotSerializableError, match=r"^a.*cannot be saved"):
+            split_tensors(state)
+
+    def test_tensor_key_raises(self):
+        """Keys must be plain data."""
+        with pytest.raises(NotSerializableError, match=r"^a: a tensor cannot be a dictionary's key"):
+            split_tensors({"a": {torch.ones(1): 3}})
 
     @pytest.mark.parametrize(
-        ("change", "text"),
+        ("data", "tensors", "text"),
         [
-            ({"bst": 1}, "Remember saves no 'bst'; did you mean 'best'?"),
-            ({"best": None}, "Remember.best: must be float, got None."),
-            ({"when": "soon"}, "Remember.when: must be Time, got 'soon': A time must be"),
-            ({"count": -1}, "Remember.count: '_count' must be >= 0: -1"),
-            ({"half": 0}, "Remember.half: half must not be 0"),
-            ({"mode": "best"}, "Remember.mode: 'mode' must be in ['min', 'max'] (got 'best')"),
-            ({"means": {"a": 3}}, "Remember.means['a']: must be Tensor: got 3."),
+            ({"a": {"$tensor": "w"}}, {"w1": torch.ones(1)}, "a: there is no tensor 'w'; did you mean 'w1'?"),
+            ({"a": {"$tensor": [1]}}, {}, r"a: there is no tensor \[1\]"),
+            ({"a": 1}, {"w": torch.ones(1)}, "no place in the data: 'w'"),
+            ({"a": {"$float": 3}}, {}, "a: must be as split_tensors"),
+            ({"a": {"$float": []}}, {}, "a: must be as split_tensors"),
+            ({"a": {"$tuple": "xy"}}, {}, "a: must be as split_tensors\\(\\) writes it, got {'\\$tuple': 'xy'}"),
+            ({"a": {"$dict": {"b": 1}}}, {}, "a: must be as split_tensors"),
+            ({"a": {"$dict": [[1]]}}, {}, "a: must be as split_tensors"),
+            ({"a": {"$dict": [[[1], 2]]}}, {}, "a: must be as split_tensors"),
+            ({"a": {"$code": "x"}}, {}, "a: must be as split_tensors"),
+            ({"a": {"$tuple": [], "b": 1}}, {}, "a: must be as split_tensors"),
+            ({3: 1}, {}, "must be as split_tensors.* got {3: 1}"),
+            ({"a": object()}, {}, "a: must be as split_tensors.* got <object"),
         ],
     )
-    @pytest.mark.parametrize("method", ["load_state_dict", "check_state_dict"])
-    def test_invalid_state_changes_nothing(self, method, change, text):
-        """Each field is checked before any is set."""
-        one = Remember()
+    def test_malformed_data_raises(self, data, tensors, text):
+        """Data that the encoder never writes raise."""
+        with pytest.raises(ValueError, match=text):
+            join_tensors(data, tensors)
 
-        with pytest.raises(ValueError) as caught:  # noqa: PT011
-            getattr(one, method)(Remember().state_dict() | {"best": 0.7} | change)
+    def test_deep_nesting_raises(self):
+        """A file cannot cause a stack overflow."""
+        data = []
+        for _ in range(5000):
+            data = [data]
 
-        assert text in str(caught.value)
-        assert one.best == 0.0
+        with pytest.raises(ValueError, match="nested more than 128 deep"):
+            join_tensors(data, {})
 
-    def test_all_problems_are_reported_together(self):
-        """Missing, unexpected and invalid fields are reported together."""
-        with pytest.raises(ValueError, match=r"no 'x'.*'when' is missing.*'count' is missing"):
-            Remember().load_state_dict({"best": 1.0, "means": {}, "half": 1, "mode": "min", "x": 3})
-
-    def test_a_class_that_saves_nothing(self):
-        """The error names what was saved, also with keys of several types."""
-        with pytest.raises(ValueError, match=r"Callback saves nothing and cannot load \[3, 'a'\]"):
-            Callback().check_state_dict({"a": 1, 3: 2})
-
-    def test_unserializable_field_raises_on_save(self):
-        """The error states the class and the field."""
-        one = Remember()
-        one.means = {"a": print}
-
-        with pytest.raises(NotSerializableError, match=r"Remember\.means\.a: function builtins\.print cannot be saved"):
-            one.state_dict()
-
-    def test_check_changes_nothing(self):
-        """Checking a valid state passes and loads nothing."""
-        one = Remember()
-
-        one.check_state_dict(one.state_dict() | {"best": 0.7})
-
-        assert one.best == 0.0
-
-    def test_custom_load_state_dict_is_not_checked(self):
-        """A class with its own load_state_dict is not checked."""
-        own = Own()
-
-        own.check_state_dict({"seen": 3})
-        own.load_state_dict({"seen": 3})
-
-        assert own.state_dict() == {"seen": 3}
-        assert own.settings() == {}
-
-    def test_transient_fields_are_neither_settings_nor_saved(self):
-        """What an algorithm keeps within a step is not in its settings, its state or its text; it is set unchecked."""
-
-        @attrs.define(eq=False)
-        class Keeps(Remember):
-            kept: int = transient(default=1, validator=attrs.validators.gt(0))
-
-        one = Keeps()
-        one.kept = -1
-
-        assert "kept" not in {*settings_to_data(one), *one.state_dict()}
-        assert "kept" not in repr(one)
-
-    def test_inherited_fields_are_saved(self):
-        """Inherited fields are included."""
-
-        @attrs.define(eq=False)
-        class More(Remember):
-            extra: str = saved(default="x")
-
-        assert set(More().state_dict()) == {"best", "when", "means", "count", "half", "mode", "extra"}
+    @given(
+        st.recursive(
+            st.none() | st.integers() | st.text(max_size=3),
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(st.sampled_from(["$tensor", "$tuple", "$dict", "$float", "a"]), inner, max_size=2)
+            ),
+            max_leaves=8,
+        )
+    )
+    @settings(deadline=None)
+    def test_arbitrary_data(self, data):
+        """Arbitrary data are loaded or raise a ValueError."""
+        with contextlib.suppress(ValueError):
+            assert same(through_json(join_tensors(data, {})), join_tensors(data, {}))

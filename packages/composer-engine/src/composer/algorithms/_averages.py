@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from composer.algorithms._idle import warn_of_no_effect
 from composer.core import Algorithm, Event, Stage, State, Time, TimeUnit
+from composer.core.components import read_state
 from composer.core.declarations import owned
 from composer.core.model_state import bare_model, bare_name
-from composer.core.serializable import read_state
 from composer.core.serialization import from_data
 from composer.functional import update_averages
 from composer.functional.checks import few

@@ -12,7 +12,7 @@ from composer.algorithms._dataset import ImageAugmentation
 from composer.algorithms._idle import warn_if_idle
 from composer.core import BatchKey, Event, FieldsByEvent, Stage, State
 from composer.core.checks import is_flag, number
-from composer.core.serializable import transient
+from composer.core.components import transient
 
 __all__ = ["ColOut"]
 

@@ -25,8 +25,8 @@ from composer.core import (
     get_precision_context,
 )
 from composer.core.checks import number, one_of
+from composer.core.components import transient
 from composer.core.model_state import bare_model
-from composer.core.serializable import transient
 from composer.functional.training.distillation import mean_where, soft_losses
 from composer.functional.transformers_loss import predicts_next_token
 

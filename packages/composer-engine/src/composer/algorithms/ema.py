@@ -13,7 +13,7 @@ from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveragin
 from composer.algorithms._idle import warn_if_idle
 from composer.core import Event, Logger, State, Time, Timestamp, TimeUnit, saved
 from composer.core.checks import caller_level, number
-from composer.core.serializable import transient
+from composer.core.components import transient
 
 __all__ = ["EMA"]
 

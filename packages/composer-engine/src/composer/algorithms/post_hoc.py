@@ -17,8 +17,8 @@ from composer import functional as cf
 from composer.algorithms._averages import AveragedWeights, to_time
 from composer.core import Algorithm, Event, Logger, Stage, State, Time, TimeUnit, saved
 from composer.core.checks import is_flag, to_path
+from composer.core.components import read_state, transient
 from composer.core.files import check_template, fill_in_run, write_atomically
-from composer.core.serializable import read_state, transient
 from composer.core.serialization import from_data
 from composer.functional.dtensors import is_dtensor
 from composer.functional.training.ema import average_dtype

@@ -26,8 +26,8 @@ from composer.core import (
     get_precision_context,
 )
 from composer.core.checks import integer, number, one_of
+from composer.core.components import transient
 from composer.core.declarations import owned
-from composer.core.serializable import transient
 from composer.functional.training.selective_backprop import highest_losses, sample_losses
 
 __all__ = ["SelectiveBackprop"]

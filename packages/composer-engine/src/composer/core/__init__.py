@@ -2,6 +2,7 @@
 
 from composer.core.adapter import Adapter, served_fields
 from composer.core.base import Algorithm, Callback, NoEffectWarning, algorithm_classes, rebuild_algorithm
+from composer.core.components import Serializable, saved
 from composer.core.data_spec import Batch, BatchKey, DataSpec, batch_get, batch_set, ensure_data_spec
 from composer.core.declarations import (
     AlgorithmConflictError,
@@ -21,9 +22,7 @@ from composer.core.plan import Plan, Subscription
 from composer.core.planning import explain
 from composer.core.precision import MemoryFormat, Precision, TrainerMode, get_precision_context
 from composer.core.saved_state import LoadReport, StateMismatchError
-from composer.core.serializable import Serializable, saved
-from composer.core.serialization import NotSerializableError, from_data, to_data
-from composer.core.splitting import join_tensors, split_tensors
+from composer.core.serialization import NotSerializableError, from_data, join_tensors, split_tensors, to_data
 from composer.core.state import State, SupportsTraining
 from composer.core.step import SplitStep
 from composer.core.time import Time, Timestamp, TimeUnit, ensure_time

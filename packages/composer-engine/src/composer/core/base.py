@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import attrs
 
 from composer.core.checks import nearest
+from composer.core.components import Serializable, is_unsaved
 from composer.core.event import Event, Stage
 from composer.core.interval import checked_interval
 from composer.core.optimizers import Ownership
 from composer.core.passes import apply_passes
 from composer.core.randomness import seeded_draws
-from composer.core.serializable import Serializable, is_unsaved
 from composer.core.serialization import field_types, from_data
 from composer.functional import SurgeryReport
 

@@ -1,11 +1,40 @@
-"""Algorithms, callbacks and loggers of a run: observable lists and their keys."""
+"""What algorithms, callbacks and loggers of a run have in common: observable lists, keys, and what is saved of each."""
 
 from __future__ import annotations
 
+import enum
+import pathlib
+import signal
+import sys
+import types
+import typing
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from typing import Any, TypeVar, overload
 
-__all__ = ["ObservableList", "by_key", "numbered"]
+import attrs
+from torch.utils._pytree import tree_map_only
+
+from composer.core.checks import NamesArguments, describe, error_text, nearest
+from composer.core.serialization import ENCODED, NotSerializableError, at, field_types, from_data, to_data
+
+__all__ = [
+    "ObservableList",
+    "Serializable",
+    "by_key",
+    "coded",
+    "is_unsaved",
+    "like",
+    "numbered",
+    "read_field",
+    "read_state",
+    "reset_fields",
+    "saved",
+    "saved_fields",
+    "settings_to_data",
+    "transient",
+]
 
 T = TypeVar("T")
 
@@ -118,3 +147,306 @@ class ObservableList(MutableSequence[T]):
         return self._items == (other._items if isinstance(other, ObservableList) else other)
 
     __hash__ = None  # type: ignore[assignment]  # as a list
+
+
+def saved(**options: Any) -> Any:
+    """Return an attrs field that is saved with a run and is not a setting: the progress of an algorithm or callback.
+
+    Args:
+        options: As those of ``attrs.field``; a ``default`` or ``factory`` is needed.
+
+    Example:
+        >>> from composer.core import Callback
+        >>> @attrs.define(eq=False)
+        ... class CountBatches(Callback):
+        ...     seen: int = saved(default=0)
+        ...     def batch_end(self, state, logger):
+        ...         self.seen += 1
+        >>> CountBatches().state_dict()
+        {'seen': 0}
+    """
+    return attrs.field(metadata={"lifetime": "saved"}, init=False, repr=False, **options)
+
+
+def transient(**options: Any) -> Any:
+    """Return an attrs field that is neither a setting nor saved: what an algorithm keeps within a step or a fit.
+
+    Setting it calls no validators and converters, which takes time in each step.
+
+    Args:
+        options: As those of :func:`attrs.field`; a ``default`` or ``factory`` is needed.
+
+    Example:
+        >>> @attrs.define
+        ... class Count:
+        ...     limit: int = attrs.field(default=3, validator=attrs.validators.gt(0))
+        ...     seen: int = transient(default=0)
+        >>> Count(limit=2)
+        Count(limit=2)
+    """
+    metadata = {"lifetime": "transient"}
+    return attrs.field(metadata=metadata, init=False, repr=False, on_setattr=attrs.setters.NO_OP, **options)
+
+
+def saved_fields(kind: type) -> dict[str, attrs.Attribute[Any]]:
+    """Return the fields of a class that are saved, by the names of the constructor's arguments."""
+    if not attrs.has(kind):
+        return {}
+    return {str(field.alias): field for field in attrs.fields(kind) if field.metadata.get("lifetime") == "saved"}
+
+
+def read_field(field: attrs.Attribute[Any], kind: Any, data: Any, path: str) -> Any:
+    """Return the value of an attrs field, decoded from saved data.
+
+    Raises:
+        ValueError: The data is not of the field's type, or the field's own converter or validator rejects it.
+    """
+    value, converter = from_data(data, kind, path), typing.cast("Any", field.converter)
+    try:
+        if callable(converter):
+            value = converter(value)
+        if field.validator is not None:
+            field.validator(None, field, value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error_text(error)}") from None
+    return value
+
+
+def reset_fields(component: Any) -> None:
+    """Set the fields of an attrs object that are not settings to their defaults, as in a new object.
+
+    Example:
+        >>> @attrs.define
+        ... class Count:
+        ...     step: int = 1
+        ...     value: int = attrs.field(default=0, init=False)
+        >>> count = Count(step=2)
+        >>> count.value = 7
+        >>> reset_fields(count)
+        >>> count
+        Count(step=2, value=0)
+    """
+    for field in attrs.fields(type(component)):
+        default: Any = field.default
+        if field.init or default is attrs.NOTHING:
+            continue
+        if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
+            default = default.factory(component) if default.takes_self else default.factory()
+        setattr(component, field.name, default)
+
+
+class Serializable(NamesArguments):
+    """An object whose progress is saved with a run, as plain data (numbers, strings, lists, dictionaries) and tensors.
+
+    Of an attrs class, the fields defined by :func:`saved` are saved and loaded. Other classes override
+    :meth:`state_dict` and :meth:`load_state_dict`; and :meth:`check_state_dict`, so that a run remains unchanged if
+    the saved state does not fit.
+
+    Example:
+        >>> Serializable().state_dict()
+        {}
+    """
+
+    def settings(self) -> dict[str, Any]:
+        """Return the constructor's arguments by name, of attrs classes; otherwise an empty dictionary."""
+        kind = type(self)
+        if not attrs.has(kind):
+            return {}
+        return {str(field.alias): getattr(self, field.name) for field in attrs.fields(kind) if field.init}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a later run needs to continue; tensors are not copied.
+
+        Raises:
+            NotSerializableError: A field contains something that is neither data nor a tensor.
+        """
+        kind, types_of_fields = type(self), field_types(type(self))
+        return {
+            name: to_data(getattr(self, field.name), types_of_fields[field.name], f"{kind.__name__}.{name}")
+            for name, field in saved_fields(kind).items()
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned; tensors are not copied.
+
+        Raises:
+            ValueError: ``state`` is not the state of an object of this class. Nothing has been changed.
+        """
+        for name, value in read_state(self, state).items():
+            setattr(self, name, value)
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise what :meth:`load_state_dict` would raise, and change nothing.
+
+        Raises:
+            ValueError: ``state`` is not the state of an object of this class.
+        """
+        # A class with a load_state_dict of its own has a form of the state that is unknown here.
+        if type(self).load_state_dict is Serializable.load_state_dict:
+            read_state(self, state)
+
+
+def read_state(component: Serializable, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of the saved fields of an object, by the names of the attributes.
+
+    Raises:
+        ValueError: ``state`` is not the state of an object of this class.
+
+    Example:
+        >>> read_state(Serializable(), {})
+        {}
+    """
+    kind, fields, types_of_fields = (
+        type(component).__name__,
+        saved_fields(type(component)),
+        field_types(type(component)),
+    )
+    if state and not fields:
+        raise ValueError(f"{kind} saves nothing and cannot load {sorted(state, key=str)}.")
+    problems = [f"{kind} saves no {name!r}{nearest(name, fields)}" for name in state if name not in fields]
+    problems += [f"{kind}'s {name!r} is missing." for name in fields if name not in state]
+    values = {}
+    for name, field in fields.items():
+        if name in state:
+            try:
+                values[field.name] = read_field(field, types_of_fields[field.name], state[name], f"{kind}.{name}")
+            except ValueError as error:
+                problems.append(str(error))
+    if problems:
+        raise ValueError(" ".join(problems))
+    return values
+
+
+def settings_to_data(component: Serializable) -> dict[str, Any]:
+    """Return the settings of an algorithm or callback as data.
+
+    A setting that is not data, such as a function, is described: ``{"unsaved": "function my.module.get_image"}``. A
+    run with such a setting can be saved and resumed with an object that the caller constructs; only constructing it
+    from its saved settings fails. A field may have its own description: ``attrs.field(metadata={"describe": f})``.
+
+    Example:
+        >>> from composer.core import Algorithm
+        >>> @attrs.define(eq=False)
+        ... class Scale(Algorithm):
+        ...     factor: float = 2.0
+        ...     log: "object" = None
+        ...     def apply(self, event, state, logger):
+        ...         state.loss = self.factor * state.loss
+        >>> settings_to_data(Scale(log=print))
+        {'factor': 2.0, 'log': {'unsaved': 'function builtins.print'}}
+    """
+    kind: Any = type(component)
+    if not attrs.has(kind):
+        return {}
+    kinds, data = field_types(kind), {}
+    for field in attrs.fields(kind):
+        if field.init:
+            value = getattr(component, field.name)
+            try:
+                data[str(field.alias)] = to_data(value, kinds[field.name])
+            except NotSerializableError:
+                data[str(field.alias)] = {"unsaved": field.metadata.get("describe", describe)(value)}
+    return data
+
+
+def is_unsaved(data: Any) -> bool:
+    """Return whether a saved setting is only described."""
+    return isinstance(data, dict) and data.keys() == {"unsaved"} and isinstance(data["unsaved"], str)
+
+
+def coded(value: Any, path: str = "") -> Any:
+    """Return data in which members of enumerations, times, dtypes and paths are encoded, with the names of their types.
+
+    Example:
+        >>> from composer.core import Time, TimeUnit
+        >>> coded({"unit": TimeUnit.BATCH, "at": [Time(3, "ba")]})
+        {'unit': {'$coded': ['TimeUnit', 'ba']}, 'at': [{'$coded': ['Time', '3ba']}]}
+    """
+
+    def is_keyed(one: Any) -> bool:
+        return isinstance(one, dict) and any(isinstance(key, ENCODED) for key in one)
+
+    def encode(one: Any) -> Any:
+        if isinstance(one, dict):
+            keys = [("$coded", *encode(key)["$coded"]) if isinstance(key, ENCODED) else key for key in one]
+            return {key: coded(item, path) for key, item in zip(keys, one.values(), strict=True)}
+        base = next(base for base in ENCODED if isinstance(one, base))
+        return {"$coded": [(type(one) if base is enum.Enum else base).__name__, to_data(one, type(one), path)]}
+
+    return tree_map_only((*ENCODED, dict), encode, value, is_leaf=is_keyed)
+
+
+def like(own: Any, saved: Any, owner: type = object, path: str = "") -> Any:
+    """Return saved data with the types that :func:`coded` has named, or that ``own`` has at the same places.
+
+    Also a Counter, as in torch's MultiStepLR. An enumeration that is not found, such as a renamed one, is that of
+    ``own`` if it has the value; otherwise the saved value remains, with a warning.
+
+    Args:
+        own: The state of a new object.
+        saved: What was saved of one.
+        owner: Its class. Enumerations that ``own`` lacks are found in this class, its module, and the modules that are
+            imported there, and in :mod:`composer.core` and :mod:`signal`; those of its bases likewise.
+        path: The place of the data, for the warning.
+
+    Raises:
+        ValueError: A value is none of the type.
+
+    Example:
+        >>> like({"at": None}, {"at": {"$coded": ["Time", "3ba"]}, "more": 4})
+        {'at': Time(3, TimeUnit.BATCH), 'more': 4}
+    """
+    if type(saved) is dict and saved.keys() == {"$coded"}:
+        name, data = saved["$coded"]
+        return from_data(data, _coded_type(name, data, own, owner, path))
+    if isinstance(own, ENCODED) and saved is not None:  # former versions have saved no name
+        return from_data(saved, type(own))
+    if isinstance(own, Counter) and isinstance(saved, dict):
+        return Counter(saved)
+    if type(saved) is dict:
+        known = own if isinstance(own, dict) else {}
+        keys = [_decoded_key(key, known, owner, path) for key in saved]
+        pairs = zip(keys, saved.values(), strict=True)
+        return {key: like(known.get(key), item, owner, at(path, key)) for key, item in pairs}
+    if type(saved) in {list, tuple}:
+        items = own if type(own) is type(saved) and len(own) == len(saved) else [None] * len(saved)
+        indexed = enumerate(zip(items, saved, strict=True))
+        return type(saved)(like(one, item, owner, at(path, index)) for index, (one, item) in indexed)
+    return saved
+
+
+def _decoded_key(key: Any, known: dict[Any, Any], owner: type, path: str) -> Any:
+    if type(key) is not tuple or key[:1] != ("$coded",):
+        return key
+    _, name, data = key
+    own = next((one for one in known if type(one).__name__ == name), None)
+    return from_data(data, _coded_type(name, data, own, owner, path))
+
+
+def _coded_type(name: str, data: Any, own: Any, owner: type, path: str) -> Any:
+    """Return a type that :func:`coded` has named; Any, with a warning, for an enumeration that is not found.
+
+    Saved data do not decide what is imported: modules are those of the classes, and what these have imported.
+    """
+    kind = type(own)
+    modules = [sys.modules.get(base.__module__) for base in owner.__mro__]
+    near = [item for scope in [*owner.__mro__, *filter(None, modules)] for item in tuple(vars(scope).values())]
+    for one in [kind, *near]:
+        if isinstance(one, enum.EnumType) and one.__name__ == name:
+            return one
+    base = next((base for base in ENCODED if base.__name__ == name), None)
+    if base is not None:
+        known = kind if issubclass(kind, base) else base
+        return pathlib.Path if known is pathlib.PurePath else known
+    for module in [*(one for one in near if isinstance(one, types.ModuleType)), sys.modules["composer.core"], signal]:
+        found = vars(module).get(name)
+        if isinstance(found, enum.EnumType):
+            return found
+    if isinstance(kind, enum.EnumType) and any(data == one.value for one in kind):
+        return kind
+    warnings.warn(
+        f"{path or 'The value'}: a member of {name} was saved, and its value is loaded in its place: define or import "
+        f"this enumeration in {owner.__module__}.",
+        stacklevel=2,
+    )
+    return Any

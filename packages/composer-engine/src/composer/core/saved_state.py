@@ -21,21 +21,11 @@ from torch.utils._pytree import tree_leaves
 
 from composer.core import model_state
 from composer.core.checks import abridged, bulleted, nearest
-from composer.core.components import by_key
+from composer.core.components import by_key, coded, is_unsaved, like, read_field, saved_fields, settings_to_data
 from composer.core.declarations import check_conflicts
 from composer.core.former import ClockData
 from composer.core.passes import all_passes
-from composer.core.serializable import is_unsaved, read_field, saved_fields, settings_to_data
-from composer.core.serialization import (
-    NotSerializableError,
-    coded,
-    equal,
-    field_types,
-    from_data,
-    like,
-    plain,
-    to_data,
-)
+from composer.core.serialization import NotSerializableError, equal, field_types, from_data, plain, to_data
 
 if TYPE_CHECKING:
     from composer.core.passes import AlgorithmPass, Passes

@@ -1,7 +1,7 @@
 """What a checkpoint holds: plain data and tensors, encoded from typed values and decoded with all checks.
 
 :func:`to_data` encodes a value by its declared type and :func:`from_data` decodes it, through one cattrs converter.
-:mod:`~composer.core.splitting` splits plain data into JSON and tensors.
+:func:`split_tensors` splits plain data into JSON and tensors, which :func:`join_tensors` puts together again.
 """
 
 from __future__ import annotations
@@ -12,50 +12,49 @@ import dataclasses
 import datetime as dt
 import enum
 import functools
+import itertools
 import math
 import numbers
 import operator
 import pathlib
-import signal
 import sys
 import types
 import typing
-import warnings
 import weakref
-from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 import cattrs
 import torch
 from cattrs.errors import ForbiddenExtraKeysError
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from composer.core.checks import describe, error_text, nearest, shortened
 from composer.core.former import ClockData
 from composer.core.time import Time, Timestamp
 
 __all__ = [
-    "MAX_DEPTH",
+    "ENCODED",
     "NotSerializableError",
     "at",
-    "coded",
-    "encode_plain",
     "equal",
     "field_types",
     "from_data",
     "is_number",
-    "like",
+    "join_tensors",
     "plain",
     "plain_number",
+    "split_tensors",
     "to_data",
 ]
 
 # Both are far below what Python limits, recursion and digits of a number, so that no saved data exceeds it.
 MAX_DEPTH = 64
 MAX_BITS = 4096
+
+_Path: TypeAlias = "tuple[_Path, object] | None"
+"""A place in JSON data: that of the container, and the key in it. Only an error formats it as a string."""
 
 
 class NotSerializableError(TypeError):
@@ -107,105 +106,6 @@ def plain(value: Any, path: str = "", *, mappings: bool = False) -> Any:
     return encode_plain(value, path, 0, mappings=mappings)
 
 
-def coded(value: Any, path: str = "") -> Any:
-    """Return data in which members of enumerations, times, dtypes and paths are encoded, with the names of their types.
-
-    Example:
-        >>> from composer.core import TimeUnit
-        >>> coded({"unit": TimeUnit.BATCH, "at": [Time(3, "ba")]})
-        {'unit': {'$coded': ['TimeUnit', 'ba']}, 'at': [{'$coded': ['Time', '3ba']}]}
-    """
-
-    def is_keyed(one: Any) -> bool:
-        return isinstance(one, dict) and any(isinstance(key, kinds) for key in one)
-
-    def encode(one: Any) -> Any:
-        if isinstance(one, dict):
-            keys = [("$coded", *encode(key)["$coded"]) if isinstance(key, kinds) else key for key in one]
-            return {key: coded(item, path) for key, item in zip(keys, one.values(), strict=True)}
-        base = next(base for base in _CODED if isinstance(one, base))
-        return {"$coded": [(type(one) if base is enum.Enum else base).__name__, to_data(one, type(one), path)]}
-
-    kinds = tuple(_CODED)
-    return tree_map_only((*kinds, dict), encode, value, is_leaf=is_keyed)
-
-
-def like(own: Any, saved: Any, owner: type = object, path: str = "") -> Any:
-    """Return saved data with the types that :func:`coded` has named, or that ``own`` has at the same places.
-
-    Also a Counter, as in torch's MultiStepLR. An enumeration that is not found, such as a renamed one, is that of
-    ``own`` if it has the value; otherwise the saved value remains, with a warning.
-
-    Args:
-        own: The state of a new object.
-        saved: What was saved of one.
-        owner: Its class. Enumerations that ``own`` lacks are found in this class, its module, and the modules that are
-            imported there, and in :mod:`composer.core` and :mod:`signal`; those of its bases likewise.
-        path: The place of the data, for the warning.
-
-    Raises:
-        ValueError: A value is none of the type.
-
-    Example:
-        >>> like({"at": None}, {"at": {"$coded": ["Time", "3ba"]}, "more": 4})
-        {'at': Time(3, TimeUnit.BATCH), 'more': 4}
-    """
-    if type(saved) is dict and saved.keys() == {"$coded"}:
-        name, data = saved["$coded"]
-        return from_data(data, _coded_type(name, data, own, owner, path))
-    if isinstance(own, tuple(_CODED)) and saved is not None:  # former versions have saved no name
-        return from_data(saved, type(own))
-    if isinstance(own, Counter) and isinstance(saved, dict):
-        return Counter(saved)
-    if type(saved) is dict:
-        known = own if isinstance(own, dict) else {}
-        keys = [_decoded_key(key, known, owner, path) for key in saved]
-        pairs = zip(keys, saved.values(), strict=True)
-        return {key: like(known.get(key), item, owner, at(path, key)) for key, item in pairs}
-    if type(saved) in {list, tuple}:
-        items = own if type(own) is type(saved) and len(own) == len(saved) else [None] * len(saved)
-        indexed = enumerate(zip(items, saved, strict=True))
-        return type(saved)(like(one, item, owner, at(path, index)) for index, (one, item) in indexed)
-    return saved
-
-
-def _decoded_key(key: Any, known: dict[Any, Any], owner: type, path: str) -> Any:
-    if type(key) is not tuple or key[:1] != ("$coded",):
-        return key
-    _, name, data = key
-    own = next((one for one in known if type(one).__name__ == name), None)
-    return from_data(data, _coded_type(name, data, own, owner, path))
-
-
-def _coded_type(name: str, data: Any, own: Any, owner: type, path: str) -> Any:
-    """Return a type that :func:`coded` has named; Any, with a warning, for an enumeration that is not found.
-
-    Saved data do not decide what is imported: modules are those of the classes, and what these have imported.
-    """
-    kind = type(own)
-    modules = [sys.modules.get(base.__module__) for base in owner.__mro__]
-    near = [item for scope in [*owner.__mro__, *filter(None, modules)] for item in tuple(vars(scope).values())]
-    for one in [kind, *near]:
-        if isinstance(one, enum.EnumType) and one.__name__ == name:
-            return one
-    base = next((base for base in _CODED if base.__name__ == name), None)
-    if base is not None:
-        known = kind if issubclass(kind, base) else base
-        return pathlib.Path if known is pathlib.PurePath else known
-    for module in [*(one for one in near if isinstance(one, types.ModuleType)), sys.modules["composer.core"], signal]:
-        found = vars(module).get(name)
-        if isinstance(found, enum.EnumType):
-            return found
-    if isinstance(kind, enum.EnumType) and any(data == one.value for one in kind):
-        return kind
-    warnings.warn(
-        f"{path or 'The value'}: a member of {name} was saved, and its value is loaded in its place: define or import "
-        f"this enumeration in {owner.__module__}.",
-        stacklevel=2,
-    )
-    return Any
-
-
 def encode_plain(
     value: Any, path: str, depth: int, *, mappings: bool = False, name_of: Callable[[Tensor, str], str] | None = None
 ) -> Any:
@@ -239,6 +139,112 @@ def encode_plain(
         pairs.append([key if type(key) is str else encode(key, path), encode(item, at(path, key))])
     is_json = all(isinstance(key, str) and not key.startswith("$") for key, _ in pairs)
     return dict(pairs) if is_json or not to_json else {"$dict": pairs}
+
+
+@torch.no_grad()  # a DTensor returns its local tensor much faster without a graph
+def split_tensors(state: Any) -> tuple[Any, dict[str, Tensor]]:
+    """Return ``(data, tensors)``: data for JSON, and the tensors by the names that replace them in the data.
+
+    ``join_tensors(json.loads(json.dumps(data)), tensors)`` returns an equal ``state``. Values that JSON cannot
+    represent become a dictionary of one key that begins with ``$``: ``{"$tensor": name}``, ``{"$tuple": [...]}``,
+    ``{"$float": "nan"}``, and ``{"$dict": [[key, value], ...]}`` if a key is no string or begins with ``$``.
+
+    Args:
+        state: Numbers, strings, None, tensors, and lists, tuples and dictionaries of them.
+
+    Returns:
+        The data and the tensors. Tensors are detached and not copied; tensors of the same memory are returned once.
+
+    Raises:
+        NotSerializableError: ``state`` contains something else.
+
+    Example:
+        >>> data, tensors = split_tensors({"average": torch.ones(2), "betas": (0.9, float("inf"))})
+        >>> data
+        {'average': {'$tensor': 'average'}, 'betas': {'$tuple': [0.9, {'$float': 'inf'}]}}
+        >>> tensors
+        {'average': tensor([1., 1.])}
+    """
+    tensors: dict[str, Tensor] = {}
+    names: dict[tuple[Any, ...], str] = {}
+
+    def name_of(tensor: Tensor, path: str) -> str:
+        held: Any = tensor
+        if hasattr(held, "device_mesh"):  # a DTensor has no memory of its own
+            held = held.to_local()
+        view = tensor.is_conj(), tensor.is_neg(), tuple(tensor.shape), tensor.stride()
+        memory = (tensor.device, tensor.dtype, held.data_ptr(), *view)
+        if not held.numel() or memory not in names:
+            candidates = itertools.chain([path], (f"{path}#{number}" for number in itertools.count(1)))
+            names[memory] = next(name for name in candidates if name not in tensors)
+            tensors[names[memory]] = tensor
+        return names[memory]
+
+    return encode_plain(state, "", 0, name_of=name_of), tensors
+
+
+def join_tensors(data: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the state from which :func:`split_tensors` made ``data`` and ``tensors``.
+
+    Args:
+        data: The data, as it was or after a round trip through JSON.
+        tensors: The tensors by name.
+
+    Raises:
+        ValueError: The data refers to a tensor that is missing, or is not as :func:`split_tensors` writes it, or does
+            not refer to one of the tensors.
+
+    Example:
+        >>> join_tensors({"betas": {"$tuple": [0.9, {"$float": "inf"}]}}, {})
+        {'betas': (0.9, inf)}
+    """
+    used: set[str] = set()
+    state = _join(data, None, 0, tensors, used)
+    unused = sorted(set(tensors) - used)
+    if unused:
+        raise ValueError(f"These tensors have no place in the data: {', '.join(map(repr, unused))}.")
+    return state
+
+
+def _join(  # noqa: PLR0911  (one for each form)
+    data: Any, path: _Path, depth: int, tensors: Mapping[str, Tensor], used: set[str]
+) -> Any:
+    if depth > 2 * MAX_DEPTH:
+        raise ValueError(f"{_as_text(path)[:80]}...: is nested more than {2 * MAX_DEPTH} deep.")
+    join = functools.partial(_join, depth=depth + 1, tensors=tensors, used=used)
+    match data:
+        case None | bool() | int() | float() | str():
+            return data
+        case list():
+            return [join(item, (path, index)) for index, item in enumerate(data)]
+        case dict() if all(isinstance(key, str) and not key.startswith("$") for key in data):
+            return {key: join(item, (path, key)) for key, item in data.items()}
+        case {"$tensor": name, **others} if not others:
+            if not isinstance(name, str) or name not in tensors:
+                raise ValueError(f"{_as_text(path)}: there is no tensor {name!r}{nearest(name, tensors)}")
+            used.add(name)
+            return tensors[name]
+        case {"$float": ("nan" | "inf" | "-inf") as number, **others} if not others:
+            return float(number)
+        case {"$tuple": list(items), **others} if not others:
+            return tuple(join(items, path))
+        case {"$dict": list(pairs), **others} if not others and all(map(_is_pair, pairs)):
+            keys = [join(key, path) for key, _ in pairs]
+            with contextlib.suppress(TypeError):  # a list is no key
+                return {key: join(item, (path, key)) for key, (_, item) in zip(keys, pairs, strict=True)}
+    raise ValueError(f"{_as_text(path)}: must be as split_tensors() writes it, got {shortened(data)}.")
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2
+
+
+def _as_text(path: _Path) -> str:
+    keys = []
+    while path is not None:
+        path, key = path
+        keys.append(shortened(key)[1:-1] if isinstance(key, str) and len(key) > 80 else key)
+    return functools.reduce(at, reversed(keys), "")
 
 
 def _encode(value: Any, kind: Any, path: str, depth: int) -> Any:
@@ -555,7 +561,8 @@ _CODECS: Mapping[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] =
 }
 
 
-_CODED = _CODECS.keys() - {str}
+ENCODED = tuple(kind for kind in _CODECS if kind is not str)
+"""The types whose values are encoded as strings, numbers or dictionaries, and which the data do not name."""
 
 
 def _make_reader(kind: Any) -> Callable[[Any, Any], Any]:

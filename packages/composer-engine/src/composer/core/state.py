@@ -17,14 +17,13 @@ from torch.optim import Optimizer
 from composer.core import model_state, saved_state
 from composer.core.base import Algorithm, Callback, rebuild_algorithm, run_surgery
 from composer.core.checks import calling_function, check_run_name
-from composer.core.components import ObservableList, by_key
+from composer.core.components import ObservableList, by_key, saved_fields
 from composer.core.data_spec import Batch, BatchKey, DataSpec, batch_get, batch_set, ensure_data_spec, length_of
 from composer.core.evaluator import Evaluator, MetricValues, ensure_evaluator
 from composer.core.former import FormerState, to_batches, to_device
 from composer.core.logger import Logger
 from composer.core.precision import Precision
 from composer.core.randomness import derive_seed
-from composer.core.serializable import saved_fields
 from composer.core.time import Time, Timestamp, TimeUnit
 
 if TYPE_CHECKING:

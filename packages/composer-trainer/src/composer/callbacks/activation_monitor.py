@@ -14,8 +14,8 @@ from torch.utils.hooks import RemovableHandle
 
 from composer.core import Callback, Event, Logger, LoggerDestination, State, Time, TimeUnit
 from composer.core.checks import is_flag, to_strings
+from composer.core.components import reset_fields
 from composer.core.interval import interval_time
-from composer.core.serializable import reset_fields
 from composer.functional.nested import leaves
 
 __all__ = ["ActivationMonitor"]

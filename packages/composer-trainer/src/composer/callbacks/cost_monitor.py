@@ -10,8 +10,8 @@ import attrs
 import torch
 
 from composer.core import Callback, Event, Logger, State
+from composer.core.components import reset_fields
 from composer.core.interval import Call
-from composer.core.serializable import reset_fields
 from composer.loggers.values import aligned
 
 __all__ = ["Cost", "CostMonitor"]

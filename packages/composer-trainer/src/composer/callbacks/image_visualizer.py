@@ -11,8 +11,8 @@ from torch import Tensor
 
 from composer.core import BatchKey, Callback, Event, Logger, State, Time, TimeUnit
 from composer.core.checks import integer, is_flag, one_of
+from composer.core.components import reset_fields
 from composer.core.interval import interval_time
-from composer.core.serializable import reset_fields
 
 __all__ = ["ImageVisualizer"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from composer.core import Callback, Logger, State
 from composer.core.checks import integer, is_flag
-from composer.core.serializable import reset_fields
+from composer.core.components import reset_fields
 from composer.distributed import get_world_size
 from composer.functional.dtensors import is_dtensor, local_parts
 

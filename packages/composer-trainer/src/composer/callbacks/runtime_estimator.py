@@ -11,7 +11,7 @@ import attrs
 from composer.callbacks.speed_monitor import SECONDS_OF_UNIT
 from composer.core import Callback, Logger, State, TimeUnit, saved
 from composer.core.checks import integer, one_of
-from composer.core.serializable import reset_fields
+from composer.core.components import reset_fields
 
 __all__ = ["RuntimeEstimator"]
 

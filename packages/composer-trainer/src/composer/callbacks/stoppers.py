@@ -13,8 +13,8 @@ from torch import Tensor
 
 from composer.core import Callback, Logger, State, Time, Timestamp, TimeUnit, saved
 from composer.core.checks import is_flag, number
+from composer.core.components import reset_fields
 from composer.core.evaluator import more_is_better, unknown_metric
-from composer.core.serializable import reset_fields
 
 __all__ = ["EarlyStopper", "ThresholdStopper"]
 

@@ -14,7 +14,7 @@ from torchmetrics import MeanMetric
 
 from composer.checkpoint.saved_place import SavedObjects
 from composer.core import Algorithm, Callback, DataSpec, Event, saved
-from composer.core.serializable import transient
+from composer.core.components import transient
 from composer.models import ComposerClassifier
 from composer.trainer import Trainer
 from composer.trainer.resume.contract import Changes, has_state, load_objects, save_objects

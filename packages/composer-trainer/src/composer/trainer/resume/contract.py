@@ -27,8 +27,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from composer.checkpoint.saved_place import SavedObjects
 from composer.core import Serializable
+from composer.core.components import saved_fields
 from composer.core.randomness import generator_state, is_generator, set_generator_state
-from composer.core.serializable import saved_fields
 from composer.core.serialization import at, is_number, plain
 
 if TYPE_CHECKING:
