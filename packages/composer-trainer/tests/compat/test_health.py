@@ -48,7 +48,7 @@ def reports(checker, caplog, duration="1ba"):
 @pytest.mark.parametrize(("loads", "count"), [([90.0, 95.0], 0), ([90.0, 79.0], 1), ([], 0), ([50.0], 0)])
 def test_differences(monkeypatch, caplog, loads, count):
     """A difference above the threshold is an error; without GPUs there is none."""
-    monkeypatch.setattr(health, "gpu_utilizations", lambda: loads)
+    monkeypatch.setattr(health, "_gpu_utilizations", lambda: loads)
 
     assert len(reports(HealthChecker(**NOW), caplog)) == count
 
@@ -56,7 +56,7 @@ def test_differences(monkeypatch, caplog, loads, count):
 def test_means_of_a_window(monkeypatch, caplog):
     """Means over the window are compared: loads that alternate are equal."""
     loads = iter([[0.0, 100.0], [100.0, 0.0]] * 3)
-    monkeypatch.setattr(health, "gpu_utilizations", lambda: next(loads))
+    monkeypatch.setattr(health, "_gpu_utilizations", lambda: next(loads))
     checker = HealthChecker(sample_freq=0, window_size=3600, wait=0)
 
     assert reports(checker, caplog, "4ba") == []
@@ -76,7 +76,7 @@ def test_a_test_is_sent_to_slack(caplog, slack):
 
 def test_no_samples_before_the_wait(monkeypatch, caplog):
     """Nothing is sampled before the wait is over, and in other processes of the machine."""
-    monkeypatch.setattr(health, "gpu_utilizations", lambda: 1 / 0)
+    monkeypatch.setattr(health, "_gpu_utilizations", lambda: 1 / 0)
 
     assert reports(HealthChecker(sample_freq=0, window_size=0), caplog) == []
     monkeypatch.setenv("LOCAL_RANK", "1")

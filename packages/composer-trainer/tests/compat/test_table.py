@@ -1,5 +1,7 @@
 """The table of former names."""
 
+import importlib
+
 import pytest
 
 from composer.compat import entries
@@ -22,6 +24,18 @@ def test_homes_of_renamed_names():
     assert entry.change == "from composer.metrics import LanguagePerplexity as Perplexity"
     assert "composer.utils" in former_modules()
     assert "composer.core" not in former_modules()
+
+
+@pytest.mark.parametrize(
+    "module", sorted({entry.module for entry in entries().values() if str(entry.module).startswith("composer.compat.")})
+)
+def test_functions_that_serve_former_names(module):
+    """The public functions and classes of a module of replacements are those that the table lists there."""
+    defined = vars(importlib.import_module(module)).items()
+    public = {name for name, one in defined if name[0] != "_" and getattr(one, "__module__", "") == module}
+    listed = {entry.name for entry in entries().values() if entry.module == module}
+
+    assert public - {"P", "T", "lag_schedules"} <= listed
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,6 @@ from composer.core.former import Device, to_device
 from composer.distributed import device_of_process
 from composer.trainer.settings.compute import choose_device
 
-__all__ = ["DeviceCPU", "DeviceGPU", "DeviceMPS", "get_device"]
-
 
 def get_device(device: str | torch.device | None = None) -> torch.device:
     """Return the device of this process by its name, or the best available device.

@@ -32,25 +32,6 @@ from composer.distributed import (
 if TYPE_CHECKING:
     from composer.checkpoint.contents import IgnoreKeys
 
-__all__ = [
-    "PLACEHOLDERS",
-    "PLACEHOLDERS_WITH_TIME",
-    "PartialFilePath",
-    "create_symlink_file",
-    "ensure_folder_has_no_conflicting_files",
-    "ensure_folder_is_empty",
-    "ensure_valid_checkpoint",
-    "format_name_with_dist",
-    "format_name_with_dist_and_time",
-    "get_hf_config_from_composer_state_dict",
-    "get_save_filename",
-    "is_tar",
-    "load_checkpoint",
-    "partial_format",
-    "safe_torch_load",
-    "save_checkpoint",
-]
-
 PLACEHOLDERS = "{run_name}, {rank}, {local_rank}, {world_size}, {local_world_size}, {node_rank}"
 PLACEHOLDERS_WITH_TIME = f"{PLACEHOLDERS}, {', '.join(f'{{{name}}}' for name in Timestamp().state_dict())}"
 

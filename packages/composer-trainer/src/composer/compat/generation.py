@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-__all__ = ["MultiTokenEOSCriteria", "stop_sequences_criteria"]
-
 
 class MultiTokenEOSCriteria(StoppingCriteria):  # type: ignore[misc]
     """Stops the generation of each sequence whose new text contains a string.

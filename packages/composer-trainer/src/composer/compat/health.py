@@ -15,8 +15,6 @@ from composer.callbacks._flops import PEAKS
 from composer.core import Callback, Logger, State
 from composer.distributed import get_local_rank
 
-__all__ = ["GPU_AVAILABLE_FLOPS", "HealthChecker"]
-
 _log = logging.getLogger(__name__)
 
 _FORMER_NAMES = {"H200": "h200-sxm", "H100": "h100-sxm", "V100-SXM2": "v100-sxm"}
@@ -32,7 +30,7 @@ GPU_AVAILABLE_FLOPS = {
 """The peak operations per second of GPUs, by their names and precisions in Composer."""
 
 
-def gpu_utilizations() -> list[float]:
+def _gpu_utilizations() -> list[float]:
     """Return the percentage of time in which a kernel ran, of each GPU of this machine, without synchronizing."""
     return [float(torch.cuda.utilization(device)) for device in range(torch.cuda.device_count())]
 
@@ -82,7 +80,7 @@ class HealthChecker(Callback):
         if now < self._next or get_local_rank() != 0:
             return
         self._next = now + self.sample_freq
-        self._samples.append(gpu_utilizations())
+        self._samples.append(_gpu_utilizations())
         if now >= self._end:
             means = [sum(one) / len(one) for one in zip(*self._samples, strict=True)]
             if self.test_mode or max(means, default=0.0) - min(means, default=0.0) > self.threshold:

@@ -1,4 +1,7 @@
-"""Small functions of MosaicML Composer's helpers, for programs that import them under their former names."""
+"""Small functions of MosaicML Composer's helpers, for programs that import them under their former names.
+
+``table.toml`` lists the names that are served from this module, and from the others of this package.
+"""
 
 from __future__ import annotations
 
@@ -32,40 +35,6 @@ from composer.distributed import (
 from composer.distributed.fsdp1 import FSDP1_DEFAULTS
 from composer.optim.clock import convert_time
 from composer.trainer.reproducibility import seed_all
-
-__all__ = [
-    "JSON",
-    "STR_TO_DTYPE",
-    "ExportFormat",
-    "FSDPConfig",
-    "MissingConditionalImportError",
-    "ParallelismConfig",
-    "ParallelismType",
-    "TPConfig",
-    "VersionedDeprecationWarning",
-    "busy_wait_for_local_rank_zero",
-    "check_max_duration",
-    "convert_flat_dict_to_nested_dict",
-    "convert_nested_dict_to_flat_dict",
-    "create_interval_scheduler",
-    "do_nothing",
-    "ensure_tuple",
-    "get_node_signal_file_name",
-    "get_rng_state",
-    "initial_microbatch_size",
-    "is_model_ddp",
-    "is_model_deepspeed",
-    "is_notebook",
-    "is_xla_installed",
-    "load_rng_state",
-    "local_rank_zero_download_and_wait",
-    "map_collection",
-    "retry",
-    "seed_context",
-    "split_list",
-    "using_torch_2",
-    "write_signal_file",
-]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -375,12 +344,9 @@ def seed_context(seed: int) -> Iterator[None]:
         ...     random.random() == first
         True
     """
-    states, device = randomness.rng_state(get_device()), get_device()
-    seed_all(seed)
-    try:
+    with randomness.preserve_rng_state(get_device()):
+        seed_all(seed)
         yield
-    finally:
-        randomness.load_rng_state(states, device)
 
 
 def get_node_signal_file_name(rng: object = None) -> str:

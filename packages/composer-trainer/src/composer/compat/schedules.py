@@ -14,8 +14,6 @@ from composer.core import State, Time, Timestamp, TimeUnit
 if TYPE_CHECKING:
     from composer.optim import ComposerScheduler
 
-__all__ = ["check_same_unit", "lag_schedules"]
-
 
 def lag_schedules(
     schedulers: LRScheduler | ComposerScheduler | Sequence[LRScheduler | ComposerScheduler],

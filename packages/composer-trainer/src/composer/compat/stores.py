@@ -13,23 +13,6 @@ from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Logger, LoggerDestination, State
 from composer.core.files import write_atomically
 
-__all__ = [
-    "GCSObjectStore",
-    "OCIObjectStore",
-    "ObjectStore",
-    "RemoteUploaderDownloader",
-    "S3ObjectStore",
-    "SFTPObjectStore",
-    "extract_path_from_symlink",
-    "get_file",
-    "is_uri",
-    "list_remote_objects",
-    "maybe_create_object_store_from_uri",
-    "maybe_create_remote_uploader_downloader_from_uri",
-    "parse_uri",
-    "validate_credentials",
-]
-
 Progress = Callable[[int, int], None]
 
 
@@ -322,18 +305,18 @@ def get_file(
         Traceback (most recent call last):
         FileNotFoundError: no/such/file does not exist.
     """
+    name = str(path)
+    if object_store is None and is_uri(name):
+        parent, _, name = name.rpartition("/")
+        object_store = ObjectStore(parent)
     if isinstance(object_store, LoggerDestination):
-        object_store.download_file(str(path), str(destination), overwrite=overwrite, progress_bar=progress_bar)
-        return
-    _check_free(destination, overwrite=overwrite)
-    if object_store is not None:
-        object_store.download_object(str(path), destination, overwrite=overwrite)
-    elif parse_uri(str(path))[0]:
-        parent, _, name = str(path).rpartition("/")
-        ObjectStore(parent).download_object(name, destination, overwrite=overwrite)
-    elif not Path(path).exists():
-        raise FileNotFoundError(f"{path} does not exist.")
+        object_store.download_file(name, str(destination), overwrite=overwrite, progress_bar=progress_bar)
+    elif object_store is not None:
+        object_store.download_object(name, destination, overwrite=overwrite)
     else:
+        _check_free(destination, overwrite=overwrite)
+        if not Path(path).exists():
+            raise FileNotFoundError(f"{path} does not exist.")
         write_atomically(lambda link: link.symlink_to(Path(path).absolute()), Path(destination))
 
 

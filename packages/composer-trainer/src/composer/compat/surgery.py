@@ -19,17 +19,6 @@ from composer.distributed.fsdp1 import from_fsdp1
 from composer.distributed.sharding import shard
 from composer.functional import BlurMaxPool2d, alibi_slopes
 
-__all__ = [
-    "PEFT_INSTALLED",
-    "AlibiReplacementFunction",
-    "blurmax_pool2d",
-    "prepare_ddp_module",
-    "prepare_fsdp_module",
-    "prepare_tp_module",
-    "register_alibi",
-    "zero_and_freeze_expand_position_embeddings",
-]
-
 AlibiReplacementFunction: TypeAlias = Callable[[nn.Module, int, int], nn.Module | None]
 """A function ``f(module, index, max_sequence_length)`` that changes a module for ALiBi."""
 

@@ -19,15 +19,6 @@ from composer.distributed import get_global_rank
 from composer.distributed.collectives import failing_in_all_processes
 from composer.functional.dtensors import is_sharded
 
-__all__ = [
-    "download_monolithic_checkpoint",
-    "fsdp_state_dict_type_context",
-    "get_fsdp_full_optim_state_dict",
-    "get_model_state_dict",
-    "get_optim_state_dict",
-    "glob_filter",
-]
-
 
 def fsdp_state_dict_type_context(module: nn.Module, state_dict_type: str = "full") -> contextlib.nullcontext[None]:
     """Return a context without effect: ``state_dict`` of a model that FSDP2 shards has distributed tensors.
