@@ -5,30 +5,26 @@ from __future__ import annotations
 import functools
 import math
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
-from composer.core import Event
+from composer.core import Algorithm, Batch, Event, Time
 from composer.core.adapter import Adapter, served_fields
 from composer.core.data_spec import describe_batch, length_of
+from composer.core.declarations import ServedFields
 from composer.core.optimizers import wants_closure
+from composer.core.saved_state import LoadReport
 from composer.functional.signatures import unquote_annotations
 from composer.functional.transformers_loss import LossCorrection, logits_of, predicts_next_token, task_loss
 from composer.integrations._host import HostAlgorithms, call_model, not_writable_at
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from accelerate import Accelerator
-    from torch import nn
-    from torch.optim import Optimizer
-    from torch.utils.data import DataLoader
-
-    from composer.core import Algorithm, Batch, Time
-    from composer.core.declarations import ServedFields
-    from composer.core.saved_state import LoadReport
 
 __all__ = ["AccelerateAlgorithms", "accelerate_algorithms"]
 

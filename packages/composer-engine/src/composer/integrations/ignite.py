@@ -6,29 +6,26 @@ import copy
 import functools
 import inspect
 import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
 
-from composer.core import Event, Timestamp
+from composer.core import Algorithm, Batch, Event, Time, Timestamp
 from composer.core.adapter import Adapter, served_fields
 from composer.core.data_spec import batch_get
+from composer.core.declarations import ServedFields
 from composer.core.optimizers import wants_closure
+from composer.core.saved_state import LoadReport
 from composer.functional.signatures import unquote_annotations
 from composer.integrations._host import HostAlgorithms, call_model, not_writable_at
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from ignite.engine import Engine
-    from torch.optim import Optimizer
-
-    from composer.core import Algorithm, Batch, Time
-    from composer.core.declarations import ServedFields
-    from composer.core.saved_state import LoadReport
 
 __all__ = ["IgniteAlgorithms", "attach_algorithms"]
 

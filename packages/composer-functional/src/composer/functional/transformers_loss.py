@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,8 +12,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 from composer.functional.losses import soft_cross_entropy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from transformers import PreTrainedModel
 
 __all__: list[str] = []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from composer.functional.augmentations.annotations import (
     PIXEL_CENTRE,
     AugmentedBatch,
+    BoxFormat,
     Ragged,
     check_annotations,
     check_box_options,
@@ -22,11 +24,6 @@ from composer.functional.augmentations.annotations import (
 from composer.functional.augmentations.cutout import check_images, is_pil
 from composer.functional.checks import check_interval, check_tensors
 from composer.functional.random import draw_permutation
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from composer.functional.augmentations.annotations import BoxFormat
 
 __all__ = ["ColOutTransform", "colout", "colout_batch", "draw_kept"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -20,8 +20,6 @@ from composer.functional.surgery.blocks import chosen_modules, is_one_of, repeat
 from composer.functional.surgery.replace import SurgeryReport, replace_layers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     Context = contextlib.AbstractContextManager[Any]
     Contexts = tuple[Context, Context]
 

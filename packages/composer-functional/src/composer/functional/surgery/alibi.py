@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from composer.functional.checks import check_flags, check_modules, check_whole
 from composer.functional.layers.alibi import AlibiBias, NoPositionEmbedding
@@ -18,15 +20,9 @@ from composer.functional.surgery.architectures import (
     lift_limits,
     replace_embedding,
 )
-from composer.functional.surgery.replace import Replacement, SurgeryReport, replace_module_classes
+from composer.functional.surgery.replace import Replacement, ReplacementFunction, SurgeryReport, replace_module_classes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch.optim import Optimizer
-
-    from composer.functional.surgery.replace import ReplacementFunction
-
     _Policy = TypeVar("_Policy", bound=Callable[[nn.Module, int, int], nn.Module | None])
 
 __all__ = ["apply_alibi"]

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from torch import nn
+from torch.optim import Optimizer
 
 from composer.functional.checks import check_flags, check_whole
 from composer.functional.layers.blurpool import BlurConv2d, BlurMaxPool2d
-from composer.functional.surgery.replace import SurgeryReport, replace_layers
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch.optim import Optimizer
-
-    from composer.functional.surgery.replace import ReplacementFunction
+from composer.functional.surgery.replace import ReplacementFunction, SurgeryReport, replace_layers
 
 __all__ = ["apply_blurpool"]
 

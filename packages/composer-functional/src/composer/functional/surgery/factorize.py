@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from composer.functional.checks import check_flags, check_modules, check_whole
 from composer.functional.layers.factorized import FactorizedConv2d, FactorizedLinear, resolve_latent_size
-from composer.functional.surgery.replace import SurgeryReport, is_untouched, replace_layers
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-    from torch.optim import Optimizer
-
-    from composer.functional.surgery.replace import ReplacementFunction
+from composer.functional.surgery.replace import ReplacementFunction, SurgeryReport, is_untouched, replace_layers
 
 __all__ = ["apply_factorization"]
 

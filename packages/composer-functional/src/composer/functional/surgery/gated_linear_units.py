@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from composer.functional.checks import check_flags, check_modules
 from composer.functional.layers.gated_linear_units import GatedLinearUnit, check_activation
 from composer.functional.surgery.architectures import find_instances, find_loaded_class
-from composer.functional.surgery.replace import SurgeryReport, replace_module_classes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch.optim import Optimizer
-
-    from composer.functional.surgery.replace import ReplacementFunction
+from composer.functional.surgery.replace import ReplacementFunction, SurgeryReport, replace_module_classes
 
 __all__ = ["apply_gated_linear_units"]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
 
 from composer.functional.checks import check_whole
 from composer.functional.layers.ghost_batchnorm import (
@@ -14,12 +16,6 @@ from composer.functional.layers.ghost_batchnorm import (
     GhostBatchNorm3d,
 )
 from composer.functional.surgery.replace import SurgeryReport, is_untouched, replace_layers
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch.nn.modules.batchnorm import _BatchNorm
-    from torch.optim import Optimizer
 
 __all__ = ["apply_ghost_batchnorm"]
 

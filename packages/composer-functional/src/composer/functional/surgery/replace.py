@@ -164,27 +164,20 @@ def replace_layers(
     check_modules(model=model)
     if isinstance(model, skipped):
         return SurgeryReport()
-    check_holds_layers(model, is_wanted(model))
-
-    def replace_wanted(function: ReplacementFunction) -> ReplacementFunction:
-        return lambda layer, index: function(layer, index) if is_wanted(layer) else None
-
-    policies = {cls: replace_wanted(function) for cls, function in replacements.items()}
-    return replace_module_classes(model, policies | dict.fromkeys(skipped, keep), optimizers)
-
-
-def keep(module: nn.Module, _: int) -> nn.Module:
-    """Return the module itself: a policy that keeps it and skips its children."""
-    return module
-
-
-def check_holds_layers(model: nn.Module, is_layer: bool) -> None:
-    """Raise a ValueError for a model that is itself a layer to be replaced."""
-    if is_layer:
+    if is_wanted(model):
         raise ValueError(
             f"model must hold the layers to be replaced, got a {type(model).__name__} that is one itself. "
             "Wrap it: torch.nn.Sequential(model)."
         )
+
+    def replace_wanted(function: ReplacementFunction) -> ReplacementFunction:
+        return lambda layer, index: function(layer, index) if is_wanted(layer) else None
+
+    def keep(layer: nn.Module, _: int) -> nn.Module:
+        return layer
+
+    policies = {cls: replace_wanted(function) for cls, function in replacements.items()}
+    return replace_module_classes(model, policies | dict.fromkeys(skipped, keep), optimizers)
 
 
 def count_module_instances(module: nn.Module, module_class: type[nn.Module] | tuple[type[nn.Module], ...]) -> int:

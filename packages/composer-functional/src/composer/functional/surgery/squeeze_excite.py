@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from functools import partial
 
 from torch import nn
+from torch.optim import Optimizer
 
 from composer.functional.checks import check_modules, check_whole
 from composer.functional.layers.blurpool import BlurConv2d
 from composer.functional.layers.factorized import FactorizedConv2d, resolve_latent_size
 from composer.functional.layers.squeeze_excite import SqueezeExcite2d, SqueezeExciteConv2d, plain_convolution
-from composer.functional.surgery.replace import SurgeryReport, check_holds_layers, keep, replace_module_classes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch.optim import Optimizer
-
-    from composer.functional.surgery.replace import ReplacementFunction
+from composer.functional.surgery.replace import SurgeryReport, replace_layers
 
 __all__ = ["apply_squeeze_excite"]
 
@@ -65,20 +60,16 @@ def apply_squeeze_excite(
     check_modules(model=model)
     check_whole("min_channels", min_channels, 0, "It is the smallest number of channels of a convolution to extend.")
 
-    def is_wanted(conv: nn.Module) -> bool:
-        inner = plain_convolution(conv)
+    convolutions = (nn.Conv2d, BlurConv2d, FactorizedConv2d)
+    # A factorized layer with few channels may have a part with many.
+    parts = {part for layer in model.modules() if isinstance(layer, FactorizedConv2d) for part in layer.children()}
+
+    def is_wanted(layer: nn.Module) -> bool:
+        if not isinstance(layer, convolutions) or layer in parts:
+            return False
+        inner = plain_convolution(layer)
         return min(inner.in_channels, inner.out_channels) >= min_channels
 
-    def excite(conv: nn.Module, index: int) -> nn.Module:
-        return SqueezeExciteConv2d.from_conv2d(conv, index, latent_channels) if is_wanted(conv) else conv
-
-    if isinstance(model, SqueezeExcite2d | SqueezeExciteConv2d):
-        return SurgeryReport()
-    convolutions = (nn.Conv2d, BlurConv2d, FactorizedConv2d)
-    check_holds_layers(model, isinstance(model, convolutions) and is_wanted(model))
-    policies: dict[type[nn.Module], ReplacementFunction] = {
-        **dict.fromkeys(convolutions, excite),
-        SqueezeExciteConv2d: keep,
-        SqueezeExcite2d: keep,
-    }
-    return replace_module_classes(model, policies, optimizers)
+    excite = partial(SqueezeExciteConv2d.from_conv2d, latent_channels=latent_channels)
+    skipped = (SqueezeExcite2d, SqueezeExciteConv2d)
+    return replace_layers(model, dict.fromkeys(convolutions, excite), is_wanted, optimizers, skipped=skipped)

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from composer.functional.checks import check_choice, check_interval, check_modules
 from composer.functional.layers.stochastic_depth import ResidualRule, StochasticDepthBlock
-from composer.functional.surgery.replace import SurgeryReport, check_holds_layers, keep, replace_module_classes
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
-    from composer.functional.surgery.replace import ReplacementFunction
+from composer.functional.surgery.replace import SurgeryReport, replace_layers
 
 __all__ = ["apply_stochastic_depth", "set_drop_rates"]
 
@@ -81,21 +77,22 @@ def apply_stochastic_depth(
     StochasticDepthBlock.around(nn.Identity(), drop_rate, stochastic_method)
     made: list[StochasticDepthBlock] = []
 
-    def policy_for(cls: type[nn.Module], rule: ResidualRule | None) -> ReplacementFunction:
-        def replace(block: nn.Module, _: int) -> nn.Module | None:
-            if "forward" in vars(block) or (rule is not None and type(block).forward is not cls.forward):
-                return None
-            made.append(StochasticDepthBlock.around(block, 0.0, stochastic_method, rule))
-            return made[-1]
+    def find_class(block: nn.Module) -> type[nn.Module]:
+        return next((cls for cls in type(block).__mro__ if cls in rules), nn.Module)
 
-        return replace
+    def is_wanted(block: nn.Module) -> bool:
+        cls = find_class(block)
+        if cls not in rules or "forward" in vars(block):
+            return False
+        return rules[cls] is None or type(block).forward is cls.forward
 
-    check_holds_layers(model, isinstance(model, tuple(rules)) and not isinstance(model, StochasticDepthBlock))
-    policies: dict[type[nn.Module], ReplacementFunction] = {
-        StochasticDepthBlock: keep,
-        **{cls: policy_for(cls, rule) for cls, rule in rules.items()},
-    }
-    report = replace_module_classes(model, policies, optimizers)
+    def replace(block: nn.Module, _: int) -> nn.Module:
+        made.append(StochasticDepthBlock.around(block, 0.0, stochastic_method, rules[find_class(block)]))
+        return made[-1]
+
+    report = replace_layers(
+        model, dict.fromkeys(rules, replace), is_wanted, optimizers, skipped=(StochasticDepthBlock,)
+    )
     _distribute(made, drop_rate, drop_distribution)
     return report
 
