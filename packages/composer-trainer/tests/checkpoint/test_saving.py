@@ -11,8 +11,9 @@ from torch import nn
 
 from composer.checkpoint import CheckpointSaveError, load_checkpoint, save_checkpoint, verify_checkpoint
 from composer.checkpoint.layout import describe_tensors, plan_files
+from composer.checkpoint.local import open_folder
 from composer.checkpoint.saving import pack_files, take_snapshot
-from composer.core import Callback, NotSerializableError
+from composer.core import Callback, NotSerializableError, Timestamp
 
 
 def names_in(folder):
@@ -300,6 +301,17 @@ class TestSnapshot:
         contents = b"".join(bytes(piece) for pieces in snapshot.contents.values() for piece in pieces)
         assert before.numpy().tobytes() in contents
         assert "99.0" not in str(snapshot.data)
+
+    def test_a_clock_that_is_loaded_in_place(self, runs, tmp_path):
+        """The manifest, which is written last, has the clock of the snapshot, as Composer's programs change theirs."""
+        state = runs.make()
+        state.timestamp = Timestamp(batch=5)
+        snapshot = take_snapshot(state)
+
+        state.timestamp.load_state_dict(Timestamp(batch=9).state_dict())
+        snapshot.write(open_folder(str(tmp_path)), "saved", overwrite=False, prepare=lambda: None)
+
+        assert verify_checkpoint(tmp_path / "saved").timestamp == Timestamp(batch=5)
 
     @pytest.mark.parametrize("weights_only", [False, True])
     def test_weights_of_schedule_free_optimizers(self, runs, weights_only, tmp_path):

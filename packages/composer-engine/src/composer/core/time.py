@@ -591,5 +591,8 @@ class Timestamp(StoredAsObject):
         return cls(**counts)
 
     def load_state_dict(self, state: Mapping[str, int | float]) -> None:
-        """Replace all counts; only for programs for MosaicML Composer. Others use :meth:`from_state_dict`."""
+        """Replace all counts in place; only for programs for MosaicML Composer. Others use :meth:`from_state_dict`.
+
+        So code that uses a timestamp in another thread, such as that which writes a checkpoint, takes a :meth:`copy`.
+        """
         object.__setattr__(self, "counts", Timestamp.from_state_dict(state).counts)

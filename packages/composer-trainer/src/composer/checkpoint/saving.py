@@ -185,7 +185,7 @@ def take_snapshot(
             contents = error  # raised in all processes when the checkpoint is written
     manifest = Manifest(
         files={},
-        timestamp=state.timestamp,
+        timestamp=state.timestamp.copy(),  # see Timestamp.load_state_dict
         run_name=state.run_name,
         created=datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="microseconds"),
         weights_only=weights_only,
