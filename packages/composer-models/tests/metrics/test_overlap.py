@@ -1,9 +1,270 @@
-"""Counts of predictions, targets and their agreement."""
+"""Metrics of segmentations, and the counts that they divide."""
+
+import copy
+import itertools
+import math
+import pickle
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import f1_score, jaccard_score
+from torchmetrics.classification import MulticlassF1Score, MulticlassJaccardIndex
 
+from composer.metrics import Dice, MIoU
 from composer.metrics.overlap import class_mean, count_overlap
+
+
+def _reference_of_miou(guesses, truths, ignored=-1):
+    """Return the mean over the classes seen of |P and T| / |P or T|, from sets of pixels."""
+    pixels = [i for i, truth in enumerate(truths) if truth != ignored]
+    fractions = []
+    for label in sorted({*guesses, *truths} - {ignored}):
+        predicted, actual = ({i for i in pixels if ids[i] == label} for ids in (guesses, truths))
+        if predicted | actual:
+            fractions.append(len(predicted & actual) / len(predicted | actual))
+    return math.fsum(fractions) / len(fractions) if fractions else math.nan
+
+
+def _masks(seed, shape=(3, 6, 5), classes=4):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randint(classes, shape, generator=generator) for _ in range(2))
+
+
+class TestMIoU:
+    def test_equals_scikit_learn(self):
+        """On masks with every class it is the macro average of the Jaccard scores, in percent."""
+        guess, target = _masks(seed=0)
+        metric = MIoU(num_classes=4)
+
+        metric.update(guess, target)
+
+        expected = jaccard_score(target.flatten().numpy(), guess.flatten().numpy(), average="macro")
+        assert metric.compute().item() == pytest.approx(100 * expected, rel=1e-6)
+
+    def test_scores_are_converted_to_ids(self):
+        """Scores (N, C, H, W) give the same as their argmax."""
+        scores, target = torch.randn(3, 4, 6, 5), torch.randint(4, (3, 6, 5))
+        by_scores, by_ids = MIoU(4), MIoU(4)
+
+        by_scores.update(scores, target)
+        by_ids.update(scores.argmax(dim=1), target)
+
+        assert by_scores.compute() == by_ids.compute()
+
+    @given(
+        pixels=st.lists(st.tuples(st.integers(0, 2), st.integers(-1, 2)), min_size=1, max_size=30),
+        cuts=st.lists(st.integers(0, 30), max_size=4),
+    )
+    def test_does_not_depend_on_batch_split(self, pixels, cuts):
+        """Batches of any size, with ignored pixels and absent classes, are counted by pixel."""
+        guesses, truths = zip(*pixels, strict=True)
+        edges = [0, *sorted(min(cut, len(pixels)) for cut in cuts), len(pixels)]
+        metric = MIoU(num_classes=5)
+
+        for start, stop in itertools.pairwise(edges):
+            metric.update(torch.tensor([guesses[start:stop]]).long(), torch.tensor([truths[start:stop]]).long())
+
+        expected = _reference_of_miou(guesses, truths)
+        assert metric.compute().item() == pytest.approx(100 * expected, rel=1e-6, nan_ok=True)
+
+    @pytest.mark.parametrize("ignore_index", [-1, 255, 0])
+    def test_equals_torchmetrics(self, ignore_index):
+        """With ignored pixels, also if the ignored id is a class, it is torchmetrics' Jaccard index in percent."""
+        guess, target = _masks(seed=1)
+        target[:, :2] = ignore_index
+        actual = MIoU(4, ignore_index)
+        second = MulticlassJaccardIndex(4, average="macro", ignore_index=ignore_index)
+
+        actual.update(guess, target)
+        second.update(guess, target)
+
+        assert actual.compute().item() == pytest.approx(100 * second.compute().item(), rel=1e-6)
+
+    def test_ignored_images_have_no_effect(self):
+        """An image with only ignored pixels changes nothing."""
+        scores, target = torch.randn(2, 3, 4, 4), torch.randint(3, (2, 4, 4))
+        target[1] = -1
+        alone, padded = MIoU(3), MIoU(3)
+
+        alone.update(scores[:1], target[:1])
+        padded.update(scores, target)
+
+        assert alone.compute() == padded.compute()
+
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
+    def test_uint8_masks(self, dtype):
+        """Masks of bytes with 255 as the ignored id give the same, also with more than 256 classes."""
+        guess, target = _masks(seed=2)
+        target[0] = 255
+        stored, wide = MIoU(4, ignore_index=255), MIoU(300, ignore_index=255)
+
+        stored.update(guess, target.to(dtype))
+        wide.update(guess, target.to(dtype))
+
+        expected = _reference_of_miou(guess.flatten().tolist(), target.flatten().tolist(), ignored=255)
+        assert stored.compute().item() == wide.compute().item() == pytest.approx(100 * expected, rel=1e-6)
+
+    def test_is_nan_if_all_pixels_are_ignored(self):
+        """The mean of no pixels is nan."""
+        metric = MIoU(3)
+
+        metric.update(torch.zeros(1, 3, 2, 2), torch.full((1, 2, 2), -1))
+
+        assert math.isnan(metric.compute().item())
+
+    def test_merges_across_processes(self):
+        """Unequal states of two processes merge to the value over all pixels."""
+        guess, target = _masks(seed=3)
+        first, second = MIoU(4), MIoU(4)
+        first.update(guess[:1], target[:1])
+        second.update(guess[1:], target[1:])
+
+        first.merge_state(second)
+
+        expected = _reference_of_miou(guess.flatten().tolist(), target.flatten().tolist())
+        assert first.compute().item() == pytest.approx(100 * expected, rel=1e-6)
+
+    @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda metric: pickle.loads(pickle.dumps(metric))])
+    def test_copies_are_independent(self, duplicate):
+        """A copy starts with the current state; a reset clears it."""
+        metric = MIoU(2)
+        metric.update(torch.tensor([[0, 1]]), torch.tensor([[0, 1]]))
+
+        other = duplicate(metric)
+        other.update(torch.tensor([[0, 0]]), torch.tensor([[1, 1]]))
+        metric.reset()
+        metric.update(torch.tensor([[0]]), torch.tensor([[1]]))
+
+        assert other.compute().item() == pytest.approx(100 / 3)
+        assert metric.compute() == 0
+
+    def test_does_not_synchronize(self):
+        """Updates read no value: they run on meta tensors."""
+        metric = MIoU(3).to("meta")
+
+        metric.update(torch.zeros(2, 3, 4, 4, device="meta"), torch.zeros(2, 4, 4, dtype=torch.long, device="meta"))
+
+        assert metric.overlap.device.type == "meta"
+
+
+class TestBadInputOfMIoU:
+    def test_mismatched_number_of_classes(self):
+        """Scores of 5 classes for a metric of 3 raise with both numbers."""
+        with pytest.raises(ValueError, match=r"counts 3 classes, but predictions of shape .* hold scores of 5"):
+            MIoU(3).update(torch.zeros(1, 5, 2, 2), torch.zeros(1, 2, 2, dtype=torch.long))
+
+    def test_mismatched_masks(self):
+        """Mismatched masks raise with both shapes."""
+        with pytest.raises(ValueError, match=r"got shapes \(1, 3, 4, 4\) and \(1, 8, 8\)"):
+            MIoU(3).update(torch.zeros(1, 3, 4, 4), torch.zeros(1, 8, 8, dtype=torch.long))
+
+    @pytest.mark.parametrize(("wrong", "result"), [(3, "0 to 3"), (4, "0 to 4"), (-2, "-2 to 0")])
+    def test_id_out_of_range(self, wrong, result):
+        """An id out of range raises with the valid range."""
+        with pytest.raises(ValueError, match=rf"from 0 to 2, and -1 is ignored; .* targets {result}"):
+            MIoU(3).update(torch.zeros(1, 3, 1, 3), torch.tensor([[[0, -1, wrong]]]))
+
+    def test_no_classes(self):
+        """At least one class is required."""
+        with pytest.raises(ValueError, match="num_classes must be at least 1, got 0"):
+            MIoU(0)
+
+
+def _reference_of_dice(guesses, truths):
+    """Return the mean over the classes seen of 2 |P and T| / (|P| + |T|), from sets of pixels."""
+    fractions = []
+    for label in sorted({*guesses, *truths}):
+        predicted, actual = ({i for i, one in enumerate(ids) if one == label} for ids in (guesses, truths))
+        fractions.append(2 * len(predicted & actual) / (len(predicted) + len(actual)))
+    return math.fsum(fractions) / len(fractions) if fractions else math.nan
+
+
+class TestDice:
+    def test_equals_scikit_learn_and_torchmetrics(self):
+        """The value is the macro average of the F1 scores."""
+        guess, target = _masks(seed=0)
+        metric, second = Dice(num_classes=4), MulticlassF1Score(4, average="macro")
+
+        metric.update(guess, target)
+        second.update(guess, target)
+
+        expected = f1_score(target.flatten().numpy(), guess.flatten().numpy(), average="macro")
+        assert metric.compute().item() == pytest.approx(expected, rel=1e-6)
+        assert metric.compute().item() == pytest.approx(second.compute().item(), rel=1e-6)
+
+    @given(
+        pixels=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=30),
+        cuts=st.lists(st.integers(0, 30), max_size=4),
+    )
+    def test_does_not_depend_on_batch_split(self, pixels, cuts):
+        """Batches of any size, and absent classes, are counted by pixel."""
+        guesses, truths = zip(*pixels, strict=True)
+        edges = [0, *sorted(min(cut, len(pixels)) for cut in cuts), len(pixels)]
+        metric = Dice(num_classes=5)
+
+        for start, stop in itertools.pairwise(edges):
+            metric.update(torch.tensor([guesses[start:stop]]).long(), torch.tensor([truths[start:stop]]).long())
+
+        assert metric.compute().item() == pytest.approx(_reference_of_dice(guesses, truths), rel=1e-6)
+
+    def test_scores_are_converted_to_ids(self):
+        """Scores (N, C, H, W) give the same as their argmax."""
+        scores, target = torch.randn(3, 4, 6, 5), torch.randint(4, (3, 6, 5))
+        by_scores, by_ids = Dice(4), Dice(4)
+
+        by_scores.update(scores, target)
+        by_ids.update(scores.argmax(dim=1), target)
+
+        assert by_scores.compute() == by_ids.compute()
+
+    def test_merges_across_processes(self):
+        """Unequal states of two processes merge to the value over all pixels."""
+        guess, target = _masks(seed=3)
+        first, second = Dice(4), Dice(4)
+        first.update(guess[:1], target[:1])
+        second.update(guess[1:], target[1:])
+
+        first.merge_state(second)
+
+        expected = _reference_of_dice(guess.flatten().tolist(), target.flatten().tolist())
+        assert first.compute().item() == pytest.approx(expected, rel=1e-6)
+
+    def test_is_nan_without_updates(self):
+        """Before the first batch, and after a reset, the value is nan."""
+        metric = Dice(2)
+        metric.update(torch.tensor([[0, 1]]), torch.tensor([[0, 1]]))
+
+        metric.reset()
+        metric.update(torch.zeros(0, 3, dtype=torch.long), torch.zeros(0, 3, dtype=torch.long))
+
+        assert math.isnan(metric.compute().item())
+
+    def test_stats_of_one_batch(self):
+        """Each class has its coefficient, absent ones have none."""
+        scores = torch.nn.functional.one_hot(torch.tensor([[0, 0, 1, 1]]), 3).movedim(-1, 1).float()
+
+        stats = Dice.compute_stats(scores, torch.tensor([[0, 1, 1, 1]]))
+
+        torch.testing.assert_close(stats, torch.tensor([2 / 3, 4 / 5, math.nan]), equal_nan=True)
+
+
+class TestBadInputOfDice:
+    def test_mismatched_number_of_classes(self):
+        """Scores of 5 classes for a metric of 3 raise with both numbers."""
+        with pytest.raises(ValueError, match=r"counts 3 classes, but predictions of shape .* hold scores of 5"):
+            Dice(3).update(torch.zeros(1, 5, 2, 2), torch.zeros(1, 2, 2, dtype=torch.long))
+
+    def test_id_out_of_range(self):
+        """Without an ignored id, -1 is not a class."""
+        with pytest.raises(ValueError, match=r"Class ids must be from 0 to 2; .* targets -1 to 2"):
+            Dice(3).update(torch.zeros(1, 3, 2), torch.tensor([[2, -1]]))
+
+    def test_no_classes(self):
+        """At least one class is required."""
+        with pytest.raises(ValueError, match="num_classes must be at least 1, got 0"):
+            Dice(0)
 
 
 class TestCountOverlap:

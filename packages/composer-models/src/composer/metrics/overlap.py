@@ -1,4 +1,4 @@
-"""Counts of predictions, targets and their agreement for each class."""
+"""Metrics of segmentations: the overlap of predictions and targets, counted for each class over the data set."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torchmetrics import Metric
 
 from composer.functional.checks import check_sizes
 
-__all__ = ["OverlapMetric", "class_mean", "count_overlap"]
+__all__ = ["Dice", "MIoU"]
 
 
-class OverlapMetric(Metric, ABC):
+class _OverlapMetric(Metric, ABC):
     """Base of metrics that add up an overlap of predictions and targets, and what it is a part of, for each class."""
 
     is_differentiable = False
@@ -29,6 +29,111 @@ class OverlapMetric(Metric, ABC):
         self.num_classes = num_classes
         for name in ("overlap", "whole"):
             self.add_state(name, torch.zeros(num_classes, dtype=torch.long), dist_reduce_fx="sum")
+
+
+class MIoU(_OverlapMetric):
+    """The intersection over union of prediction and target, averaged over the classes.
+
+    Pixels are counted over the entire data set and divided at the end, so the value does not depend on the split
+    into batches and processes. A class that is neither predicted nor a target anywhere is excluded from the mean. The
+    value is in percent, between 0 and 100, as in MosaicML Composer. It is 100 times
+    ``torchmetrics.classification.MulticlassJaccardIndex`` and, unlike it, does not wait for the device.
+
+    Args:
+        num_classes: The number of classes.
+        ignore_index: Positions whose target has this id do not count; the class with this id is excluded.
+
+    Raises:
+        ValueError: ``num_classes`` is less than 1.
+
+    Example:
+        >>> metric = MIoU(num_classes=2)
+        >>> logits = torch.tensor([[[4.0, 4.0, 0.0], [0.0, 0.0, 4.0]]])  # one image of three pixels: 0, 0, 1
+        >>> metric.update(logits, torch.tensor([[0, 1, -1]]))
+        >>> metric.compute()  # the mean of 50 and 0
+        tensor(25.)
+    """
+
+    def __init__(self, num_classes: int, ignore_index: int = -1) -> None:
+        super().__init__(num_classes)
+        self.ignore_index = ignore_index
+
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        """Add a batch.
+
+        Args:
+            logits: Scores ``(N, C, H, W)``, or class ids ``(N, H, W)``.
+            targets: Class ids ``(N, H, W)``.
+
+        Raises:
+            ValueError: The shapes do not match each other or the number of classes, or on a CPU, an id is out of range.
+        """
+        agreed, predicted, actual = count_overlap(logits, targets, self.num_classes, self.ignore_index)
+        self.overlap = self.overlap + agreed
+        self.whole = self.whole + (predicted + actual - agreed)
+
+    def compute(self) -> Tensor:
+        """Return the mean over the classes that occur, in percent, a scalar; ``nan`` if there are none."""
+        counts = torch.arange(self.num_classes, device=self.whole.device) != self.ignore_index
+        return 100 * class_mean(self.overlap, self.whole, counts)
+
+
+class Dice(_OverlapMetric):
+    """Twice the overlap of prediction and target, divided by the sum of both, averaged over the classes.
+
+    ``dice = 2 |P & T| / (|P| + |T|)`` for each class
+
+    Pixels are counted over the entire data set and divided at the end, so the value does not depend on the split
+    into batches and processes. A class that is neither predicted nor a target anywhere is excluded from the mean. The
+    value is between 0 and 1. It equals the macro average of ``torchmetrics.classification.MulticlassF1Score`` and,
+    unlike it, raises a clear error for masks that do not fit.
+
+    Args:
+        num_classes: The number of classes, including the background.
+
+    Raises:
+        ValueError: ``num_classes`` is less than 1.
+
+    Example:
+        >>> import torch
+        >>> metric = Dice(num_classes=2)
+        >>> logits = torch.tensor([[[4.0, 4.0, 0.0], [0.0, 0.0, 4.0]]])  # one image of three pixels: 0, 0, 1
+        >>> metric.update(logits, torch.tensor([[0, 1, 1]]))
+        >>> metric.compute()  # 2/3 for both
+        tensor(0.6667)
+    """
+
+    def update(self, preds: Tensor, targets: Tensor) -> None:
+        """Add a batch.
+
+        Args:
+            preds: Scores ``(N, C, H, W)``, or class ids ``(N, H, W)``.
+            targets: Class ids ``(N, H, W)``.
+
+        Raises:
+            ValueError: The shapes do not match each other or the number of classes, or on a CPU, an id is out of range.
+        """
+        agreed, predicted, actual = count_overlap(preds, targets, self.num_classes)
+        self.overlap = self.overlap + agreed
+        self.whole = self.whole + (predicted + actual)
+
+    def compute(self) -> Tensor:
+        """Return the mean over the classes that occur, a scalar; ``nan`` if there are none."""
+        return class_mean(2 * self.overlap, self.whole)
+
+    @staticmethod
+    def compute_stats(preds: Tensor, targets: Tensor) -> Tensor:
+        """Return the Dice coefficient of each class in one batch.
+
+        Args:
+            preds: Scores ``(N, C, H, W)``.
+            targets: Class ids ``(N, H, W)``.
+
+        Returns:
+            Shape ``(C,)``; ``nan`` for a class that is neither predicted nor a target.
+        """
+        agreed, predicted, actual = count_overlap(preds, targets, preds.shape[1])
+        return 2 * agreed / (predicted + actual)
 
 
 def count_overlap(
