@@ -1,5 +1,10 @@
 """8-bit precision and compiled models preserve the names of weights."""
 
+import os
+import platform
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -87,3 +92,20 @@ def test_invalid_microbatch_size_raises(wrong):
     """A size is None, "auto" or a positive integer."""
     with pytest.raises(ValueError, match="device_train_microbatch_size must be"):
         small_run(device_train_microbatch_size=wrong)
+
+
+@pytest.mark.parametrize(("capability", "warned"), [("avx2", True), ("default", False)])
+@pytest.mark.skipif(platform.machine() not in {"x86_64", "AMD64"}, reason="only these processors have AVX2")
+def test_bfloat16_on_a_cpu_without_avx512_warns(capability, warned):
+    """On a CPU with AVX2 only; the name ``DEFAULT`` does not state what the CPU has."""
+    program = """
+import torch
+from composer import Trainer
+from composer.models import ComposerClassifier
+model = ComposerClassifier(torch.nn.Linear(1, 2), num_classes=2)
+Trainer(model=model, max_duration="1ba", precision="amp_bf16", device="cpu")
+"""
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": capability}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert ("precision='amp_bf16' is many times slower than 'fp32' on this CPU" in done.stderr) == warned, done.stderr
