@@ -64,7 +64,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trainer_with(example: Any, names: Sequence[str], data: Path, seed: int = 0, **options: Any) -> Trainer:
     """Return the trainer of a run with methods, as a study constructs it, with small batches."""
     seed_all(seed)
-    methods = [{**example.METHODS, **example.SETTINGS, **example.VARIANTS}[name] for name in names]
+    methods = [{**example.METHODS, **example.LENGTHS, **example.SETTINGS, **example.VARIANTS}[name] for name in names]
     algorithms = [method() for method in methods if callable(method)]
     settings = {key: value for method in methods if not callable(method) for key, value in method.items()}
     options = {"evaluations": 1, **settings, "batch_size": 8, **options}
