@@ -41,6 +41,12 @@ class TestFormerState:
 
         assert caught[0].filename == __file__
 
+    def test_other_attributes_are_read_fast(self, state):
+        """The class has no __getattr__, with which Python reads each attribute in each step several times as slowly."""
+        assert not hasattr(State, "__getattr__")
+        with pytest.raises(AttributeError, match="no attribute 'deepspeed'"):
+            state.deepspeed  # noqa: B018
+
     def test_configuration_of_a_sharded_model(self, state, monkeypatch):
         """It is not in the state; the error contains where it is."""
         monkeypatch.setattr("composer.core.former.is_sharded", lambda _: True)

@@ -18,6 +18,8 @@ import itertools
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from composer.checkpoint.saved_place import SavedObjects, SavedPlace
 from composer.core import Timestamp
 from composer.core.data_spec import move_batch
@@ -32,8 +34,6 @@ from composer.trainer.resume.contract import LoaderObjects, load_objects, save_o
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    import torch
 
     from composer.core import Batch, DataSpec
 
@@ -91,7 +91,8 @@ class Batches:
         clock: Callable[[], Timestamp] = Timestamp,
     ) -> None:
         self.spec, self.spin = spec, spin
-        self._device, self._epoch, self._clock = device, epoch, clock
+        # Of torch itself: a device of the state is a string to Tensor.to, which would parse it for each tensor.
+        self._device, self._epoch, self._clock = torch.device(device), epoch, clock
         self._loader: Any = spec.dataloader
         self._order = order = make_order(self._loader, seed)
         order.rewind(clock())
