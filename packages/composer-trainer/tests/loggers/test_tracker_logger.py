@@ -13,6 +13,8 @@ from composer.loggers.tracker_logger import TrackerLogger
 class Tracker(TrackerLogger):
     """Stores values in a list like a tracker, and fails on request."""
 
+    product = ("json", "none")
+
     def __init__(self, **options):
         super().__init__(**options)
         self.stored, self.failing = [], set()
@@ -82,7 +84,8 @@ class TestNumbers:
 
     def test_flush_seconds(self, make_loop):
         """With slow batches, values are also flushed after some seconds."""
-        tracker = Tracker(seconds_between_flushes=0)
+        tracker = Tracker()
+        tracker.seconds_between_flushes = 0
         loop = make_loop(tracker)
 
         loop.batch()
@@ -337,6 +340,18 @@ class TestSettings:
         make_loop(tracker).fit()
 
         assert losses(tracker) == [(2, 2.0), (5, 5.0)]
+
+    def test_settings_of_a_subclass_with_its_own_constructor(self):
+        """The settings are the arguments of the constructor, also of one that takes any."""
+
+        class Named(Tracker):
+            def __init__(self, name="a", *, secret="s", rank_zero_only=True, **product_options):
+                super().__init__(rank_zero_only=rank_zero_only)
+                self.name, self.product_options = name, product_options
+
+        logger = Named("b", color="red")
+
+        assert logger.settings() == {"name": "b", "rank_zero_only": True, "product_options": {"color": "red"}}
 
 
 class TestWithCallback:

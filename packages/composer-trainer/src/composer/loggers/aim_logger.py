@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from composer.loggers.products import import_product, require_product
 from composer.loggers.tracker_logger import Record, TrackerLogger
 
 if TYPE_CHECKING:
@@ -46,7 +45,8 @@ class AimLogger(TrackerLogger):
         'run_hash'
     """
 
-    saved_as: ClassVar[str] = "run_hash"
+    product: ClassVar = ("aim", "aim")
+    saved_as: ClassVar = "run_hash"
 
     def __init__(
         self,
@@ -60,15 +60,13 @@ class AimLogger(TrackerLogger):
         **aim_kwargs: Any,
     ) -> None:
         super().__init__(every=every, flush_interval=flush_interval, rank_zero_only=rank_zero_only)
-        require_product("aim", "aim")
         self.repo, self.experiment, self.name, self.aim_kwargs = repo, experiment, name, aim_kwargs
         self.run: Any = None
 
     def open_run(self, state: State) -> None:
         """Start or continue a run."""
-        aim = import_product("aim", "aim")
         name = self.name_of_run(state, self.name)
-        repo = aim.Repo.from_path(str(self.repo or "."), init="://" not in str(self.repo))
+        repo = self.module.Repo.from_path(str(self.repo or "."), init="://" not in str(self.repo))
         known = None
         if self._saved_id is not None and repo.run_exists(self._saved_id):
             stored = repo.request_props(self._saved_id, read_only=True)
@@ -76,7 +74,7 @@ class AimLogger(TrackerLogger):
         if known is None:
             self.report_new_run()
         settings = {"experiment": self.experiment, "force_resume": known is not None, "capture_terminal_logs": False}
-        self.run = aim.Run(known, repo=repo, **settings | self.aim_kwargs)
+        self.run = self.module.Run(known, repo=repo, **settings | self.aim_kwargs)
         self.run.name = name
         self.run_id = self.run.hash
 
@@ -92,8 +90,7 @@ class AimLogger(TrackerLogger):
 
     def write_images(self, images: Sequence[Tensor], name: str, step: int, details: Mapping[str, Any]) -> None:
         """Write images."""
-        make = import_product("aim", "aim").Image
-        self.run.track([make(image.numpy()) for image in images], name=name, step=step)
+        self.run.track([self.module.Image(image.numpy()) for image in images], name=name, step=step)
 
     def close_run(self) -> None:
         """End the run."""

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import attrs
 from torch import Tensor
 
-from composer.core import Interval, State, Time
-from composer.core.checks import to_options
-from composer.functional.checks import check_flags
-from composer.loggers.products import import_product, require_product
+from composer.core import State
+from composer.core.checks import is_flag, to_options
+from composer.core.components import transient
 from composer.loggers.tracker_logger import Record, TrackerLogger
 from composer.loggers.values import flat
 
@@ -21,6 +21,11 @@ __all__ = ["CometMLLogger"]
 _OF_START = {"api_key", "workspace", "project_name", "experiment_key", "mode", "online"}
 
 
+def _to_exp_kwargs(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    return to_options("exp_kwargs", given)
+
+
+@attrs.define(eq=False)
 class CometMLLogger(TrackerLogger):
     """Log to Comet.
 
@@ -54,32 +59,21 @@ class CometMLLogger(TrackerLogger):
         True
     """
 
-    saved_as: ClassVar[str] = "experiment_key"
+    product: ClassVar = ("comet_ml", "comet")
+    saved_as: ClassVar = "experiment_key"
 
-    def __init__(
-        self,
-        workspace: str | None = None,
-        project_name: str | None = None,
-        log_code: bool = False,
-        log_graph: bool = False,
-        name: str | None = None,
-        rank_zero_only: bool = True,
-        exp_kwargs: dict[str, Any] | None = None,
-        *,
-        every: Interval | Time | str | int | None = None,
-        flush_interval: int = 100,
-    ) -> None:
-        super().__init__(every=every, flush_interval=flush_interval, rank_zero_only=rank_zero_only)
-        require_product("comet_ml", "comet")
-        check_flags(log_code=log_code, log_graph=log_graph)
-        self.workspace, self.project_name, self.name = workspace, project_name, name
-        self.log_code, self.log_graph = log_code, log_graph
-        self.exp_kwargs = to_options("exp_kwargs", exp_kwargs)
-        self.experiment: Any = None
+    workspace: str | None = None
+    project_name: str | None = None
+    log_code: bool = attrs.field(default=False, validator=is_flag)
+    log_graph: bool = attrs.field(default=False, validator=is_flag)
+    name: str | None = None
+    rank_zero_only: bool = attrs.field(default=True, validator=is_flag)
+    exp_kwargs: dict[str, Any] = attrs.field(default=None, converter=_to_exp_kwargs, repr=False)
+
+    experiment: Any = transient(default=None)
 
     def open_run(self, state: State) -> None:
         """Start or continue an experiment."""
-        comet = import_product("comet_ml", "comet")
         name = self.name_of_run(state, self.name)
         start = {"workspace": self.workspace, "project_name": self.project_name}
         if "experiment_key" not in self.exp_kwargs and "COMET_EXPERIMENT_KEY" not in os.environ:
@@ -88,7 +82,7 @@ class CometMLLogger(TrackerLogger):
         config = {"log_code": self.log_code, "log_graph": self.log_graph, "name": name}
         for option, value in self.exp_kwargs.items():
             (start if option in _OF_START else config)[option] = value
-        self.experiment = comet.start(**start, experiment_config=comet.ExperimentConfig(**config))
+        self.experiment = self.module.start(**start, experiment_config=self.module.ExperimentConfig(**config))
         self.run_id = self.experiment.get_key()
 
     def write_metrics(self, records: Sequence[Record]) -> None:
@@ -102,7 +96,7 @@ class CometMLLogger(TrackerLogger):
 
     def write_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
         """Write a table as a file of comma-separated values."""
-        self.experiment.log_table(f"{name}_{step}.csv", [list(row) for row in rows], headers=list(columns))
+        self.experiment.log_table(f"{name}_{step}.csv", rows, headers=columns)
 
     def write_images(self, images: Sequence[Tensor], name: str, step: int, details: Mapping[str, Any]) -> None:
         """Write images."""

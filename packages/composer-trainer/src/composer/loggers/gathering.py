@@ -7,13 +7,17 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from composer.core import Interval, Logger, LoggerDestination, State, Time
+import attrs
+
+from composer.core import Interval, Logger, LoggerDestination, State
+from composer.core.checks import whole_number_from
+from composer.core.components import transient
 from composer.core.interval import to_interval
-from composer.functional.checks import check_whole
 
 __all__ = ["GatheringLogger"]
 
 
+@attrs.define(eq=False)
 class GatheringLogger(LoggerDestination, ABC):
     """A logger that buffers values and writes them together. Subclasses define how to open and write.
 
@@ -29,13 +33,14 @@ class GatheringLogger(LoggerDestination, ABC):
         ValueError: ``flush_interval`` is less than 1, or ``every`` is not a length of time.
     """
 
-    def __init__(self, *, every: Interval | Time | str | int | None, flush_interval: int) -> None:
-        check_whole("flush_interval", flush_interval, 1, "It counts batches.")
-        self.every = to_interval(every)
-        self.flush_interval = flush_interval
-        self._batches = 0
-        self._next_flush = math.inf  # by time.monotonic(); subclasses may set it to flush by time as well
-        self._logger: Logger | None = None
+    every: Interval | None = attrs.field(default=None, converter=to_interval, kw_only=True)
+    flush_interval: int = attrs.field(
+        default=100, validator=whole_number_from(1, meaning="It counts batches."), kw_only=True
+    )
+
+    _batches: int = transient(default=0)
+    _next_flush: float = transient(default=math.inf)  # by time.monotonic(); a subclass may set it to flush by time, too
+    _logger: Logger | None = transient(default=None)
 
     @property
     def is_resumed(self) -> bool:

@@ -8,13 +8,15 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import attrs
 from torch import Tensor
 
-from composer.core import Interval, State, Time
-from composer.core.checks import to_options, to_strings
-from composer.functional.checks import check_flags, check_numbers, check_whole
+from composer.core import State
+from composer.core.checks import by_name, integer, is_flag, to_options, to_strings
+from composer.core.components import transient
+from composer.functional.checks import check_number
 from composer.loggers.products import import_product, require_product
 from composer.loggers.tracker_logger import Record, TrackerLogger
 from composer.loggers.values import Number, flat, matches
@@ -25,6 +27,32 @@ _MOST_METRICS, _MOST_PARAMETERS = 1000, 100  # limits of a server's request
 _LONGEST_PARAMETER = 6000
 
 
+def _to_experiment(given: str | None) -> str:
+    return given or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "my-mlflow-experiment"
+
+
+def _to_uri(given: str | os.PathLike[str] | None) -> str | None:
+    return None if given is None else str(given)
+
+
+# One per argument: type checkers infer a converter's argument only from a named function.
+def _to_tags(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    return to_options("tags", given)
+
+
+def _to_names(given: Mapping[str, str] | None) -> dict[str, str]:
+    return to_options("rename_metrics", given)
+
+
+def _to_metrics(given: Sequence[str] | None) -> list[str]:
+    return to_strings("ignore_metrics", given)
+
+
+def _to_hyperparameters(given: Sequence[str] | None) -> list[str]:
+    return to_strings("ignore_hyperparameters", given)
+
+
+@attrs.define(eq=False)
 class MLFlowLogger(TrackerLogger):
     """Log to MLflow: to a server, or to a local store (``tracking_uri="sqlite:///mlflow.db"``).
 
@@ -62,61 +90,41 @@ class MLFlowLogger(TrackerLogger):
         True
     """
 
-    def __init__(
-        self,
-        experiment_name: str | None = None,
-        run_name: str | None = None,
-        tags: dict[str, Any] | None = None,
-        tracking_uri: str | os.PathLike[str] | None = None,
-        rank_zero_only: bool = True,
-        flush_interval: int = 10,
-        model_registry_prefix: str = "",
-        model_registry_uri: str | None = None,
-        synchronous: bool = False,
-        log_system_metrics: bool = True,
-        rename_metrics: dict[str, str] | None = None,
-        ignore_metrics: Sequence[str] | None = None,
-        ignore_hyperparameters: Sequence[str] | None = None,
-        run_group: str | None = None,
-        resume: bool = False,
-        logging_buffer_seconds: int = 10,
-        log_duplicated_metric_every_n_steps: int = 100,
-        *,
-        every: Interval | Time | str | int | None = None,
-    ) -> None:
-        super().__init__(
-            every=every,
-            flush_interval=flush_interval,
-            rank_zero_only=rank_zero_only,
-            seconds_between_flushes=logging_buffer_seconds,
-        )
-        check_numbers(logging_buffer_seconds=logging_buffer_seconds)
-        check_flags(synchronous=synchronous, log_system_metrics=log_system_metrics, resume=resume)
-        steps = log_duplicated_metric_every_n_steps
-        check_whole("log_duplicated_metric_every_n_steps", steps, 1, "It counts steps.")
-        require_product("mlflow", "mlflow")
-        if log_system_metrics:
+    product: ClassVar = ("mlflow", "mlflow")
+
+    experiment_name: str = attrs.field(default=None, converter=_to_experiment)
+    run_name: str | None = None
+    tags: dict[str, Any] = attrs.field(default=None, converter=_to_tags)
+    tracking_uri: str | None = attrs.field(default=None, converter=_to_uri, repr=False)
+    rank_zero_only: bool = attrs.field(default=True, validator=is_flag)
+    flush_interval: int = integer(10, 1, meaning="It counts batches.")
+    model_registry_prefix: str = ""
+    model_registry_uri: str | None = attrs.field(default=None, repr=False)
+    synchronous: bool = attrs.field(default=False, validator=is_flag)
+    log_system_metrics: bool = attrs.field(default=True, validator=is_flag)
+    rename_metrics: dict[str, str] = attrs.field(default=None, converter=_to_names)
+    ignore_metrics: list[str] = attrs.field(default=None, converter=_to_metrics)
+    ignore_hyperparameters: list[str] = attrs.field(default=None, converter=_to_hyperparameters)
+    run_group: str | None = None
+    resume: bool = attrs.field(default=False, validator=is_flag)
+    logging_buffer_seconds: float = attrs.field(default=10, validator=by_name(check_number))
+    log_duplicated_metric_every_n_steps: int = integer(100, 1, meaning="It counts steps.")
+
+    _client: Any = transient(default=None)
+    _monitor: Any = transient(default=None)
+    _pending: list[Any] = transient(factory=list)
+    _last: dict[str, tuple[int, Number]] = transient(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.seconds_between_flushes = self.logging_buffer_seconds
+        if self.log_system_metrics:
             require_product("psutil", "mlflow")
-        self.experiment_name = experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "my-mlflow-experiment"
-        self.run_name, self.tags, self.run_group = run_name, to_options("tags", tags), run_group
-        self.tracking_uri = None if tracking_uri is None else str(tracking_uri)
-        self.model_registry_prefix, self.model_registry_uri = model_registry_prefix, model_registry_uri
-        self.synchronous, self.log_system_metrics, self.resume = synchronous, log_system_metrics, resume
-        self.rename_metrics = to_options("rename_metrics", rename_metrics)
-        self.ignore_metrics = to_strings("ignore_metrics", ignore_metrics)
-        self.ignore_hyperparameters = to_strings("ignore_hyperparameters", ignore_hyperparameters)
-        self.log_duplicated_metric_every_n_steps = steps
-        self._mlflow: Any = None
-        self._client: Any = None
-        self._monitor: Any = None
-        self._pending: list[Any] = []
-        self._last: dict[str, tuple[int, Number]] = {}
 
     def open_run(self, state: State) -> None:
         """Start or continue a run."""
-        self._mlflow = import_product("mlflow", "mlflow")
         self._monitor, self._pending, self._last = None, [], {}
-        self._client = self._mlflow.MlflowClient(self.tracking_uri, self.model_registry_uri)
+        self._client = self.module.MlflowClient(self.tracking_uri, self.model_registry_uri)
         name = self.name_of_run(state, self.run_name)
         existing = self._client.get_experiment_by_name(self.experiment_name)
         experiment = str(
@@ -147,7 +155,7 @@ class MLFlowLogger(TrackerLogger):
         """Write numbers."""
         # MLflow counts milliseconds.
         metrics = [
-            self._mlflow.entities.Metric(
+            self.module.entities.Metric(
                 _allowed(self.rename_metrics.get(name, name)), number, int(record.seconds * 1000), record.step
             )
             for record in records
@@ -161,7 +169,7 @@ class MLFlowLogger(TrackerLogger):
         """Write hyperparameters that the run does not have yet as parameters."""
         known = self._client.get_run(self.run_id).data.params
         parameters = [
-            self._mlflow.entities.Param(name, str(value)[:_LONGEST_PARAMETER])
+            self.module.entities.Param(name, str(value)[:_LONGEST_PARAMETER])
             for name, value in ((_allowed(name), value) for name, value in flat(hyperparameters).items())
             if name not in known and not matches(name, self.ignore_hyperparameters)
         ]
@@ -171,15 +179,13 @@ class MLFlowLogger(TrackerLogger):
     def write_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
         """Write a table as a JSON file, which MLflow displays as a table."""
         cells = [[cell if isinstance(cell, (bool, int, float, str)) else str(cell) for cell in row] for row in rows]
-        table = {"columns": list(columns), "data": cells}
+        table = {"columns": columns, "data": cells}
         self._client.log_dict(self.run_id, table, f"{_allowed(name)}_{step}.json")
 
-    def write_images(self, images: Sequence[Tensor], name: str, step: int, details: Mapping[str, Any]) -> None:
-        """Write images."""
-        for number, image in enumerate(images):
-            # MLflow distinguishes images of one key only by step and time.
-            key = _allowed(name) if len(images) == 1 else f"{_allowed(name)}/{number}"
-            self._client.log_image(self.run_id, image.numpy(), key=key, step=step, synchronous=True)
+    def write_image(self, image: Tensor, name: str, step: int) -> None:
+        """Write an image."""
+        # MLflow distinguishes images of one key only by step and time.
+        self._client.log_image(self.run_id, image.numpy(), key=_allowed(name), step=step, synchronous=True)
 
     def can_upload_files(self) -> bool:
         """Return True: MLflow stores files."""

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from composer.core import Interval, State, Time
 from composer.functional.checks import check_flags
-from composer.loggers.products import import_product, require_product
 from composer.loggers.tracker_logger import Record, TrackerLogger
 
 __all__ = ["NeptuneLogger"]
@@ -50,7 +49,8 @@ class NeptuneLogger(TrackerLogger):
         'training'
     """
 
-    saved_as: ClassVar[str] = "custom_run_id"
+    product: ClassVar = ("neptune", "neptune")
+    saved_as: ClassVar = "custom_run_id"
 
     def __init__(
         self,
@@ -66,7 +66,6 @@ class NeptuneLogger(TrackerLogger):
         **neptune_kwargs: Any,
     ) -> None:
         super().__init__(every=every, flush_interval=flush_interval, rank_zero_only=rank_zero_only)
-        require_product("neptune", "neptune")
         check_flags(upload_checkpoints=upload_checkpoints)
         self.project, self.mode = project, mode
         self._api_token = api_token
@@ -77,14 +76,13 @@ class NeptuneLogger(TrackerLogger):
 
     def open_run(self, state: State) -> None:
         """Start or continue a run."""
-        neptune = import_product("neptune", "neptune")
         settings = {"project": self.project, "api_token": self._api_token, "mode": self.mode}
         settings |= {"name": self.name_of_run(state), **self.neptune_kwargs}
         if "with_id" not in settings:
             if not settings.get("custom_run_id"):
                 settings["custom_run_id"] = self.choose_run_id(self.project, settings["name"])
             self.run_id = settings["custom_run_id"]
-        self.run = neptune.init_run(**settings)
+        self.run = self.module.init_run(**settings)
 
     def write_metrics(self, records: Sequence[Record]) -> None:
         """Write numbers."""
@@ -94,22 +92,19 @@ class NeptuneLogger(TrackerLogger):
 
     def write_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Write hyperparameters."""
-        plain = import_product("neptune.utils", "neptune").stringify_unsupported(dict(hyperparameters))
+        plain = self.module.utils.stringify_unsupported(dict(hyperparameters))
         self.run[f"{self.base_namespace}/hyperparameters"] = plain
 
     def write_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
         """Write a table as a file of comma-separated values."""
         file = io.StringIO()
         csv.writer(file).writerows([columns, *rows])
-        types = import_product("neptune.types", "neptune")
-        self._place("tables", f"{name}_{step}").upload(types.File.from_content(file.getvalue(), extension="csv"))
+        content = self.module.types.File.from_content(file.getvalue(), extension="csv")
+        self._place("tables", f"{name}_{step}").upload(content)
 
-    def write_images(self, images: Sequence[Tensor], name: str, step: int, details: Mapping[str, Any]) -> None:
-        """Write images as a series."""
-        types = import_product("neptune.types", "neptune")
-        for number, image in enumerate(images):
-            place = self._place("images", name if len(images) == 1 else f"{name}/{number}")
-            place.append(types.File.as_image(image.numpy() / 255), step=step)
+    def write_image(self, image: Tensor, name: str, step: int) -> None:
+        """Write an image, as the next one of a series."""
+        self._place("images", name).append(self.module.types.File.as_image(image.numpy() / 255), step=step)
 
     def can_upload_files(self) -> bool:
         """Return whether files are uploaded."""

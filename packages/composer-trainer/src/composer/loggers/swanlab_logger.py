@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from composer.loggers.products import import_product, require_product
 from composer.loggers.tracker_logger import Record, TrackerLogger
 
 if TYPE_CHECKING:
@@ -46,6 +45,8 @@ class SwanLabLogger(TrackerLogger):
         'run_id'
     """
 
+    product: ClassVar = ("swanlab", "swanlab")
+
     def __init__(
         self,
         project: str | None = None,
@@ -57,17 +58,15 @@ class SwanLabLogger(TrackerLogger):
         **swanlab_kwargs: Any,
     ) -> None:
         super().__init__(every=every, flush_interval=flush_interval, rank_zero_only=rank_zero_only)
-        require_product("swanlab", "swanlab")
         self.project, self.name, self.swanlab_kwargs = project, name, swanlab_kwargs
         self.run: Any = None
 
     def open_run(self, state: State) -> None:
         """Start or continue a run."""
-        swanlab = import_product("swanlab", "swanlab")
         name = self.name_of_run(state, self.name)
         run_id = self.choose_run_id(self.project, self.swanlab_kwargs.get("workspace"), name)
         settings = {"project": self.project, "name": name, "id": run_id, "resume": "allow", **self.swanlab_kwargs}
-        self.run = swanlab.init(**settings)
+        self.run = self.module.init(**settings)
         self.run_id = self.run.id
 
     def write_metrics(self, records: Sequence[Record]) -> None:
@@ -81,13 +80,11 @@ class SwanLabLogger(TrackerLogger):
 
     def write_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
         """Write a table."""
-        table = import_product("swanlab", "swanlab").echarts.Table()
-        self.run.log({name: table.add(list(columns), [list(row) for row in rows])}, step=step)
+        self.run.log({name: self.module.echarts.Table().add(columns, rows)}, step=step)
 
     def write_images(self, images: Sequence[Tensor], name: str, step: int, details: Mapping[str, Any]) -> None:
         """Write images."""
-        make = import_product("swanlab", "swanlab").Image
-        self.run.log({name: [make(image.numpy()) for image in images]}, step=step)
+        self.run.log({name: [self.module.Image(image.numpy()) for image in images]}, step=step)
 
     def close_run(self) -> None:
         """End the run."""

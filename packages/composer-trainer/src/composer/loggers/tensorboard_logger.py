@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import attrs
 import torch
 from torch import Tensor
 
-from composer.core import Interval, State, Time, TimeUnit
-from composer.core.checks import to_path
-from composer.loggers.products import require_product
+from composer.core import State, TimeUnit
+from composer.core.checks import integer, is_flag, to_path
+from composer.core.components import transient
 from composer.loggers.tracker_logger import Record, TrackerLogger
 from composer.loggers.values import flat
 
 __all__ = ["TensorboardLogger"]
 
 
+def _to_log_dir(given: str | os.PathLike[str] | None) -> str:
+    return "tensorboard_logs" if given is None else to_path("log_dir", given)
+
+
+@attrs.define(eq=False)
 class TensorboardLogger(TrackerLogger):
     """Log metrics, images, tables and hyperparameters to files for ``tensorboard --logdir <log_dir>``.
 
@@ -41,20 +48,14 @@ class TensorboardLogger(TrackerLogger):
         'runs'
     """
 
-    saved_as: ClassVar[str] = "folder"
+    product: ClassVar = ("tensorboard", "tensorboard")
+    saved_as: ClassVar = "folder"
 
-    def __init__(
-        self,
-        log_dir: str | None = None,
-        flush_interval: int = 100,
-        rank_zero_only: bool = True,
-        *,
-        every: Interval | Time | str | int | None = None,
-    ) -> None:
-        super().__init__(every=every, flush_interval=flush_interval, rank_zero_only=rank_zero_only)
-        require_product("tensorboard", "tensorboard")
-        self.log_dir = "tensorboard_logs" if log_dir is None else to_path("log_dir", log_dir)
-        self._writer: Any = None
+    log_dir: str = attrs.field(default=None, converter=_to_log_dir)
+    flush_interval: int = integer(100, 1, meaning="It counts batches.")
+    rank_zero_only: bool = attrs.field(default=True, validator=is_flag)
+
+    _writer: Any = transient(default=None)
 
     def open_run(self, state: State) -> None:
         """Open the run's event file."""
@@ -96,9 +97,12 @@ class TensorboardLogger(TrackerLogger):
         """Write images: side by side if they have one size, else each by its number."""
         if len({image.shape for image in images}) == 1:
             self._writer.add_images(name, torch.stack(list(images)), step, dataformats="NHWC")
-            return
-        for number, image in enumerate(images):
-            self._writer.add_image(f"{name}/{number}", image, step, dataformats="HWC")
+        else:
+            super().write_images(images, name, step, details)
+
+    def write_image(self, image: Tensor, name: str, step: int) -> None:
+        """Write an image."""
+        self._writer.add_image(name, image, step, dataformats="HWC")
 
     def close_run(self) -> None:
         """Close the file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import logging
 import secrets
 import time
@@ -15,12 +16,13 @@ from typing import Any, ClassVar
 import attrs
 from torch import Tensor
 
-from composer.core import Interval, Logger, State, Time
-from composer.core.checks import shortened
+from composer.core import Logger, State
+from composer.core.checks import is_flag, shortened
+from composer.core.components import transient
 from composer.core.logger import detach_to_host
-from composer.functional.checks import check_flags
 from composer.loggers.gathering import GatheringLogger
 from composer.loggers.images import to_images
+from composer.loggers.products import import_product, require_product
 from composer.loggers.values import Number, numbers_by_name
 
 __all__ = ["Record", "TrackerLogger"]
@@ -43,6 +45,7 @@ class Record:
     metrics: Mapping[str, Number]
 
 
+@attrs.define(eq=False)
 class TrackerLogger(GatheringLogger, ABC):
     """A logger for an experiment tracker. Subclasses define how to open, write and close a run.
 
@@ -58,36 +61,44 @@ class TrackerLogger(GatheringLogger, ABC):
         every: How often metrics are logged: a time, a string or a number of epochs; always if None.
         flush_interval: Batches between two flushes.
         rank_zero_only: Whether only the process of rank 0 logs, or all processes.
-        seconds_between_flushes: Seconds after which the next end of a batch flushes as well.
 
     Raises:
+        ModuleNotFoundError: The product is not installed.
         ValueError: ``flush_interval`` is less than 1, or ``every`` is not a length of time.
 
     Attributes:
         run_id: The run's id in the tracker; None before the run is open.
+        seconds_between_flushes: Seconds after which the next end of a batch flushes as well.
     """
+
+    product: ClassVar[tuple[str, str]]
+    """The module of the product, and the extra of composer-trainer that installs it."""
 
     saved_as: ClassVar[str] = "run_id"
     """The name of ``run_id`` in a checkpoint."""
 
-    def __init__(
-        self,
-        *,
-        every: Interval | Time | str | int | None = None,
-        flush_interval: int = 100,
-        rank_zero_only: bool = True,
-        seconds_between_flushes: float = 10.0,
-    ) -> None:
-        super().__init__(every=every, flush_interval=flush_interval)
-        check_flags(rank_zero_only=rank_zero_only)
-        self.rank_zero_only = rank_zero_only
-        self.seconds_between_flushes = seconds_between_flushes
-        self._is_silent = self._is_open = self._was_tried = False
-        self._early: list[tuple[str, Callable[[], None]]] = []
-        self._records: list[Record] = []
-        self._next_flush = 0.0
-        self.run_id: str | None = None
-        self._saved_id: str | None = None
+    rank_zero_only: bool = attrs.field(default=True, validator=is_flag, kw_only=True)
+
+    run_id: str | None = transient(default=None)
+    seconds_between_flushes: float = transient(default=10.0)
+    _is_silent: bool = transient(default=False)
+    _is_open: bool = transient(default=False)
+    _was_tried: bool = transient(default=False)
+    _early: list[tuple[str, Callable[[], None]]] = transient(factory=list)
+    _records: list[Record] = transient(factory=list)
+    _saved_id: str | None = transient(default=None)
+
+    def __attrs_post_init__(self) -> None:
+        require_product(*self.product)
+
+    @property
+    def module(self) -> Any:
+        """The product, imported at first use."""
+        return import_product(*self.product)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the constructor's arguments that are attributes; some subclasses have a constructor of their own."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters if name in dir(self)}
 
     @abstractmethod
     def open_run(self, state: State) -> None:
@@ -105,7 +116,12 @@ class TrackerLogger(GatheringLogger, ABC):
         """Write a table; ignored by trackers without tables."""
 
     def write_images(self, images: Sequence[Tensor], name: str, step: int, details: Mapping[str, Any]) -> None:
-        """Write images, each ``(H, W, C)`` and uint8 on the CPU; ignored by trackers without images."""
+        """Write images, each ``(H, W, C)`` and uint8 on the CPU, one by one or as a subclass stores several."""
+        for number, image in enumerate(images):
+            self.write_image(image, name if len(images) == 1 else f"{name}/{number}", step)
+
+    def write_image(self, image: Tensor, name: str, step: int) -> None:
+        """Write an image; ignored by trackers without images."""
 
     def write_file(self, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
         """Write a file; ignored by trackers that store no files."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from composer.loggers.products import import_product, require_product
 from composer.loggers.tracker_logger import Record, TrackerLogger
 
 if TYPE_CHECKING:
@@ -44,6 +43,8 @@ class TrackioLogger(TrackerLogger):
         'run_id'
     """
 
+    product: ClassVar = ("trackio", "trackio")
+
     def __init__(
         self,
         project: str,
@@ -55,19 +56,17 @@ class TrackioLogger(TrackerLogger):
         **trackio_kwargs: Any,
     ) -> None:
         super().__init__(every=every, flush_interval=flush_interval, rank_zero_only=rank_zero_only)
-        require_product("trackio", "trackio")
         self.project, self.name, self.trackio_kwargs = project, name, trackio_kwargs
         self.run: Any = None
 
     def open_run(self, state: State) -> None:
         """Start or continue a run."""
-        trackio = import_product("trackio", "trackio")
         self.run_id = self.name_of_run(state, self.name)
         if self._saved_id not in {None, self.run_id}:
             self.report_new_run()
         resume = "allow" if self.is_resumed and self._saved_id in {None, self.run_id} else "never"
         settings = {"name": self.run_id, "resume": resume, "embed": False, **self.trackio_kwargs}
-        self.run = trackio.init(self.project, **settings)
+        self.run = self.module.init(self.project, **settings)
 
     def write_metrics(self, records: Sequence[Record]) -> None:
         """Write numbers."""
@@ -80,14 +79,11 @@ class TrackioLogger(TrackerLogger):
 
     def write_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
         """Write a table."""
-        table = import_product("trackio", "trackio").Table(columns=list(columns), data=[list(row) for row in rows])
-        self.run.log({name: table}, step=step)
+        self.run.log({name: self.module.Table(columns=columns, data=rows)}, step=step)
 
-    def write_images(self, images: Sequence[Tensor], name: str, step: int, details: Mapping[str, Any]) -> None:
-        """Write images."""
-        make = import_product("trackio", "trackio").Image
-        for number, image in enumerate(images):
-            self.run.log({name if len(images) == 1 else f"{name}/{number}": make(image.numpy())}, step=step)
+    def write_image(self, image: Tensor, name: str, step: int) -> None:
+        """Write an image."""
+        self.run.log({name: self.module.Image(image.numpy())}, step=step)
 
     def close_run(self) -> None:
         """End the run."""

@@ -7,20 +7,29 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import attrs
 from torch import Tensor
 
-from composer.core import Interval, State, Time
-from composer.core.checks import to_options, to_strings
-from composer.functional.checks import check_flags
+from composer.core import State
+from composer.core.checks import is_flag, to_options, to_strings
+from composer.core.components import transient
 from composer.loggers.images import to_masks
-from composer.loggers.products import import_product, require_product
 from composer.loggers.tracker_logger import Record, TrackerLogger
 
 __all__ = ["WandBLogger"]
 
 
+def _to_tags(given: Sequence[str] | None) -> list[str] | None:
+    return None if given is None else to_strings("tags", given)
+
+
+def _to_init_kwargs(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    return to_options("init_kwargs", given)
+
+
+@attrs.define(eq=False)
 class WandBLogger(TrackerLogger):
     """Log to Weights & Biases.
 
@@ -54,38 +63,27 @@ class WandBLogger(TrackerLogger):
         False
     """
 
-    def __init__(
-        self,
-        project: str | None = None,
-        group: str | None = None,
-        name: str | None = None,
-        entity: str | None = None,
-        tags: Sequence[str] | None = None,
-        log_artifacts: bool = False,
-        rank_zero_only: bool = True,
-        init_kwargs: dict[str, Any] | None = None,
-        *,
-        every: Interval | Time | str | int | None = None,
-        flush_interval: int = 100,
-    ) -> None:
-        super().__init__(every=every, flush_interval=flush_interval, rank_zero_only=rank_zero_only)
-        require_product("wandb", "wandb")
-        self._wandb: Any = None
-        check_flags(log_artifacts=log_artifacts)
-        self.project, self.group, self.name, self.entity = project, group, name, entity
-        self.tags = None if tags is None else to_strings("tags", tags)
-        self.log_artifacts = log_artifacts
-        self.init_kwargs = to_options("init_kwargs", init_kwargs)
-        self.run: Any = None
-        self._owns_run = True
-        self._last_step = 0
+    product: ClassVar = ("wandb", "wandb")
+
+    project: str | None = None
+    group: str | None = None
+    name: str | None = None
+    entity: str | None = None
+    tags: list[str] | None = attrs.field(default=None, converter=_to_tags)
+    log_artifacts: bool = attrs.field(default=False, validator=is_flag)
+    rank_zero_only: bool = attrs.field(default=True, validator=is_flag)
+    init_kwargs: dict[str, Any] = attrs.field(default=None, converter=_to_init_kwargs, repr=False)
+
+    run: Any = transient(default=None)
+    _owns_run: bool = transient(default=True)
+    _last_step: int = transient(default=0)
 
     def open_run(self, state: State) -> None:
         """Start or continue a run."""
-        self._wandb = import_product("wandb", "wandb")
-        self._owns_run = self._wandb.run is None
+        wandb = self.module
+        self._owns_run = wandb.run is None
         if not self._owns_run:
-            self.run = self._wandb.run
+            self.run = wandb.run
         else:
             own = {
                 "project": self.project,
@@ -97,7 +95,7 @@ class WandBLogger(TrackerLogger):
             if "WANDB_RUN_ID" not in os.environ:
                 settings["id"] = self.choose_run_id(*own.values())
                 settings["resume"] = "allow" if settings["id"] == self._saved_id else None
-            self.run = self._wandb.init(**settings | self.init_kwargs)
+            self.run = wandb.init(**settings | self.init_kwargs)
         self.run_id, self._last_step = self.run.id, 0
 
     def write_metrics(self, records: Sequence[Record]) -> None:
@@ -107,21 +105,21 @@ class WandBLogger(TrackerLogger):
 
     def write_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Write hyperparameters to the run's configuration."""
-        self.run.config.update(dict(hyperparameters), allow_val_change=True)
+        self.run.config.update(hyperparameters, allow_val_change=True)
 
     def write_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
         """Write a table."""
         self.flush()  # earlier numbers first, because wandb ignores values of earlier steps
-        table = self._wandb.Table(columns=list(columns), data=[list(row) for row in rows], allow_mixed_types=True)
+        table = self.module.Table(columns=columns, data=rows, allow_mixed_types=True)
         self._log({name: table}, step)
 
     def write_images(self, images: Sequence[Tensor], name: str, step: int, details: Mapping[str, Any]) -> None:
         """Write images, with their masks."""
         self.flush()
         masks = self._masks(len(images), details["masks"] or {}, details["mask_class_labels"])
-        shown = [self._wandb.Image(image.numpy(), masks=mask) for image, mask in zip(images, masks, strict=True)]
+        shown = [self.module.Image(image.numpy(), masks=mask) for image, mask in zip(images, masks, strict=True)]
         if details["use_table"]:
-            self._log({name: self._wandb.Table(columns=["Image"], data=[[image] for image in shown])}, step)
+            self._log({name: self.module.Table(columns=["Image"], data=[[image] for image in shown])}, step)
         else:
             self._log({name: shown}, step)
 
@@ -133,7 +131,7 @@ class WandBLogger(TrackerLogger):
         """Upload a file or a folder as an artifact; an existing artifact gets a new version."""
         kind = "file" if file_path.is_file() else "folder"
         name = re.sub(r"[^\w.-]", "-", remote_file_name)  # W&B accepts letters, digits and these three
-        artifact = self._wandb.Artifact(name=name, type=kind)
+        artifact = self.module.Artifact(name=name, type=kind)
         artifact.add_file(str(file_path)) if file_path.is_file() else artifact.add_dir(str(file_path))
         self.run.log_artifact(artifact)
 
