@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -100,10 +105,20 @@ class TestTorch:
         muon = pytest.importorskip("torch.optim._muon", reason="torch.optim.Muon exists from torch 2.9 on")
         given = matrices((3, *shape)).float()
 
-        result = cf.orthogonalize(given)
+        result = cf.orthogonalize(given, dtype=torch.bfloat16)
 
         expected = [muon._zeropower_via_newtonschulz(one, QUINTIC, 5, 1e-7) for one in given]
         assert torch.equal(result, torch.stack(expected))
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [("avx2", "float32"), ("default", "bfloat16")])
+@pytest.mark.skipif(platform.machine() not in {"x86_64", "AMD64"}, reason="only these processors have AVX2")
+def test_default_precision_is_fast(capability, dtype):
+    """It is bfloat16, unless the CPU is known to multiply slowly in it."""
+    program = "import torch; from composer import functional as cf; print(cf.orthogonalize(torch.ones(2, 2)).dtype)"
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": capability}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.strip() == f"torch.{dtype}"
 
 
 class TestLaws:

@@ -13,6 +13,7 @@ from composer import Trainer
 from composer import functional as cf
 from composer.algorithms import GradientClipping
 from composer.callbacks import LRMonitor
+from composer.functional.training import orthogonalization
 from composer.loggers import InMemoryLogger
 from composer.optim import CosineAnnealingWithWarmupScheduler, Muon, muon_with_adamw
 from fixtures import make_classifier, trained
@@ -58,6 +59,11 @@ def kinds(model, **options):
 
 @NEEDS_TORCH_MUON
 class TestTorch:
+    @pytest.fixture(autouse=True)
+    def in_bfloat16(self, monkeypatch):
+        """Compute as torch, in bfloat16 also on a CPU where this is slow."""
+        monkeypatch.setattr(orthogonalization, "_IS_SLOW_ON_CPU", False)
+
     @pytest.mark.parametrize("rule", ["original", "match_rms_adamw", None])
     @pytest.mark.parametrize("nesterov", [True, False])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

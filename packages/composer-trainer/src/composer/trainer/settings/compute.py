@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 import torch
 from torch import nn
-from torch.backends.cpu import get_cpu_capability
 
 from composer.core import Precision
 from composer.core.checks import by_name, is_flag, nearest
 from composer.distributed import device_of_process
+from composer.functional.training.orthogonalization import product_dtype
 
 __all__ = ["Compute", "check_microbatch_size", "choose_device", "choose_precision"]
 
@@ -79,9 +79,7 @@ class Compute:
             raise ValueError(
                 f"precision_config is only for precision='amp_fp8', and precision is '{self.precision}': leave it out."
             )
-        # Without AVX-512, torch computes in bfloat16 by loops without vector instructions.
-        is_slow = self.device.type == "cpu" and get_cpu_capability() == "AVX2"
-        if self.precision is Precision.AMP_BF16 and is_slow:
+        if self.precision is Precision.AMP_BF16 and product_dtype(self.device) is torch.float32:
             warnings.warn(
                 "precision='amp_bf16' is many times slower than 'fp32' on this CPU, which has no AVX-512: use 'fp32'.",
                 UserWarning,
