@@ -169,7 +169,7 @@ class TestBadInput:
         """A batch without samples raises, in training and evaluation."""
         del batch["data_samples"]
 
-        with pytest.raises(ValueError, match="data_samples is missing"):
+        with pytest.raises(ValueError, match=r"dictionaries with inputs and data_samples, got dict with keys"):
             with_one_metric(Detector()).train(training)(batch)
 
     def test_loss_in_evaluation(self, batch):

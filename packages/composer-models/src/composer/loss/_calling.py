@@ -1,4 +1,4 @@
-"""What is known of torch's losses: the targets that they take, and what their mean is taken over."""
+"""Losses by name, and what is known of torch's: the targets that they take, and what their mean is taken over."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from torch.nn import functional
 from composer.functional import soft_cross_entropy
 from composer.loss.binary_cross_entropy import binary_cross_entropy_with_logits
 
-__all__ = ["as_function", "call_loss", "count_terms", "is_sum", "needs_equal_shapes", "takes_logits"]
+__all__ = ["as_function", "call_loss", "count_terms", "is_sum", "loss_registry", "needs_equal_shapes", "takes_logits"]
+
+loss_registry: dict[str, Callable[..., Tensor]] = {
+    "binary_cross_entropy_with_logits": binary_cross_entropy_with_logits,
+    "soft_cross_entropy": soft_cross_entropy,
+}
+"""Loss functions ``f(input, target)`` by name, for programs whose settings are strings; add your own."""
 
 _FUNCTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.BCELoss: functional.binary_cross_entropy,

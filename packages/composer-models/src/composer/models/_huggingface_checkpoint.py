@@ -146,10 +146,6 @@ def _is_schedule_free(state: dict[str, Any]) -> bool:
     return any(group.get("train_mode") for group in groups)
 
 
-def _is_read(name: str) -> bool:
-    return name == _MANIFEST or _READ.fullmatch(name) is not None
-
-
 @contextmanager
 def _local(path: str | Path, save_location: str | Path | None) -> Iterator[Path]:
     """Yield a local folder with the files of the checkpoint."""
@@ -168,7 +164,7 @@ def _local(path: str | Path, save_location: str | Path | None) -> Iterator[Path]
         for name in _listed(folder) - fetched.keys():
             (folder / name).unlink(missing_ok=True)  # another process may have deleted it
         # The manifest is the last: until a download is complete, the earlier one lists what a next call deletes.
-        for name in sorted(filter(_is_read, fetched), key=_MANIFEST.__eq__):
+        for name in [*filter(_READ.fullmatch, fetched), *({_MANIFEST} & fetched.keys())]:
             files.get_file(fetched[name], str(folder / name))
         yield folder
 

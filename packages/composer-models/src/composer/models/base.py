@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torchmetrics import Metric
 
-__all__ = ["ComposerModel", "compute_loss", "input_of", "known_cross_entropy", "pair_of"]
+__all__ = ["ComposerModel", "compute_loss", "input_of", "known_cross_entropy", "pair_of", "wrong_batch"]
 
 _SIGNATURES = {"forward": "forward(self, batch)", "loss": "loss(self, outputs, batch)"}
 
@@ -211,13 +211,18 @@ def pair_of(batch: Any, model: str, expected: str, remedy: str | None = None) ->
     """Return both parts of a batch, or raise a TypeError with what the model expects."""
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1]
+    raise TypeError(wrong_batch(batch, model, expected, remedy))
+
+
+def wrong_batch(batch: Any, model: str, expected: str, remedy: str | None = None) -> str:
+    """Return the sentences of an error for a batch that a model does not take."""
     got = type(batch).__name__
     if isinstance(batch, (tuple, list)):
         got = f"{got} of {len(batch)}"
     elif isinstance(batch, Mapping):
         got = f"{got} with keys {sorted(map(str, batch))}"
     default = "For other batches derive from ComposerModel, whose forward and loss unpack the batch themselves."
-    raise TypeError(f"{model} takes batches {expected}, got {got}. {remedy or default}")
+    return f"{model} takes batches {expected}, got {got}. {remedy or default}"
 
 
 def input_of(batch: Any, model: str, expected: str) -> Any:

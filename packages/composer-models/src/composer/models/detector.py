@@ -231,13 +231,10 @@ def _parts(batch: Any) -> list[Any]:
 
 def _images_and_targets(batch: Any) -> tuple[Any, Any]:
     """Check a batch and return its parts."""
-    remedy = "DataLoader(collate_fn=collate_detection) creates them."
+    remedy = "DataLoader(collate_fn=collate_detection) creates both."
     images, targets = pair_of(batch, "ComposerDetector", "(images, targets)", remedy)
     if not isinstance(images, (tuple, list)) and not (isinstance(images, Tensor) and images.ndim == 4):
-        raise TypeError(
-            f"Images must be a list of tensors (3, H, W), got {type(images).__name__}. "
-            "DataLoader(collate_fn=collate_detection) creates such a list."
-        )
+        raise TypeError(f"Images must be a list of tensors (3, H, W), got {type(images).__name__}. {remedy}")
     if not isinstance(targets, (tuple, list)) or len(targets) != len(images):
         got = f"{len(targets)}" if isinstance(targets, (tuple, list)) else type(targets).__name__
         raise ValueError(f"There must be a list of targets, one for each of the {len(images)} images, got {got}.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,12 +25,6 @@ from composer.functional.transformers_loss import (
 )
 from composer.loss._calling import count_terms
 from composer.models._huggingface_checkpoint import read_checkpoint
-from composer.models._huggingface_inspection import (
-    argument_names,
-    check_model,
-    check_tokenizer,
-    fit_embedding,
-)
 from composer.models._huggingface_peft import add_adapters, base_of, is_peft_model, save_adapters_alone
 from composer.models._huggingface_saved import (
     changed_layers,
@@ -38,6 +34,8 @@ from composer.models._huggingface_saved import (
     rebuild_tokenizer,
     write_pretrained,
 )
+from composer.models.base import wrong_batch
+from composer.models.names import import_extra
 from composer.models.phase_metrics import PhaseMetricsModel, to_probabilities
 
 if TYPE_CHECKING:
@@ -51,6 +49,9 @@ if TYPE_CHECKING:
     from composer.models.phase_metrics import Metrics
 
 __all__ = ["HuggingFaceModel", "write_huggingface_pretrained_from_composer_checkpoint"]
+
+_OF_ATTENTION = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+"""Arguments of attention with packed sequences, which models take as keywords."""
 
 
 class HuggingFaceModel(PhaseMetricsModel):
@@ -119,12 +120,12 @@ class HuggingFaceModel(PhaseMetricsModel):
         should_save_peft_only: bool = True,
     ) -> None:
         super().__init__()
-        check_model(model)
-        check_tokenizer(tokenizer)
+        _check_model(model)
+        _check_tokenizer(tokenizer)
         self.tokenizer = tokenizer
         self.resized_embeddings: tuple[str, ...] = ()
         if tokenizer is not None:
-            self.resized_embeddings = fit_embedding(base_of(model), len(tokenizer), allow=allow_embedding_resizing)
+            self.resized_embeddings = _fit_embedding(base_of(model), len(tokenizer), allow=allow_embedding_resizing)
         self.model = model if peft_config is None else add_adapters(model, peft_config)
         self.config = base_of(self.model).config
         self.use_logits = use_logits
@@ -135,7 +136,7 @@ class HuggingFaceModel(PhaseMetricsModel):
             save_adapters_alone(self)
         metrics = [] if metrics is None else metrics
         self._set_metrics(metrics, metrics if eval_metrics is None else eval_metrics, ("metrics", "eval_metrics"))
-        self.model_forward_args = argument_names(base_of(self.model))
+        self.model_forward_args = _argument_names(base_of(self.model))
         self._labels_seen: Tensor | None = None
         self._correct_loss = LossCorrection()
         self.labels: Tensor | None = None
@@ -156,10 +157,8 @@ class HuggingFaceModel(PhaseMetricsModel):
             ValueError: It contains no argument of the model.
         """
         if not isinstance(batch, Mapping):
-            raise TypeError(
-                f"HuggingFaceModel takes batches as a mapping of names to tensors, got {type(batch).__name__}. "
-                "Let the dataset return dictionaries, or collate with transformers.default_data_collator."
-            )
+            remedy = "Let the dataset return dictionaries, or collate with transformers.default_data_collator."
+            raise TypeError(wrong_batch(batch, "HuggingFaceModel", "as a mapping of names to tensors", remedy))
         labels = batch.get("labels")
         leave_out = {"labels"} if are_probabilities(labels, base_of(self.model)) else set()
         if not leave_out and not torch.compiler.is_exporting():  # torch.export warns about attributes that change
@@ -465,6 +464,71 @@ def write_huggingface_pretrained_from_composer_checkpoint(
         checkpoint_path, local_checkpoint_save_location=local_checkpoint_save_location, base_model=base_model
     )
     write_pretrained(model, tokenizer, output_folder)
+
+
+def _check_model(model: object) -> None:
+    """Raise an error for an object that is not a model of Transformers, or a model that returns tuples."""
+    transformers = import_extra("transformers", needed="HuggingFaceModel needs Transformers", extra="huggingface")
+    if not isinstance(model, transformers.PreTrainedModel) and not is_peft_model(model):
+        raise TypeError(
+            "model must be a transformers.PreTrainedModel or a peft.PeftModel around one, "
+            f"got {type(model).__name__}. For other modules derive from ComposerModel."
+        )
+    if not getattr(base_of(model).config, "return_dict", True):
+        raise ValueError(
+            "The model's config.return_dict is False, so it returns tuples, in which the loss cannot be identified. "
+            "Set it to True."
+        )
+
+
+def _check_tokenizer(tokenizer: object) -> None:
+    """Raise a TypeError for an object that is not a tokenizer of Transformers."""
+    from transformers import PreTrainedTokenizerBase  # noqa: PLC0415 (an extra)
+
+    if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise TypeError(
+            f"tokenizer must be one of Transformers', got {type(tokenizer).__name__}. "
+            "Wrap one of the tokenizers package in transformers.PreTrainedTokenizerFast(tokenizer_object=...)."
+        )
+
+
+def _fit_embedding(model: PreTrainedModel, num_tokens: int, *, allow: bool) -> tuple[str, ...]:
+    """Add embedding rows for missing tokens; return the names of the resized weights."""
+    try:
+        num_rows = model.get_input_embeddings().weight.shape[0]
+    except NotImplementedError:
+        num_rows = getattr(model.config, "vocab_size", num_tokens)
+    if num_tokens <= num_rows:
+        return ()
+    if not allow:
+        raise ValueError(
+            f"The tokenizer has {num_tokens} tokens, but the model's embedding only {num_rows} rows, so some tokens "
+            "have no embedding. Pass the tokenizer of this model, or allow_embedding_resizing=True."
+        )
+    try:
+        model.resize_token_embeddings(num_tokens)
+    except NotImplementedError:
+        warnings.warn(
+            f"{type(model).__name__} cannot resize its embedding of {num_rows} rows for the {num_tokens} tokens of "
+            "the tokenizer. Build it with a larger vocab_size.",
+            stacklevel=3,
+        )
+        return ()
+    resized = [model.get_input_embeddings(), model.get_output_embeddings()]
+    return tuple(
+        f"{name}.{own}"
+        for name, module in model.named_modules()
+        if any(module is each for each in resized)
+        for own, _ in module.named_parameters(recurse=False)
+    )
+
+
+def _argument_names(model: PreTrainedModel) -> frozenset[str]:
+    """Return the names of the arguments of the model's ``forward``; none if they are only ``*args, **kwargs``."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    names = {each.name for each in parameters if each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}}
+    takes_more = names and any(each.kind is each.VAR_KEYWORD for each in parameters)
+    return frozenset(names | _OF_ATTENTION if takes_more else names)
 
 
 def _labels_of(batch: Mapping[str, Any], purpose: str) -> Tensor:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from composer.models.base import wrong_batch
 from composer.models.detector import DetectionModel
 
 if TYPE_CHECKING:
@@ -118,17 +119,10 @@ class MMDetModel(DetectionModel):
 
 
 def _check_keys(batch: Any) -> None:
-    if not isinstance(batch, Mapping):
-        raise TypeError(
-            "MMDetModel takes batches of MMDetection 3, dictionaries with inputs and data_samples, got "
-            f"{type(batch).__name__}."
-        )
-    missing = {"inputs", "data_samples"} - batch.keys()
-    if missing:
-        raise ValueError(
-            "A batch for a detector of MMDetection 3 must have inputs and data_samples, got "
-            f"{', '.join(sorted(map(str, batch)))}: {', '.join(sorted(missing))} is missing."
-        )
+    is_mapping = isinstance(batch, Mapping)
+    if not is_mapping or not {"inputs", "data_samples"} <= batch.keys():
+        expected = "of MMDetection 3, dictionaries with inputs and data_samples"
+        raise (ValueError if is_mapping else TypeError)(wrong_batch(batch, "MMDetModel", expected))
 
 
 def _as_tensor(boxes: Any) -> Tensor:

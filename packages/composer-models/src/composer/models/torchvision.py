@@ -165,11 +165,9 @@ def _build(
     # If the weights include auxiliary heads, torchvision builds the model only with them.
     if chosen is None or (fits and builder.__name__ not in _WITH_AUXILIARY_HEADS):
         return builder(weights=chosen, **_given(num_classes), **kwargs)
-    takes = inspect.signature(builder).parameters.keys()
     # The arguments that torchvision sets when it loads weights.
-    implied: dict[str, Any] = {"weights_backbone": None, "aux_loss": True} if "weights_backbone" in takes else {}
-    if "aux_loss" not in takes:
-        implied.pop("aux_loss", None)
+    takes = inspect.signature(builder).parameters.keys()
+    implied = {name: value for name, value in {"weights_backbone": None, "aux_loss": True}.items() if name in takes}
     if builder.__name__ in _WITH_AUXILIARY_HEADS:
         implied |= {"transform_input": True, "init_weights": False}
     module = builder(**_given(num_classes), **(implied | kwargs))
