@@ -411,7 +411,7 @@ class TestWrongArguments:
             ({"mode": "best"}, "mode must be one of 'max', 'min'"),
             ({"seeds": 0}, "seeds must be at least one"),
             ({"seeds": [1, 1]}, "different from each other"),
-            ({"processes": 0}, "processes must be a whole number of at least 1"),
+            ({"processes": 0}, "processes must be at least 1, got 0"),
         ],
     )
     def test_values_out_of_range(self, options, message):

@@ -282,7 +282,7 @@ def test_checkpoints_at_a_url_are_not_copied(store):
 
 
 def test_settings_of_a_store_are_those_of_its_urls(monkeypatch, tmp_path):
-    """What a store or uploader is given for its file system is also used for the checkpoints below its URL."""
+    """What a store or uploader is given for its file system is also used for checkpoints and models below its URL."""
     from fsspec.implementations.memory import MemoryFileSystem
 
     class Server(MemoryFileSystem):
@@ -305,7 +305,9 @@ def test_settings_of_a_store_are_those_of_its_urls(monkeypatch, tmp_path):
         trainer.fit()
     torch.save(trainer.state.model.state_dict(), uploaded)
     store.upload_object("weights.pt", uploaded)
+    trainer.export_for_inference("torchexport", "sftp://host/data/exported/model.pt2")
 
+    assert store.list_objects("exported/") == ["exported/model.pt2"]
     for path, options in [("runs/latest", {}), ("weights.pt", {"load_weights_only": True})]:
         with pytest.warns(DeprecationWarning, match="set load_path='sftp://host/data/"):
             later = small_run(load_path=path, load_object_store=store, seed=3, **options)

@@ -22,7 +22,7 @@ from composer.ablation.runs import CLOCKS, RUN_VARIABLE, Job, StudyError
 from composer.ablation.study import Study
 from composer.core import Algorithm
 from composer.core.checks import nearest, shortened
-from composer.functional.checks import check_choice
+from composer.functional.checks import check_choice, check_whole
 from composer.loggers.products import import_product, require_product
 from composer.trainer.tools.hyperparameters import hardware, plain_settings, settings_of, versions
 
@@ -305,21 +305,16 @@ def _check_settings(make_trainer: Any, mode: str | None, clock: str, processes: 
     if mode is not None:
         check_choice("mode", mode, "max", "min")
     check_choice("clock", clock, *CLOCKS)
-    if not callable(make_trainer):
-        raise TypeError(f"make_trainer must be a function f(algorithms, seed), got {shortened(make_trainer)}.")
-    _check_parameters(make_trainer)
-    if processes is not None and (type(processes) is not int or processes < 1):
-        raise ValueError(f"processes must be a whole number of at least 1, got {processes!r}.")
-
-
-def _check_parameters(make_trainer: Callable[..., Trainer]) -> None:
-    signature = inspect.signature(make_trainer)
+    if processes is not None:
+        check_whole("processes", processes, 1, "It is the number of runs at a time.")
     try:
+        signature = inspect.signature(make_trainer)
         signature.bind([], 0, **({"folder": ""} if "folder" in signature.parameters else {}))
     except TypeError as error:
+        parameters = f" with the parameters {inspect.signature(make_trainer)}" if callable(make_trainer) else ""
         raise TypeError(
             f"make_trainer must be a function f(algorithms, seed) or f(algorithms, seed, folder), got "
-            f"{shortened(make_trainer)} with the parameters {signature}: {error}."
+            f"{shortened(make_trainer)}{parameters}: {error}."
         ) from None
 
 

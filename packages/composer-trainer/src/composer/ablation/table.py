@@ -1,20 +1,27 @@
-"""The rows of a study, and its table as a string and in Markdown."""
+"""The rows of a study, and its table and page as text, in Markdown and in HTML."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from composer.ablation.results import Settings, label
+from composer.ablation.results import EVALUATION_DIGEST, Settings, label
 from composer.ablation.statistics import Difference, seeds_needed
+from composer.core.files import write_atomically
 from composer.loggers.values import aligned, html_table
 
-__all__ = ["Row", "sentences", "to_html", "to_markdown", "to_string"]
+if TYPE_CHECKING:
+    from composer.ablation.study import Study
+
+__all__ = ["Row", "sentences", "to_html", "to_markdown", "to_string", "write_report"]
 
 _SIGNIFICANT = 0.05
+_EMPTY = {"", "None", "{}", "[]", "()"}
 
 
 @attrs.frozen
@@ -75,11 +82,16 @@ def to_string(rows: Sequence[Row], settings: Settings) -> str:
 
 def to_markdown(rows: Sequence[Row], settings: Settings) -> str:
     """Return the table and its sentences in Markdown."""
-    head, *others = ([cell.replace("|", "\\|") for cell in row] for row in _cells(rows, settings))
-    rule = ["---", *(["---:"] * (len(head) - 1))]
-    lines = [f"| {' | '.join(row)} |" for row in (head, rule, *others)]
+    lines = _markdown(_cells(rows, settings), left=1)
     points = [f"- {one}" for one in sentences(rows, settings)]
     return "\n".join([_title(settings), "", *lines, "", *points]).rstrip() + "\n"
+
+
+def _markdown(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """Return a table whose first row has the heads; the first ``left`` columns are aligned to the left."""
+    head, *others = ([cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows)
+    rule = ["---"] * left + ["---:"] * (len(head) - left)
+    return [f"| {' | '.join(row)} |" for row in (head, rule, *others)]
 
 
 def to_html(rows: Sequence[Row], settings: Settings) -> str:
@@ -125,6 +137,61 @@ def sentences(rows: Sequence[Row], settings: Settings) -> list[str]:
             seeds = ", ".join(str(seed) for seed, one in row.failures if one == reason)
             found.append(f"{row.label} failed with seed {seeds}: {reason}")
     return found
+
+
+def write_report(study: Study, path: Path, question: str, data: str) -> None:
+    """Write the page and its picture; see :meth:`.Study.report`."""
+    picture = path.with_suffix(".png")
+    study.plot(picture)
+    settings = study.settings
+    methods = {
+        name: f"`{text}`" for name, text in settings.algorithms.items() if any(name in row.arm for row in study.rows)
+    }
+    given = {} if study.start is None else study.start.settings
+    start = {
+        name: value
+        for name, value in given.items()
+        if name != EVALUATION_DIGEST and not (name.startswith("optimizers/") and value == "False")
+    }
+    facts = {name: value for part in settings.environment.values() for name, value in part.items()}
+    sections = [
+        f"# {question}",
+        _answer(study),
+        data,
+        f"![{settings.metric} and the time of training of each arm]({picture.name})",
+        study.to_markdown(),
+        *_section("Methods", "method", methods),
+        *_section("The baseline", "setting", start),
+        *_section("Machine and versions", "name", facts),
+    ]
+    text = "\n\n".join(section.strip() for section in sections if section) + "\n"
+    write_atomically(lambda unfinished: unfinished.write_text(text), path)
+
+
+def _answer(study: Study) -> str:
+    """Return what the results show: the best arm and its time, or that there is none; nothing without a comparison."""
+    settings, rows = study.settings, {row.arm: row for row in study.rows}
+    if not any(row.difference for row in rows.values()):
+        return ""
+    best = study.best_recipe()
+    if not best:
+        return "**No arm is clearly better than the baseline.**"
+    gain, ratio = rows[best].difference, rows[best].time_ratio
+    assert gain is not None
+    difference = _interval(gain, "{:+.3g}") + (", of one seed" if gain.low is None else "")
+    text = (
+        f"**{rows[best].label} is better than the baseline: {settings.metric} is {rows[best].metric:.4g}, and the "
+        f"baseline's {rows[()].metric:.4g}** (difference {difference})."
+    )
+    if ratio is None or ratio.low is None or ratio.high is None or ratio.low <= 1 <= ratio.high:
+        return text
+    return f"{text} Its training takes {'~' if settings.is_rough else ''}{ratio.mean:.2f} times as long."
+
+
+def _section(title: str, head: str, values: Mapping[str, Any]) -> list[str]:
+    """Return the title and a table of the values that are not empty; nothing if all are."""
+    rows = [(name, str(value)) for name, value in values.items() if str(value) not in _EMPTY]
+    return [f"## {title}", "\n".join(_markdown([(head, "value"), *rows], left=2))] if rows else []
 
 
 def _title(settings: Settings) -> str:

@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 __all__ = ["main", "torchrun_arguments"]
 
@@ -74,12 +75,11 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-class _NotAvailable(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
-        parser.error(
-            f"{self.option_strings[-1]} is not available: run torchrun with --redirects=3 --log-dir=FOLDER, which "
-            "writes the output of each process to a file."
-        )
+def _not_available(_: str) -> NoReturn:
+    raise argparse.ArgumentTypeError(
+        "not available: run torchrun with --redirects=3 --log-dir=FOLDER, which writes the output of each process to a "
+        "file."
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,8 +89,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Train by a configuration: composer train --help",
     )
     parser.add_argument("-n", "--nproc", type=_positive, help="processes on this machine; by default one for each GPU")
-    parser.add_argument("--stdout", action=_NotAvailable, help="not available: see torchrun --redirects")
-    parser.add_argument("--stderr", action=_NotAvailable, help="not available: see torchrun --redirects")
+    parser.add_argument("--stdout", type=_not_available, help="not available: see torchrun --redirects")
+    parser.add_argument("--stderr", type=_not_available, help="not available: see torchrun --redirects")
     version = f"composer-trainer {sys.modules['composer'].__version__}"
     parser.add_argument("--version", action="version", version=version, help="print the version")
     parser.add_argument("-v", "--verbose", action="store_true", help="accepted for compatibility")

@@ -20,6 +20,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+from composer.checkpoint.remote import file_system
 from composer.core import Batch, batch_set
 from composer.core.data_spec import move_batch
 from composer.core.randomness import preserve_rng_state
@@ -416,8 +417,6 @@ def _put(path: Path, target: str) -> None:
     if "://" not in target:
         path.replace(target)
         return
-    from fsspec.core import url_to_fs  # noqa: PLC0415  (takes a while)
-
-    system, place = url_to_fs(target)
+    system, place = file_system(target)
     system.makedirs(place.rpartition("/")[0], exist_ok=True)
     system.put_file(str(path), place)

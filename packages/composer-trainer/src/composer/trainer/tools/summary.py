@@ -148,9 +148,6 @@ def summarize(state: State, spec: DataSpec | None, sample_input: Any, *, max_dep
                 stack.callback(module.register_forward_hook(note, with_kwargs=True).remove)
         outputs, num_stored = _compute(state, batch)
         shapes[id(model)] = describe_batch(batch), describe_batch(outputs)
-    parameters = list(model.parameters())
-    trained = [one for one in parameters if one.requires_grad]
-    states = [tensor for optimizer in state.optimizers for one in optimizer.state.values() for tensor in _tensors(one)]
     return ModelSummary(
         tuple(
             Layer(path, type(one).__name__, *shapes.get(id(one), ("", "")), _count(one), origins.get(path, ""))
@@ -158,16 +155,9 @@ def summarize(state: State, spec: DataSpec | None, sample_input: Any, *, max_dep
             if id(one) in shapes or _count(one)  # metrics are modules, too
         ),
         describe_batch(batch),
-        sum(one.numel() for one in parameters),
-        sum(one.numel() for one in trained),
-        {
-            "parameters": _bytes(parameters),
-            "gradients": _bytes(trained),
-            "optimizer state": _bytes(states),
-            "buffers": _bytes(model.buffers()),
-            "batch": _bytes(_tensors(batch)),
-            "activations": num_stored,
-        },
+        _count(model),
+        sum(one.numel() for one in model.parameters() if one.requires_grad),
+        _memory(state, _bytes(_tensors(batch)), num_stored),
     )
 
 
@@ -214,7 +204,6 @@ def estimate_memory(
         check_whole("batch_size", batch_size, 1, "It counts samples.")
     if is_sharded(state.model):
         raise ValueError("estimate_memory must be called before fit(), which shards the model over processes.")
-    trained = [one for one in state.model.parameters() if one.requires_grad]
     former = state.precision
     with trial(state, None if spec is None else spec.dataloader, steps=True):
         state.precision = former if precision is None else Precision(precision)
@@ -230,15 +219,8 @@ def estimate_memory(
             each = (stored[0] - stored[1]) / (few - more) if few > more else stored[0] / few
             state.batch = second
             train_step(state, spec, Optimization(state, torch.zeros((), dtype=torch.int64, device=state.device)))
-            states = [tensor for one in state.optimizers for tensor in _tensors([*unwrapped(one).state.values()])]
-            parts = {
-                "parameters": _bytes(state.model.parameters()),
-                "gradients": _bytes(trained),
-                "optimizer state": _bytes(states),
-                "buffers": _bytes(state.model.buffers()),
-                "batch": _bytes(_tensors(first)) * wanted // few,
-                "activations": round(stored[0] + each * (wanted - few)),
-            }
+            of_batch = _bytes(_tensors(first)) * wanted // few
+            parts = _memory(state, of_batch, round(stored[0] + each * (wanted - few)))
         finally:
             state.precision = former
     return {**parts, "total": sum(parts.values())}
@@ -278,6 +260,20 @@ def _compute(state: State, batch: Any) -> tuple[Any, int]:
             raise
         del loss  # until here its graph keeps the tensors, so that each has a storage of its own
     return outputs, sum(stored.values())
+
+
+def _memory(state: State, of_batch: int, of_activations: int) -> dict[str, int]:
+    """Return the bytes of each part; ``ModelSummary`` describes them."""
+    model = state.model
+    states = [tensor for one in state.optimizers for tensor in _tensors([*unwrapped(one).state.values()])]
+    return {
+        "parameters": _bytes(model.parameters()),
+        "gradients": _bytes(one for one in model.parameters() if one.requires_grad),
+        "optimizer state": _bytes(states),
+        "buffers": _bytes(model.buffers()),
+        "batch": of_batch,
+        "activations": of_activations,
+    }
 
 
 def _storage(tensor: Tensor) -> int:
