@@ -104,9 +104,10 @@ def call_loss(loss_fn: Callable[..., Tensor], outputs: Any, target: Any, *args: 
     targets as they are and is called once: a second call would compute its terms, and draw its random numbers, twice in
     each step.
     """
-    has_labels = _has_label_for_each_score(outputs, target)
+    shape, has_labels = getattr(target, "shape", None), False
+    if isinstance(outputs, Tensor) and isinstance(target, Tensor) and outputs.shape == shape:
+        has_labels = outputs.is_floating_point() and not target.is_floating_point()
     if needs_equal_shapes(loss_fn):
-        shape = getattr(target, "shape", None)
         if shape is not None and shape != getattr(outputs, "shape", shape):
             raise ValueError(f"Using a target size {tuple(shape)} for outputs of {tuple(outputs.shape)} broadcasts.")
         target, has_labels = (target.to(outputs.dtype) if has_labels else target), False
@@ -116,12 +117,6 @@ def call_loss(loss_fn: Callable[..., Tensor], outputs: Any, target: Any, *args: 
         if has_labels:
             error.add_note(f"The loss received targets of {target.dtype}. If it needs floats, convert them in it.")
         raise
-
-
-def _has_label_for_each_score(outputs: object, target: object) -> bool:
-    if not isinstance(outputs, Tensor) or not isinstance(target, Tensor):
-        return False
-    return outputs.shape == target.shape and outputs.is_floating_point() and not target.is_floating_point()
 
 
 def _function_of(loss_fn: Any) -> tuple[Callable[..., Tensor], type[nn.Module] | None]:

@@ -8,7 +8,7 @@ import tomllib
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 from composer.checkpoint.remote import url_in_store
 from composer.core.checks import nearest
@@ -47,24 +47,29 @@ def suggests_names(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        store, path = kwargs.get("load_object_store"), kwargs.get("load_path")
-        if store is not None and "load_path" in parameters:
-            if path is not None:
-                kwargs["load_path"] = url_in_store(cast("str", path), store, "load_object_store")
-            kwargs["load_object_store"] = None
+        _drop_former(kwargs, parameters)
         # Before the call, because the TypeError of Python names only the first unknown argument.
-        for name in kwargs.keys() & WITHOUT_EFFECT - parameters.keys():
-            if kwargs[name] is None or name == "load_progress_bar":
-                del kwargs[name]
-                is_loaded = name == "load_object_store" and store is not None and path is not None
-                also = f", and set load_path={kwargs['load_path']!r}" if is_loaded else ""
-                text = f"composer.Trainer({name}) is a former name: remove it{also}."
-                warnings.warn(text, DeprecationWarning, stacklevel=2)
         if not kwargs.keys() <= parameters.keys() or len(args) > most:
             _raise_call_error(function.__name__, args, kwargs, list(parameters)[1:], most)
         return function(*args, **kwargs)
 
     return call
+
+
+def _drop_former(given: dict[str, Any], own: Iterable[str]) -> None:
+    """Remove former arguments without effect, with a warning for each; a path in a store becomes its URL."""
+    own = set(own)
+    for name in given.keys() & WITHOUT_EFFECT - own:
+        value, advice = given[name], "remove it"
+        if name == "load_object_store" and value is not None and "load_path" in own:
+            if given.get("load_path") is not None:
+                given["load_path"] = url_in_store(given["load_path"], value, name)
+                advice += f", and set load_path={given['load_path']!r}"
+        elif value is not None and name != "load_progress_bar":
+            continue  # an unknown argument, which is an error
+        del given[name]
+        text = f"composer.Trainer({name}) is a former name: {advice}."
+        warnings.warn(text, DeprecationWarning, stacklevel=3)
 
 
 def missing_attribute(trainer: object, name: str) -> AttributeError:
