@@ -339,6 +339,13 @@ class TestLanguageMetrics:
         assert (other.dist_sync_on_step, other.ignore_index, int(other.count)) == (True, 5, 1)
 
 
+@OF_LANGUAGE
+def test_tokens_of_floating_point(kind):
+    """Numbers that are not whole are no token ids: they raise instead of being rounded."""
+    with pytest.raises(RuntimeError, match="Long"):
+        kind().update(torch.randn(2, 3, 5), torch.rand(2, 3))
+
+
 class TestMaskedAccuracy:
     @given(
         pairs=st.lists(st.tuples(st.integers(0, 2), st.sampled_from([-100, 0, 1, 2])), min_size=1, max_size=30),

@@ -60,7 +60,7 @@ class _Mean(Metric, ABC):
 
     def add_cross_entropy(self, logits: Tensor, ids: Tensor) -> None:
         """Add the cross entropies of logits ``(N, C, ...)`` and those of the class ids ``(N, ...)`` that count."""
-        batch_sum = cross_entropy(logits.float(), ids.long(), ignore_index=self.ignore_index, reduction="sum")
+        batch_sum = cross_entropy(logits.float(), ids, ignore_index=self.ignore_index, reduction="sum")
         self.add(batch_sum, (ids != self.ignore_index).sum())
 
     def compute(self) -> Tensor:
@@ -102,7 +102,7 @@ class CrossEntropy(_Mean):
             batch_sum = cross_entropy(preds.float(), targets.float(), reduction="sum")
             self.add(batch_sum, targets.sum(1).count_nonzero())
         else:
-            self.add_cross_entropy(preds, targets)
+            self.add_cross_entropy(preds, targets.long())
 
 
 class _TokenMean(_Mean):

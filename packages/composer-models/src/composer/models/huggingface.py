@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HuggingFaceModel", "write_huggingface_pretrained_from_composer_checkpoint"]
 
+_REMEDY = "Let the dataset return dictionaries, or collate with transformers.default_data_collator."
 _OF_ATTENTION = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
 """Arguments of attention with packed sequences, which models take as keywords."""
 
@@ -157,8 +158,7 @@ class HuggingFaceModel(PhaseMetricsModel):
             ValueError: It contains no argument of the model.
         """
         if not isinstance(batch, Mapping):
-            remedy = "Let the dataset return dictionaries, or collate with transformers.default_data_collator."
-            raise TypeError(wrong_batch(batch, "HuggingFaceModel", "as a mapping of names to tensors", remedy))
+            raise TypeError(wrong_batch(batch, "HuggingFaceModel", "as a mapping of names to tensors", _REMEDY))
         labels = batch.get("labels")
         leave_out = {"labels"} if are_probabilities(labels, base_of(self.model)) else set()
         if not leave_out and not torch.compiler.is_exporting():  # torch.export warns about attributes that change

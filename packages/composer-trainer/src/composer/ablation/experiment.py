@@ -177,19 +177,14 @@ def make_arms(arms: Sequence[str | Sequence[str]], names: Sequence[str]) -> list
     }
     found: list[Arm] = [()]
     for one in [arms] if isinstance(arms, str) else arms:
-        if isinstance(one, str):
-            if one not in kinds:
+        wanted, known = ([one], list(kinds)) if isinstance(one, str) else (one, names)
+        for name in wanted:
+            if name not in known:
                 raise ValueError(
-                    f"arms must be of {', '.join(kinds)} or lists of names, got {one!r}{nearest(one, kinds)}"
+                    f"arms must be of {', '.join(kinds)} or lists of the names {', '.join(names)}, got {name!r}"
+                    f"{nearest(name, known)}"
                 )
-            found += kinds[one]
-        else:
-            for name in one:
-                if name not in names:
-                    raise ValueError(
-                        f"arms must name algorithms of {', '.join(names)}, got {name!r}{nearest(name, names)}"
-                    )
-            found.append(tuple(name for name in names if name in one))
+        found += kinds[one] if isinstance(one, str) else [tuple(name for name in names if name in one)]
     return list(dict.fromkeys(found))
 
 
