@@ -175,16 +175,13 @@ def ensure_folder_has_no_conflicting_files(folder_name: str | Path, filename: st
         >>> import tempfile
         >>> ensure_folder_has_no_conflicting_files(tempfile.mkdtemp(), "ep{epoch}-ba{batch}", Timestamp())
     """
-    counts, seen = timestamp.state_dict(), set[str]()
-
-    def pattern_of(match: re.Match[str]) -> str:
-        name = match[1]
-        if name in seen or name not in counts:
-            return f"(?P={name})" if name in seen else ".+"
-        seen.add(name)
-        return rf"(?P<{name}>\d+)"
-
-    pattern = re.sub(r"\\\{(\w+).*?\\\}", pattern_of, re.escape(filename))
+    counts, pattern = timestamp.state_dict(), ""
+    for text, name, *_ in string.Formatter().parse(filename):
+        pattern += re.escape(text)
+        if name in counts:
+            pattern += f"(?P={name})" if f"(?P<{name}>" in pattern else rf"(?P<{name}>\d+)"
+        elif name is not None:
+            pattern += ".+"
     for path in Path(folder_name).glob("*"):
         match = re.fullmatch(pattern, path.name)
         found = {name: int(count) for name, count in match.groupdict().items()} if match else {}
