@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torchmetrics import Metric
 
-__all__ = ["ComposerModel", "compute_loss", "input_of", "known_cross_entropy", "pair_of", "wrong_batch"]
+__all__ = ["ComposerModel", "compute_loss", "known_cross_entropy", "pair_of", "wrong_batch"]
 
 _SIGNATURES = {"forward": "forward(self, batch)", "loss": "loss(self, outputs, batch)"}
 
@@ -223,14 +223,6 @@ def wrong_batch(batch: Any, model: str, expected: str, remedy: str | None = None
         got = f"{got} with keys {sorted(map(str, batch))}"
     default = "For other batches derive from ComposerModel, whose forward and loss unpack the batch themselves."
     return f"{model} takes batches {expected}, got {got}. {remedy or default}"
-
-
-def input_of(batch: Any, model: str, expected: str) -> Any:
-    """Return the input of a batch, which without targets may be a tensor, alone or in a tuple or list."""
-    if isinstance(batch, Tensor):
-        return batch
-    has_no_target = isinstance(batch, (tuple, list)) and len(batch) == 1
-    return batch[0] if has_no_target else pair_of(batch, model, expected)[0]
 
 
 def compute_loss(

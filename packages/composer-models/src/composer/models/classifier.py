@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, distributed, nn
 
 from composer.functional import soft_cross_entropy
-from composer.functional.checks import check_callables, check_modules, check_sizes
+from composer.functional.checks import check_sizes
 from composer.loss._calling import count_terms, takes_logits
-from composer.models.base import compute_loss, input_of, known_cross_entropy, pair_of
-from composer.models.phase_metrics import PhaseMetricsModel, class_ids, to_probabilities, update_metric
+from composer.models.base import compute_loss, known_cross_entropy
+from composer.models.phase_metrics import PairModel, class_ids, to_probabilities, update_metric
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ComposerClassifier"]
 
-_EXPECTED = "ComposerClassifier", "(input, target)"
 
-
-class ComposerClassifier(PhaseMetricsModel):
+class ComposerClassifier(PairModel):
     """A module with a classification loss and metrics.
 
     Batches are pairs ``(input, target)``: the module is called with ``input``; ``target`` holds class ids ``(N, ...)``
@@ -77,16 +75,12 @@ class ComposerClassifier(PhaseMetricsModel):
         val_metrics: Metrics | None = None,
         loss_fn: Callable[..., Tensor] = soft_cross_entropy,
     ) -> None:
-        super().__init__()
-        check_modules(module=module)
-        check_callables(loss_fn=loss_fn)
+        super().__init__(module, loss_fn)
         if num_classes is not None:
             check_sizes(num_classes=num_classes)
-        self.module = module
         self.num_classes = _find_num_classes(module) if num_classes is None else num_classes
         if num_classes is None and self.num_classes == 1:
             self.num_classes = 2
-        self.loss_fn = loss_fn
         if train_metrics is None:
             train_metrics = _default_metrics(self.num_classes, is_train=True)
         if val_metrics is None:
@@ -101,23 +95,6 @@ class ComposerClassifier(PhaseMetricsModel):
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; ``_loss_fn`` is ``loss_fn``, which may be a module."""
         super().__setattr__("loss_fn" if name == "_loss_fn" else name, value)
-
-    def forward(self, batch: tuple[Any, Tensor] | tuple[Any] | Tensor) -> Tensor:
-        """Compute the scores of the batch's inputs.
-
-        Args:
-            batch: A pair ``(input, target)``; or without targets the input tensor, or ``(input,)``.
-
-        Returns:
-            Scores (logits) ``(N, C, ...)``.
-
-        Raises:
-            TypeError: ``batch`` is none of these.
-        """
-        input = input_of(batch, *_EXPECTED)
-        # self.module would take half a microsecond longer, because nn.Module looks it up last.
-        outputs: Tensor = self._modules["module"](input)  # type: ignore[misc]
-        return outputs
 
     def loss(self, outputs: Tensor, batch: tuple[Any, Tensor], *args: Any, **kwargs: Any) -> Tensor:
         """Compute the loss of the outputs, given the batch's targets.
@@ -135,7 +112,7 @@ class ComposerClassifier(PhaseMetricsModel):
             TypeError: ``batch`` is not a pair.
             ValueError: A target is a class without a score.
         """
-        _, target = pair_of(batch, *_EXPECTED)
+        _, target = self._pair(batch)
         if self.loss_fn is soft_cross_entropy and _is_one_score(outputs):
             outputs, target = _two_scores(outputs, target)
         return compute_loss(
@@ -155,7 +132,7 @@ class ComposerClassifier(PhaseMetricsModel):
             The number of class ids that are not ignored, or the sum of the weights of their classes; the number of
             rows of probabilities that are not zeros; None for samples, as with a ``loss_fn`` of your own.
         """
-        target = pair_of(batch, *_EXPECTED)[1]
+        target = self._pair(batch)[1]
         is_connected = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
         # The processes exchange their numbers of samples in few steps only, because nearly all batches have the usual
         # number. Whether labels are ignored, they would have to exchange in each step, which takes the thread that
@@ -182,7 +159,7 @@ class ComposerClassifier(PhaseMetricsModel):
             TypeError: ``batch`` is not a pair.
             ValueError: The metric has another number of classes than the scores.
         """
-        _, target = pair_of(batch, *_EXPECTED)
+        _, target = self._pair(batch)
         from composer.metrics import CrossEntropy  # noqa: PLC0415 (imports torchmetrics, which is imported by now)
 
         num_classes = getattr(metric, "num_classes", None)

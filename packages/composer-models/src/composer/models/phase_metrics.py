@@ -1,21 +1,32 @@
-"""The metrics of training and of evaluation."""
+"""Bases of models with metrics of training and of evaluation, and how these metrics are updated."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from torch import Tensor, nn
 
-from composer.models.base import ComposerModel
+from composer.functional.checks import check_callables, check_modules
+from composer.models.base import ComposerModel, pair_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torchmetrics import Metric, MetricCollection
 
     Metrics: TypeAlias = "Metric | MetricCollection | Sequence[Metric] | Mapping[str, Metric]"
 
-__all__ = ["PhaseMetricsModel", "as_collection", "by_name", "class_ids", "to_probabilities", "update_metric"]
+__all__ = [
+    "PairModel",
+    "PhaseMetricsModel",
+    "as_collection",
+    "by_name",
+    "class_ids",
+    "to_probabilities",
+    "update_metric",
+]
 
 _GUESSING = "torchmetrics.classification."
 _FUNCTION = "_composer_function"
@@ -49,6 +60,41 @@ class PhaseMetricsModel(ComposerModel):
         """
         name = "train_metrics" if is_train else "val_metrics"
         return by_name(getattr(self, name), name)
+
+
+class PairModel(PhaseMetricsModel):
+    """Base of models around a module, with batches that are pairs of its input and a target."""
+
+    _pair_names: ClassVar[str] = "(input, target)"
+
+    def __init__(self, module: nn.Module, loss_fn: Callable[..., Tensor]) -> None:
+        super().__init__()
+        check_modules(module=module)
+        check_callables(loss_fn=loss_fn)
+        self.module = module
+        self.loss_fn = loss_fn
+
+    def forward(self, batch: tuple[Any, Tensor] | tuple[Any] | Tensor) -> Any:
+        """Compute the module's outputs for the batch's inputs.
+
+        Args:
+            batch: A pair ``(input, target)``; or without targets the input tensor, or ``(input,)``.
+
+        Returns:
+            The outputs, such as scores ``(N, C, ...)`` of a classifier, or predictions ``(N, ...)`` of a regressor.
+
+        Raises:
+            TypeError: ``batch`` is none of these.
+        """
+        if isinstance(batch, (tuple, list)) and len(batch) == 1:
+            input = batch[0]
+        else:
+            input = batch if isinstance(batch, Tensor) else self._pair(batch)[0]
+        # self.module would take half a microsecond longer, because nn.Module looks it up last.
+        return self._modules["module"](input)  # type: ignore[misc]
+
+    def _pair(self, batch: Any) -> tuple[Any, Tensor]:
+        return pair_of(batch, type(self).__name__, self._pair_names)
 
 
 def as_collection(metrics: Metrics | nn.ModuleDict, name: str) -> MetricCollection | nn.ModuleDict:

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from composer.functional.checks import check_callables, check_modules
 from composer.loss._calling import needs_equal_shapes
-from composer.models.base import input_of, pair_of
-from composer.models.phase_metrics import PhaseMetricsModel, update_metric
+from composer.models.phase_metrics import PairModel, update_metric
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,10 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ComposerRegressor"]
 
-_EXPECTED = "ComposerRegressor", "(input, target)"
 
-
-class ComposerRegressor(PhaseMetricsModel):
+class ComposerRegressor(PairModel):
     """A module with the loss and the metrics of a regression.
 
     Batches are pairs ``(input, target)``: the module is called with ``input``, which may be several tensors in a tuple
@@ -64,33 +60,13 @@ class ComposerRegressor(PhaseMetricsModel):
         val_metrics: Metrics | None = None,
         loss_fn: Callable[..., Tensor] = mse_loss,
     ) -> None:
-        super().__init__()
-        check_modules(module=module)
-        check_callables(loss_fn=loss_fn)
-        self.module = module
-        self.loss_fn = loss_fn
+        super().__init__(module, loss_fn)
         if train_metrics is None or val_metrics is None:
             from torchmetrics import MeanAbsoluteError, MeanSquaredError  # noqa: PLC0415 (takes a second)
 
             train_metrics = [MeanAbsoluteError()] if train_metrics is None else train_metrics
             val_metrics = [MeanAbsoluteError(), MeanSquaredError()] if val_metrics is None else val_metrics
         self._set_metrics(train_metrics, val_metrics)
-
-    def forward(self, batch: tuple[Any, Tensor] | tuple[Any] | Tensor) -> Tensor:
-        """Compute the predictions for the batch's inputs.
-
-        Args:
-            batch: A pair ``(input, target)``; or without targets the input tensor, or ``(input,)``.
-
-        Returns:
-            Predictions ``(N, ...)``.
-
-        Raises:
-            TypeError: ``batch`` is none of these.
-        """
-        input = input_of(batch, *_EXPECTED)
-        outputs: Tensor = self.module(input)
-        return outputs
 
     def loss(self, outputs: Tensor, batch: tuple[Any, Tensor], *args: Any, **kwargs: Any) -> Tensor:
         """Compute the loss of the predictions, given the batch's targets.
@@ -109,7 +85,7 @@ class ComposerRegressor(PhaseMetricsModel):
             ValueError: Predictions and targets have different shapes, and the loss is one of torch that compares them
                 in their places.
         """
-        outputs, target = _aligned(outputs, pair_of(batch, *_EXPECTED)[1])
+        outputs, target = _aligned(outputs, self._pair(batch)[1])
         if needs_equal_shapes(self.loss_fn) and outputs.shape != target.shape:
             raise ValueError(
                 f"The targets must have the shape {tuple(outputs.shape)} of the outputs, got {tuple(target.shape)}. "
@@ -128,7 +104,7 @@ class ComposerRegressor(PhaseMetricsModel):
         Raises:
             TypeError: ``batch`` is not a pair.
         """
-        update_metric(metric, *_aligned(outputs, pair_of(batch, *_EXPECTED)[1]))
+        update_metric(metric, *_aligned(outputs, self._pair(batch)[1]))
 
 
 def _aligned(outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

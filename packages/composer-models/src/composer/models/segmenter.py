@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from composer.functional import soft_cross_entropy
-from composer.functional.checks import check_modules
 from composer.loss._calling import count_terms
-from composer.models.base import compute_loss, input_of, known_cross_entropy, pair_of
-from composer.models.phase_metrics import PhaseMetricsModel, class_ids, update_metric
+from composer.models.base import compute_loss, known_cross_entropy
+from composer.models.phase_metrics import PairModel, class_ids, update_metric
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -21,10 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ComposerSegmenter"]
 
-_EXPECTED = "ComposerSegmenter", "(images, masks)"
 
-
-class ComposerSegmenter(PhaseMetricsModel):
+class ComposerSegmenter(PairModel):
     """A module with the loss and the metrics of semantic segmentation.
 
     Batches are pairs ``(images, masks)``: the module is called with ``images`` ``(N, 3, H, W)``; ``masks`` hold class
@@ -60,6 +57,8 @@ class ComposerSegmenter(PhaseMetricsModel):
         ['CrossEntropy', 'MIoU']
     """
 
+    _pair_names = "(images, masks)"
+
     def __init__(
         self,
         module: nn.Module,
@@ -70,15 +69,12 @@ class ComposerSegmenter(PhaseMetricsModel):
         val_metrics: Metrics | None = None,
         loss_fn: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> None:
-        super().__init__()
-        check_modules(module=module)
-        self.module = module
+        super().__init__(module, partial(soft_cross_entropy, ignore_index=ignore_index) if loss_fn is None else loss_fn)
         self.num_classes = _find_num_classes(module) if num_classes is None else num_classes
         if self.num_classes < 2:
             raise ValueError(f"num_classes must be at least 2, got {self.num_classes}. The background is a class too.")
         self.ignore_index = ignore_index
         self.aux_weight = aux_weight
-        self.loss_fn = partial(soft_cross_entropy, ignore_index=ignore_index) if loss_fn is None else loss_fn
         default = _default_metrics(self.num_classes, ignore_index)
         train_metrics = default["MIoU"] if train_metrics is None else train_metrics
         self._set_metrics(train_metrics, default if val_metrics is None else val_metrics)
@@ -95,8 +91,7 @@ class ComposerSegmenter(PhaseMetricsModel):
         Raises:
             TypeError: ``batch`` is none of these.
         """
-        images = input_of(batch, *_EXPECTED)
-        outputs = self.module(images)
+        outputs = super().forward(batch)
         if not isinstance(outputs, Mapping):
             return outputs
         return dict(outputs) if self.training and "aux" in outputs else outputs["out"]
@@ -117,7 +112,7 @@ class ComposerSegmenter(PhaseMetricsModel):
             TypeError: ``batch`` is not a pair.
             ValueError: The shape of the masks does not match the scores, or a class id has no score.
         """
-        _, masks = _pair(batch)
+        _, masks = self._pair(batch)
         if not isinstance(outputs, Mapping):
             return self._loss_of(outputs, masks, *args, **kwargs)
         main = self._loss_of(outputs["out"], masks, *args, **kwargs)
@@ -133,7 +128,7 @@ class ComposerSegmenter(PhaseMetricsModel):
             The number of pixels that are not ignored, or the sum of the weights of their classes; None with a
             ``loss_fn`` that is no cross entropy or negative log-likelihood of torch.
         """
-        return count_terms(known_cross_entropy(self.loss_fn) or self.loss_fn, _pair(batch)[1])
+        return count_terms(known_cross_entropy(self.loss_fn) or self.loss_fn, self._pair(batch)[1])
 
     def _loss_of(self, scores: Tensor, masks: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         remedy = f", and {self.ignore_index} is ignored. Set ignore_index= for another."
@@ -168,15 +163,11 @@ class ComposerSegmenter(PhaseMetricsModel):
             TypeError: ``batch`` is not a pair.
             ValueError: The metric has another number of classes than the scores.
         """
-        _, masks = _pair(batch)
+        _, masks = self._pair(batch)
         num_classes = getattr(metric, "num_classes", None)
         if num_classes is not None:
             masks = class_ids(outputs, masks, num_classes)
         update_metric(metric, outputs, masks)
-
-
-def _pair(batch: object) -> tuple[Tensor, Tensor]:
-    return pair_of(batch, *_EXPECTED)
 
 
 def _find_num_classes(module: nn.Module) -> int:
