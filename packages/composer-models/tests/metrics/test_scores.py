@@ -341,7 +341,7 @@ class TestLanguageMetrics:
 
 @OF_LANGUAGE
 def test_tokens_of_floating_point(kind):
-    """Numbers that are not whole are no token ids: they raise instead of being rounded."""
+    """Fractions are no token ids: they raise an error, and are not rounded."""
     with pytest.raises(RuntimeError, match="Long"):
         kind().update(torch.randn(2, 3, 5), torch.rand(2, 3))
 
