@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from composer.core.saved_state import LoadReport
     from composer.core.time import Time
 
-__all__ = ["Adapter", "served_fields"]
-
 # An adapter has no hook before a batch is loaded, and none in the batches of the host's evaluations.
 _NOT_RUN = frozenset(event for event in Event if event.startswith("predict_")) | {
     Event.BEFORE_DATALOADER,

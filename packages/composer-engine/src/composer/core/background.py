@@ -10,8 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Generic, TypeVar
 
-__all__ = ["Background", "Task", "ThreadError"]
-
 T = TypeVar("T")
 # How often a task that is waited for checks whether its thread is still alive.
 _SECONDS_BETWEEN_CHECKS = 1.0

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from composer.core.state import State
     from composer.core.time import Time
 
-__all__ = ["Algorithm", "Callback", "NoEffectWarning", "algorithm_classes", "rebuild_algorithm"]
-
 
 class NoEffectWarning(UserWarning):
     """A method found nothing to change."""

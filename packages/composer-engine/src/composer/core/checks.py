@@ -18,8 +18,6 @@ import attrs
 
 from composer.functional import checks
 
-__all__ = ["NamesArguments", "StoredAsObject", "unknown_arguments"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

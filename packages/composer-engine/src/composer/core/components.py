@@ -19,23 +19,6 @@ from torch.utils._pytree import tree_map_only
 from composer.core.checks import NamesArguments, describe, error_text, nearest
 from composer.core.serialization import ENCODED, NotSerializableError, at, field_types, from_data, to_data
 
-__all__ = [
-    "ObservableList",
-    "Serializable",
-    "by_key",
-    "coded",
-    "is_unsaved",
-    "like",
-    "numbered",
-    "read_field",
-    "read_state",
-    "reset_fields",
-    "saved",
-    "saved_fields",
-    "settings_to_data",
-    "transient",
-]
-
 T = TypeVar("T")
 
 

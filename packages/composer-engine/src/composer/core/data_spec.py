@@ -17,8 +17,6 @@ from torch.utils.data import IterableDataset
 from composer.core.checks import NamesArguments
 from composer.functional.nested import is_list_of_items, is_list_of_samples, leaves, rebuild, sizes
 
-__all__ = ["Batch", "BatchKey", "DataSpec", "batch_get", "batch_set", "ensure_data_spec"]
-
 # The items of a container that a description shows.
 _MOST_ITEMS_SHOWN = 8
 _BUILTIN_SEQUENCES = {list, tuple}

@@ -11,8 +11,6 @@ import attrs
 
 from composer.core.event import Event
 
-__all__ = ["AlgorithmConflictError", "Conflict", "ExclusiveResource", "FieldsByEvent", "ServedFields"]
-
 FIELDS = frozenset(
     {
         "algorithms",

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from composer.core.state import State
     from composer.core.time import Time
 
-__all__ = ["Engine"]
-
 _DELIVERING = frozenset({Event.FIT_END, Event.EVAL_STANDALONE_END})
 """Where delayed metrics are delivered to the loggers, after the callbacks and before the loggers' own hooks."""
 

@@ -27,17 +27,6 @@ if TYPE_CHECKING:
     from composer.core.interval import Clock
     from composer.core.time import Time
 
-__all__ = [
-    "Evaluator",
-    "MetricValues",
-    "ensure_evaluator",
-    "evaluate_periodically",
-    "evaluation_weights",
-    "more_is_better",
-    "nearest_metric",
-    "unknown_metric",
-]
-
 EvalInterval = Callable[[Any, Event], bool]
 """``f(state, event)``; without the class of the state, which refers to evaluators."""
 

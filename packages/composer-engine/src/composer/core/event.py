@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from enum import IntEnum, StrEnum
 
-__all__ = ["CLOSING_EVENTS", "MODEL_EVENTS", "STEP_EVENTS", "Event", "Stage"]
-
 
 class Event(StrEnum):
     """A moment of a run. A member equals its value: ``Event.FIT_START == "fit_start"``.

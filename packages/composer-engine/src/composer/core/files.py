@@ -8,8 +8,6 @@ from pathlib import Path
 from composer.core.checks import fill_in, to_path
 from composer.core.state import State
 
-__all__ = ["UNFINISHED", "check_template", "fill_in_run", "write_atomically"]
-
 UNFINISHED = ".unfinished-"
 """Prefix of the name of a file that :func:`write_atomically` is writing."""
 

@@ -17,17 +17,6 @@ from composer.core.data_spec import Batch, move_batch
 from composer.core.time import Time, TimeUnit
 from composer.functional.dtensors import is_sharded
 
-__all__ = [
-    "Batches",
-    "ClockData",
-    "Device",
-    "FormerState",
-    "StringEnum",
-    "to_batches",
-    "to_device",
-    "warn_former",
-]
-
 Movable = TypeVar("Movable", torch.nn.Module, torch.Tensor)
 
 

@@ -11,8 +11,6 @@ import attrs
 from composer.core.event import STEP_EVENTS, Event
 from composer.core.time import Time, Timestamp, TimeUnit
 
-__all__ = ["Call", "Clock", "Interval", "at_checkpoints", "checked_interval", "only_when_due", "to_interval"]
-
 Call: TypeAlias = Callable[[], object]
 """A call at an event, without arguments."""
 

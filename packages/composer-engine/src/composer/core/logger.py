@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from composer.core.event import Event
     from composer.core.state import State
 
-__all__ = ["Logger", "LoggerDestination", "Trace", "detach_to_host"]
-
-
 _IMMUTABLE = frozenset({int, float, str, bool, type(None)})  # nearly all; a look-up costs a third of a call
 
 

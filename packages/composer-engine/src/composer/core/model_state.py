@@ -22,8 +22,6 @@ from composer.core.optimizers import held_parameters, unwrapped
 from composer.core.serialization import NotSerializableError, from_data, is_number, plain
 from composer.functional.dtensors import is_dtensor, shard_like, without_repeats
 
-__all__: list[str] = []
-
 # torch.compile, activation checkpointing and FSDP 1 put these into the names of weights.
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 _HINTS = 10

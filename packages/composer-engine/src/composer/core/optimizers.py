@@ -12,8 +12,6 @@ from torch.optim import Optimizer
 
 from composer.functional.checks import few
 
-__all__ = ["base_rate", "set_rate"]
-
 _REMEDY = "Pass optimizers=state.optimizers to the surgery, so that it moves them over."
 
 

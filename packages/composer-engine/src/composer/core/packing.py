@@ -21,8 +21,6 @@ from composer.functional.datasets import by_epoch, outermost
 if TYPE_CHECKING:
     from composer.core.state import State
 
-__all__ = ["check_packed_model", "has_packed_rows", "pack_sequences"]
-
 Document: TypeAlias = tuple[Tensor, Tensor]
 """Token ids and labels, both of shape (n,)."""
 

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from composer.core.components import ObservableList
     from composer.core.time import Time
 
-__all__ = ["Declaration", "Entry", "LeftOut", "Plan", "Subscription", "check_function"]
-
-
 _PHASES: Mapping[str, tuple[Event, Event, int]] = {
     "once, before training": (Event.INIT, Event.FIT_START, 0),
     "every iteration and epoch, at its beginning": (Event.ITERATION_START, Event.EPOCH_START, 1),

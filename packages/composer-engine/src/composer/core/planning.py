@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from composer.core.passes import AlgorithmPass
 
-__all__ = ["build_plan", "check_served", "component_keys", "explain", "overrides_match"]
-
 _MARKUP = re.compile(r"(?::\w+:)?`+~?([^`]*)`+")
 _EVENTS = frozenset(Event)
 

@@ -10,8 +10,6 @@ import torch
 from composer.core.checks import nearest
 from composer.core.former import StringEnum
 
-__all__ = ["MemoryFormat", "Precision", "TrainerMode", "get_precision_context"]
-
 
 class Precision(StringEnum):
     """The precision in which a model computes.

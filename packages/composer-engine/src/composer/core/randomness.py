@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-__all__: list[str] = []
-
 _POSITIONS = {"pos": range(625), "buffer_pos": range(5)}
 """Valid positions in the memory of MT19937 and Philox. NumPy does not check them, and reads beyond its memory."""
 

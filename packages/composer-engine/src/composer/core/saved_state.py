@@ -30,8 +30,6 @@ from composer.core.serialization import NotSerializableError, equal, field_types
 if TYPE_CHECKING:
     from composer.core.passes import AlgorithmPass, Passes
 
-__all__ = ["LoadReport", "StateMismatchError"]
-
 VERSION = 1
 """The schema of what :meth:`State.state_dict` returns; a higher one is of a later release."""
 

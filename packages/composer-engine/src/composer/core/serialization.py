@@ -34,21 +34,6 @@ from composer.core.checks import describe, error_text, nearest, shortened
 from composer.core.former import ClockData
 from composer.core.time import Time, Timestamp
 
-__all__ = [
-    "ENCODED",
-    "NotSerializableError",
-    "at",
-    "equal",
-    "field_types",
-    "from_data",
-    "is_number",
-    "join_tensors",
-    "plain",
-    "plain_number",
-    "split_tensors",
-    "to_data",
-]
-
 # Both are far below what Python limits, recursion and digits of a number, so that no saved data exceeds it.
 MAX_DEPTH = 64
 MAX_BITS = 4096

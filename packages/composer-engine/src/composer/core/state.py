@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from composer.core.passes import AlgorithmPass, Passes
     from composer.core.saved_state import LoadReport
 
-__all__ = ["State", "SupportsTraining"]
-
 Got_co = TypeVar("Got_co", covariant=True)
 Given_contra = TypeVar("Given_contra", contravariant=True)
 

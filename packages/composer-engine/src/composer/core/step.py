@@ -25,17 +25,6 @@ if TYPE_CHECKING:
     Microbatch: TypeAlias = tuple[Batch, float | Tensor]
     """A microbatch, and its weight in the sum of the losses: a number or a tensor of one."""
 
-__all__ = [
-    "SplitStep",
-    "Step",
-    "StopStep",
-    "check_first_loss",
-    "is_out_of_memory",
-    "losses_by_name",
-    "replaced_method",
-    "total_of",
-]
-
 # cuBLAS and cuDNN report allocations that fail by a RuntimeError with these codes, and not by an OutOfMemoryError.
 _OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 

@@ -16,8 +16,6 @@ import typing_extensions
 
 from composer.core.checks import StoredAsObject, nearest
 
-__all__ = ["Counts", "Time", "TimeUnit", "Timestamp", "ensure_time"]
-
 Value = typing_extensions.TypeVar("Value", default=Any)
 
 

@@ -29,24 +29,6 @@ if TYPE_CHECKING:
     from composer.core.state import State
     from composer.core.testing.effects import Effects
 
-__all__ = [
-    "CHECKS",
-    "Case",
-    "check_algorithm",
-    "check_declarations",
-    "check_effects",
-    "check_events",
-    "check_no_effect",
-    "check_order",
-    "check_randomness",
-    "check_refusals",
-    "check_repr",
-    "check_resume",
-    "check_reuse",
-    "check_settings",
-    "effects_of",
-]
-
 
 @attrs.frozen
 class Case:

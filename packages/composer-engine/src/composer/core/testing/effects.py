@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from composer.core.plan import Entry
     from composer.core.state import State
 
-__all__ = ["Effects", "RecordingState", "Watch", "observe"]
-
 _MEANINGS: Mapping[str, frozenset[str]] = {
     "compute_outputs": frozenset({"model"}),
     "eval_metric_values": frozenset({"eval_metrics"}),

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from composer.core.data_spec import Batch
     from composer.core.state import State
 
-__all__ = ["Training", "seeded", "through_json"]
-
 
 @contextlib.contextmanager
 def seeded(*words: object) -> Iterator[None]:
