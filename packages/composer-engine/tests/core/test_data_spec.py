@@ -379,11 +379,11 @@ class TestDataSpec:
     @pytest.mark.parametrize(
         ("options", "kind", "message"),
         [
-            ({"num_samples": "4"}, TypeError, "num_samples must be None or a whole number, got '4'"),
-            ({"num_samples": -1}, ValueError, "num_samples must be None or a whole number, at least 1, got -1"),
-            ({"num_samples": 0}, ValueError, "num_samples must be None or a whole number, at least 1, got 0"),
-            ({"num_tokens": 2.5}, TypeError, "num_tokens must be None or a whole number, got 2.5"),
-            ({"num_tokens": -1}, ValueError, "num_tokens must be None or a whole number, at least 0, got -1"),
+            ({"num_samples": "4"}, TypeError, "num_samples must be an int, got '4'"),
+            ({"num_samples": -1}, ValueError, "num_samples must be at least 1, got -1"),
+            ({"num_samples": 0}, ValueError, "num_samples must be at least 1, got 0"),
+            ({"num_tokens": 2.5}, TypeError, "num_tokens must be an int, got 2.5"),
+            ({"num_tokens": -1}, ValueError, "num_tokens must be at least 0, got -1"),
             ({"split_batch": 2}, TypeError, "split_batch must be None or a function of a batch, got 2"),
             ({"batch_transforms": [abs]}, TypeError, "batch_transforms must be None or a function"),
             ({"microbatch_transforms": "x"}, TypeError, "microbatch_transforms must be None or a function"),

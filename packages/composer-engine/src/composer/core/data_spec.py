@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from composer.core.checks import NamesArguments
+from composer.functional.checks import check_whole
 from composer.functional.nested import is_list_of_items, is_list_of_samples, leaves, rebuild, sizes
 
 # The items of a container that a description shows.
@@ -143,8 +144,9 @@ class DataSpec(NamesArguments):
             )
 
     def __attrs_post_init__(self) -> None:
-        _check_number("num_samples", 1, self.num_samples)
-        _check_number("num_tokens", 0, self.num_tokens)
+        for name, least in (("num_samples", 1), ("num_tokens", 0)):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), least, "It is the number in an epoch, or None.")
         for name in ("batch_transforms", "microbatch_transforms", "split_batch"):
             _check_function(name, getattr(self, name))
         if self.split_batch is not split_batch:
@@ -189,15 +191,6 @@ def has_own_functions(spec: DataSpec) -> bool:
     usual = (split_batch, count_samples, count_tokens)
     own = (spec.split_batch, spec.get_num_samples_in_batch, spec._get_num_tokens_in_batch)  # noqa: SLF001
     return own != usual or (spec.batch_transforms, spec.microbatch_transforms) != (None, None)
-
-
-def _check_number(name: str, lowest: int, number: object) -> None:
-    if number is None:
-        return
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise TypeError(f"{name} must be None or a whole number, got {number!r}.")
-    if number < lowest:
-        raise ValueError(f"{name} must be None or a whole number, at least {lowest}, got {number}.")
 
 
 def _split_completely(

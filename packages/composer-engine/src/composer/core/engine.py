@@ -19,7 +19,7 @@ from composer.core.checks import caller_level, nearest
 from composer.core.components import ObservableList
 from composer.core.event import MODEL_EVENTS, STEP_EVENTS, Event
 from composer.core.interval import Call, checked_interval, only_when_due
-from composer.core.logger import Logger, LoggerDestination, Trace
+from composer.core.logger import Logger, LoggerDestination, Trace, check_state
 from composer.core.optimizers import Ownership, held_parameters
 from composer.core.passes import AlgorithmPass, Passes, all_passes, check_pass
 from composer.core.plan import Entry, Plan, Subscription, check_function
@@ -88,8 +88,7 @@ class Engine:
         log_traces: bool = False,
         serves: ServedFields | None = None,
     ) -> None:
-        if not callable(getattr(state, "on_components_change", None)):  # the class cannot be imported here
-            raise TypeError(f"state must be a State, such as State(model=model), got {type(state).__name__}.")
+        check_state(state)
         self.state = state
         self.logger = Logger(state) if logger is None else logger
         self.log_traces = log_traces

@@ -111,6 +111,12 @@ class LoggerDestination(Callback):
         raise NotImplementedError(f"{type(self).__name__} stores no files and cannot fetch {remote_file_name!r}.")
 
 
+def check_state(state: object) -> None:
+    """Raise a TypeError if ``state`` is no :class:`State`, whose module imports this one."""
+    if not callable(getattr(state, "on_components_change", None)):
+        raise TypeError(f"state must be a State, such as State(model=model), got {type(state).__name__}.")
+
+
 def check_destination(destination: object) -> None:
     """Raise a TypeError if ``destination`` cannot be logged to."""
     if not isinstance(destination, LoggerDestination):
@@ -165,8 +171,7 @@ class Logger:
     def __init__(
         self, state: State, destinations: LoggerDestination | Iterable[LoggerDestination] | None = None
     ) -> None:
-        if not callable(getattr(state, "on_components_change", None)):  # the class cannot be imported here
-            raise TypeError(f"state must be a State, such as State(model=model), got {type(state).__name__}.")
+        check_state(state)
         if isinstance(destinations, LoggerDestination) or not isinstance(destinations, Iterable):
             destinations = [] if destinations is None else [destinations]
         self._state = state

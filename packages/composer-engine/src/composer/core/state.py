@@ -91,7 +91,7 @@ def _as_sequence(items: Any) -> tuple[Any, ...]:
 
 
 def _to_optimizers(optimizers: Optimizer | Sequence[Optimizer] | None) -> tuple[Optimizer, ...]:
-    checked = tuple(_as_sequence(optimizers))
+    checked: tuple[Optimizer, ...] = _as_sequence(optimizers)
     for optimizer in checked:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizers must be torch.optim.Optimizer objects, got {optimizer!r}.")
@@ -114,10 +114,6 @@ def _converted(field: str, convert: Callable[[Given_contra], Got_co], doc: str) 
         operator.attrgetter(field), lambda state, value: setattr(state, field, convert(value)), doc=doc
     )
     return cast("_Converted[Got_co, Given_contra]", accessor)
-
-
-def _to_schedulers(schedulers: Any) -> tuple[LRScheduler, ...]:
-    return tuple(_as_sequence(schedulers))
 
 
 _to_algorithms = _instances_of(Algorithm, "algorithms")
@@ -210,7 +206,7 @@ class State(FormerState):
     _dataloader_len: int | None = _live(default=None, converter=to_batches)
     _precision: Precision = _live(default=Precision.FP32, converter=Precision)
     _optimizers: tuple[Optimizer, ...] = _live(default=None, converter=_to_optimizers)
-    _schedulers: tuple[LRScheduler, ...] = _live(default=None, converter=_to_schedulers)
+    _schedulers: tuple[LRScheduler, ...] = _live(default=None, converter=_as_sequence)
     scaler: torch.amp.GradScaler | None = _live(default=None)
     _algorithms: ObservableList[Algorithm] = _live(default=None, converter=_to_algorithms)
     _callbacks: ObservableList[Callback] = _live(default=None, converter=_to_callbacks)
@@ -284,7 +280,7 @@ class State(FormerState):
 
     optimizers = _converted("_optimizers", _to_optimizers, "The optimizers.")
     dataloader_len = _converted("_dataloader_len", to_batches, "The number of batches in an epoch; None if unknown.")
-    schedulers = _converted("_schedulers", _to_schedulers, "The learning rate schedulers.")
+    schedulers = _converted("_schedulers", _as_sequence, "The learning rate schedulers.")
     max_duration = _converted("_max_duration", _to_max_duration, "The duration of the training.")
     iteration_length = _converted("_iteration_length", _to_iteration_length, "The length of an iteration, in epochs.")
 
