@@ -210,10 +210,16 @@ def _generator(*parts: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> 1))
 
 
-def real_tables(part: Literal["validation", "test"]) -> list[dict[str, Tensor]]:
+REAL_TABLES = (load_breast_cancer, load_wine, load_iris, load_digits, load_diabetes)
+"""All classification sets that scikit-learn includes, and diabetes above and below its median."""
+
+
+def real_tables(
+    part: Literal["validation", "test"], sets: Sequence[Callable[..., Any]] = REAL_TABLES
+) -> list[dict[str, Tensor]]:
     """Return one half of the rows of each real table in ``SPLITS`` random splits, which are the same in all runs."""
     tables = []
-    for load in REAL_TABLES:
+    for load in sets:
         values, labels = load(return_X_y=True)
         labels = labels > np.median(labels) if load is load_diabetes else labels
         halves = train_test_split(range(len(labels)), test_size=0.5, random_state=0, stratify=labels)
@@ -226,10 +232,6 @@ def real_tables(part: Literal["validation", "test"]) -> list[dict[str, Tensor]]:
             queries = queries[:MOST_QUERIES]
             tables.append({"values": values[known + queries], "labels": labels[known], "targets": labels[queries]})
     return tables
-
-
-REAL_TABLES = (load_breast_cancer, load_wine, load_iris, load_digits, load_diabetes)
-"""All classification sets that scikit-learn includes, and diabetes above and below its median."""
 
 
 METHODS: dict[str, Callable[[], Algorithm] | Mapping[str, Any]] = {
@@ -301,6 +303,7 @@ def make_trainer(
     tables: int = TABLES,
     evaluations: int = 5,
     part: Literal["validation", "test"] = "test",
+    sets: Sequence[Callable[..., Any]] = REAL_TABLES,
     **options: Any,
 ) -> Trainer:
     """Return a trainer with a new model, whose initial weights depend only on torch's seed, and its data."""
@@ -316,7 +319,7 @@ def make_trainer(
     return Trainer(
         model=model,
         train_dataloader=loader,
-        eval_dataloader=DataLoader(real_tables(part), batch_size=SPLITS),
+        eval_dataloader=DataLoader(real_tables(part, sets), batch_size=SPLITS),
         eval_interval=f"{1 / evaluations}dur",
         optimizers=muon_with_adamw(model, lr=lr, weight_decay=weight_decay, betas=betas)
         if optimizer == "muon"

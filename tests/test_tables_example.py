@@ -58,13 +58,14 @@ def threads() -> Iterator[None]:
 
 
 def trainer_with(example: Any, names: Sequence[str], seed: int = 0, **options: Any) -> Trainer:
-    """Return the trainer of a run with methods, as a study constructs it."""
+    """Return the trainer of a run with methods, as a study constructs it, but with small sets for evaluation."""
     seed_all(seed)
     methods = [{**example.METHODS, **example.SETTINGS}[name] for name in names]
     algorithms = [method() for method in methods if callable(method)]
     for method in methods:
         options = options if callable(method) else {**method, **options}
-    return example.make_trainer(algorithms, seed, evaluations=1, progress_bar=False, **options)
+    options = {"evaluations": 1, "sets": (load_iris, load_wine), "progress_bar": False, **options}
+    return example.make_trainer(algorithms, seed, **options)
 
 
 class TestDrawnTables:
@@ -201,11 +202,6 @@ class TestTableClassifier:
 
 
 class TestMakeTrainer:
-    @pytest.fixture(autouse=True)
-    def small(self, example: Any, monkeypatch: pytest.MonkeyPatch):
-        """Evaluate on small sets only."""
-        monkeypatch.setattr(example, "REAL_TABLES", (load_iris, load_wine))
-
     @pytest.mark.parametrize("recipe", [False, True], ids=["baseline", "recipe"])
     def test_training_classifies_real_tables(self, example: Any, recipe: bool):
         """After a short training on drawn tables, real ones are classified much better than by chance."""

@@ -17,7 +17,7 @@ from composer.core import Engine, State, get_precision_context
 
 
 def train(
-    epochs: int = EPOCHS, microbatch_size: int | None = 8, precision: str = "amp_bf16"
+    epochs: int = EPOCHS, alpha: float = 0.2, microbatch_size: int | None = 8, precision: str = "amp_bf16"
 ) -> tuple[nn.Module, list[float]]:
     """Train and return the model with its averaged weights, and the losses; None trains on whole batches."""
     torch.manual_seed(0)
@@ -25,7 +25,7 @@ def train(
     sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
     ema = EMA(half_life="10ba")
-    algorithms = [BlurPool(), MixUp(alpha=0.2), LabelSmoothing(0.1), GradientClipping("norm", 1.0), ema]
+    algorithms = [BlurPool(), MixUp(alpha), LabelSmoothing(0.1), GradientClipping("norm", 1.0), ema]
     state = State(model=model, optimizers=sgd, train_dataloader=dataloader, max_duration=epochs, precision=precision)
     state.set_dataloader(dataloader, "train")
     engine = Engine(state, algorithms=algorithms)

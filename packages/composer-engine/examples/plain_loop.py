@@ -52,14 +52,14 @@ def make_data(samples: int = 256) -> list[tuple[Tensor, Tensor]]:
     return list(zip(images.split(BATCH_SIZE), labels.split(BATCH_SIZE), strict=True))
 
 
-def train(epochs: int = EPOCHS) -> tuple[nn.Module, list[float]]:
-    """Train and return the model with its averaged weights, and the losses."""
+def train(epochs: int = EPOCHS, alpha: float = 0.2) -> tuple[nn.Module, list[float]]:
+    """Train and return the model with its averaged weights, and the losses; ``alpha`` is that of MixUp."""
     torch.manual_seed(0)
     dataloader, model = make_data(), Shapes()
     sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
     ema = EMA(half_life="10ba")
-    algorithms = [BlurPool(), MixUp(alpha=0.2), LabelSmoothing(0.1), GradientClipping("norm", 1.0), ema]
+    algorithms = [BlurPool(), MixUp(alpha), LabelSmoothing(0.1), GradientClipping("norm", 1.0), ema]
     state = State(model=model, optimizers=sgd, train_dataloader=dataloader, max_duration=epochs)
     state.set_dataloader(dataloader, "train")
     engine = Engine(state, algorithms=algorithms)

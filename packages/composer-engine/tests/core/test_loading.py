@@ -67,6 +67,20 @@ class LoadWiden(Algorithm):
         logger.log_hyperparameters({"LoadWiden/start": self.start})
 
 
+@attrs.define(eq=False)
+class LoadOwningCount(LoadCount):
+    """Conflicts with :class:`LoadOwningWiden`."""
+
+    owns = frozenset({"the first layer"})
+
+
+@attrs.define(eq=False)
+class LoadOwningWiden(LoadWiden):
+    """Conflicts with :class:`LoadOwningCount`."""
+
+    owns = frozenset({"the first layer"})
+
+
 class LoadFail(Callback):
     def load_state_dict(self, state):
         if state:
@@ -76,12 +90,19 @@ class LoadFail(Callback):
         return {"x": 1}
 
 
-def make(*algorithms, callbacks=(), init=True, **options):
+class SGD(torch.optim.SGD):
+    """Does not load a state."""
+
+    def load_state_dict(self, state_dict):
+        raise KeyError("momentum")
+
+
+def make(*algorithms, callbacks=(), init=True, optimizer=torch.optim.SGD, **options):
     """Return the state of a small run after INIT."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    state = State(model=model, optimizers=optimizer, algorithms=list(algorithms), callbacks=callbacks, **options)
+    optimizers = optimizer(model.parameters(), lr=0.1, momentum=0.9)
+    state = State(model=model, optimizers=optimizers, algorithms=list(algorithms), callbacks=callbacks, **options)
     if init:
         Engine(state).run_event("init")
     return state
@@ -245,14 +266,9 @@ class TestMissingAlgorithms:
         assert "algorithms.LoadWiden" in report.restored
         assert state.made_on_load == [state.algorithms[0]]
 
-    def test_nothing_changes_if_an_optimizer_raises(self, taken, monkeypatch):
+    def test_nothing_changes_if_an_optimizer_raises(self, taken):
         """The algorithm is not added to the run then, and its surgery is not performed."""
-
-        def fail(*_):
-            raise KeyError("momentum")
-
-        monkeypatch.setattr(torch.optim.SGD, "load_state_dict", fail)
-        state = make(LoadCount())
+        state = make(LoadCount(), optimizer=SGD)
         before = state_and_weights(state)
 
         with pytest.raises(StateMismatchError, match=r"optimizers\.SGD cannot load .* \(KeyError: 'momentum'\)"):
@@ -342,11 +358,10 @@ class TestMissingAlgorithms:
         assert repr(state_and_weights(state)) == repr(before)
         assert torch.equal(torch.get_rng_state(), random)
 
-    def test_conflict_is_detected_before_surgery(self, taken, monkeypatch):
+    def test_conflict_is_detected_before_surgery(self):
         """Conflicting owners do not fit the run, and raise before the surgery."""
-        monkeypatch.setattr(LoadWiden, "owns", {"the first layer"})
-        monkeypatch.setattr(LoadCount, "owns", {"the first layer"})
-        state = make(LoadCount())
+        taken = state_and_weights(train(make(LoadOwningWiden()), 2))
+        state = make(LoadOwningCount())
 
         with pytest.raises(StateMismatchError, match="the first layer"):
             state.load_state_dict(taken)

@@ -12,9 +12,8 @@ from composer.core import Stage
 
 
 class Accuracy:
-    higher_is_better = True
-
-    def __init__(self):
+    def __init__(self, higher_is_better):
+        self.higher_is_better = higher_is_better
         self.reset()
 
     def to(self, device):
@@ -28,8 +27,9 @@ class Accuracy:
 
 
 class Classifier(nn.Module):
-    def __init__(self):
+    def __init__(self, higher_is_better):
         super().__init__()
+        self.higher_is_better = higher_is_better
         self.layer = nn.Linear(4, 3)
         self.bonus = 0.0
 
@@ -43,16 +43,16 @@ class Classifier(nn.Module):
         return nn.functional.cross_entropy(outputs, batch[1])
 
     def get_metrics(self, is_train=False):
-        return {} if is_train else {"Accuracy": Accuracy()}
+        return {} if is_train else {"Accuracy": Accuracy(self.higher_is_better)}
 
     def update_metric(self, batch, outputs, metric):
         metric.correct += (outputs.argmax(1) == batch[1]).sum().item() + self.bonus * len(batch[1])
         metric.count += len(batch[1])
 
 
-def make_trainer(algorithms, seed, **options):
+def make_trainer(algorithms, seed, higher_is_better=True, **options):
     torch.manual_seed(seed)
-    model = Classifier()
+    model = Classifier(higher_is_better)
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(60, 4, generator=generator)
     data = TensorDataset(inputs, inputs[:, :3].argmax(1))

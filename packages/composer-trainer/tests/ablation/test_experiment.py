@@ -142,24 +142,31 @@ class TestResults:
 
 
 class TestMode:
-    def test_the_metric_declares_it(self, study, problem, tmp_path, monkeypatch):
-        """The same values are better or worse, as the metric's higher_is_better says; a loss is better if smaller."""
-        accuracy = study({}, seeds=1)
-        loss = study({}, metric="loss/train/total", seeds=1, folder=tmp_path / "loss")
-        monkeypatch.setattr(problem.Accuracy, "higher_is_better", False)
-        errors = study({}, metric="metrics/eval/Accuracy", seeds=1, folder=tmp_path / "errors")
+    @pytest.mark.parametrize(("declared", "mode"), [(True, "max"), (False, "min")])
+    @pytest.mark.parametrize("prefix", ["", "metrics/"])
+    def test_the_metric_declares_it(self, study, problem, declared, mode, prefix):
+        """The same values are better or worse, as the metric's higher_is_better declares."""
 
-        assert (accuracy.settings.mode, loss.settings.mode, errors.settings.mode) == ("max", "min", "min")
+        def make_trainer(algorithms, seed):
+            return problem.make_trainer(algorithms, seed, higher_is_better=declared)
 
-    def test_a_metric_that_declares_nothing(self, study, problem, monkeypatch):
-        """The caller has to say it; a study that is continued remembers it."""
-        monkeypatch.setattr(problem.Accuracy, "higher_is_better", None)
+        assert study({}, make_trainer, metric=f"{prefix}eval/Accuracy", seeds=1).settings.mode == mode
+
+    def test_a_loss(self, study):
+        """A loss is better if it is smaller."""
+        assert study({}, metric="loss/train/total", seeds=1).settings.mode == "min"
+
+    def test_a_metric_that_declares_nothing(self, study, problem):
+        """The caller has to give it; a study that is continued reads it from its results."""
+
+        def make_trainer(algorithms, seed):
+            return problem.make_trainer(algorithms, seed, higher_is_better=None)
 
         with pytest.raises(ValueError, match="or mode must be 'max' or 'min', got 'eval/Accuracy'"):
-            study({}, seeds=1)
+            study({}, make_trainer, seeds=1)
 
-        assert study({}, seeds=1, mode="min").settings.mode == "min"
-        assert study({}, seeds=1).settings.mode == "min"
+        assert study({}, make_trainer, seeds=1, mode="min").settings.mode == "min"
+        assert study({}, make_trainer, seeds=1).settings.mode == "min"
 
     def test_a_label_with_a_slash(self, study, problem):
         """The metric of an evaluator whose label has a slash is found."""

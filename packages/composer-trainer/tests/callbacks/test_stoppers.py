@@ -16,7 +16,7 @@ from fixtures import small_run
 
 
 class Score(Metric):
-    """A metric that returns the values of a list in order."""
+    """A metric that returns the values of a list in order; more is better."""
 
     full_state_update = False
     higher_is_better = True
@@ -35,12 +35,20 @@ class Score(Metric):
         return value if self.parts is None else dict.fromkeys(self.parts, value)
 
 
+class Undeclared(Score):
+    higher_is_better = None
+
+
+class Error(Score):
+    higher_is_better = False
+
+
 class Model(ComposerModel):
-    def __init__(self, train=None, evaluation=None, parts=None):
+    def __init__(self, train=None, evaluation=None, parts=None, score=Score):
         super().__init__()
         self.layer = nn.Linear(2, 1)
         self.metrics = {True: train, False: evaluation}
-        self.parts = parts
+        self.parts, self.score = parts, score
 
     def forward(self, batch):
         return self.layer(batch)
@@ -50,16 +58,16 @@ class Model(ComposerModel):
 
     def get_metrics(self, is_train):
         script = self.metrics[is_train]
-        return {} if script is None else {"Score": Score(script, self.parts)}
+        return {} if script is None else {"Score": self.score(script, self.parts)}
 
     def update_metric(self, batch, outputs, metric):
         metric.update()
 
 
-def make(callback, train=None, evaluation=None, max_duration="10ep", parts=None, **options):
+def make(callback, train=None, evaluation=None, max_duration="10ep", parts=None, score=Score, **options):
     """Return a trainer with 5 batches per epoch."""
     torch.manual_seed(0)
-    model = Model(train, evaluation, parts)
+    model = Model(train, evaluation, parts, score)
     data = [torch.ones(4, 2)] * 5
     if evaluation is not None:
         options = {"eval_dataloader": data} | options
@@ -94,18 +102,17 @@ class TestEarlyStopper:
 
         assert batches(make(stopper, evaluation=list(values))) == 5 * epochs
 
-    @pytest.mark.parametrize(("declared", "epochs"), [(True, 3), (False, 10)])
-    def test_direction_is_what_the_metric_declares(self, monkeypatch, declared, epochs):
-        """A metric says whether more is better, whatever its name is."""
-        monkeypatch.setattr(Score, "higher_is_better", declared)
-        trainer = make(EarlyStopper("Score", "eval"), evaluation=[0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0])
+    @pytest.mark.parametrize(("score", "epochs"), [(Score, 3), (Error, 10)])
+    def test_direction_is_what_the_metric_declares(self, score, epochs):
+        """A metric declares whether more is better, whatever its name is."""
+        values = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]
+        trainer = make(EarlyStopper("Score", "eval"), evaluation=values, score=score)
 
         assert batches(trainer) == 5 * epochs
 
-    def test_undeclared_direction(self, monkeypatch):
+    def test_undeclared_direction(self):
         """A metric that declares nothing needs ``comp``, which is reported before the first batch."""
-        monkeypatch.setattr(Score, "higher_is_better", None)
-        trainer = make(EarlyStopper("Score", "eval"), evaluation=[1])
+        trainer = make(EarlyStopper("Score", "eval"), evaluation=[1], score=Undeclared)
 
         with pytest.raises(ValueError, match=r"'Score' does not declare whether more is better .* Set comp='greater'"):
             trainer.fit()

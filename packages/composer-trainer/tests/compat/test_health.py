@@ -45,18 +45,23 @@ def reports(checker, caplog, duration="1ba"):
     return [record.message for record in caplog.records]
 
 
+@pytest.fixture
+def set_loads(monkeypatch):
+    """Return a function that sets the utilization of the GPUs at each reading."""
+    return lambda *readings: monkeypatch.setattr(health, "_gpu_utilizations", iter(readings).__next__)
+
+
 @pytest.mark.parametrize(("loads", "count"), [([90.0, 95.0], 0), ([90.0, 79.0], 1), ([], 0), ([50.0], 0)])
-def test_differences(monkeypatch, caplog, loads, count):
+def test_differences(set_loads, caplog, loads, count):
     """A difference above the threshold is an error; without GPUs there is none."""
-    monkeypatch.setattr(health, "_gpu_utilizations", lambda: loads)
+    set_loads(loads)
 
     assert len(reports(HealthChecker(**NOW), caplog)) == count
 
 
-def test_means_of_a_window(monkeypatch, caplog):
+def test_means_of_a_window(set_loads, caplog):
     """Means over the window are compared: loads that alternate are equal."""
-    loads = iter([[0.0, 100.0], [100.0, 0.0]] * 3)
-    monkeypatch.setattr(health, "_gpu_utilizations", lambda: next(loads))
+    set_loads(*[[0.0, 100.0], [100.0, 0.0]] * 3)
     checker = HealthChecker(sample_freq=0, window_size=3600, wait=0)
 
     assert reports(checker, caplog, "4ba") == []
@@ -74,9 +79,9 @@ def test_a_test_is_sent_to_slack(caplog, slack):
     assert found == texts == ["mine: the utilization of the GPUs of this machine differs, [] percent."]
 
 
-def test_no_samples_before_the_wait(monkeypatch, caplog):
+def test_no_samples_before_the_wait(set_loads, monkeypatch, caplog):
     """Nothing is sampled before the wait is over, and in other processes of the machine."""
-    monkeypatch.setattr(health, "_gpu_utilizations", lambda: 1 / 0)
+    set_loads()  # a reading would raise an error
 
     assert reports(HealthChecker(sample_freq=0, window_size=0), caplog) == []
     monkeypatch.setenv("LOCAL_RANK", "1")

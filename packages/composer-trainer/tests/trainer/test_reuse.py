@@ -1,7 +1,6 @@
 """A reused callback or logger works like a new one."""
 
 import io
-import itertools
 import json
 import sys
 import time
@@ -246,10 +245,9 @@ def make_data(seed):
 
 
 @pytest.fixture
-def make_run(monkeypatch):
+def make_run(monkeypatch, clock):
     """Return a function that creates a trainer whose steps change nothing, with records of its component."""
-    # Time passes with each look at the clock, so that measurements are the same each time.
-    monkeypatch.setattr(time, "perf_counter", itertools.count(0.0).__next__)
+    clock.step = 1.0  # with each reading, so that measurements are the same each time
     monkeypatch.setattr("composer.callbacks.export_for_inference.export_for_inference", _note_sample)
     for tracker in TRACKERS:
         _make_storable(monkeypatch, tracker)

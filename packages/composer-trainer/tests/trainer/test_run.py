@@ -1,7 +1,6 @@
 """What a run computes and counts in each batch."""
 
 import contextlib
-import itertools
 import signal
 import time
 
@@ -442,32 +441,32 @@ def test_metrics_at_the_end_of_an_epoch(tmp_path):
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    """A clock that advances by a second with each reading."""
-    monkeypatch.setattr(time, "perf_counter", itertools.count(0.0).__next__)
+def run_clock(clock):
+    """The clock of a run; the system's clock advances by a second with each reading."""
+    clock.step = 1.0
     return Clock(State(model=None))
 
 
-def test_elapsed_since_the_last_call(clock):
+def test_elapsed_since_the_last_call(run_clock):
     """Each call returns the microseconds since the last one."""
-    assert [clock.elapsed(), clock.elapsed()] == [1_000_000, 1_000_000]
+    assert [run_clock.elapsed(), run_clock.elapsed()] == [1_000_000, 1_000_000]
 
 
-def test_paused_time_is_excluded(clock):
+def test_paused_time_is_excluded(run_clock):
     """The time within a paused block is excluded."""
-    with clock.paused():
+    with run_clock.paused():
         time.perf_counter()
 
-    assert clock.elapsed() == 2_000_000  # of 4 seconds
+    assert run_clock.elapsed() == 2_000_000  # of 4 seconds
 
 
-def test_count_batch(clock):
+def test_count_batch(run_clock):
     """A batch advances the timestamp by its samples, tokens and time, and keeps the previous one."""
-    before = clock.state.timestamp
+    before = run_clock.state.timestamp
 
-    clock.count_batch(4, 8, 5_000_000)
+    run_clock.count_batch(4, 8, 5_000_000)
 
-    now = clock.state.timestamp
+    now = run_clock.state.timestamp
     assert (now.batch, now.sample, now.token) == (1, 4, 8)
     assert now.total_wct.total_seconds() == 5
-    assert clock.state.previous_timestamp is before
+    assert run_clock.state.previous_timestamp is before

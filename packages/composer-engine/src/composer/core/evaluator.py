@@ -159,8 +159,9 @@ def more_is_better(metrics: Mapping[str, Any], name: str) -> bool | None:
         name: Name of a metric, or ``"name/part"`` of one that computes several values.
 
     Example:
-        >>> from types import SimpleNamespace
-        >>> metrics = {"HammingDistance": SimpleNamespace(higher_is_better=False)}
+        >>> class HammingDistance:
+        ...     higher_is_better = False
+        >>> metrics = {"HammingDistance": HammingDistance()}
         >>> more_is_better(metrics, "HammingDistance"), more_is_better(metrics, "Other")
         (False, None)
     """

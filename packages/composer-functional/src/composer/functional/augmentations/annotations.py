@@ -164,14 +164,14 @@ class Ragged(NamedTuple):
                 restored.append(_wrap_like(plain, original, canvas_size))
         return restored if self.wrapper is None else type(self.wrapper)(restored, False, self.wrapper.mode)
 
-    def check_labels(self, labels: Sequence[Tensor]) -> None:
+    def check_labels(self, labels: object) -> None:
         """Raise an error for labels that are not one for each box."""
         if self.lengths is None:
             raise ValueError(_NO_BOXES)
-        given: Any = labels
-        is_list = isinstance(given, (list, tuple, Tensor))
-        if not is_list or not all(isinstance(one, Tensor) and one.ndim for one in given):
-            got = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, Tensor) else described(given)
+        if not isinstance(labels, (list, tuple, Tensor)) or not all(
+            isinstance(one, Tensor) and one.ndim for one in labels
+        ):
+            got = f"a tensor of shape {tuple(labels.shape)}" if isinstance(labels, Tensor) else described(labels)
             raise TypeError(
                 "labels must be a list of tensors, one for each image, with one entry for each of its boxes, got "
                 f"{got}. Pass class labels of images as target."

@@ -144,9 +144,9 @@ def _check_log_level(name: str, level: object) -> None:
         raise ValueError(f"{name} must be one of {', '.join(levels)}, got {level!r}.")
 
 
-def _listed(given: Any) -> Any:
+def _listed(components: object) -> Any:
     """Return an iterator as a list, because it is used several times."""
-    return list(given) if isinstance(given, Iterator) else given
+    return list(components) if isinstance(components, Iterator) else components
 
 
 @attrs.frozen

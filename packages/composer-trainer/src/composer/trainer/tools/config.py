@@ -69,12 +69,12 @@ def registered(argument: str) -> dict[str, Any]:
     return {name: one for name, one in public if name not in _NOT_BUILT and is_listed(name, one)}
 
 
-def check_components(argument: str, given: Any) -> None:
+def check_components(argument: str, components: object) -> None:
     """Raise a TypeError that names the correct call if something is of another kind than an argument of the trainer.
 
     Args:
         argument: The argument, such as ``"algorithms"``.
-        given: One or several components.
+        components: One or several.
 
     Example:
         >>> check_components("algorithms", ["mixup"])
@@ -83,7 +83,7 @@ def check_components(argument: str, given: Any) -> None:
     """
     kind, expected = _KINDS[argument]
     inner = {"optimizers": "model.parameters()", "schedulers": "..."}.get(argument, "")
-    for one in as_list(given):
+    for one in as_list(components):
         if isinstance(one, type):
             raise TypeError(f"{argument} must be objects, got the class {one.__name__}; write {one.__name__}({inner}).")
         if isinstance(one, kind):
