@@ -83,6 +83,31 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
+def set_gpu_name(monkeypatch):
+    """Return a function that sets the name of the CUDA devices."""
+    return lambda name: monkeypatch.setattr("torch.cuda.get_device_name", lambda *_: name)
+
+
+@pytest.fixture
+def dead_threads(monkeypatch):
+    """Let threads end before their first line, as if out of memory."""
+    monkeypatch.setattr("_thread.start_new_thread", lambda *_: None)
+
+
+@pytest.fixture
+def before_each_file(monkeypatch):
+    """Return a function that sets what is called before each file of a checkpoint is written."""
+    from composer.checkpoint import local  # noqa: PLC0415  (it imports torch)
+
+    write = local._write_file  # noqa: SLF001
+
+    def set_call(call):
+        monkeypatch.setattr(local, "_write_file", lambda path, pieces: (call(), write(path, pieces)))
+
+    return set_call
+
+
+@pytest.fixture
 def set_command(monkeypatch):
     """Return a function that sets the command line of this process: a program and its arguments."""
     return lambda *command: monkeypatch.setattr(sys, "argv", [*map(str, command)])

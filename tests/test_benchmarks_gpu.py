@@ -173,11 +173,11 @@ class TestFlops:
             ("fp32", "NVIDIA A100-SXM4-80GB", None),
         ],
     )
-    def test_mfu(self, load, monkeypatch, precision, name, expected):
+    def test_mfu(self, load, set_gpu_name, precision, name, expected):
         """The part of the peak of 312 TFLOP/s; neither an unknown device nor full precision has one peak."""
         training, task = load("_gpu_training"), Namespace(unit="images", amount=1)
         loop = Namespace(task=task, device="cuda", options=options(precision=precision), flops=312e12)
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
+        set_gpu_name(name)
 
         assert training.figures(loop, task, 2.0, 1.0, None)["MFU"] == expected
         assert training.figures(loop, task, 2.0, 1.0, None, is_plain=False)["MFU"] is None

@@ -13,7 +13,6 @@ import composer.callbacks
 from composer import Callback
 from composer import functional as cf
 from composer.callbacks import NaNMonitor
-from composer.checkpoint import local
 from composer.checkpoint.layout import describe_tensors, plan_files
 from composer.checkpoint.manifest import MODEL
 from composer.checkpoint.saving import pack_files
@@ -92,15 +91,9 @@ class TestSave:
         assert [load(one)["weight"].tolist() for one in (first, second)] == [[1, 2], [5, 6]]
         assert {tensor.data_ptr() for tensor in memory.values()} == places
 
-    def test_memory_is_filled_again_after_the_files_are_written(self, calls, tmp_path, monkeypatch):
+    def test_memory_is_filled_again_after_the_files_are_written(self, calls, tmp_path, before_each_file):
         """Each checkpoint has the weights of its batch, although it is written while the next batch is computed."""
-        write = local._write_file
-
-        def slow(path, pieces):
-            time.sleep(0.1)  # longer than a batch
-            write(path, pieces)
-
-        monkeypatch.setattr(local, "_write_file", slow)
+        before_each_file(lambda: time.sleep(0.1))  # longer than a batch
         options = {"save_folder": str(tmp_path), "save_interval": "1ba", "max_duration": "3ba"}
 
         with small_run(device="gpu", precision="fp32", callbacks=Weights(), **options) as run:

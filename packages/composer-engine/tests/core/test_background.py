@@ -1,6 +1,5 @@
 """Background threads: no unlimited waits, one save at a time, and failures are raised."""
 
-import _thread
 import os
 import signal
 import subprocess
@@ -39,10 +38,6 @@ def fail():
     raise OSError("full")
 
 
-def fail_to_start(*_):
-    raise RuntimeError("can't start new thread")
-
-
 def run(program, *arguments, timeout=120):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", program, *arguments]
@@ -50,15 +45,16 @@ def run(program, *arguments, timeout=120):
 
 
 @pytest.fixture
-def no_threads(monkeypatch):
-    """Prevent threads from starting."""
-    monkeypatch.setattr(_thread, "start_new_thread", fail_to_start)
+def no_threads():
+    """Prevent threads from starting: no memory has room for their stacks."""
+    threading.stack_size(2**60)
+    yield
+    threading.stack_size(0)
 
 
 @pytest.fixture
-def dead_threads(monkeypatch):
-    """Let threads end before their first line, as if out of memory."""
-    monkeypatch.setattr(_thread, "start_new_thread", lambda *_: None)
+def dead_threads(dead_threads, monkeypatch):
+    """Let threads end before their first line, and check soon that they have."""
     monkeypatch.setattr(module, "_SECONDS_BETWEEN_CHECKS", 0.01)
 
 
@@ -107,6 +103,7 @@ class TestBackground:
         with pytest.raises(ThreadError):
             run_job()
         monkeypatch.undo()
+        threading.stack_size(0)
 
         background.wait()
         background.start(lambda: done.append(2))

@@ -222,9 +222,9 @@ class TestFlops:
         assert loop.values("throughput/flops_per_sec") == [400.0]
         assert loop.values("throughput/device/mfu") == []
 
-    def test_unknown_gpu_warns_once(self, clock, monkeypatch):
+    def test_unknown_gpu_warns_once(self, clock, set_gpu_name):
         """The warning states the device and the remedy."""
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Imaginary 9000")
+        set_gpu_name("NVIDIA Imaginary 9000")
         loop = Loop(clock, SpeedMonitor())
         loop.state.model, loop.state.device = known(800), torch.device("cuda", 0)
 
@@ -235,9 +235,9 @@ class TestFlops:
         loop.batches(1.0)
         assert loop.values("throughput/flops_per_sec") == [800.0]
 
-    def test_known_gpu(self, clock, monkeypatch):
+    def test_known_gpu(self, clock, set_gpu_name):
         """The MFU refers to the manufacturer's peak."""
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+        set_gpu_name("Tesla T4")
         loop = Loop(clock, SpeedMonitor())
         loop.state.model, loop.state.device, loop.state.precision = known(6.5e12), torch.device("cuda", 0), "amp_fp16"
         loop.event("fit_start")

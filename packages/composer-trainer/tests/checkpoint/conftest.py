@@ -91,6 +91,22 @@ def saved(tmp_path):
     return Path(save_checkpoint(make_state(), tmp_path / "ep1-ba5", extra={"data": {"position": 7}}))
 
 
+@pytest.fixture
+def break_call(monkeypatch):
+    """Return a function that lets a function of ``os`` fail, such as ``break_call("fsync", errno.EIO)``.
+
+    ``monkeypatch.undo()`` repairs it.
+    """
+
+    def set_error(name, number):
+        def fail(*args, **options):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, name, fail)
+
+    return set_error
+
+
 @pytest.fixture(scope="session")
 def run_program():
     """Return a function that runs a program of this folder, whose argument is a folder for its results."""

@@ -22,7 +22,6 @@ from composer.checkpoint import (
     Manifest,
     find_checkpoints,
     load_checkpoint,
-    local,
     manifest,
     save_checkpoint,
     verify_checkpoint,
@@ -47,13 +46,6 @@ def names_in(folder):
     return sorted(path.name for path in Path(folder).iterdir())
 
 
-def failing(number):
-    def fail(*args, **options):
-        raise OSError(number, os.strerror(number))
-
-    return fail
-
-
 @pytest.fixture
 def folder(saved):
     return LocalFolder(saved.parent)
@@ -70,11 +62,10 @@ class TestWrite:
         ],
     )
     @pytest.mark.parametrize("name", ["ep1-ba5", "ep2-ba9"])
-    def test_failure_preserves_the_folder(self, runs, folder, monkeypatch, step, number, sentence, name):
+    def test_failure_preserves_the_folder(self, runs, folder, break_call, monkeypatch, step, number, sentence, name):
         """Any system error is raised as one sentence, and the folder does not change."""
         before = verify_checkpoint(folder.path / "ep1-ba5")
-        monkeypatch.setattr(os, step, failing(number))
-        monkeypatch.setattr(Path, "rename", failing(number) if step == "rename" else Path.rename)
+        break_call(step, number)
 
         with pytest.raises(CheckpointSaveError, match=rf"{name} was not saved: {sentence}"):
             take_snapshot(runs.make(batch=9)).write(folder, name, overwrite=True)
@@ -169,11 +160,11 @@ class TestTidy:
         assert sorted(names_in(folder.path)) == [".config", "ep1-ba5", "notes", "x.tmp"]
 
     @pytest.mark.parametrize("links", [True, False], ids=["links", "files"])
-    def test_links_of_a_killed_process(self, folder, links, monkeypatch):
+    def test_links_of_a_killed_process(self, folder, links, break_call):
         """A link, or the file in its place, that a killed process has not renamed is removed; user's files stay."""
         (folder.path / "user.tmp").write_text("precious")
         if not links:
-            monkeypatch.setattr(Path, "symlink_to", failing(errno.EPERM))
+            break_call("symlink", errno.EPERM)
         if not (process := os.fork()):
             Path.replace = lambda *_: os._exit(0)
             folder.set_latest("latest", "ep1-ba5")
@@ -198,24 +189,19 @@ class TestTidy:
 
         assert folder.get_latest("latest") == "ep1-ba5"
 
-    def test_running_save_of_this_process(self, runs, tmp_path, monkeypatch):
+    def test_running_save_of_this_process(self, runs, tmp_path, before_each_file):
         """A second trainer in the same folder does not remove a running save of the first."""
-        write = local._write_file
+        before_each_file(LocalFolder(tmp_path).tidy)
 
-        def begin_another(path, pieces):
-            write(path, pieces)
-            LocalFolder(tmp_path).tidy()
-
-        monkeypatch.setattr(local, "_write_file", begin_another)
         take_snapshot(runs.make()).write(LocalFolder(tmp_path), "one")
 
         assert verify_checkpoint(tmp_path / "one")
 
-    def test_leftovers_of_this_process(self, runs, tmp_path, monkeypatch):
+    def test_leftovers_of_this_process(self, runs, tmp_path, break_call, monkeypatch):
         """Leftovers of an aborted save of this process are removed."""
         folder = LocalFolder(tmp_path)
         monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
-        monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+        break_call("fsync", errno.EIO)
         with pytest.raises(CheckpointSaveError):
             take_snapshot(runs.make()).write(folder, "one")
         monkeypatch.undo()
@@ -276,10 +262,10 @@ class TestSetAside:
         assert moved == [None, None, None]
         assert names_in(folder.path) == ["ep1-ba5", "latest"]
 
-    def test_failed_move(self, folder, monkeypatch):
+    def test_failed_move(self, folder, break_call):
         """If the folder cannot be moved, an error is raised."""
         (folder.path / "ep2-ba9").mkdir()
-        monkeypatch.setattr(Path, "rename", failing(errno.EACCES))
+        break_call("rename", errno.EACCES)
 
         with pytest.raises(CheckpointSaveError, match="ep2-ba9 was not saved: what has its name cannot be renamed"):
             folder.set_aside("ep2-ba9")
@@ -304,9 +290,9 @@ class TestSetLatest:
         assert folder.get_latest("latest") == "ep1-ba5"
         assert sorted(names_in(folder.path)) == ["ep1-ba5", "latest"]
 
-    def test_file_without_link_support(self, folder, monkeypatch):
+    def test_file_without_link_support(self, folder, break_call):
         """Without links, a file contains the name."""
-        monkeypatch.setattr(Path, "symlink_to", failing(errno.EPERM))
+        break_call("symlink", errno.EPERM)
 
         folder.set_latest("latest", "ep1-ba5")
 

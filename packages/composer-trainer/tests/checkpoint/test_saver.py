@@ -179,14 +179,9 @@ class TestWhat:
 
         assert not (tmp_path / "latest" / "optimizers.safetensors").exists()
 
-    def test_background_save(self, make_trainer, tmp_path, monkeypatch):
+    def test_background_save(self, make_trainer, tmp_path, before_each_file):
         """A checkpoint has the weights at its time, although it is written after later steps."""
         go, written = threading.Event(), []
-        write = local._write_file
-
-        def slow(path, pieces):
-            assert go.wait(20)
-            write(path, pieces)
 
         class Watch(Callback):
             def batch_end(self, state, logger):
@@ -196,7 +191,7 @@ class TestWhat:
                     written.append(names_in(tmp_path))
                     go.set()
 
-        monkeypatch.setattr(local, "_write_file", slow)
+        before_each_file(lambda: go.wait(20))
         saver = CheckpointSaver(tmp_path, save_interval=lambda state, event: int(state.timestamp.batch) == 1)
         make_trainer(saver, max_duration="4ba", callbacks=[Watch()]).fit()
 
@@ -409,7 +404,7 @@ class TestKeeping:
         trainer.eval()
         monkeypatch.setattr(os, "fsync", lambda descriptor: time.sleep(0.3) or fsync(descriptor))
         trainer.save_checkpoint_to_save_folder()
-        monkeypatch.setattr(os, "fsync", fsync)
+        monkeypatch.undo()
         trainer.fit()
 
         assert trainer.saved_checkpoints == [str(tmp_path / "ep0-ba0")]
@@ -567,7 +562,7 @@ class TestFolders:
 
 
 class TestFailures:
-    def test_failure_is_raised_at_the_next_batch(self, make_trainer, tmp_path, monkeypatch):
+    def test_failure_is_raised_at_the_next_batch(self, make_trainer, tmp_path, break_call, monkeypatch):
         """A failed save ends the run at the next batch, and preserves earlier checkpoints."""
         saver = CheckpointSaver(
             tmp_path,
@@ -579,10 +574,7 @@ class TestFailures:
                 while saver._saving.is_busy:
                     time.sleep(0.001)
                 if int(state.timestamp.batch) == 3:
-                    monkeypatch.setattr(os, "fsync", full)
-
-        def full(descriptor):
-            raise OSError(errno.ENOSPC, "No space left on device")
+                    break_call("fsync", errno.ENOSPC)
 
         trainer = make_trainer(saver, callbacks=[FillDisk()])
         with pytest.raises(CheckpointSaveError, match="ep0-ba4 was not saved: the disk is full"):
@@ -625,15 +617,12 @@ class TestFailures:
 
         assert newest_checkpoint(tmp_path).name == "ep1-ba5"
 
-    def test_failed_save_can_be_repeated(self, make_trainer, tmp_path, monkeypatch):
+    def test_failed_save_can_be_repeated(self, make_trainer, tmp_path, break_call, monkeypatch):
         """A failed save can be repeated at the same time once there is space."""
         saver = CheckpointSaver(tmp_path, save_interval="1ep")
         trainer = make_trainer(saver, max_duration="1ep")
 
-        def full(descriptor):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        monkeypatch.setattr(os, "fsync", full)
+        break_call("fsync", errno.ENOSPC)
         with pytest.raises(CheckpointSaveError, match="the disk is full"):
             trainer.fit()
         monkeypatch.undo()

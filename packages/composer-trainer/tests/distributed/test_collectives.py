@@ -107,23 +107,33 @@ class Clock:
             self.call()
 
 
+@pytest.fixture
+def make_clock(monkeypatch):
+    """Return a function that creates a clock and replaces the system's by it."""
+
+    def make(seconds, call):
+        clock = Clock(seconds, call)
+        monkeypatch.setattr(collectives, "time", clock)
+        return clock
+
+    return make
+
+
 class TestTake:
     @pytest.mark.parametrize("seconds", [0.01, 0.3, 2.0, 100.0])
-    def test_pauses_are_short(self, monkeypatch, seconds):
+    def test_pauses_are_short(self, make_clock, seconds):
         """A string is taken at most a tenth of its waiting time late, and never more than a quarter of a second."""
         texts = collectives.Exchange()
-        clock = Clock(seconds, lambda: texts.put("key", "text"))
-        monkeypatch.setattr(collectives, "time", clock)
+        clock = make_clock(seconds, lambda: texts.put("key", "text"))
 
         found = texts.take("key", until=1000.0)
 
         assert found == "text"
         assert clock.now - seconds <= min(0.1 * seconds, 0.25) + 0.001
 
-    def test_time_is_limited(self, monkeypatch):
+    def test_time_is_limited(self, make_clock):
         """Without a string, it waits until the given time."""
-        clock = Clock(1000.0, None)
-        monkeypatch.setattr(collectives, "time", clock)
+        clock = make_clock(1000.0, None)
 
         found = collectives.Exchange().take("key", until=3.0)
 

@@ -14,9 +14,9 @@ CLOSED = "[gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]
 
 
 @pytest.fixture
-def this_machine(monkeypatch):
-    """This process is rank 0 of two, and does not wait for another to end."""
-    monkeypatch.setattr(failures, "_WAITING_SECONDS", 0.1)
+def this_machine(monkeypatch, request):
+    """This process is rank 0 of two; it waits 0.1 seconds for another to end, or as long as a test's parameter."""
+    monkeypatch.setattr(failures, "_WAITING_SECONDS", getattr(request, "param", 0.1))
     own = failures.Peer.here()
     monkeypatch.setattr(failures, "_peers", [own, attrs.evolve(own, rank=1)])
     return own
@@ -79,9 +79,9 @@ class TestExplainLoss:
             "Application timeout caused pair closure",
         ],
     )
-    def test_timeout_is_explained_at_once(self, this_machine, monkeypatch, text):
+    @pytest.mark.parametrize("this_machine", [60.0], indirect=True)
+    def test_timeout_is_explained_at_once(self, this_machine, text):
         """After a timeout all processes may still run, and none is about to end."""
-        monkeypatch.setattr(failures, "_WAITING_SECONDS", 60.0)
         error, began = RuntimeError(text), time.monotonic()
 
         has_lost = failures.explain_loss(error)
@@ -92,9 +92,9 @@ class TestExplainLoss:
             "Lost connection: all 2 processes still run, so that one may be stuck or need longer than dist_timeout."
         ]
 
-    def test_single_process_has_no_note(self, monkeypatch):
+    def test_single_process_has_no_note(self, this_machine):
         """Without other processes none can be lost."""
-        monkeypatch.setattr(failures, "_peers", [])
+        failures._peers.clear()
         error = RuntimeError(CLOSED)
 
         assert not failures.explain_loss(error)

@@ -120,9 +120,8 @@ class TestMessages:
         blocks = json.loads(blocks) if isinstance(blocks, str) else blocks
         assert blocks[0]["text"]["text"] == "*0* {'loss/train/total': 0.0}"
 
-    def test_dead_thread(self, slack, make_logger, make_loop, monkeypatch):
+    def test_dead_thread(self, slack, make_logger, make_loop, dead_threads):
         """A thread that ends early is reported, and close does not wait for it."""
-        monkeypatch.setattr(_thread, "start_new_thread", lambda *_: None)
         loop = make_loop(make_logger())
         loop.batch()
 
