@@ -1,13 +1,19 @@
-"""The gradients of a batch: their precision, and the draws of several computations in a step."""
+"""The gradients of a batch: precision, draws of several computations in a step, and microbatches that fit in memory."""
+
+import functools
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
-from composer.algorithms import SAM
-from composer.core import Callback
+from composer.algorithms import SAM, LabelSmoothing, MixUp
+from composer.core import Callback, DataSpec
 from composer.loggers import InMemoryLogger
-from fixtures import make_classifier, small_run, weights
+from composer.models import ComposerClassifier, ComposerModel
+from composer.trainer.gradients import split_microbatches
+from fixtures import make_classifier, make_loader, small_run, weights
 
 
 class TestPrecision:
@@ -116,3 +122,264 @@ def test_step_keeps_no_wrapper():
     trainer.fit()
 
     assert called == [1]
+
+
+class LimitedMemory(nn.Module):
+    """A network with batch norm and dropout on a device for at most ``capacity`` samples."""
+
+    def __init__(self, capacity):
+        """Of equal weights each time."""
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 3))
+        self.capacity = capacity
+        self.tried = []
+
+    def forward(self, inputs):
+        """Run out of memory in the middle, after batch norm has counted and dropout has drawn."""
+        self.tried.append(len(inputs))
+        if not self.capacity:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        hidden = self.layers[:3](inputs)
+        if len(inputs) > self.capacity:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return self.layers[3](hidden)
+
+
+def trained(capacity, size, **options):
+    """Return a trainer after three batches of eight, and its network."""
+    network = LimitedMemory(capacity)
+    model = ComposerClassifier(network, num_classes=3)
+    trainer = small_run(
+        model=model,
+        train_dataloader=make_loader(samples=24, batch_size=8),
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        device_train_microbatch_size=size,
+        max_duration="3ba",
+        **options,
+    )
+    trainer.fit()
+    return trainer, network
+
+
+class TestAuto:
+    @pytest.mark.parametrize(("capacity", "result"), [(100, 8), (8, 8), (7, 4), (3, 2)])
+    def test_finds_the_size(self, capacity, result):
+        """Sizes are halved from the complete batch until they fit, once."""
+        trainer, network = trained(capacity, "auto")
+
+        assert max(size for size in network.tried[-3:]) == min(result, 8)
+        assert trainer.state.device_train_microbatch_size in {result, None}
+
+    @pytest.mark.parametrize("capacity", [7, 3])
+    def test_failed_trials_have_no_side_effects(self, capacity):
+        """Weights, running statistics and metrics are bit-identical to those with the final size."""
+        searched, _ = trained(capacity, "auto", loggers=(log := InMemoryLogger()))
+        passed, _ = trained(100, searched.state.device_train_microbatch_size, loggers=(want := InMemoryLogger()))
+
+        for one, other in zip(
+            searched.state.model.state_dict().values(), passed.state.model.state_dict().values(), strict=True
+        ):
+            assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
+        for name in ("loss/train/total", "metrics/train/MulticlassAccuracy"):
+            assert [value for _, value in log.data[name]] == [value for _, value in want.data[name]]
+
+    def test_trial_that_fails_after_unscaling(self):
+        """With a scaled loss, a batch that fails after its backward pass is computed again."""
+
+        class Fails(Callback):
+            calls = 0
+
+            def after_train_batch(self, state, logger):
+                self.calls += 1
+                if self.calls == 1:
+                    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+        trainer, network = trained(100, "auto", precision="amp_fp16", callbacks=Fails())
+
+        assert network.tried == [8, 4, 4, 4, 4, 4, 4]
+        assert trainer.state.timestamp.batch == 3
+        assert trainer.state.scaler.get_scale() == 65536
+
+    def test_is_logged(self):
+        """The size is logged with each batch."""
+        log = InMemoryLogger()
+
+        trained(3, "auto", loggers=log)
+
+        assert [value for _, value in log.data["trainer/device_train_microbatch_size"]] == [2, 2, 2]
+
+    def test_no_size_fits(self):
+        """If a single sample does not fit, an error is raised."""
+        with pytest.raises(RuntimeError, match="a single sample needs more memory"):
+            trained(0, "auto")
+
+    def test_without_auto_the_error_propagates(self):
+        """Without "auto", an out-of-memory error propagates."""
+        with pytest.raises(torch.OutOfMemoryError):
+            trained(3, None)
+
+    def test_other_errors_are_not_caught(self):
+        """Other errors propagate."""
+
+        class Broken(Callback):
+            def after_forward(self, state, logger):
+                raise RuntimeError("broken")
+
+        with pytest.raises(RuntimeError, match="broken"):
+            trained(100, "auto", callbacks=Broken())
+
+
+class Tokens(ComposerModel):
+    """Predicts a number for each token; the loss is the mean over the tokens that are not padding."""
+
+    def __init__(self):
+        """In float64, so that only rounding is left."""
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(10, 3, dtype=torch.float64)
+
+    def forward(self, batch):
+        """Return a score for each token."""
+        return self.embedding(batch["input_ids"])
+
+    def loss(self, outputs, batch):
+        """Return the mean over tokens that are not 0."""
+        ids = batch["input_ids"].flatten()
+        return functional.cross_entropy(outputs.flatten(0, 1), torch.where(ids == 0, -100, ids % 3))
+
+
+WEIGHT = torch.tensor([0.001, 0.3, 0.01])
+
+
+class TestLossesWithWeights:
+    @pytest.mark.parametrize(
+        ("loss_fn", "soft"),
+        [
+            (nn.CrossEntropyLoss(weight=WEIGHT), False),
+            (nn.CrossEntropyLoss(weight=WEIGHT), True),
+            (nn.CrossEntropyLoss(ignore_index=1), False),
+            (functools.partial(functional.cross_entropy, weight=WEIGHT, ignore_index=2), False),
+            (nn.BCEWithLogitsLoss(weight=WEIGHT, pos_weight=WEIGHT), True),
+        ],
+    )
+    @pytest.mark.parametrize("algorithms", [[], [LabelSmoothing(0.1)]])
+    def test_microbatches_take_the_same_step(self, loss_fn, soft, algorithms):
+        """Weights after an epoch and logged losses are those without microbatches."""
+        generator = torch.Generator().manual_seed(1)
+        inputs, labels = torch.randn(24, 4, generator=generator), torch.randint(3, (24,), generator=generator)
+        targets = functional.one_hot(labels, 3).float() if soft else labels
+        batches = list(DataLoader(TensorDataset(inputs, targets), batch_size=8))
+
+        runs = []
+        for size in (None, 3):
+            log = InMemoryLogger()
+            options = {"train_dataloader": batches, "device_train_microbatch_size": size, "loggers": log}
+            model = make_classifier(loss_fn=loss_fn, train_metrics=[])
+            trainer = small_run(model=model, algorithms=algorithms, max_duration="1ep", **options)
+            trainer.fit()
+            runs.append((weights(trainer), [float(loss) for _, loss in log.data["loss/train/total"]]))
+
+        torch.testing.assert_close(*runs, rtol=1e-5, atol=1e-6)
+
+
+class TestBlendedLabels:
+    @pytest.mark.parametrize("size", [None, 3])
+    @pytest.mark.parametrize(
+        "loss_fn",
+        [
+            nn.CrossEntropyLoss(weight=WEIGHT.double(), label_smoothing=0.1),
+            nn.CrossEntropyLoss(ignore_index=1),
+            functools.partial(functional.cross_entropy, weight=WEIGHT.double(), ignore_index=0),
+        ],
+    )
+    def test_blended_ids_have_the_blended_loss(self, loss_fn, size):
+        """MixUp blends labels with the same step as losses, whose means are over the labels before they are blended."""
+        generator = torch.Generator().manual_seed(1)
+        inputs, labels = torch.randn(24, 4, generator=generator), torch.randint(3, (24,), generator=generator)
+        batches = list(DataLoader(TensorDataset(inputs.double(), labels), batch_size=8))
+
+        runs = []
+        for blends_losses in (False, True):
+            model = make_classifier(loss_fn=loss_fn, train_metrics=[]).double()
+            algorithms = [MixUp(0.5, interpolate_loss=blends_losses)]
+            options = {"train_dataloader": batches, "device_train_microbatch_size": size, "max_duration": "1ep"}
+            trainer = small_run(model=model, algorithms=algorithms, **options)
+            trainer.fit()
+            runs.append(weights(trainer))
+
+        torch.testing.assert_close(*runs, rtol=1e-12, atol=1e-12)
+
+    def test_microbatch_whose_labels_are_all_ignored(self):
+        """It adds nothing, and no NaN."""
+        batch = torch.randn(4, 4), torch.tensor([0, 2, -100, -100])
+        options = {"train_dataloader": [batch], "device_train_microbatch_size": 2, "max_duration": "1ba"}
+        model = make_classifier(loss_fn=nn.CrossEntropyLoss(), train_metrics=[])
+
+        with small_run(model=model, algorithms=[MixUp(0.5)], **options) as trainer:
+            trainer.fit()
+
+        assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+class TestSums:
+    @pytest.mark.parametrize("size", [3, 1])
+    def test_a_model_that_sums_its_losses(self, size):
+        """The sums of microbatches are added, also by their parts."""
+
+        class Sums(Tokens):
+            loss_is_sum = True
+
+            def loss(self, outputs, batch):
+                return {"a": outputs.square().sum(), "b": outputs.abs().sum()}
+
+        ids = torch.randint(10, (8, 5), generator=torch.Generator().manual_seed(1))
+        runs = []
+        for each in (None, size):
+            model = Sums()
+            options = {"train_dataloader": [{"input_ids": ids}], "device_train_microbatch_size": each}
+            trainer = small_run(model=model, optimizers=torch.optim.SGD(model.parameters(), lr=0.01), **options)
+            runs.append((trainer.fit(duration="2ba").metrics["loss/train/total"], model.embedding.weight.detach()))
+
+        torch.testing.assert_close(*runs, rtol=1e-12, atol=1e-12)
+
+
+class TestByTokens:
+    @pytest.mark.parametrize("count", [int, lambda number: {"total": 5, "loss_generating": int(number)}])
+    def test_weighted_by_tokens(self, count):
+        """Weighted by the tokens of the loss, microbatches give the complete batch's gradients, for any padding."""
+        generator = torch.Generator().manual_seed(1)
+        ids = torch.randint(1, 10, (6, 5), generator=generator)
+        ids[0, 1:] = ids[1, 2:] = 0
+
+        def after(size, by_tokens):
+            model = Tokens()
+            spec = {
+                "dataloader": [{"input_ids": ids}],
+                "get_num_tokens_in_batch": lambda batch: count((batch["input_ids"] != 0).sum()),
+            }
+            trainer = small_run(
+                model=model,
+                train_dataloader=spec,
+                optimizers=torch.optim.SGD(model.parameters(), lr=1.0),
+                device_train_microbatch_size=size,
+                accumulate_train_batch_on_tokens=by_tokens,
+                max_duration="1ba",
+            )
+            trainer.fit()
+            return model.embedding.weight.detach()
+
+        torch.testing.assert_close(after(2, True), after(None, False), rtol=1e-12, atol=1e-12)
+        assert (after(2, False) - after(None, False)).abs().max() > 1e-3
+
+    def test_no_token_of_the_loss(self, monkeypatch):
+        """A share whose labels are all ignored is split by its samples; without any token, one process raises."""
+        spec = DataSpec([], get_num_tokens_in_batch=lambda batch: {"total": len(batch), "loss_generating": 0})
+
+        found = split_microbatches(torch.zeros(5, 2), spec, 2, spec.get_num_loss_tokens_in_batch)
+
+        assert [weight for _, weight in found] == [0.4, 0.4, 0.2]
+        with pytest.raises(ValueError, match="a batch has no token"):
+            split_microbatches(torch.zeros(5, 2), DataSpec([]), 2, lambda batch: 0)
+        monkeypatch.setenv("WORLD_SIZE", "2")  # the other one may have tokens
+        assert len(split_microbatches(torch.zeros(5, 2), DataSpec([]), 2, lambda batch: 0)) == 3

@@ -3,38 +3,44 @@
 A loss is the mean over *elements*, and the step has to be that of the mean over the elements of all processes, however
 the batch is split. What the elements are is decided once in a run: the tokens with a target for
 ``accumulate_train_batch_on_tokens``; otherwise those that the model counts (``count_loss_terms()``), or else the
-samples. A microbatch's loss is then weighed in two steps: ``split_microbatches`` by its fraction of this process's
+samples. A microbatch's loss is then weighed in two steps: :func:`split_microbatches` by its fraction of this process's
 share, and ``BatchWeights.weigh`` by the fraction of the share in the batch of all processes. The complete batch of a
 single process has the weight 1, whatever its elements are. Losses of a model that are sums (``loss_is_sum``) are added,
 without a count.
 
 ``Run`` creates :class:`BatchGradients` for a call of ``fit``. A batch begins with :meth:`BatchGradients.begin`. To
 compute its gradients, ``Step`` calls ``_split`` for the microbatches, which begins the exchange of the counts, and
-``_complete`` after the last one. Counts and weights stay until the next batch begins.
+``_complete`` after the last one. Counts and weights stay until the next batch begins. :class:`MicrobatchSearch`
+computes a batch again in smaller microbatches if it does not fit into memory.
 
 Several processes exchange fewer counts where batches are *regular*: each process certainly has the usual number of
-samples. ``Batches`` states this of the loader, ``EpochPosition`` of a batch, and :meth:`~BatchGradients.prepare` checks
-that nothing in this run changes a number. ``distributed/count_exchange.py`` makes use of it.
+samples. ``Batches.last_is_regular`` states this of the data, and :meth:`~BatchGradients.prepare` checks that nothing
+else in this run changes a number. ``CountExchange`` of ``distributed/global_batch.py`` makes use of it.
 """
 
 from __future__ import annotations
 
+import copy
+import gc
+import logging
+import warnings
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
-from composer.core.data_spec import count_tokens, has_own_functions
+from composer.core.data_spec import count_tokens
 from composer.core.packing import check_packed_model
-from composer.core.step import Step
-from composer.distributed import BatchShare, BatchWeights, get_data_world_size
-from composer.trainer.microbatching import MicrobatchSearch, announced, measured, split_microbatches, warn_if_larger
+from composer.core.randomness import global_rng_states
+from composer.core.step import Step, is_out_of_memory
+from composer.distributed import BatchShare, BatchWeights, all_reduce_min, get_data_world_size, get_world_size
+from composer.functional.dtensors import without_repeats
+from composer.trainer.evaluation.metrics import load_metrics, save_metrics, update_train_metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from torch import Tensor
-
-    from composer.core import Batch, Engine
+    from composer.core import Batch, DataSpec, Engine, State
     from composer.core.step import Microbatch
     from composer.distributed import Parallelism
     from composer.trainer.data.batches import Batches
@@ -42,7 +48,11 @@ if TYPE_CHECKING:
     from composer.trainer.run import Clock
     from composer.trainer.stopping import StopSignals
 
-__all__ = ["BatchGradients"]
+__all__ = ["BatchGradients", "MicrobatchSearch", "split_microbatches"]
+
+_log = logging.getLogger(__name__)
+
+_NO_LIMIT = 2**31
 
 
 class BatchGradients:
@@ -92,7 +102,7 @@ class BatchGradients:
         self._is_sum = bool(getattr(state.model, "loss_is_sum", False))
         # Batches have equal numbers of samples but not of tokens, so that these cannot be known in advance.
         self._usual = None if by_tokens or self._is_sum else batches.usual_samples
-        self._full_is_regular = False
+        self._keeps_numbers = False
         # The search reduces the size itself, and one that is larger than a batch is not a mistake of the user.
         self._may_warn_of_size = not state.auto_microbatching
         self.num_samples = self._num_counted = 0
@@ -100,14 +110,13 @@ class BatchGradients:
 
     def prepare(self) -> None:
         """Wrap the model for several processes, again if algorithms may have changed which parameters are trained."""
-        state, spec = self._state, self._spec
+        state = self._state
         self._parallel.prepare(state)
         # The gradients of one process without a scaler are complete after the backward pass.
         is_incomplete = self._parallel.is_connected or state.scaler is not None
         self.step.complete = self._complete if is_incomplete else None
         selects = any(algorithm.selects_samples for algorithm in state.algorithms)
-        changes_number = has_own_functions(spec) or state.auto_microbatching or selects
-        self._full_is_regular = self._usual is not None and self._batches.is_exact and not changes_number
+        self._keeps_numbers = self._usual is not None and not (state.auto_microbatching or selects)
 
     def begin(self, batch: Batch) -> None:
         """Make this the batch of the state: the one that ``batches`` returned last."""
@@ -121,10 +130,8 @@ class BatchGradients:
         state, spec, parallel = self._state, self._spec, self._parallel
         size = state.device_train_microbatch_size
         microbatches: Sequence[Microbatch] = ((state.batch, 1.0),)
-        if size is not None and self._may_warn_of_size:
-            self._may_warn_of_size = False
-            warn_if_larger(size, self.num_samples)
         if size is not None or spec.microbatch_transforms is not None:
+            self._warn_of_size(size)
             microbatches = split_microbatches(state.batch, spec, size, self._count_elements)
         if self._batches.checks_model:
             self._batches.checks_model = False
@@ -143,13 +150,36 @@ class BatchGradients:
         if size is not None:
             # A forward pass of a sharded model gathers weights from all processes, so all need as many.
             microbatches = parallel.padded(microbatches, self.weights)
-        each: Iterable[Microbatch] = microbatches
-        if len(microbatches) == 1:  # without a generator in each step
-            parallel.begin_microbatch(True)
-        else:
-            each = announced(microbatches, parallel.begin_microbatch)
         # Of several computations in a step, the metrics use the first outputs.
-        return measured(each, state) if state.train_metrics and is_first else each
+        measures = is_first and bool(state.train_metrics)
+        if measures or len(microbatches) > 1:
+            return self._each(microbatches, measures=measures)
+        parallel.begin_microbatch(True)  # without a generator in each step
+        return microbatches
+
+    def _each(self, microbatches: Sequence[Microbatch], *, measures: bool) -> Iterator[Microbatch]:
+        """Yield the microbatches, and update the training metrics after each, with its targets before algorithms."""
+        state = self._state
+        for number, (batch, weight) in enumerate(microbatches, start=1):
+            self._parallel.begin_microbatch(number == len(microbatches))
+            original = copy.copy(batch) if measures else None
+            yield batch, weight
+            # One of weight 0 only keeps the processes in step. The host does not wait for a weight on the device.
+            if measures and state.batch_counts and (isinstance(weight, Tensor) or weight):
+                update_train_metrics(state, original)
+
+    def _warn_of_size(self, size: int | None) -> None:
+        """Warn, once, of microbatches that are larger than a batch."""
+        if size is None or not self._may_warn_of_size:
+            return
+        self._may_warn_of_size = False
+        if size > self.num_samples:
+            warnings.warn(
+                f"device_train_microbatch_size={size} is larger than the batch of {self.num_samples} samples, which is "
+                "not split. Make the batches larger, or the microbatches smaller if memory has to be saved.",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def _terms_of(self, microbatches: Sequence[Microbatch]) -> list[Tensor] | None:
         """Return the number of elements of each microbatch's loss that the model counts; None if it does not."""
@@ -175,7 +205,7 @@ class BatchGradients:
             own.counted = self._count_elements(state.batch) if state.batch_counts else 0
             if not parallel.is_trial:  # after the trials the batch begins once more
                 own.seconds = self._clock.elapsed() / 1e6
-        is_regular = self._full_is_regular and self._batches.position.last_batch_is_full
+        is_regular = self._keeps_numbers and self._batches.last_is_regular
         self.weights = parallel.begin_batch(own, usual=self._usual, is_regular=is_regular)
 
     def _complete(self) -> None:
@@ -185,3 +215,148 @@ class BatchGradients:
         if factor != 1:
             self.step.scale_losses(factor)
         self._optimization.unscale()
+
+
+def split_microbatches(
+    batch: Batch, spec: DataSpec, microbatch_size: int | None, count: Callable[[Batch], int] | None = None
+) -> Sequence[tuple[Batch, float]]:
+    """Return the microbatches, each with its weight: its fraction of the batch.
+
+    The mean over the batch equals the sum of the microbatches' means times these weights, whatever their sizes. Samples
+    are counted, or what ``count`` returns for a batch, unless that is 0 for all of them. The ``microbatch_transforms``
+    of ``spec`` are applied to each.
+
+    Example:
+        >>> import torch
+        >>> from composer.core import DataSpec
+        >>> spec = DataSpec([])
+        >>> [(len(one), weight) for one, weight in split_microbatches(torch.zeros(5, 2), spec, 2)]
+        [(2, 0.4), (2, 0.4), (1, 0.2)]
+    """
+    microbatches, weights = [batch], [1.0]
+    if microbatch_size is not None and spec.get_num_samples_in_batch(batch) > microbatch_size:
+        microbatches = list(spec.split_batch(batch, microbatch_size))
+        counts = list(map(count or spec.get_num_samples_in_batch, microbatches))
+        if not any(counts):
+            # In several processes this share has the weight 0, as unsplit, and if all have none, all raise an error.
+            if get_world_size() == 1 and not spec.get_num_tokens_in_batch(batch):
+                raise ValueError(
+                    "accumulate_train_batch_on_tokens=True, but a batch has no token. Tokens are counted in "
+                    "batch['input_ids']; for other batches give DataSpec(loader, get_num_tokens_in_batch=...)."
+                )
+            counts = list(map(spec.get_num_samples_in_batch, microbatches))
+        total = sum(counts)
+        weights = [number / total for number in counts]
+    if spec.microbatch_transforms is not None:
+        microbatches = list(map(spec.microbatch_transforms, microbatches))
+    return list(zip(microbatches, weights, strict=True))
+
+
+class MicrobatchSearch:
+    """Computes a batch's gradients in microbatches that fit into memory.
+
+    After an out-of-memory error the size is halved and the batch is computed again. Buffers such as those of batch
+    norm, the training metrics and the generators are restored first, so that a trial has no effect. Algorithms and
+    callbacks run again at ``BEFORE_TRAIN_BATCH`` to ``AFTER_LOSS``.
+
+    Args:
+        state: Its ``device_train_microbatch_size`` is set to the size found.
+        parallel: Runs the model in all processes. Several processes search once, for the first batch, each by itself,
+            and use the smallest size. If a process runs out of memory later, the others time out.
+        step: Computes the gradients.
+    """
+
+    def __init__(self, state: State, parallel: Parallelism, step: Step) -> None:
+        self._state, self._parallel, self._step = state, parallel, step
+        self._is_found = False
+
+    def compute_gradients(self, num_samples: int) -> Tensor:
+        """Compute the gradients of a batch, split into microbatches of the largest size that fits; return its loss.
+
+        Raises:
+            RuntimeError: A single sample does not fit.
+        """
+        state, step, is_alone = self._state, self._step, not self._parallel.is_connected
+        # Each trial exchanges a number between the processes, which is too slow for every batch.
+        if self._is_found and not is_alone:
+            return step.compute_gradients()
+        before = _Snapshot(state, step)
+        while True:
+            tried = min(state.device_train_microbatch_size or num_samples, num_samples)
+            failure = self._try()
+            fits = bool(all_reduce_min(failure is None))
+            # The gradients of a trial are those of the batch, but several processes have not summed them yet.
+            if fits and is_alone:
+                return step.total
+            before.restore(state, step)
+            if fits:
+                self._is_found = True
+                return step.compute_gradients()
+            state.device_train_microbatch_size = self._next_size(tried, failure)
+            del failure
+            self._free_memory()
+
+    def _try(self) -> RuntimeError | None:
+        """Compute the gradients in the current size, and return the error if there is not enough memory."""
+        # Gradients of a trial are not synchronized, and are discarded.
+        self._parallel.is_trial = self._parallel.is_connected
+        try:
+            self._step.compute_gradients()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            # The traceback refers to the frames, and these to the tensors that fill the memory.
+            return error.with_traceback(None)
+        finally:
+            self._parallel.is_trial = False
+        return None
+
+    def _next_size(self, tried: int, failure: RuntimeError | None) -> int:
+        """Return the size to try after one that does not fit in all processes; all of them must call it.
+
+        Raises:
+            RuntimeError: A single sample does not fit.
+        """
+        # A process in which a single sample does not fit sends 0, so that all raise the error. One in which the batch
+        # fits, perhaps a smaller one, does not limit the others.
+        size = all_reduce_min(_NO_LIMIT if failure is None else (tried + 1) // 2 if tried > 1 else 0)
+        if not size:
+            raise RuntimeError(
+                "device_train_microbatch_size='auto' found none that fits: a single sample needs more memory than "
+                f"'{self._state.device}' has left. Use a smaller model or input, or activation checkpointing."
+            ) from failure
+        _log.info("%d samples do not fit into the memory of '%s': trying %d.", tried, self._state.device, size)
+        return size
+
+    def _free_memory(self) -> None:
+        for optimizer in self._state.optimizers:
+            optimizer.zero_grad()
+        # Tensors in cycles of references are freed only by the collector.
+        gc.collect()
+        if self._state.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+class _Snapshot:
+    """The state that computing gradients changes besides the gradients."""
+
+    def __init__(self, state: State, step: Step) -> None:
+        # The metrics use the outputs of the first computation of a step, which the next trial is again.
+        self._batch, self._times_computed = state.batch, step.times_computed
+        self._buffers = [(one := without_repeats(buffer), one.detach().clone()) for buffer in state.model.buffers()]
+        self._draws = global_rng_states(state.device)
+        self._metrics = save_metrics(state.train_metrics)
+
+    def restore(self, state: State, step: Step) -> None:
+        state.outputs = state.loss = None
+        state.batch, step.times_computed = self._batch, self._times_computed
+        state.restart_draws()
+        with torch.no_grad():
+            for buffer, value in self._buffers:
+                buffer.copy_(value)
+        for set_state, before in self._draws:
+            set_state(before)
+        load_metrics(state.train_metrics, self._metrics, state.device)
+        if state.scaler is not None:
+            # An update with the current scale resets that the gradients of the trial were unscaled.
+            state.scaler.update(state.scaler.scale(torch.ones((), device=state.device)))

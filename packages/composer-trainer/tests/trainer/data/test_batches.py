@@ -18,7 +18,7 @@ from composer.checkpoint.saved_place import SavedObjects
 from composer.core import Callback, DataSpec
 from composer.distributed import get_sampler
 from composer.models import ComposerClassifier
-from composer.trainer.data.batches import Batches
+from composer.trainer.data.batches import END, Batches
 from fixtures import record, small_run, weights
 from fixtures.data import make_batches, vectors
 
@@ -500,7 +500,7 @@ class CountingCollate:
 
 @pytest.mark.filterwarnings("ignore:Length of IterableDataset:UserWarning")  # of torch's own
 @pytest.mark.filterwarnings("ignore:train_dataloader has a length:UserWarning")
-@pytest.mark.parametrize("place", [1, 2, 5, 7])
+@pytest.mark.parametrize("place", [1, 2, 3, 4, 5, 7])
 def test_a_batch_is_loaded_ahead_by_restored_objects(place, tmp_path):
     """Where the length ends, a resumed run restores the objects of the loader and then loads the next batch ahead."""
 
@@ -513,6 +513,28 @@ def test_a_batch_is_loaded_ahead_by_restored_objects(place, tmp_path):
     batches = fit(save_folder=tmp_path, save_interval="1ba", save_filename="{batch}")
 
     assert fit(load_path=tmp_path / f"{place}") == batches[place:]
+
+
+@pytest.mark.filterwarnings("ignore:Length of IterableDataset:UserWarning")  # of torch's own
+@pytest.mark.filterwarnings("ignore:train_dataloader has a length:UserWarning")
+def test_states_are_read_once_beyond_a_length():
+    """Only at the announced length is a batch loaded ahead, which requires the states of the loader's objects."""
+
+    class Collate(CountingCollate):
+        reads = 0
+
+        def state_dict(self):
+            self.reads += 1
+            return super().state_dict()
+
+    loader = DataLoader(Longer(), batch_size=4, collate_fn=(collate := Collate()))
+    batches = Batches(DataSpec(loader), -1, torch.device("cpu"))
+
+    reads = []
+    while batches.next() is not END:
+        reads.append((collate.reads, batches.position.length))
+
+    assert reads == [(0, 2), (1, 3), (1, 4), (1, 5), (1, 6)]
 
 
 @pytest.mark.parametrize("persistent", [True, False])

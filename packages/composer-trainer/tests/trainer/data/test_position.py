@@ -8,7 +8,7 @@ from composer.checkpoint.saved_place import SavedPlace
 from composer.core import DataSpec
 from composer.trainer.data.batches import Batches
 from composer.trainer.data.order import make_order
-from composer.trainer.data.position import EpochEnd, EpochPosition
+from composer.trainer.data.position import EpochPosition
 
 
 def make_position(samples=10, subset=-1, **options):
@@ -73,7 +73,7 @@ def test_restored_end_of_an_epoch():
 
     position.move_to(2, is_over=True)
 
-    assert (before, position.is_in_epoch, position.end) == (True, False, EpochEnd.DATA)
+    assert (before, position.is_in_epoch, position.data_is_over) == (True, False, True)
 
 
 @pytest.fixture

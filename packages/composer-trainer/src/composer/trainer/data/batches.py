@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +23,14 @@ import torch
 
 from composer.checkpoint.saved_place import SavedObjects, SavedPlace
 from composer.core import Timestamp
-from composer.core.data_spec import move_batch
+from composer.core.data_spec import has_own_functions, move_batch
 from composer.core.packing import has_packed_rows
 from composer.distributed import all_gather_object, get_data_world_size, get_world_size
 from composer.distributed.samplers import END, in_step, is_split_by_rank, unequal_lengths
 from composer.trainer.data import loaders
 from composer.trainer.data.iterable_order import StatefulOrder
 from composer.trainer.data.order import make_order
-from composer.trainer.data.position import EpochEnd, EpochPosition, PlaceReader
+from composer.trainer.data.position import EpochPosition, PlaceReader
 from composer.trainer.resume.contract import LoaderObjects, load_objects, save_objects
 
 if TYPE_CHECKING:
@@ -64,7 +65,6 @@ class Batches:
         places: Reads saved places.
         usual_samples: The number of samples in nearly all batches of each of several processes; None if it is not
             known, or not the same.
-        is_exact: Whether each process certainly has ``usual_samples`` in a batch that ends before the data does.
         objects_before: The states of the loader's objects before a batch that is loaded ahead, by name; else none.
         checks_model: Whether the model has still to be checked, which must keep the documents of packed rows apart.
 
@@ -96,6 +96,7 @@ class Batches:
         self._loader: Any = spec.dataloader
         self._order = order = make_order(self._loader, seed)
         order.rewind(clock())
+        order.limit = math.inf if subset_num_batches == -1 else subset_num_batches
         self.position, self.places = EpochPosition(spec, order, subset_num_batches), PlaceReader(spec, order)
         if 0 in (spec.length, self.position.data_end):
             raise ValueError(
@@ -103,11 +104,12 @@ class Batches:
                 "with drop_last=True."
             )
         self.usual_samples: int | None = None
-        self.is_exact = False
+        self._is_exact = False  # whether a batch that ends before the data does certainly has usual_samples
         self.checks_model = has_packed_rows(self._loader)
         self._objects_at_start = save_objects(self.objects.replayed)  # of the epoch
         self._ahead: tuple[Batch, bool] | None
-        self._continue_with(self._begin_here())
+        self._batches: Iterator[tuple[Batch, bool]] | None
+        self._continue_with(None)
         # Between processes: an end that only the loader, or its sampler at the start of an epoch, can show may differ.
         self._may_end_apart = get_world_size() > 1 and self.position.data_end is None
         self._may_be_equal = get_data_world_size() > 1 and not is_split_by_rank(self._loader)
@@ -119,6 +121,11 @@ class Batches:
     def objects(self) -> LoaderObjects:
         """The objects that the loader consists of, and the transforms of the spec, which may be replaced."""
         return LoaderObjects.of(self.spec, skips=self._order.skips)
+
+    @property
+    def last_is_regular(self) -> bool:
+        """Whether each process certainly has ``usual_samples`` in the last batch."""
+        return self._is_exact and self.position.last_batch_is_full and not has_own_functions(self.spec)
 
     def agree(self) -> None:
         """Agree with the other processes on the length of an epoch, that of the longest loader, and on usual batches.
@@ -138,7 +145,7 @@ class Batches:
                 f"they are loaded in some of them and not in others, got {is_known} by rank."
             )
         if len({one[:3] for one in found}) == 1 < len(found):
-            self.usual_samples, self.is_exact = order.usual_samples, order.is_exact
+            self.usual_samples, self._is_exact = order.usual_samples, order.is_exact
         lengths: list[Any] = [length for *_, length in found]
         if self._may_end_apart:
             position.expect(None if None in lengths else max(lengths))
@@ -180,7 +187,7 @@ class Batches:
     def rewind(self, epoch: int | None = None) -> None:
         """Start the next epoch, or the given one, with the next batch."""
         self._epoch = self._epoch + 1 if epoch is None else epoch
-        self._continue_with(self._begin_here())
+        self._continue_with(None)
         now = self._clock().counts
         begun = now.batch - now.batch_in_epoch, now.sample - now.sample_in_epoch
         self._order.rewind(Timestamp(epoch=self._epoch, batch=begun[0], sample=begun[1]))
@@ -206,7 +213,7 @@ class Batches:
             loader=loader,
             objects=SavedObjects({**objects.states, **states}, objects.generators),
             has_ended=position.last_is_copy,
-            is_over=position.end is EpochEnd.DATA if position.place else self._order.has_ended,
+            is_over=position.data_is_over if position.place else self._order.has_ended,
             as_sampler=self._order.as_sampler,
         )
 
@@ -274,10 +281,6 @@ class Batches:
         is_counted = batch is not None and self.spec.batch_transforms is None
         return self.spec.get_num_samples_in_batch(batch) if is_counted else 0
 
-    def _begin_here(self) -> Iterator[tuple[Batch, bool]]:
-        """Yield the batches from the place on; nothing begins before the first one is asked for."""
-        yield from self._aligned(self._begin(self.position.place))
-
     def _begin(self, place: int = 0) -> Iterator[Batch]:
         """Return the loader's batches of the epoch from a place on."""
         self._objects_at_start = save_objects(self.objects.replayed)
@@ -305,27 +308,34 @@ class Batches:
         """Load the batch after the last one that the loader's length announces, which shows whether the epoch is over.
 
         The length of a stream, or of a loader or sampler of the user, may be an estimate. In a resumed run this is
-        called when all objects have their states.
+        called when all objects have their states. After an announced length that was too low, nothing is loaded ahead,
+        as with a loader without a length: it would require the states of all objects before each batch.
         """
-        if self.position.end is not EpochEnd.UNKNOWN:
+        position = self.position
+        if position.is_longer:
+            position.extend()
+        if not position.has_expected_length:
             return
         used = {f"train_dataloader.{name}": one for name, one in self.objects.loading.items()}
         loader, objects = self._order.save(in_epoch=True), save_objects(used)
         found = self._load()
         if found is _NONE_LEFT:
-            self.position.exhaust()
+            position.exhaust()
         else:
             self._ahead, self._loader_before, self.objects_before = found, loader, objects
-            self.position.extend()
+            position.extend()
 
     def _load(self) -> tuple[Batch, bool]:
         """Load the next batch, and return it with whether it counts."""
-        position = self.position
-        self._order.loads_last = position.place >= (position.limit - 1) * position.place_distance
+        if self._batches is None:
+            self._batches = self._aligned(self._begin(self.position.place))
         return next(self._batches, _NONE_LEFT)
 
-    def _continue_with(self, batches: Iterator[tuple[Batch, bool]]) -> None:
-        """Set the iterator of the batches from the place on, each with whether it counts."""
+    def _continue_with(self, batches: Iterator[tuple[Batch, bool]] | None) -> None:
+        """Set the iterator of the batches from the place on, each with whether it counts; None begins it there.
+
+        Nothing begins before the first batch is asked for.
+        """
         self._batches, self.objects_before = batches, _NO_OBJECTS
         self._ahead = None
 

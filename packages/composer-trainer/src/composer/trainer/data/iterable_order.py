@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,7 @@ class DataOrder:
         is_scheduled: Whether a place is a number of batches of all processes, whose sizes depend on the clock.
         as_sampler: Whether a ``DistributedSampler`` gives its own order, without the run's seed.
         has_ended: Whether the last iteration, or none yet, has reached the end of the data.
-        loads_last: Whether the next batch is the last of an epoch that has a part of the data. ``Batches`` sets it.
+        limit: The most batches of an epoch, if it has a part of the data. ``Batches`` sets it.
 
     Example:
         >>> order = DataOrder([1, 2, 3], seed=17)
@@ -64,7 +65,7 @@ class DataOrder:
     is_scheduled = False
     as_sampler = False
     has_ended = True
-    loads_last = False
+    limit: float = math.inf
 
     def __init__(self, loader: Iterable[Batch], seed: int) -> None:
         self.loader, self.seed = loader, seed
@@ -220,7 +221,7 @@ class StatefulOrder(OpaqueOrder):
         """Yield the batches, and keep the state before each, or only before the last."""
         self.has_ended = False
         for number in itertools.count(first):
-            if not before and (keeps or self.loads_last):
+            if not before and (keeps or number >= self.limit - 1):
                 before = {"state": self._copied_state(), "has_ended": False, "epoch": epoch, "number": number}
             batch = next(batches, END)
             if batch is END:

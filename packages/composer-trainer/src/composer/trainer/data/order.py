@@ -305,9 +305,10 @@ class StreamOrder(_CopiedOrder):
         if self.skips and (place or epoch != self._next_epoch):
             dataset: Any = self._given.dataset
             ranks = get_world_size() // (getattr(dataset, "replication", None) or 1)
-            # The last batch of an epoch may have fewer samples.
-            samples = min(place * (self.loader.batch_size or 1), len(dataset)) * ranks
-            dataset.load_state_dict({**dataset.state_dict(samples, from_beginning=True), "epoch": epoch})
+            size, length = self.loader.batch_size or 1, len(dataset)
+            # The last batch of an epoch may have fewer samples; a place behind it is one of a stream that is longer.
+            samples = length if length < place * size < length + size else place * size
+            dataset.load_state_dict({**dataset.state_dict(samples * ranks, from_beginning=True), "epoch": epoch})
         self._next_epoch = epoch + 1
         self._stream.begin(epoch, place if self.skips else 0)
         return itertools.islice(self._iterate(epoch), 0 if self.skips else place, None)

@@ -7,7 +7,6 @@ check a checkpoint, and ``Batches`` lets it read the place to continue at.
 
 from __future__ import annotations
 
-import enum
 import math
 import warnings
 from typing import TYPE_CHECKING
@@ -19,16 +18,7 @@ if TYPE_CHECKING:
     from composer.core import DataSpec
     from composer.trainer.data.iterable_order import DataOrder
 
-__all__ = ["EpochEnd", "EpochPosition", "PlaceReader"]
-
-
-class EpochEnd(enum.Enum):
-    """How a place relates to the end of its epoch."""
-
-    AHEAD = "the epoch has further batches, or its length is not known"
-    UNKNOWN = "the epoch has its expected length, and only the loader can show if it has more batches"
-    SUBSET = "the chosen number of batches has been taken, and the data may have more"
-    DATA = "all data has been taken"
+__all__ = ["EpochPosition", "PlaceReader"]
 
 
 class EpochPosition:
@@ -42,7 +32,7 @@ class EpochPosition:
     - known from the start, of a list or of a sampler of torch: ``DataOrder.end``;
     - known when the order has been drawn and processes have exchanged their ends: :meth:`set_end`;
     - never known, of a stream: at the length that its loader announces, ``Batches`` loads a batch ahead, and calls
-      :meth:`extend` if there is one, or else :meth:`exhaust`.
+      :meth:`extend` if there is one, or else :meth:`exhaust`. Beyond that length it is a loader without a length.
 
     Args:
         spec: The loader.
@@ -80,6 +70,7 @@ class EpochPosition:
     def __init__(self, spec: DataSpec, order: DataOrder, subset_num_batches: int) -> None:
         self._spec, self._order, self.place_distance = spec, order, order.place_distance
         self.limit = math.inf if subset_num_batches == -1 else subset_num_batches
+        self._limit_place = self.limit * self.place_distance
         self._counts_samples = order.global_batch_size is not None
         self._rank = get_data_rank() if self._counts_samples else 0
         self.place, self._has_warned = 0, False
@@ -117,7 +108,7 @@ class EpochPosition:
                 self._warn_of_length(f"{end}")
 
     def extend(self) -> None:
-        """Extend the epoch by a batch that the loader has beyond its length."""
+        """Extend the epoch by a batch, as the loader has batches beyond its length."""
         self.length = self.num_batches + 1
         self._warn_of_length("more")
 
@@ -144,20 +135,31 @@ class EpochPosition:
         return math.ceil(self.place / self.place_distance)
 
     @property
-    def end(self) -> EpochEnd:
-        """How far the place is from the end of the epoch."""
-        if self.data_end is not None and self.place >= self.data_end:
-            return EpochEnd.DATA
-        # Continued by another number of processes, an epoch may end between the places of two batches.
-        if self.place >= self.limit * self.place_distance:
-            return EpochEnd.SUBSET
-        is_known = self.data_end is not None or self.length is None or self.num_batches < self.length
-        return EpochEnd.AHEAD if is_known else EpochEnd.UNKNOWN
+    def data_is_over(self) -> bool:
+        """Whether all data has been taken; False while only the loader can show it."""
+        return self.data_end is not None and self.place >= self.data_end
 
     @property
     def epoch_is_over(self) -> bool:
         """Whether the epoch has no batch left; False while only the loader can show it."""
-        return self.end in (EpochEnd.SUBSET, EpochEnd.DATA)
+        # Continued by another number of processes, an epoch may end between the places of two batches. The condition of
+        # data_is_over is repeated, because a property is a further call in each step.
+        place, end = self.place, self.data_end
+        return place >= self._limit_place or (end is not None and place >= end)
+
+    @property
+    def has_expected_length(self) -> bool:
+        """Whether the epoch has its expected length, and only the loader can show if it has more batches."""
+        return self._may_go_on and self.num_batches == self._expected_length
+
+    @property
+    def is_longer(self) -> bool:
+        """Whether the epoch is longer than expected, and only the loader can show where it ends."""
+        return self._may_go_on and self._expected_length is not None and self.num_batches > self._expected_length
+
+    @property
+    def _may_go_on(self) -> bool:
+        return self.data_end is None and not self.epoch_is_over
 
     @property
     def is_in_epoch(self) -> bool:

@@ -21,7 +21,7 @@ from composer.loggers.values import aligned, html_table, smoothed
 from composer.trainer.data.order import make_order
 from composer.trainer.data.settings import check_trainable
 from composer.trainer.evaluation.evaluate import prepare_batch
-from composer.trainer.microbatching import split_microbatches
+from composer.trainer.gradients import split_microbatches
 from composer.trainer.optimization import Optimization
 from composer.trainer.tools.trial import trial
 

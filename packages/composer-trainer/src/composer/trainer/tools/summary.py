@@ -19,7 +19,7 @@ from composer.functional.dtensors import is_sharded
 from composer.functional.nested import leaves
 from composer.loggers.values import aligned, html_table
 from composer.trainer.evaluation.evaluate import first_batch
-from composer.trainer.microbatching import split_microbatches
+from composer.trainer.gradients import split_microbatches
 from composer.trainer.optimization import Optimization
 from composer.trainer.tools.find_lr import train_step
 from composer.trainer.tools.trial import trial
