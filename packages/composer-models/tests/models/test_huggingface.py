@@ -527,57 +527,6 @@ class TestGenerate:
             HuggingFaceModel(make_model("classifier")).generate(torch.zeros(1, 2, dtype=torch.long))
 
 
-class TestTokenizer:
-    def test_too_many_tokens(self, make_model, tokenizer):
-        """A tokenizer with too many tokens raises, with both sizes and the remedy."""
-        model = make_model("gpt2", vocab_size=300, bos_token_id=1, eos_token_id=1)
-
-        with pytest.raises(
-            ValueError, match=rf"has {len(tokenizer)} tokens, but .* 300 rows.*allow_embedding_resizing"
-        ):
-            HuggingFaceModel(model, tokenizer)
-
-    def test_resizing(self, make_model, make_batch, tokenizer):
-        """On request the embedding is enlarged, keeps its rows, and stays tied to the output layer."""
-        bare = make_model("gpt2", vocab_size=300)
-        before = bare.get_input_embeddings().weight.clone()
-
-        model = HuggingFaceModel(bare, tokenizer, allow_embedding_resizing=True)
-
-        after = bare.get_input_embeddings().weight
-        assert len(after) == len(tokenizer) == model.config.vocab_size
-        assert torch.equal(after[:300], before)
-        assert bare.get_output_embeddings().weight is after
-        assert model(make_batch("gpt2"))["logits"].shape[-1] == len(tokenizer)
-
-    def test_larger_embedding_is_unchanged(self, make_model, tokenizer):
-        """An embedding with more rows than tokens does not change."""
-        bare = make_model("gpt2", vocab_size=400)
-
-        HuggingFaceModel(bare, tokenizer, allow_embedding_resizing=True)
-
-        assert len(bare.get_input_embeddings().weight) == 400
-
-    @pytest.mark.parametrize("has_embedding", [True, False])
-    def test_an_embedding_that_cannot_be_resized(self, make_model, tokenizer, monkeypatch, has_embedding):
-        """A model without the methods of embeddings is used as it is, with a warning if it has too few rows."""
-        bare = make_model("gpt2", vocab_size=300)
-
-        def missing(*_, **__):
-            raise NotImplementedError
-
-        monkeypatch.setattr(type(bare), "resize_token_embeddings", missing)
-        if not has_embedding:
-            monkeypatch.setattr(type(bare), "get_input_embeddings", missing)
-
-        with pytest.warns(UserWarning, match="cannot resize its embedding of 300 rows"):
-            model = HuggingFaceModel(bare, tokenizer, allow_embedding_resizing=True)
-
-        assert model.resized_embeddings == ()
-        with pytest.raises(ValueError, match="300 rows"):
-            HuggingFaceModel(bare, tokenizer)
-
-
 class TestConstruction:
     @pytest.mark.parametrize("kind", KINDS)
     def test_causal_models_are_detected(self, kind, make_model):
