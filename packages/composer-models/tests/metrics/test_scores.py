@@ -1,6 +1,7 @@
 """Metrics of scores and targets."""
 
 import copy
+import functools
 import itertools
 import math
 import pickle
@@ -419,6 +420,18 @@ class TestLossMetric:
         metric.update(preds, targets)
 
         torch.testing.assert_close(metric.compute(), F.binary_cross_entropy_with_logits(preds, targets.float()))
+
+    @pytest.mark.parametrize(
+        "loss", [torch.nn.CrossEntropyLoss(reduction="sum"), functools.partial(F.cross_entropy, reduction="sum")]
+    )
+    def test_sum_of_a_loss(self, loss):
+        """The values of a loss that is a sum are added, so that they do not depend on the split into batches."""
+        metric, preds, targets = LossMetric(loss), torch.randn(7, 3), torch.tensor([0, 1, 1, 2, 0, 2, 2])
+
+        for rows in ([0, 3, 4], [1, 2], [5], [6]):
+            metric.update(preds[rows], targets[rows])
+
+        torch.testing.assert_close(metric.compute(), loss(preds, targets))
 
     def test_weights_of_classes(self):
         """A cross entropy with class weights and ignored labels does not depend on the split into batches."""

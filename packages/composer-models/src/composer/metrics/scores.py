@@ -14,7 +14,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import BinaryF1Score as TorchBinaryF1Score
 
 from composer.functional.checks import check_callables
-from composer.loss._calling import call_loss, count_terms
+from composer.loss._calling import call_loss, count_terms, is_sum
 
 __all__ = [
     "BinaryF1Score",
@@ -63,10 +63,13 @@ class _Mean(Metric, ABC):
         batch_sum = cross_entropy(logits.float(), ids, ignore_index=self.ignore_index, reduction="sum")
         self.add(batch_sum, (ids != self.ignore_index).sum())
 
+    def total(self) -> Tensor:
+        """Return the sum of all values that count, a scalar."""
+        return self.loss_sum + self.loss_rest.nan_to_num()  # after an infinite loss the rest is nan
+
     def compute(self) -> Tensor:
         """Return the mean over all values that count, a scalar; ``nan`` if there are none."""
-        # After an infinite loss the rest is nan.
-        return (self.loss_sum + self.loss_rest.nan_to_num()) / self.count
+        return self.total() / self.count
 
 
 class CrossEntropy(_Mean):
@@ -206,14 +209,14 @@ class MaskedAccuracy(_Mean):
 
 
 class LossMetric(_Mean):
-    """The mean of a loss function over all samples, whatever the split into batches.
+    """The mean of a loss function over all samples, or its sum if it is one, whatever the split into batches.
 
     Args:
         loss_function: Called as ``loss_function(preds, targets)``. Returns the mean over the samples, which is then
             weighted by their number; or a value for each sample, as with ``reduction="none"``. torch's cross entropy
             and negative log-likelihood are weighted by the labels that are not ignored, and by the weights of their
-            classes. A loss of torch that takes floats, such as ``nn.BCEWithLogitsLoss``, gets integers of the shape of
-            ``preds`` as such.
+            classes. The values of a loss with the setting ``reduction="sum"`` are added. A loss of torch that takes
+            floats, such as ``nn.BCEWithLogitsLoss``, gets integers of the shape of ``preds`` as such.
         dist_sync_on_step: Gather over all processes at every ``forward`` of the metric, not only at ``compute``.
 
     Raises:
@@ -246,10 +249,16 @@ class LossMetric(_Mean):
         loss = call_loss(self.loss_function, preds, targets).detach().float()
         if loss.ndim:
             self.add(loss.sum(), loss.numel())
+        elif is_sum(self.loss_function):
+            self.add(loss, 1)
         elif (terms := count_terms(self.loss_function, targets)) is not None:
             self.add(torch.where(terms == 0, 0, loss * terms), terms)
         elif num_samples := _num_samples(preds, targets):
             self.add(loss * num_samples, num_samples)
+
+    def compute(self) -> Tensor:
+        """Return the mean, ``nan`` if there are no samples, or the sum of a loss that is one: a scalar."""
+        return self.total() if is_sum(self.loss_function) else super().compute()
 
 
 class BinaryF1Score(TorchBinaryF1Score):
