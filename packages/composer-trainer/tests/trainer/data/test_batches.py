@@ -10,9 +10,19 @@ import attrs
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Sampler, Subset, get_worker_info
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    Subset,
+    get_worker_info,
+)
 
 import composer.trainer.data.batches
+import composer.trainer.data.iterable_order
 from composer import functional as cf
 from composer.checkpoint.saved_place import SavedObjects
 from composer.core import Callback, DataSpec
@@ -396,6 +406,61 @@ class RestoringLate(Drawing):
         self.place = self.start = state["place"]
 
 
+class CountingEpochs(Drawing):
+    """The same, which counts its epochs at their ends, and ends first if its place is loaded there."""
+
+    def __init__(self):
+        self.epoch, self.is_loaded = 0, False
+
+    def __iter__(self):
+        self.place, self.is_loaded = self.place if self.is_loaded else 0, False
+        while self.place < 5:
+            self.place += 1
+            yield torch.full((4, 4), float(self.epoch + self.place)), torch.randint(3, (4,))
+        self.epoch += 1
+
+    def state_dict(self):
+        return {"place": self.place, "epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        self.place, self.epoch, self.is_loaded = state["place"], state["epoch"], True
+
+
+class OwnGenerator(Drawing):
+    """The same, with a generator that its state does not contain."""
+
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(3)
+
+    def __iter__(self):
+        return self.batches(torch.randperm(5, generator=self.generator))
+
+
+class OwnGeneratorLate(OwnGenerator):
+    """The same, whose order is drawn with its first batch."""
+
+    def __iter__(self):
+        yield from self.batches(torch.randperm(5, generator=self.generator))
+
+
+class SavedGenerator(OwnGenerator):
+    """The same, whose state contains its generator, and which draws with each batch."""
+
+    def __iter__(self):
+        return self.batches(torch.arange(5))
+
+    def batches(self, order):
+        for inputs, targets in super().batches(order):
+            yield inputs + torch.rand((), generator=self.generator), targets
+
+    def state_dict(self):
+        return {"place": self.place, "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state):
+        self.place = state["place"]
+        self.generator.set_state(state["generator"])
+
+
 class Shuffling(Drawing):
     """The same, whose state depends on its draws."""
 
@@ -424,10 +489,15 @@ class TestStateOfALoader:
 
     @pytest.mark.filterwarnings("ignore:train_dataloader has a length:UserWarning")
     @pytest.mark.parametrize(
-        ("make", "subset"), [*itertools.product([Drawing, DrawingLate, RestoringLate, Shuffling], [-1, 3])]
+        ("make", "subset"),
+        [
+            *itertools.product([Drawing, DrawingLate, RestoringLate, Shuffling], [-1, 3]),
+            *itertools.product([CountingEpochs, OwnGenerator, OwnGeneratorLate, SavedGenerator], [-1, 3]),
+        ],
     )
-    def test_resumes_exactly(self, make, subset, tmp_path):
+    def test_resumes_exactly(self, make, subset, tmp_path, monkeypatch):
         """A run resumes after any batch, wherever the loader begins, and whatever a draw or a state decides."""
+        monkeypatch.setattr(composer.trainer.data.iterable_order, "_EVERY", 3)
         saving = {"save_folder": tmp_path, "save_interval": "1ba", "save_filename": "{batch}-{epoch}"}
         batches = self.fit(make, subset, **saving)
 
@@ -460,6 +530,25 @@ class TestStateOfALoader:
 
         assert torch.equal(other.next()[0], batches.next()[0])
         assert expected.objects.states["before"]["state"] == {"place": 0, "epoch": 0}
+
+    def test_state_is_copied_rarely(self):
+        """Of a loader whose ``__iter__`` is a generator function, each eighth batch is preceded by a copy."""
+
+        class Long(Saving):
+            reads = 0
+
+            def __iter__(self):
+                yield from ((torch.rand(4, 4), torch.arange(4) % 3) for _ in range(40))
+
+            def state_dict(self):
+                self.reads += 1
+                return super().state_dict()
+
+        batches = Batches(DataSpec(loader := Long(100)), -1, torch.device("cpu"))
+        for _ in range(40):
+            batches.next()
+
+        assert loader.reads == 6  # at the start, and before the batches 1, 9, 17, 25 and 33
 
 
 class Longer(IterableDataset):
@@ -574,6 +663,10 @@ class TestStatefulDataLoader:
     def fit(self, options, **arguments):
         module = pytest.importorskip("torchdata.stateful_dataloader", reason="it is an optional loader")
         seen = record("batch_end", lambda state: state.batch[0].tolist())
+        if "generator" in options:  # each loader has its own
+            options = {**options, "generator": torch.Generator().manual_seed(options["generator"])}
+        if "sampler" in options:
+            options["sampler"] = options["sampler"](options["dataset"], generator=options["generator"])
         loader = module.StatefulDataLoader(batch_size=4, **options)
         small_run(train_dataloader=loader, max_duration="2ep", callbacks=seen, **arguments).fit()
         return seen.values
@@ -584,6 +677,9 @@ class TestStatefulDataLoader:
             ({"dataset": vectors(20), "shuffle": True}, -1),
             ({"dataset": vectors(20), "shuffle": True}, 3),
             ({"dataset": vectors(20), "shuffle": True, "num_workers": 2, "persistent_workers": True}, 3),
+            ({"dataset": vectors(20), "shuffle": True, "generator": 5}, -1),
+            ({"dataset": vectors(20), "shuffle": True, "generator": 5}, 3),
+            ({"dataset": vectors(20), "sampler": RandomSampler, "generator": 5}, -1),
             ({"dataset": ByEpoch(), "num_workers": 1}, -1),
             ({"dataset": ByEpoch()}, -1),
         ],

@@ -86,14 +86,14 @@ class Shuffled:
 
 
 class TestCopiesOfAState:
-    """The state of a loader whose ``__iter__`` is a generator function is copied before each batch."""
+    """The state of a loader whose ``__iter__`` is a generator function is copied before some of its batches."""
 
     def test_are_independent(self):
         """A copy keeps its values when the loader goes on."""
         order = make_order(Shuffled(), seed=17)
         batches = order.begin(0)
         next(batches)
-        next(batches)
+        next(batches)  # the first one after the start that is preceded by a copy
 
         state, states = order.save(in_epoch=True)
         next(batches)

@@ -96,7 +96,6 @@ class Batches:
         self._loader: Any = spec.dataloader
         self._order = order = make_order(self._loader, seed)
         order.rewind(clock())
-        order.limit = math.inf if subset_num_batches == -1 else subset_num_batches
         self.position, self.places = EpochPosition(spec, order, subset_num_batches), PlaceReader(spec, order)
         if 0 in (spec.length, self.position.data_end):
             raise ValueError(
@@ -229,7 +228,7 @@ class Batches:
         order.as_sampler = saved.as_sampler
         position.move_to(self.places.place_here(saved), is_over=saved.is_over, is_copy=saved.has_ended)
         in_epoch = position.is_in_epoch
-        states = {name: state for name, state in saved.objects.states.items() if name != "before"}
+        states = {name: state for name, state in saved.objects.states.items() if name not in ("before", "generators")}
         self._objects_at_start = SavedObjects(states, saved.objects.generators)
         load_objects(self._objects_at_start, self.objects.replayed)
         # The next batch is found by the loader's own state, by skipping keys of its sampler, or by loading all before.
@@ -284,6 +283,8 @@ class Batches:
     def _begin(self, place: int = 0) -> Iterator[Batch]:
         """Return the loader's batches of the epoch from a place on."""
         self._objects_at_start = save_objects(self.objects.replayed)
+        length = math.inf if self.position.length is None else self.position.length
+        self._order.last_request = min(self.position.limit - 1, length)
         # After the states were saved, because the order may draw from these objects.
         batches = self._order.begin(self._epoch, place)
         return loaders.watched(batches) if self.position.length is None else batches

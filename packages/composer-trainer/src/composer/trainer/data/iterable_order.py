@@ -18,7 +18,7 @@ from composer.core.serialization import equal, plain
 from composer.distributed import ScheduledBatchSampler
 from composer.distributed.samplers import END, set_epoch
 from composer.trainer.data.seeding import seeded_batches
-from composer.trainer.resume.contract import load_objects
+from composer.trainer.resume.contract import load_objects, save_objects
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -49,7 +49,8 @@ class DataOrder:
         is_scheduled: Whether a place is a number of batches of all processes, whose sizes depend on the clock.
         as_sampler: Whether a ``DistributedSampler`` gives its own order, without the run's seed.
         has_ended: Whether the last iteration, or none yet, has reached the end of the data.
-        limit: The most batches of an epoch, if it has a part of the data. ``Batches`` sets it.
+        last_request: The number of the request that ends an epoch, if it is known: that for the last batch of a part of
+            the data, or the one after the last batch of all. ``Batches`` sets it.
 
     Example:
         >>> order = DataOrder([1, 2, 3], seed=17)
@@ -65,7 +66,7 @@ class DataOrder:
     is_scheduled = False
     as_sampler = False
     has_ended = True
-    limit: float = math.inf
+    last_request: float = math.inf
 
     def __init__(self, loader: Iterable[Batch], seed: int) -> None:
         self.loader, self.seed = loader, seed
@@ -135,32 +136,41 @@ class StatefulOrder(OpaqueOrder):
     """A loader that saves its own state, with the life of that state: what is saved of it, and how it resumes.
 
     A loaded state takes effect when the loader is iterated over, and it depends on the loader whether it then continues
-    or first ends. A resumed run therefore repeats the last step of the uninterrupted one, from the state before:
+    or first ends. A resumed run therefore repeats the last requests for a batch, from the state before them:
 
-    - The step from one epoch to the next: it iterates over the loader up to the end of the former epoch, and then once
-      more. Of an epoch with a part of the data, the state before its last batch is saved for this.
-    - The last batch of an epoch that has begun, if the loader's ``__iter__`` is a generator function. The start of the
-      function runs with its first batch, and what it draws would change the draws of the batch to continue with.
+    - Those that ended an epoch, before it begins the next one. A loader may count its epochs with the last of them.
+    - The last ones in an epoch, if the loader's ``__iter__`` is a generator function. The start of the function runs
+      with the first batch, and what it draws would change the draws of the batch to continue with.
+
+    Generators of the loader and its samplers have their states at the start of the epoch when it is iterated over, and
+    then those that were saved, unless the loader restores them itself.
 
     Attributes:
         _loaded: The saved place, from :meth:`load` until the loader is iterated over.
-        _before: The state before the last batch, whether the loader had ended then, and the epoch and number of the
-            batch that follows; empty if it is not needed.
+        _before: The state before the last requests, the epoch and the number of the first of them, and how many
+            there were; empty if it is not needed.
+        _at_start: The states of the generators at the start of the epoch.
     """
 
     def __init__(self, loader: Iterable[Batch], seed: int) -> None:
         super().__init__(loader, seed)
         self._loaded: SavedPlace | None = None
         self._before: dict[str, Any] = {}
+        parts = {name: getattr(loader, name, None) for name in ("batch_sampler", "sampler")}
+        self._parts = {"loader": loader, **{name: one for name, one in parts.items() if one is not None}}
+        self._at_start = self._generators()
 
     def save(self, *, in_epoch: bool) -> tuple[Any, dict[str, Any]]:
-        """Return the state of the loader, and that before its last batch if it is needed; ``load`` gets both."""
+        """Return the state of the loader, and what a resumed run needs besides; ``load`` gets both."""
         if self._loaded is not None:
             return self._loaded.loader, self._loaded.objects.states
-        if self._before and not in_epoch and not self.has_ended:
-            before = dict(self._before)
-            return before.pop("state"), {"before": before}
-        return self._copied_state(), {"before": self._before} if in_epoch and self._before else {}
+        states: dict[str, Any] = {}
+        if now := self._generators():
+            states["generators"] = {"start": self._at_start if in_epoch else now, "now": now}
+        if not self._before:
+            return self._copied_state(), states
+        before = dict(self._before)
+        return self._copied_state() if in_epoch else before.pop("state"), {"before": before, **states}
 
     def load(self, saved: SavedPlace) -> None:
         """Load a state into the loader; the next call of :meth:`begin` continues from it."""
@@ -172,33 +182,48 @@ class StatefulOrder(OpaqueOrder):
         set_epoch(self.loader, epoch)
         saved, self._loaded = self._loaded, None
         if saved is None:
+            self._at_start = self._generators()
             return self._iterate(epoch)
-        before = saved.objects.states.get("before")
+        before = saved.objects.states.get("before", {})
+        generators = saved.objects.states.get("generators", {})
+        now = generators.get("now", {})
+        self._at_start = generators.get("start", {})
         if not place:
-            end = {"state": saved.loader, **(before or {}), "has_ended": saved.is_over or saved.has_ended}
-            return self._next_epoch(epoch, end)
+            return self._next_epoch(epoch, {"state": saved.loader, "generators": now, **before})
         if before:
-            self.loader.load_state_dict(before["state"])
             # The generator's start draws as in the uninterrupted run, where it ran with the first batch.
-            repeated = {"number": place - 1, "seed": 0}
-            batches = self._next_epoch(epoch, before) if place == 1 else self._iterate(epoch, before, **repeated)
-            next(batches, None)
+            batches = self._next_epoch(epoch, before) if place == 1 else self._repeat(before, seed=0)[0]
+            if place == 1:
+                next(batches, None)
             if equal(plain(self.loader.state_dict(), mappings=True), saved.loader):
+                self._set(now)
                 return batches
-            self.loader.load_state_dict(saved.loader)  # the state depends on draws
-        at_place = {"state": saved.loader, "has_ended": False, "epoch": epoch, "number": place}
+        self._load(saved.loader, now)  # again, if the state depends on draws
+        at_place = {"state": saved.loader, "generators": now, "epoch": epoch, "number": place, "requests": 0}
         return self._iterate(epoch, at_place, place)
 
     def _next_epoch(self, epoch: int, before: dict[str, Any]) -> Iterator[Batch]:
-        """Return the batches of an epoch; ``before`` has the loaded state, which may be one of the epoch before."""
-        if before["has_ended"]:
+        """Return the batches of an epoch, from a state before requests of the one before, or from that after them."""
+        if "number" in before:
+            last = self._repeat(before)[1]
+            if (last is END) is not before.get("has_ended", False):
+                self.loader.load_state_dict(before["state"])  # at the end of its data it begins the next epoch
+        else:
+            self._load(before["state"], before.get("generators", {}))
             batches = self._iterate(epoch, before)
             first = next(batches, END)
             if first is not END:  # it has begun the epoch
                 return itertools.chain([first], batches)
-        else:
-            next(self._iterate(before.get("epoch", epoch), before, before.get("number", 0)), END)
+        self._set(self._at_start)
         return self._iterate(epoch, before)
+
+    def _repeat(self, before: dict[str, Any], seed: int | None = None) -> tuple[Iterator[Batch], Batch]:
+        """Repeat requests from the state before them; return the iterator, and what it has returned last."""
+        self._load(before["state"], before.get("generators", {}))
+        batches, last = self._iterate(before["epoch"], before, before["number"], seed), END
+        for _ in range(before.get("requests", 1)):
+            last = next(batches, END)
+        return batches, last
 
     def _iterate(self, epoch: int, before: Any = None, number: int = 0, seed: int | None = None) -> Iterator[Batch]:
         """Iterate from the batch with a number on, which is also the number of its seed unless that is given."""
@@ -207,42 +232,64 @@ class StatefulOrder(OpaqueOrder):
 
     def _open(self, before: Any, epoch: int, number: int) -> Iterator[Batch]:
         """Iterate over the loader; ``before`` is the state that it begins with, if it is not its present one."""
+        former = self._generators()
         batches = iter(self.loader)
         if not isinstance(batches, GeneratorType):
+            if before and number and not equal(former, self._generators()):
+                self._set(before.get("generators", {}))  # it has drawn its order again
             return self._follow(batches, {}, epoch, number, keeps=False)
         if not before:
-            start = {"state": self._copied_state(), "has_ended": self.has_ended, "epoch": epoch, "number": number}
-            before = self._before if self._before and not self.has_ended else start
+            before = self._before or {"state": self._copied_state(), "generators": former}
         return self._follow(batches, before, epoch, number, keeps=True)
 
     def _follow(
         self, batches: Iterator[Batch], before: dict[str, Any], epoch: int, first: int, *, keeps: bool
     ) -> Iterator[Batch]:
-        """Yield the batches, and keep the state before each, or only before the last."""
+        """Yield the batches, and keep the state before some of them, or only before the last request."""
         self.has_ended = False
         for number in itertools.count(first):
-            if not before and (keeps or number >= self.limit - 1):
-                before = {"state": self._copied_state(), "has_ended": False, "epoch": epoch, "number": number}
+            if (keeps and number % _EVERY == 1) or number == self.last_request:
+                state, generators = self._copied_state(), self._generators()
+                before = {"state": state, "generators": generators, "epoch": epoch, "number": number, "requests": 0}
+            if number and before:
+                before = {**before, "requests": before["requests"] + 1}
             batch = next(batches, END)
             if batch is END:
                 self.has_ended = True
+                self._before = {**before, "has_ended": True} if before else {}
                 return
-            self._before, before = before, {}
+            self._before = before
             yield batch
+            if not keeps:
+                before = {}
+
+    def _generators(self) -> dict[str, Any]:
+        """Return the states of the generators that are attributes of the loader or of its samplers."""
+        return save_objects({}, self._parts).generators
+
+    def _set(self, generators: dict[str, Any]) -> None:
+        load_objects(SavedObjects({}, generators), {}, self._parts)
+
+    def _load(self, state: Any, generators: dict[str, Any]) -> None:
+        """Load a state, and the generators' states at the start of the epoch, unless the loader restores its own."""
+        self.loader.load_state_dict(state)
+        if not equal(self._generators(), generators):
+            self._set(self._at_start)
 
     def _copied_state(self) -> Any:
         """Return a copy of the loader's state, because a loader may change it in place."""
         return _copied(self.loader.state_dict())
 
 
+_EVERY = 8
+"""Of how many batches one is preceded by a copy of the state, from which a resumed run repeats the others: a checkpoint
+can be saved after any step, by ``Trainer.save_checkpoint`` too."""
+
 _ATOMS = frozenset((bool, int, float, str, bytes, type(None)))
 
 
 def _copied(value: Any) -> Any:
-    """Return a deep copy; of long lists of numbers in a tenth of the time, as a state may be copied in each step.
-
-    A checkpoint can be saved after any step, by ``Trainer.save_checkpoint`` too.
-    """
+    """Return a deep copy; of long lists of numbers in a tenth of the time, as a state is copied often."""
     if type(value) is dict:
         return {name: _copied(one) for name, one in value.items()}
     is_flat = type(value) is list and _ATOMS.issuperset(map(type, value))

@@ -1,0 +1,833 @@
+"""Training batches: lengths that are wrong, and one of several processes."""
+
+import itertools
+import math
+import multiprocessing
+import operator
+import warnings
+
+import attrs
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    Subset,
+    get_worker_info,
+)
+
+import composer.trainer.data.batches
+import composer.trainer.data.iterable_order
+from composer import functional as cf
+from composer.checkpoint.saved_place import SavedObjects
+from composer.core import Callback, DataSpec
+from composer.distributed import get_sampler
+from composer.models import ComposerClassifier
+from composer.trainer.data.batches import END, Batches
+from fixtures import record, small_run, weights
+from fixtures.data import make_batches, vectors
+
+
+@pytest.mark.usefixtures("one_of_two")
+class TestRepeats:
+    @pytest.mark.parametrize(("samples", "expected"), [(5, [[1, 3], [0]]), (7, [[1, 3], [5]]), (6, [[1, 3], [5]])])
+    def test_repeats_are_excluded(self, samples, expected):
+        """The last batch has only this process's samples, unless it has none."""
+        batches = make_batches(DataLoader, samples)
+
+        assert [batches.next().tolist() for _ in range(2)] == expected
+
+    @pytest.mark.parametrize(("samples", "expected"), [(5, [True, False]), (7, [True, True])])
+    def test_batch_of_repeats_has_weight_zero(self, samples, expected):
+        """It is trained on with weight 0, as the other process has a batch too."""
+        batches = make_batches(DataLoader, samples)
+        counts = []
+
+        for _ in range(2):
+            batches.next()
+            counts.append(batches.position.last_batch_counts)
+
+        assert counts == expected
+
+
+class Pairs(Sampler):
+    """A batch sampler of a user around another sampler."""
+
+    def __init__(self, sampler):
+        super().__init__()
+        self.sampler, self.batch_size = sampler, 2
+
+    def __len__(self):
+        return (len(self.sampler) + 1) // 2
+
+    def __iter__(self):
+        keys = iter(self.sampler)
+        while pair := list(itertools.islice(keys, 2)):
+            yield pair
+
+
+@pytest.mark.usefixtures("one_of_two")
+class TestOwnBatchSampler:
+    """Its batches are its own, so that what the sampler repeats is trained on."""
+
+    def test_repeats_warn(self):
+        """The warning names the batch sampler, which no rule for samplers covers."""
+        loader = DataLoader(range(5), batch_sampler=Pairs(get_sampler(range(5))))
+
+        with pytest.warns(UserWarning, match=r"1 samples of each epoch are trained on twice.*the Pairs chooses"):
+            Batches(DataSpec(loader), -1, torch.device("cpu"))
+
+    def test_place_is_not_shared(self):
+        """A place of other processes does not apply to it."""
+        loader = DataLoader(range(6), batch_sampler=Pairs(get_sampler(range(6))))
+
+        assert not Batches(DataSpec(loader), -1, torch.device("cpu")).places.is_of_same_order(saved_place(6, samples=6))
+
+
+def saved_place(place, samples=46):
+    """Return the place of four processes with batches of three samples each, after some samples of all of them."""
+    loader = DataLoader(range(samples), batch_size=3, sampler=get_sampler(range(samples), num_replicas=4, rank=3))
+    batches = Batches(DataSpec(loader), -1, torch.device("cpu"))
+    return attrs.evolve(batches.save(), place=place)
+
+
+@pytest.mark.usefixtures("one_of_two")
+class TestOtherNumbersOfProcesses:
+    """The place of four processes, with three samples in a batch each, in the data of the second of two."""
+
+    @pytest.mark.parametrize("batch_size", [6, 4, 12, 5])
+    @pytest.mark.parametrize("place", [24, 48])
+    def test_place(self, batch_size, place):
+        """It is after the samples of all processes, whatever the batch size."""
+        loader = DataLoader(range(46), batch_size=batch_size, sampler=get_sampler(range(46), shuffle=True))
+        batches = Batches(DataSpec(loader), -1, torch.device("cpu"))
+
+        batches.load(saved_place(place))
+
+        assert batches.save().place == place
+        assert batches.position.epoch_is_over == (place == 48)
+
+    @pytest.mark.parametrize(("place", "expected"), [(24, 11 / 3), (46, 0), (0, 23 / 3)])
+    def test_epoch_ends_after_its_last_sample(self, monkeypatch, place, expected):
+        """The rest of the epoch has batches of the new size, and begins with the next sample."""
+        data = range(46)
+        loader = DataLoader(data, batch_size=3, sampler=get_sampler(data))
+        monkeypatch.setattr(composer.trainer.data.batches, "all_gather_object", lambda one: [one, one])
+        rest = Batches(DataSpec(loader), -1, torch.device("cpu"))
+        rest.agree()
+        rest.load(saved_place(place))
+
+        found = []
+        while not rest.position.epoch_is_over:
+            found.append(rest.next().tolist())
+            assert rest.position.last_batch_counts
+            assert rest.position.last_batch_is_full == (len(found) <= expected // 1)
+            assert rest.save().place == place + 6 * len(found)
+
+        assert len(found) == math.ceil(expected)
+        assert [*itertools.chain(*found)] == [*range(place + 1, 46, 2)]
+
+    def test_subset(self):
+        """A subset ends the epoch after as many samples as its batches have, whatever the number of processes."""
+        loader = DataLoader(range(46), batch_size=3, sampler=get_sampler(range(46)))
+        batches = Batches(DataSpec(loader), 5, torch.device("cpu"))
+
+        batches.load(saved_place(24))
+
+        assert batches.next().tolist() == [25, 27, 29]
+        assert batches.position.epoch_is_over
+
+    @pytest.mark.parametrize("batches", [1, 2])
+    def test_other_samplers(self, batches):
+        """In data without a shared order, the run continues after as many batches."""
+        plain = Batches(DataSpec(DataLoader(range(46), batch_size=6)), -1, torch.device("cpu"))
+
+        with pytest.warns(UserWarning, match="train_dataloader had 4 batches when the run stopped"):
+            plain.load(saved_place(12 * batches))
+
+        assert plain.save().place == batches
+
+
+@pytest.mark.usefixtures("one_of_two")
+class TestDropLast:
+    def test_less_than_a_batch_of_all_processes(self):
+        """Processes that would have batches of repeats alone train on none; without any the data raises an error."""
+        with pytest.raises(ValueError, match="smaller than one batch of all processes with drop_last=True"):
+            make_batches(lambda *args, **options: DataLoader(*args, drop_last=True, **options), 3)
+
+
+class Growing(Sampler):
+    """Three samples, and one more in each further epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        """Of this epoch."""
+        self.epoch = epoch
+
+    def __len__(self):
+        """Of the first epoch."""
+        return 3
+
+    def __iter__(self):
+        """In order."""
+        return iter(range(3 + self.epoch))
+
+
+class TestLengthOfAnotherEpoch:
+    """What an unknown sampler has drawn in one epoch does not apply to another."""
+
+    @pytest.mark.filterwarnings("ignore:train_dataloader has a length of 3 batches")
+    def test_two_saved_places(self):
+        """Each place that is loaded has the end of its own epoch."""
+        batches = Batches(DataSpec(DataLoader(range(9), sampler=Growing())), -1, torch.device("cpu"))
+        saved, ends = [], []
+        for epoch in range(2):
+            batches.rewind(epoch)
+            batches.next()
+            saved.append(batches.save())
+
+        for state in (saved[1], saved[0], saved[1]):
+            batches.load(state)
+            ends.append(batches.position.data_end)
+
+        assert ends == [4, 3, 4]
+
+    @pytest.mark.filterwarnings("ignore:train_dataloader has a length of 3 batches")
+    def test_length_at_the_start_of_an_epoch(self):
+        """It is the announced one in each epoch, as in a run that is resumed there."""
+        batches = Batches(DataSpec(DataLoader(range(9), sampler=Growing())), -1, torch.device("cpu"))
+        lengths = []
+        for _ in range(3):
+            lengths.append(batches.position.length)
+            while not batches.position.epoch_is_over:
+                batches.next()
+            batches.rewind()
+
+        assert lengths == [3, 3, 3]
+
+
+class RoundedDown(Sampler):
+    """A batch sampler that has a last batch of two samples, which its length does not count."""
+
+    def __len__(self):
+        return 10 // 4
+
+    def __iter__(self):
+        yield from torch.randperm(10).split(4)
+
+
+class Estimated(Sampler):
+    """A sampler of twelve samples that announces more or fewer."""
+
+    def __init__(self, length):
+        super().__init__()
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        return iter(torch.randperm(12).tolist())
+
+
+class Split(IterableDataset):
+    """Ten samples, shared by the workers, whose batches torch counts as if there were one."""
+
+    def __len__(self):
+        return 10
+
+    def __iter__(self):
+        worker = get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        return iter([vectors(10)[index] for index in range(first, 10, step)])
+
+
+class Ending(Dataset):
+    """A data set whose eleventh sample raises StopIteration."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        if index == 10:
+            raise StopIteration
+        return vectors(24)[index]
+
+
+class Announcing:
+    """A loader of three batches whose length is another number; each epoch has other samples."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        return iter([(torch.rand(4, 4), torch.randint(3, (4,))) for _ in range(3)])
+
+
+class Saving(Announcing):
+    """The same, saving its position."""
+
+    place = epoch = 0
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.epoch)
+        batches = [(torch.rand(4, 4, generator=generator), torch.arange(4) % 3) for _ in range(3)]
+        while self.place < len(batches):
+            self.place += 1
+            yield batches[self.place - 1]
+        self.place, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self):
+        return {"place": self.place, "epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        self.place, self.epoch = state["place"], state["epoch"]
+
+
+class OwnLength(DataLoader):
+    """A loader of torch with a length of its own."""
+
+    def __len__(self):
+        return 2
+
+
+def test_batches_that_may_be_repeated_are_copied():
+    """Where a process may need its last batch again, algorithms that change a batch in place do not change that one."""
+    loaded = [{"x": torch.zeros(2)}, {"x": torch.ones(2)}]
+    batches = Batches(DataSpec(filter(None, loaded)), -1, torch.device("cpu"))
+    batches._may_end_apart = True  # as in several processes
+
+    batches.next().clear()
+
+    assert loaded[0].keys() == {"x"}
+
+
+LENGTHS = {  # the loader, its announced and its actual number of batches
+    "batch sampler that rounds down": (lambda: DataLoader(vectors(10), batch_sampler=RoundedDown()), 2, 3),
+    "sampler with more": (lambda: DataLoader(vectors(12), 4, sampler=Estimated(8)), 2, 3),
+    "sampler with fewer": (lambda: DataLoader(vectors(12), 4, sampler=Estimated(40)), 10, 3),
+    "stream in parts": (lambda: DataLoader(Split(), 4, num_workers=2), 3, 4),
+    "StopIteration in a worker": (lambda: DataLoader(Ending(), 4, num_workers=1), 6, 2),
+    "loader with more": (lambda: Announcing(2), 2, 3),
+    "loader with fewer": (lambda: Announcing(8), 8, 3),
+    "own position, more": (lambda: Saving(1), 1, 3),
+    "own position, fewer": (lambda: Saving(8), 8, 3),
+    "own length": (lambda: OwnLength(vectors(12), 4), 2, 3),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Length of IterableDataset:UserWarning")  # of torch's own
+@pytest.mark.filterwarnings("ignore:train_dataloader cannot begin in the middle:UserWarning")
+@pytest.mark.parametrize(("make", "announced", "actual"), LENGTHS.values(), ids=LENGTHS.keys())
+class TestLengthIsAHint:
+    def run(self, make, **options):
+        """Return a trainer of two epochs, its batches and the ends of its epochs."""
+        seen, ends = record("batch_end", lambda state: state.batch[0].tolist()), record("epoch_end", lambda _: 0)
+        trainer = small_run(train_dataloader=make(), max_duration="2ep", callbacks=[seen, ends], **options)
+        return trainer, seen.values, ends.values
+
+    def test_trains_on_what_the_loader_returns(self, make, announced, actual):
+        """Each epoch has all batches of the loader, and the first that differs from the length warns."""
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            trainer, batches, ends = self.run(make)
+            trainer.fit()
+
+        assert (len(batches), len(ends)) == (2 * actual, 2)
+        [message] = [str(one.message) for one in warned if str(one.message).startswith("train_dataloader")]
+        assert message.startswith(f"train_dataloader has a length of {announced} batches and returned")
+
+    @pytest.mark.filterwarnings("ignore:train_dataloader has a length:UserWarning")
+    def test_resumes_exactly(self, make, announced, actual, tmp_path):
+        """A run that is stopped after any batch of an epoch continues with the next one."""
+        saving = {"save_folder": tmp_path, "save_interval": "1ba", "save_filename": "{batch}"}
+        whole, batches, _ = self.run(make, **saving)
+        whole.fit()
+
+        for place in {1, announced, announced + 1, actual, actual + 1} & {*range(1, 2 * actual)}:
+            resumed, rest, ends = self.run(make, load_path=str(tmp_path / f"{place}"))
+            resumed.fit()
+
+            assert batches[place:] == rest
+            assert len(ends) == 2 - (place - 1) // actual
+            assert torch.equal(weights(whole), weights(resumed))
+
+
+class Drawing:
+    """A loader of five batches that draw, which saves its place."""
+
+    place = 0
+
+    def __len__(self):
+        return 5
+
+    def batches(self, order):
+        while self.place < 5:
+            self.place += 1
+            yield torch.rand(4, 4) + order[self.place - 1], torch.randint(3, (4,))
+        self.place = 0
+
+    def __iter__(self):
+        return self.batches(torch.randperm(5))
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state):
+        self.place = state["place"]
+
+
+class DrawingLate(Drawing):
+    """The same, whose order is drawn with its first batch."""
+
+    def __iter__(self):
+        yield from self.batches(torch.randperm(5))
+
+
+class RestoringLate(Drawing):
+    """The same, which begins again in each epoch, and at a loaded place only once."""
+
+    start = 0
+
+    def __iter__(self):
+        noise, self.place, self.start = torch.rand(5), self.start, 0
+        yield from self.batches(torch.zeros_like(noise))
+
+    def load_state_dict(self, state):
+        self.place = self.start = state["place"]
+
+
+class CountingEpochs(Drawing):
+    """The same, which counts its epochs at their ends, and ends first if its place is loaded there."""
+
+    def __init__(self):
+        self.epoch, self.is_loaded = 0, False
+
+    def __iter__(self):
+        self.place, self.is_loaded = self.place if self.is_loaded else 0, False
+        while self.place < 5:
+            self.place += 1
+            yield torch.full((4, 4), float(self.epoch + self.place)), torch.randint(3, (4,))
+        self.epoch += 1
+
+    def state_dict(self):
+        return {"place": self.place, "epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        self.place, self.epoch, self.is_loaded = state["place"], state["epoch"], True
+
+
+class OwnGenerator(Drawing):
+    """The same, with a generator that its state does not contain."""
+
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(3)
+
+    def __iter__(self):
+        return self.batches(torch.randperm(5, generator=self.generator))
+
+
+class OwnGeneratorLate(OwnGenerator):
+    """The same, whose order is drawn with its first batch."""
+
+    def __iter__(self):
+        yield from self.batches(torch.randperm(5, generator=self.generator))
+
+
+class SavedGenerator(OwnGenerator):
+    """The same, whose state contains its generator, and which draws with each batch."""
+
+    def __iter__(self):
+        return self.batches(torch.arange(5))
+
+    def batches(self, order):
+        for inputs, targets in super().batches(order):
+            yield inputs + torch.rand((), generator=self.generator), targets
+
+    def state_dict(self):
+        return {"place": self.place, "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state):
+        self.place = state["place"]
+        self.generator.set_state(state["generator"])
+
+
+class Shuffling(Drawing):
+    """The same, whose state depends on its draws."""
+
+    def __init__(self):
+        self.left = []
+
+    def __iter__(self):
+        self.left = self.left or list(range(5))
+        while self.left:
+            sample = self.left.pop(int(torch.randint(len(self.left), ())))
+            yield torch.rand(4, 4) + sample, torch.randint(3, (4,))
+
+    def state_dict(self):
+        return {"left": self.left}
+
+    def load_state_dict(self, state):
+        self.left = list(state["left"])
+
+
+class TestStateOfALoader:
+    def fit(self, make, subset, **options):
+        seen = record("batch_end", lambda state: [one.tolist() for one in state.batch])
+        options |= {"train_subset_num_batches": subset, "max_duration": "3ep", "callbacks": seen}
+        small_run(train_dataloader=make(), **options).fit()
+        return seen.values
+
+    @pytest.mark.filterwarnings("ignore:train_dataloader has a length:UserWarning")
+    @pytest.mark.parametrize(
+        ("make", "subset"),
+        [
+            *itertools.product([Drawing, DrawingLate, RestoringLate, Shuffling], [-1, 3]),
+            *itertools.product([CountingEpochs, OwnGenerator, OwnGeneratorLate, SavedGenerator], [-1, 3]),
+        ],
+    )
+    def test_resumes_exactly(self, make, subset, tmp_path, monkeypatch):
+        """A run resumes after any batch, wherever the loader begins, and whatever a draw or a state decides."""
+        pass
+        saving = {"save_folder": tmp_path, "save_interval": "1ba", "save_filename": "{batch}-{epoch}"}
+        batches = self.fit(make, subset, **saving)
+
+        for path in sorted(tmp_path.glob("[1-9]*-*")):
+            place = int(path.name.partition("-")[0])
+            if place < len(batches):
+                assert (path.name, self.fit(make, subset, load_path=path)) == (path.name, batches[place:])
+
+    @pytest.mark.parametrize("place", [2, 3])
+    def test_end_of_own_batches_is_kept(self, place):
+        """A process that only stays in step with others is still known to have ended when it saves again."""
+        own = Batches(DataSpec(Saving(3)), -1, torch.device("cpu"))
+        own.next()
+        saved = attrs.evolve(own.save(), place=place, has_ended=True, is_over=place == 3)
+        resumed = Batches(DataSpec(Saving(3)), -1, torch.device("cpu"))
+
+        resumed.load(saved)
+
+        assert resumed.save() == saved
+        assert resumed.position.epoch_is_over == (place == 3)
+
+    def test_state_of_an_earlier_release(self):
+        """A saved place without the state before the last batch continues from the state."""
+        batches = Batches(DataSpec(Saving(3)), -1, torch.device("cpu"))
+        batches.next()
+        expected, saved = batches.save(), attrs.evolve(batches.save(), objects=SavedObjects())
+        other = Batches(DataSpec(Saving(3)), -1, torch.device("cpu"))
+
+        other.load(saved)
+
+        assert torch.equal(other.next()[0], batches.next()[0])
+        assert expected.objects.states["before"]["state"] == {"place": 0, "epoch": 0}
+
+    def test_state_is_copied_rarely(self):
+        """Of a loader whose ``__iter__`` is a generator function, each eighth batch is preceded by a copy."""
+
+        class Long(Saving):
+            reads = 0
+
+            def __iter__(self):
+                yield from ((torch.rand(4, 4), torch.arange(4) % 3) for _ in range(40))
+
+            def state_dict(self):
+                self.reads += 1
+                return super().state_dict()
+
+        batches = Batches(DataSpec(loader := Long(100)), -1, torch.device("cpu"))
+        for _ in range(40):
+            batches.next()
+
+        assert loader.reads == 6  # at the start, and before the batches 1, 9, 17, 25 and 33
+
+
+class Longer(IterableDataset):
+    """A stream that begins at a saved position, and has more samples than its length."""
+
+    epoch = first = 0
+
+    def __len__(self):
+        return 8
+
+    def __iter__(self):
+        first, self.first, self.epoch = self.first, 0, self.epoch + 1
+        return iter([vectors(20)[index] for index in range(first, 20)])
+
+    def state_dict(self, num_samples, from_beginning):
+        return {"epoch": self.epoch, "sample": num_samples}
+
+    def load_state_dict(self, state):
+        self.epoch, self.first = state["epoch"], state["sample"]
+
+
+class CountingCollate:
+    """Adds the number of batches, which it saves."""
+
+    count = 0
+
+    def __call__(self, samples):
+        self.count += 1
+        inputs, targets = torch.utils.data.default_collate(samples)
+        return inputs + self.count, targets
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+@pytest.mark.filterwarnings("ignore:Length of IterableDataset:UserWarning")  # of torch's own
+@pytest.mark.filterwarnings("ignore:train_dataloader has a length:UserWarning")
+@pytest.mark.parametrize("place", [1, 2, 3, 4, 5, 7])
+def test_a_batch_is_loaded_ahead_by_restored_objects(place, tmp_path):
+    """Where the length ends, a resumed run restores the objects of the loader and then loads the next batch ahead."""
+
+    def fit(**options):
+        seen = record("batch_end", lambda state: state.batch[0].tolist())
+        loader = DataLoader(Longer(), batch_size=4, collate_fn=CountingCollate())
+        small_run(train_dataloader=loader, max_duration="2ep", callbacks=seen, **options).fit()
+        return seen.values
+
+    batches = fit(save_folder=tmp_path, save_interval="1ba", save_filename="{batch}")
+
+    assert fit(load_path=tmp_path / f"{place}") == batches[place:]
+
+
+@pytest.mark.filterwarnings("ignore:Length of IterableDataset:UserWarning")  # of torch's own
+@pytest.mark.filterwarnings("ignore:train_dataloader has a length:UserWarning")
+def test_states_are_read_once_beyond_a_length():
+    """Only at the announced length is a batch loaded ahead, which requires the states of the loader's objects."""
+
+    class Collate(CountingCollate):
+        reads = 0
+
+        def state_dict(self):
+            self.reads += 1
+            return super().state_dict()
+
+    loader = DataLoader(Longer(), batch_size=4, collate_fn=(collate := Collate()))
+    batches = Batches(DataSpec(loader), -1, torch.device("cpu"))
+
+    reads = []
+    while batches.next() is not END:
+        reads.append((collate.reads, batches.position.length))
+
+    assert reads == [(0, 2), (1, 3), (1, 4), (1, 5), (1, 6)]
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_workers_end_with_the_trainer(persistent):
+    """The trainer stops the workers of its loader when it is closed within an epoch."""
+    before = multiprocessing.active_children()
+    loader = DataLoader(vectors(40), 4, num_workers=1, persistent_workers=persistent)
+    trainer = small_run(train_dataloader=loader, max_duration="1ep")
+    trainer.fit(duration="1ba")
+    during = multiprocessing.active_children()
+
+    trainer.close()
+
+    assert len(during) == len(before) + 1
+    assert len(multiprocessing.active_children()) == len(before)
+
+
+class ByEpoch(Dataset):
+    """Twenty samples that depend on the epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return torch.rand(4, generator=torch.Generator().manual_seed(100 * self.epoch + index)), index % 3
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # of torchdata's own
+class TestStatefulDataLoader:
+    """Loaders of torchdata, which save their own position."""
+
+    def fit(self, options, **arguments):
+        module = pytest.importorskip("torchdata.stateful_dataloader", reason="it is an optional loader")
+        seen = record("batch_end", lambda state: state.batch[0].tolist())
+        if "generator" in options:  # each loader has its own
+            options = {**options, "generator": torch.Generator().manual_seed(options["generator"])}
+        if "sampler" in options:
+            options["sampler"] = options["sampler"](options["dataset"], generator=options["generator"])
+        loader = module.StatefulDataLoader(batch_size=4, **options)
+        small_run(train_dataloader=loader, max_duration="2ep", callbacks=seen, **arguments).fit()
+        return seen.values
+
+    @pytest.mark.parametrize(
+        ("options", "subset"),
+        [
+            ({"dataset": vectors(20), "shuffle": True}, -1),
+            ({"dataset": vectors(20), "shuffle": True}, 3),
+            ({"dataset": vectors(20), "shuffle": True, "num_workers": 2, "persistent_workers": True}, 3),
+            ({"dataset": vectors(20), "shuffle": True, "generator": 5}, -1),
+            ({"dataset": vectors(20), "shuffle": True, "generator": 5}, 3),
+            ({"dataset": vectors(20), "sampler": RandomSampler, "generator": 5}, -1),
+            ({"dataset": ByEpoch(), "num_workers": 1}, -1),
+            ({"dataset": ByEpoch()}, -1),
+        ],
+    )
+    def test_resumes_exactly(self, options, subset, tmp_path):
+        """A run resumes after any batch, also after the last one of an epoch; epochs have different orders."""
+        subset = {"train_subset_num_batches": subset}
+        saving = {"save_folder": tmp_path, "save_interval": "1ba", "save_filename": "{batch}-{epoch}"}
+        batches = self.fit(options, **saving, **subset)
+
+        length = len(batches) // 2
+        for place, epoch in ((1, 0), (length, 0), (length + 1, 1)):
+            assert self.fit(options, load_path=str(tmp_path / f"{place}-{epoch}"), **subset) == batches[place:]
+        assert batches[:length] != batches[length:]
+
+    @pytest.mark.parametrize("subset", [-1, 3])
+    def test_resumes_between_epochs(self, subset, tmp_path):
+        """A checkpoint of the end of an epoch continues with the next one, also if an epoch has a part of the data."""
+        options, subset = {"dataset": vectors(20), "shuffle": True}, {"train_subset_num_batches": subset}
+        batches = self.fit(options, save_folder=tmp_path, save_interval="1ep", save_filename="{epoch}", **subset)
+
+        assert self.fit(options, load_path=str(tmp_path / "1"), **subset) == batches[len(batches) // 2 :]
+
+    def test_copies_in_workers_warn(self):
+        """Persistent workers of another loader are not reached by set_epoch."""
+        with pytest.warns(UserWarning, match=r"set_epoch\(\).* does not reach the workers of this StatefulDataLoader"):
+            self.fit({"dataset": ByEpoch(), "num_workers": 1, "persistent_workers": True})
+
+
+class TestEpochInWorkers:
+    """The copies of a data set in worker processes, of torch's loader."""
+
+    @pytest.mark.parametrize("persistent", [True, False])
+    @pytest.mark.parametrize("inside", [True, False])
+    def test_set_epoch_reaches_them(self, persistent, inside):
+        """Each epoch has the samples that it has without workers, also of a data set inside of others."""
+        seen = [record("batch_end", lambda state: state.batch[0].tolist()) for _ in range(2)]
+        for workers, one in enumerate(seen):
+            data = ConcatDataset([Subset(ByEpoch(), range(8)), ByEpoch()]) if inside else ByEpoch()
+            loader = DataLoader(data, 4, num_workers=workers, persistent_workers=persistent and workers > 0)
+            small_run(train_dataloader=loader, max_duration="2ep", callbacks=one).fit()
+
+        length = len(seen[0].values) // 2
+        assert seen[0].values == seen[1].values
+        assert all(map(operator.ne, seen[0].values[:length], seen[0].values[length:]))
+
+    def test_any_order_warns(self, tmp_path):
+        """Batches in the order of their completion are not those that come first in the order of the sampler."""
+        options = {"max_duration": "2ep", "train_dataloader": DataLoader(vectors(20), 4, num_workers=2, in_order=False)}
+        small_run(**options, save_folder=tmp_path, save_interval="1ba", save_filename="{batch}").fit(duration="2ba")
+        trainer = small_run(**options, load_path=str(tmp_path / "2"))
+
+        with pytest.warns(UserWarning, match="in_order=False.* may come twice and others not at all"):
+            trainer.fit()
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}])
+def test_alternating_flips(tmp_path, workers):
+    """Each image is mirrored in every second epoch, also after a resume within an epoch and with workers."""
+    images = torch.arange(24.0).view(12, 1, 1, 2)
+    seen = {}
+
+    class Record(Callback):
+        def after_dataloader(self, state, logger):
+            pixels, _ = state.batch
+            for first, second in pixels.flatten(1).tolist():
+                seen.setdefault(int(min(first, second)) // 2, []).append(first > second)
+
+    def train(**options):
+        data = cf.AlternatingFlip([(image, 0) for image in images])
+        model = ComposerClassifier(nn.Sequential(nn.Flatten(), nn.Linear(2, 2)), num_classes=2)
+        loader = DataLoader(data, batch_size=4, shuffle=True, **workers)
+        trainer = small_run(model=model, train_dataloader=loader, callbacks=Record(), max_duration="3ep", **options)
+        trainer.fit(duration=None if "load_path" in options else "4ba")
+        trainer.close()
+
+    train(save_folder=str(tmp_path), save_interval="4ba")
+    train(load_path=str(next(tmp_path.glob("*-ba4"))))
+
+    assert sorted(seen) == list(range(12))
+    assert all(turns in ([True, False, True], [False, True, False]) for turns in seen.values())
+    assert len({turns[0] for turns in seen.values()}) == 2
+
+
+class Counting(torch.nn.Module):
+    """A collate function that counts its batches in a buffer, and adds their number."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, samples):
+        self.count += 1
+        return torch.stack(samples) + self.count
+
+
+class Zeros(IterableDataset):
+    """A stream of eight zeros."""
+
+    def __iter__(self):
+        return iter(torch.zeros(8, 1))
+
+
+@pytest.mark.filterwarnings("ignore:train_dataloader cannot begin in the middle:UserWarning")
+def test_state_of_objects_is_that_at_the_begin():
+    """A collate function that changes its buffers in place resumes with their values at the start of the epoch."""
+    expected = make_next(make_stream(Counting()), 3)
+    first, second = make_stream(Counting()), make_stream(Counting())
+    make_next(first, 2)
+    second.load(first.save())
+
+    assert make_next(second, 1) == expected[2:]
+
+
+def make_stream(collate):
+    return Batches(DataSpec(DataLoader(Zeros(), batch_size=2, collate_fn=collate)), -1, torch.device("cpu"), seed=1)
+
+
+def make_next(batches, count):
+    return [batches.next()[0].item() for _ in range(count)]
+
+
+class Live:
+    """A loader whose state is the dictionary that it changes, and which has more batches than it says."""
+
+    def __init__(self):
+        self.state = {"place": 0}
+
+    def __len__(self):
+        return 2
+
+    def __iter__(self):
+        while self.state["place"] < 4:
+            self.state["place"] += 1
+            yield torch.tensor([self.state["place"]])
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = dict(state)
+
+
+@pytest.mark.filterwarnings("ignore:.*train_dataloader:UserWarning")
+def test_live_state_of_a_loader_is_copied():
+    """A batch that is loaded ahead does not change the state that is saved."""
+    batches = Batches(DataSpec(Live()), -1, torch.device("cpu"))
+    batches.next()
+    batches.next()
+
+    assert batches.save().loader == {"place": 2}
