@@ -44,10 +44,9 @@ from composer.trainer.optimization import Optimization, change_precision, check_
 from composer.trainer.result import FitResult, reason_of_end
 from composer.trainer.run import Run
 from composer.trainer.schedules import SchedulerLike, TrainingSchedule, check_optimizers_of, cooled_down, scaled_lengths
-from composer.trainer.settings.assembly import Assembly
+from composer.trainer.settings.assembly import Assembly, check_same_run
 from composer.trainer.settings.checkpoints import Loading, Saving
 from composer.trainer.settings.compute import Compute, choose_precision
-from composer.trainer.settings.consistency import check_same_run
 from composer.trainer.settings.groups import Components, Console, Identity, Problems, Processes, Settings
 from composer.trainer.stopping import StopSignals
 from composer.trainer.tools.config import read_config, trainer_arguments

@@ -1,4 +1,4 @@
-"""Training batches: lengths that are wrong, and one of several processes."""
+"""Training batches: lengths that are wrong, one of several processes, and problems of loaders."""
 
 import itertools
 import math
@@ -30,7 +30,7 @@ from composer.distributed import get_sampler
 from composer.models import ComposerClassifier
 from composer.trainer.data.batches import END, Batches
 from fixtures import record, small_run, weights
-from fixtures.data import make_batches, vectors
+from fixtures.data import make_batches, vector_batches, vectors
 
 
 @pytest.mark.usefixtures("one_of_two")
@@ -831,3 +831,53 @@ def test_live_state_of_a_loader_is_copied():
     batches.next()
 
     assert batches.save().loader == {"place": 2}
+
+
+[BATCH] = vector_batches(1)
+
+
+class OwnLoader(DataLoader):
+    """A custom iterable loader with its own order."""
+
+    def __iter__(self):
+        return super().__iter__()
+
+
+@pytest.mark.usefixtures("one_of_two")
+class TestRepeatsOfOtherLoaders:
+    def test_repeats_that_cannot_be_excluded_warn(self):
+        """The warning states the number of repeated samples and the remedy."""
+        with pytest.warns(
+            UserWarning, match=r"1 samples of each epoch are trained on twice.*OwnLoader.*drop_last=True"
+        ):
+            make_batches(OwnLoader, 5)
+
+    @pytest.mark.parametrize(("samples", "options"), [(4, {}), (5, {"drop_last": True})])
+    def test_no_repeats_do_not_warn(self, samples, options):
+        """Evenly divisible and dropped samples are trained on once by any loader."""
+        assert make_batches(OwnLoader, samples, **options).position.length == 1
+
+
+@pytest.mark.usefixtures("one_of_two")
+def test_sparse_batches_are_not_compared(monkeypatch):
+    """First batches with sparse tensors are not compared across processes."""
+    batches = Batches(DataSpec([torch.eye(3).to_sparse()]), -1, torch.device("cpu"))
+    monkeypatch.setenv("WORLD_SIZE", "1")
+
+    assert batches.next().is_sparse
+
+
+def test_very_many_batches(monkeypatch, caplog):
+    """An epoch of unknown length with very many batches gives one warning."""
+    monkeypatch.setattr(composer.trainer.data.batches, "_MANY_BATCHES", 3)
+
+    class Stream:
+        def __iter__(self):
+            return iter([BATCH] * 5)
+
+    small_run(train_dataloader=Stream(), max_duration="1ep").fit()
+    small_run(train_dataloader=[BATCH] * 5, max_duration="1ep").fit()
+
+    (message,) = caplog.messages
+    assert "has no length and has returned 3 batches in one epoch" in message
+    assert "train_subset_num_batches" in message

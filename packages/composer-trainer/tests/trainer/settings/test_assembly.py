@@ -1,8 +1,12 @@
-"""The parts of a trainer are closed once, also after an error."""
+"""The parts of a trainer are closed once, also after an error, and settings must be equal in all processes."""
+
+import subprocess
+import sys
 
 import pytest
 
-from composer.core import Callback
+from composer.core import Callback, State, Time
+from composer.trainer.settings.assembly import check_same_run, check_same_values
 from fixtures import small_run
 
 
@@ -32,3 +36,49 @@ def test_text_of_a_trainer():
         "Trainer(ComposerClassifier with 67 parameters, run_name='first', device='cpu', "
         "at epoch 0, batch 3 of max_duration='3ba')"
     )
+
+
+PROGRAM = """
+import sys
+import torch.distributed as dist
+rank, store = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+from composer.algorithms import EMA
+from composer.core import State, Time
+from composer.trainer.settings.assembly import check_same_run, check_same_values
+check_same_values({"one": 1, "two": [1, 2]})
+for check in (
+    lambda: check_same_values({"same": 0, "save_folder": f"runs/{rank}"}),
+    lambda: check_same_run(State(model=None), Time.from_timestring(f"{rank + 1}ep"), []),
+    lambda: check_same_run(State(model=None, algorithms=[EMA()][rank:]), Time.from_timestring("1ep"), []),
+):
+    try:
+        check()
+    except ValueError as error:
+        print(str(error).partition(". ")[0])
+dist.destroy_process_group()
+"""
+
+
+def test_different_values_raise_in_each_process(tmp_path):
+    """The error has the argument's name and both values, in all processes."""
+    command = [sys.executable, "-c", PROGRAM]
+    running = [
+        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+
+    printed = [process.communicate(timeout=300)[0].splitlines() for process in running]
+
+    assert printed[0] == printed[1]
+    assert printed[0] == [
+        "save_folder must be the same in every process, got runs/0 in process 0 and runs/1 in process 1",
+        "max_duration must be the same in every process, got 1ep in process 0 and 2ep in process 1",
+        "algorithms must be the same in every process, got ['EMA'] in process 0 and [] in process 1",
+    ]
+
+
+def test_single_process():
+    """One process agrees with itself."""
+    check_same_values({"seed": 1})
+    check_same_run(State(model=None), Time.from_timestring("1ep"), [])

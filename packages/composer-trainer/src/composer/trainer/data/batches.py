@@ -15,19 +15,22 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 import math
 import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from composer.checkpoint.saved_place import SavedObjects, SavedPlace
 from composer.core import Timestamp
 from composer.core.data_spec import has_own_functions, move_batch
 from composer.core.packing import has_packed_rows
-from composer.distributed import all_gather_object, get_data_world_size, get_world_size
-from composer.distributed.samplers import END, in_step, is_split_by_rank, unequal_lengths
-from composer.trainer.data import loaders
+from composer.distributed import all_agree, all_gather_object, get_data_world_size, get_world_size
+from composer.distributed.samplers import END, in_step, is_split_by_rank, num_repeated_samples, unequal_lengths
+from composer.functional.datasets import by_epoch
+from composer.functional.nested import leaves
 from composer.trainer.data.iterable_order import StatefulOrder
 from composer.trainer.data.order import make_order
 from composer.trainer.data.position import EpochPosition, PlaceReader
@@ -37,8 +40,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from composer.core import Batch, DataSpec
+    from composer.trainer.data.iterable_order import DataOrder
 
-__all__ = ["END", "Batches"]
+__all__ = ["END", "Batches", "batch_is_none", "warn_of_repeats"]
+
+_log = logging.getLogger(__name__)
+
+_MANY_BATCHES = 100_000
+"""Batches after which an epoch of unknown length is reported, because it may never end."""
+
+# The numbers of each tensor by which first batches are compared between processes.
+_COMPARED = 1000
 
 
 class Batches:
@@ -113,8 +125,8 @@ class Batches:
         self._may_end_apart = get_world_size() > 1 and self.position.data_end is None
         self._may_be_equal = get_data_world_size() > 1 and not is_split_by_rank(self._loader)
         if get_world_size() > 1 and order.global_batch_size is None:
-            loaders.warn_of_repeats(self._loader)
-        loaders.warn_of_workers(self._loader, order)
+            warn_of_repeats(self._loader)
+        _warn_of_workers(self._loader, order)
 
     @property
     def objects(self) -> LoaderObjects:
@@ -165,7 +177,7 @@ class Batches:
             position.exhaust()
             return END
         if batch is None:
-            raise loaders.batch_is_none("train_dataloader", position.num_batches)
+            raise batch_is_none("train_dataloader", position.num_batches)
         position.advance(is_own=is_own)
         if position.data_end is None:
             self.look_ahead()
@@ -177,10 +189,10 @@ class Batches:
         if self.spec.batch_transforms is not None:
             batch = self.spec.batch_transforms(batch)
             if batch is None:
-                raise loaders.batch_is_none("batch_transforms of train_dataloader", position.num_batches - 1)
+                raise batch_is_none("batch_transforms of train_dataloader", position.num_batches - 1)
         if self._may_be_equal:
             self._may_be_equal = False
-            loaders.warn_if_equal(batch if position.last_batch_counts else None)
+            _warn_if_equal(batch if position.last_batch_counts else None)
         return batch
 
     def rewind(self, epoch: int | None = None) -> None:
@@ -239,7 +251,7 @@ class Batches:
         elif in_epoch:
             counted = self._skip(saved) if order.skips else self._replay()
         if in_epoch:
-            loaders.warn_of_any_order(self._loader)
+            _warn_of_any_order(self._loader)
         if position.place:
             self.places.warn_of_other_sizes(saved, position.num_batches, samples, counted)
 
@@ -287,7 +299,7 @@ class Batches:
         self._order.last_request = min(self.position.limit - 1, length)
         # After the states were saved, because the order may draw from these objects.
         batches = self._order.begin(self._epoch, place)
-        return loaders.watched(batches) if self.position.length is None else batches
+        return _watched(batches) if self.position.length is None else batches
 
     def _aligned(self, batches: Iterator[Batch], last: Batch = END) -> Iterator[tuple[Batch, bool]]:
         """Return the batches, each with whether it counts, and set where they end, if that is known now.
@@ -357,3 +369,78 @@ class Batches:
 
 _NONE_LEFT = (END, True)
 _NO_OBJECTS = SavedObjects()
+
+
+def batch_is_none(what: str, number: int) -> ValueError:
+    """Return the error for a loader, or transforms, that returned None as a batch."""
+    return ValueError(
+        f"{what} returned None as batch {number} of the epoch (counted from 0). Every batch must hold data: does "
+        "the loader's collate_fn or a transform end without a return, or does its list or iterator hold None?"
+    )
+
+
+def warn_of_repeats(loader: object, used: str = "trained on") -> None:
+    """Warn if samples that a sampler repeats, so that all processes have equally many, cannot be left out."""
+    repeated = num_repeated_samples(loader)
+    if repeated:
+        is_loader = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+        described = type(loader.batch_sampler if is_loader else loader).__name__  # type: ignore[attr-defined]
+        warnings.warn(
+            f"{repeated} samples of each epoch are {used} twice, as the processes cannot share them out evenly and "
+            f"the {described} chooses its batches itself, so that repeats cannot be left out. Give its sampler "
+            "drop_last=True: composer.distributed.get_sampler(dataset, drop_last=True).",
+            stacklevel=4,
+        )
+
+
+def _warn_of_workers(loader: Any, order: DataOrder) -> None:
+    """Warn if a loader has workers that the training does not reach."""
+    if getattr(loader, "_iterator", None) is not None:  # torch's DataLoader keeps it if its workers are persistent
+        warnings.warn(
+            "train_dataloader has an active iterator, whose workers keep running beside those of the training. Do not "
+            "iterate over it before, or create another one with persistent_workers=True for the training.",
+            stacklevel=4,
+        )
+    is_own = order.loader is loader and getattr(loader, "persistent_workers", False)
+    if is_own and by_epoch(loader.dataset):
+        warnings.warn(
+            f"set_epoch() of the data set does not reach the workers of this {type(loader).__name__}, which keep their "
+            "copies for all epochs, so that each epoch has the same order. Give it persistent_workers=False.",
+            stacklevel=4,
+        )
+
+
+def _warn_of_any_order(loader: Any) -> None:
+    """Warn, within an epoch, if a loader returns batches in another order than that of its sampler."""
+    if not getattr(loader, "in_order", True) and loader.num_workers > 1:
+        warnings.warn(
+            "train_dataloader has in_order=False: the workers' batches came in another order before the run stopped, "
+            "so some samples of this epoch may come twice and others not at all. in_order=True resumes exactly.",
+            stacklevel=3,
+        )
+
+
+def _warn_if_equal(batch: Batch | None) -> None:
+    """Warn if all processes have the same first batch, by the first numbers of each tensor; None if one has none."""
+    tensors = [value for value in leaves(batch) if isinstance(value, torch.Tensor)]
+    dense = [one for one in tensors if one.layout is torch.strided and not one.is_nested]
+    beginnings = [(tuple(one.shape), one.reshape(-1)[:_COMPARED].tolist()) for one in dense]
+    if all_agree(beginnings) and beginnings:
+        warnings.warn(
+            f"train_dataloader returned the same first batch in all {get_world_size()} processes, so that each "
+            "trains on every sample. Split the data by rank: an IterableDataset may yield itertools.islice(samples, "
+            "composer.distributed.get_data_rank(), None, composer.distributed.get_data_world_size()).",
+            stacklevel=3,
+        )
+
+
+def _watched(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Yield the batches of a loader without a length, and log a warning if there are very many."""
+    for number, batch in enumerate(batches, start=1):
+        if number == _MANY_BATCHES:
+            _log.warning(
+                "train_dataloader has no length and has returned %d batches in one epoch. If it is endless, the epoch "
+                "never ends, and evaluations and checkpoints at its end never run: give train_subset_num_batches.",
+                number,
+            )
+        yield batch

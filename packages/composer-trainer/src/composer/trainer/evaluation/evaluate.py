@@ -50,7 +50,7 @@ from composer.distributed import (
 from composer.distributed.samplers import in_step, is_split_by_rank
 from composer.functional.dtensors import is_sharded
 from composer.functional.nested import join
-from composer.trainer.data.loaders import batch_is_none, warn_of_repeats
+from composer.trainer.data.batches import batch_is_none, warn_of_repeats
 from composer.trainer.data.order import make_order
 from composer.trainer.evaluation.metrics import SupportsMetrics, compute_metrics, metrics_of, reduce_over_data
 from composer.trainer.resume.contract import load_objects, objects_to_evaluate, save_objects

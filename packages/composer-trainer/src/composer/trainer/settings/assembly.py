@@ -3,7 +3,8 @@
 :class:`Assembly` is the base class of ``Trainer`` that has no argument of a user: it creates the parts, runs the events
 of the construction (``INIT``, ``BEFORE_LOAD``, ``AFTER_LOAD``), and closes what is open. The order of the constructor
 matters: all settings are checked before anything has an effect, seeds and process groups come before the state, and
-the state before what refers to it. ``fit`` replaces the settings in use, ``_data``, ``_schedule`` and ``_evaluations``.
+the state before what refers to it. Processes compare their settings, as all must run the same training. ``fit``
+replaces the settings in use, ``_data``, ``_schedule`` and ``_evaluations``.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from composer.checkpoint.saver import CheckpointSaver
 from composer.checkpoint.saving import save_in_all_processes
-from composer.core import Engine, Event, Logger
+from composer.core import Engine, Event, Interval, Logger, State, Time
 from composer.core.checks import as_list
-from composer.distributed import broadcast_model, initialize_dist
+from composer.distributed import all_gather_object, broadcast_model, initialize_dist
 from composer.distributed.failures import explain_loss
 from composer.distributed.meta import is_on_meta
 from composer.functional.checks import check_flags
@@ -28,11 +29,10 @@ from composer.trainer.reproducibility import configure_deterministic_mode, expla
 from composer.trainer.result import FitResult, final_metrics
 from composer.trainer.resume.state import ResumeState
 from composer.trainer.settings.compute import check_microbatch_size
-from composer.trainer.settings.consistency import check_same_values
 from composer.trainer.tools.hyperparameters import hyperparameters, plain_settings, short_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
     import torch
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from composer.trainer.run import Run
     from composer.trainer.settings.groups import Settings
 
-__all__ = ["Assembly"]
+__all__ = ["Assembly", "check_same_run", "check_same_values"]
 
 _log = logging.getLogger(__name__)
 
@@ -268,3 +268,61 @@ class Assembly:
             if first is None:
                 raise
             first.add_note(f"Closing callbacks and loggers failed, too: {type(second).__name__}: {second}")
+
+
+def check_same_run(state: State, max_duration: Time, labels: Sequence[str]) -> None:
+    """Reject runs that differ between processes: they would wait for each other forever, or train other weights.
+
+    All processes must call it.
+
+    Args:
+        state: The run.
+        max_duration: How long it will train.
+        labels: The labels of its evaluators.
+
+    Raises:
+        ValueError: The duration, the evaluators, the algorithms, the optimizers or the intervals of saving differ.
+    """
+    savers = [callback for callback in state.callbacks if isinstance(callback, CheckpointSaver)]
+    check_same_values(
+        {
+            "max_duration": str(max_duration),
+            "eval_dataloader": [*labels],
+            "algorithms": [state.component_key(algorithm) for algorithm in state.algorithms],
+            "optimizers": [_settings_of(optimizer) for optimizer in state.optimizers],
+            "save_folder and save_interval": [_interval_of(saver) for saver in savers],
+        }
+    )
+
+
+def check_same_values(values: Mapping[str, Any]) -> None:
+    """Reject arguments that differ between processes.
+
+    All processes must call it.
+
+    Args:
+        values: Plain data by the names of the arguments.
+
+    Raises:
+        ValueError: A value differs.
+    """
+    by_rank = all_gather_object(values)
+    for rank, other in enumerate(by_rank):
+        for name, value in by_rank[0].items():
+            if other[name] != value:
+                raise ValueError(
+                    f"{name} must be the same in every process, got {value} in process 0 and {other[name]} in process "
+                    f"{rank}. Construct the Trainer and call fit() with the same arguments, whatever the rank."
+                )
+
+
+def _settings_of(optimizer: Any) -> str:
+    """Return an optimizer's class and the numbers of its parameter groups."""
+    kinds = (bool, int, float, str)
+    groups = [{name: one for name, one in group.items() if isinstance(one, kinds)} for group in optimizer.param_groups]
+    return f"{type(optimizer).__name__} with {groups}"
+
+
+def _interval_of(saver: CheckpointSaver) -> str:
+    interval = saver.save_interval
+    return f"every {interval.every}" if isinstance(interval, Interval) else "as its own method decides"
