@@ -187,7 +187,8 @@ class StatefulOrder(OpaqueOrder):
         before = saved.objects.states.get("before", {})
         generators = saved.objects.states.get("generators", {})
         now = generators.get("now", {})
-        self._at_start = generators.get("start", {})
+        # Another epoch begins with the states that were saved, also if this process had ended before the others.
+        self._at_start = generators.get("start", {}) if place else now
         if not place:
             return self._next_epoch(epoch, {"state": saved.loader, "generators": now, **before})
         if before:
@@ -252,7 +253,7 @@ class StatefulOrder(OpaqueOrder):
                 state, generators = self._copied_state(), self._generators()
                 before = {"state": state, "generators": generators, "epoch": epoch, "number": number, "requests": 0}
             if number and before:
-                before = {**before, "requests": before["requests"] + 1}
+                before = {**before, "requests": before.get("requests", 0) + 1}
             batch = next(batches, END)
             if batch is END:
                 self.has_ended = True
