@@ -41,9 +41,7 @@ def find_spec(name: str) -> ModuleSpec | None:
     """
     parent, _, last = name.rpartition(".")
     is_module = getattr(sys.modules.get(parent), "__path__", None) == []
-    entry = entries().get(name) or (imported_entry(name) if is_module else None)
-    if entry is not None and entry.module is None:
-        raise _not_available(entry)
+    entry = _find(name, also_imported=is_module)
     if name in former_modules():
         return ModuleSpec(name, _Loader, origin="composer.compat", is_package=True)  # type: ignore[arg-type]
     if entry is not None:
@@ -60,11 +58,9 @@ class _FormerModule(ModuleType):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         if former in former_modules():
             return importlib.import_module(former)
-        entry = entries().get(former) or imported_entry(former)
+        entry = _find(former, also_imported=True)
         if entry is None:
             raise ImportError(f"{former} is not available here, and has no known replacement. {_GUIDE}", name=former)
-        if entry.module is None:
-            raise _not_available(entry)
         alias = entries().get(self.__name__)
         is_covered = alias is not None and alias.module == entry.module and entry.name == name
         value = _take(entry, warn=not is_covered)
@@ -89,8 +85,12 @@ class _Loader:
             _warn(entry)
 
 
-def _not_available(entry: Entry) -> ImportError:
-    return ImportError(f"{entry.former} is not available here. {entry.change} {_GUIDE}", name=entry.former)
+def _find(name: str, *, also_imported: bool) -> Entry | None:
+    """Return the entry of a former name; raise an ImportError for one that is not available here."""
+    entry = entries().get(name) or (imported_entry(name) if also_imported else None)
+    if entry is not None and entry.module is None:
+        raise ImportError(f"{entry.former} is not available here. {entry.change} {_GUIDE}", name=entry.former)
+    return entry
 
 
 def _take(entry: Entry, *, warn: bool = True) -> Any:

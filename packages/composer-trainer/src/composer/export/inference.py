@@ -7,7 +7,6 @@ import copy
 import importlib
 import importlib.util
 import inspect
-import itertools
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from composer.core import Batch, batch_set
 from composer.core.data_spec import move_batch
 from composer.core.randomness import preserve_rng_state
 from composer.functional.checks import check_choice
-from composer.functional.dtensors import is_dtensor
+from composer.functional.dtensors import is_sharded
 from composer.loggers.products import require_product
 
 __all__ = ["ExportError", "Transform", "export_for_inference"]
@@ -131,7 +130,7 @@ def _check_arguments(model: nn.Module, save_format: str, rtol: float | None, ato
     if save_format == "onnx":
         require_product("onnx", "onnx")
         require_product("onnxscript", "onnx")
-    if any(map(is_dtensor, itertools.chain(model.parameters(), model.buffers()))):
+    if is_sharded(model):
         raise ValueError(
             "A model that is sharded over processes cannot be exported. Get the full weights with "
             "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, options="
@@ -145,7 +144,7 @@ def _copy_on_cpu(model: nn.Module) -> nn.Module:
         model = model.module
     model = getattr(model, "_orig_mod", model)  # of torch.compile(model)
     copies: dict[int, Any] = {}
-    for weight in itertools.chain(model.parameters(), model.buffers()):
+    for weight in [*model.parameters(), *model.buffers()]:
         if type(weight) in {nn.Parameter, Tensor} and not weight.is_cpu:
             tensor = weight.detach().to("cpu", copy=True)
             is_parameter = isinstance(weight, nn.Parameter)

@@ -304,12 +304,12 @@ class TestBadInput:
 
     def test_data_that_can_be_read_once(self):
         """An iterator raises, as its batches would be missing in the training."""
-        with pytest.raises(ValueError, match="find_lr cannot use train_dataloader, an iterator"):
+        with pytest.raises(ValueError, match="that can be iterated over again, got an iterator"):
             small_run(train_dataloader=iter(list(make_loader()))).find_lr()
 
     def test_no_data(self):
         """Without data there is nothing to train on."""
-        with pytest.raises(ValueError, match="find_lr has nothing to train on"):
+        with pytest.raises(ValueError, match="that can be iterated over again, got none"):
             small_run(train_dataloader=None).find_lr()
 
     def test_first_loss_is_not_finite(self):

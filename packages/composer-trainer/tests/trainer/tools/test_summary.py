@@ -179,7 +179,7 @@ def test_sample_input():
 
 def test_no_batch():
     """Without data and sample there is no batch."""
-    with pytest.raises(ValueError, match="summary has no batch to compute: give sample_input"):
+    with pytest.raises(ValueError, match="There is no batch to compute: give sample_input"):
         small_run(train_dataloader=None).summary()
 
 

@@ -153,13 +153,9 @@ def find_lr(
 ) -> LRSearch:
     """Return the losses at growing learning rates; see :meth:`composer.trainer.Trainer.find_lr`."""
     _check(start_lr, end_lr, num_batches, stop_factor)
-    if spec is None:
-        raise ValueError("find_lr has nothing to train on: give train_dataloader to the Trainer.")
-    if isinstance(spec.dataloader, Iterator):
-        raise ValueError(  # noqa: TRY004  (an iterator is a valid loader elsewhere)
-            "find_lr cannot use train_dataloader, an iterator whose batches would be missing in the training: give an "
-            "iterable that can be iterated over again."
-        )
+    if spec is None or isinstance(spec.dataloader, Iterator):
+        got = "none" if spec is None else "an iterator, whose batches would be missing in the training"
+        raise ValueError(f"find_lr needs a train_dataloader that can be iterated over again, got {got}.")
     if get_world_size() > 1:
         raise ValueError(f"find_lr runs in one process, and there are {get_world_size()}: run it without torchrun.")
     check_trainable(state.model)

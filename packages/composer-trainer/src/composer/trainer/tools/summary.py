@@ -232,7 +232,7 @@ def _batch(state: State, spec: DataSpec | None, sample_input: Any) -> Any:
         return move_batch(sample_input, state.device)
     if spec is None or isinstance(spec.dataloader, Iterator):
         raise ValueError(
-            "summary has no batch to compute: give sample_input, or a train_dataloader that can be iterated over again."
+            "There is no batch to compute: give sample_input, or a train_dataloader that can be iterated over again."
         )
     batch = first_batch(state, spec, "train_dataloader")
     return split_microbatches(batch, spec, state.device_train_microbatch_size)[0][0]
