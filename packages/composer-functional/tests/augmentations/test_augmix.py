@@ -311,6 +311,11 @@ class TestErrors:
         with pytest.raises(TypeError, match=r"input must be uint8, or floating point .* got torch.int64"):
             cf.augmix_batch(torch.zeros(2, 3, 4, 4, dtype=torch.int64))
 
+    def test_functions_for_a_batch(self):
+        """Functions would need a loop over samples."""
+        with pytest.raises(TypeError, match="Functions are for augmix_image"):
+            cf.augmix_batch(torch.rand(2, 3, 4, 4), augmentation_set=[abs])
+
     def test_mismatched_draws(self):
         """Operations, weights and mixing must have matching shapes."""
         draws, images = cf.draw_augmix(2), torch.rand(2, 3, 4, 4)

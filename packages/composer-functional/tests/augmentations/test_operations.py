@@ -125,7 +125,18 @@ class TestErrors:
         with pytest.raises(ValueError, match='augmentation_set must be "all", "safe" or "original", got \'most\''):
             draw(2, augmentation_set="most")
 
-    def test_functions_for_draws(self, draw):
-        """Functions are applied to single images only."""
-        with pytest.raises(TypeError, match=r"augmentation_set must be .* for a batch, got list\. Functions are for"):
-            draw(2, augmentation_set=[abs])
+
+@pytest.mark.parametrize("name", ["randaugment", "augmix"])
+def test_draws_of_functions(name: str):
+    """The draws of functions, indices and levels, replay what a function for images draws itself."""
+    functions = [lambda img, level: img * level, lambda img, level: img + level]
+    draw, change = getattr(cf, f"draw_{name}"), getattr(cf, f"{name}_image")
+    img = torch.rand(3, 4, 4)
+
+    draws = draw(1, 5, 9, augmentation_set=functions, generator=torch.Generator().manual_seed(17))
+    replayed = change(img, augmentation_set=functions, draws=draws)
+
+    assert draws.operations.unique().tolist() == [0, 1]
+    assert torch.equal(
+        replayed, change(img, 5, 9, augmentation_set=functions, generator=torch.Generator().manual_seed(17))
+    )

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from composer.functional.augmentations.batch_operations import (
-    apply_steps,
-    check_draws,
-    check_images,
-    map_samples,
-)
+from composer.functional.augmentations.batch_operations import apply_steps, check_draws, map_samples
 from composer.functional.augmentations.operations import (
     AugmentationSet,
-    apply_functions,
+    apply_to_image,
     check_augmentation_set,
-    check_batch_draw,
     check_image,
+    check_images,
+    check_named_set,
     check_severity,
     draw_operations,
     mix_tensors,
@@ -72,7 +68,7 @@ def draw_augmix(
     depth: int = -1,
     width: int = 3,
     alpha: float = 1.0,
-    augmentation_set: str = "all",
+    augmentation_set: AugmentationSet = "all",
     *,
     generator: torch.Generator | None = None,
 ) -> AugMixDraws:
@@ -87,15 +83,15 @@ def draw_augmix(
         depth: The number of operations in a chain; if negative, 1, 2 or 3 are drawn for each chain; 0 is the identity.
         width: The number of chains, at least 1.
         alpha: All parameters of both distributions, positive; larger values give more even weights.
-        augmentation_set: ``"all"``, ``"safe"`` or ``"original"``; see :func:`draw_randaugment`.
+        augmentation_set: ``"all"``, ``"safe"`` or ``"original"``, or functions; see :func:`draw_randaugment`.
         generator: The random generator, on the CPU; torch's default generator if ``None``.
 
     Returns:
         The draws, on the CPU.
 
     Raises:
-        TypeError: ``count``, ``depth`` or ``width`` is not an int, or ``augmentation_set`` is not a name (functions
-            are for single images).
+        TypeError: ``count``, ``depth`` or ``width`` is not an int, or ``augmentation_set`` is neither a name nor
+            functions.
         ValueError: ``severity`` lies outside ``[0, 10]``, ``width`` or ``count`` is less than 1, ``alpha`` is not
             positive and finite, ``augmentation_set`` is unknown, or ``generator`` is not on the CPU.
 
@@ -104,8 +100,19 @@ def draw_augmix(
         >>> draws.operations.shape, draws.weights.sum(0)
         (torch.Size([3, 3, 4]), tensor([1., 1., 1., 1.]))
     """
-    check_batch_draw(count, augmentation_set, "augmix_image")
-    return _draw(count, severity, depth, width, alpha, augmentation_set, generator)
+    check_whole("count", count, 1, "It is the number of samples.")
+    _check_mixture(depth, width, alpha)
+    steps = depth if depth >= 0 else 3
+    operations, magnitudes = draw_operations((steps, width, count), severity, augmentation_set, generator)
+    if depth < 0:
+        # As in the paper, each chain has 1, 2 or 3 operations. Shorter chains end with identities (-1 for functions).
+        lengths = torch.randint(1, 4, (width, count), generator=generator, device="cpu")
+        is_over = torch.arange(steps, device="cpu")[:, None, None] >= lengths
+        operations = operations.masked_fill(is_over, 0 if isinstance(augmentation_set, str) else -1)
+    weights = _draw_dirichlet(width, count, alpha, generator)
+    # The first part of a symmetric Dirichlet distribution of two parts has the distribution Beta(alpha, alpha).
+    mixing = _draw_dirichlet(2, count, alpha, generator)[0]
+    return AugMixDraws(operations, magnitudes, weights, mixing)
 
 
 def augmix_batch(
@@ -159,6 +166,7 @@ def augmix_batch(
     """
     check_images(input)
     if draws is None:
+        check_named_set(augmentation_set, "augmix_image")
         draws = draw_augmix(input.shape[0], severity, depth, width, alpha, augmentation_set, generator=generator)
     _check_draws(draws, input.shape[0])
     if not draws.operations.shape[0]:
@@ -210,19 +218,19 @@ def augmix_image(
         >>> augmix_image(torch.zeros(3, 8, 8, dtype=torch.uint8)).shape
         torch.Size([3, 8, 8])
     """
-    if isinstance(img, Tensor) and img.ndim == 4 and isinstance(augmentation_set, str):
-        batch = augmix_batch(img, severity, depth, width, alpha, augmentation_set, draws=draws, generator=generator)
-        return cast("_Image", batch)
+    check_image(img, augmentation_set)
+    if isinstance(img, Tensor) and isinstance(augmentation_set, str):
+        batch = img if img.ndim == 4 else img[None]
+        batch = augmix_batch(batch, severity, depth, width, alpha, augmentation_set, draws=draws, generator=generator)
+        return cast("_Image", batch if img.ndim == 4 else batch[0])
     if isinstance(img, Tensor) and img.ndim == 4:  # functions of the user process single images
         settings = (severity, depth, width, alpha, augmentation_set)
         images = [augmix_image(one, *settings, draws=draws, generator=generator) for one in img]
         return cast("_Image", torch.stack(images))
-    check_image(img, augmentation_set)
     if draws is None:
-        draws = _draw(1, severity, depth, width, alpha, augmentation_set, generator)
+        draws = draw_augmix(1, severity, depth, width, alpha, augmentation_set, generator=generator)
     _check_draws(draws, 1)
-    mixed: _Image = _apply_draws(img, draws, augmentation_set)
-    return mixed
+    return cast("_Image", _mix_chains(img, draws, augmentation_set))
 
 
 class AugmentAndMixTransform(nn.Module):
@@ -307,20 +315,16 @@ def augmix(
     return AugmentAndMixTransform(severity, depth, width, alpha, augmentation_set)
 
 
-def _apply_draws(img: Any, draws: AugMixDraws, augmentation_set: AugmentationSet) -> Any:
+def _mix_chains(img: Image | Tensor, draws: AugMixDraws, augmentation_set: AugmentationSet) -> Image | Tensor:
+    """Blend one image, of PIL or for functions of the user, with its chains."""
     steps = zip(draws.operations[..., 0].T.tolist(), draws.magnitudes[..., 0].T.tolist(), strict=True)
+    chains = [apply_to_image(img, augmentation_set, *step, "bilinear") for step in steps]
     weights, mixing = draws.weights[:, 0].tolist(), draws.mixing.item()
     if isinstance(img, Tensor):
-        if isinstance(augmentation_set, str):
-            return augmix_batch(img[None], draws=draws)[0]
-        mixed = mix_tensors(img, [apply_functions(img, augmentation_set, *step) for step in steps], weights, mixing)
+        mixed = mix_tensors(img, chains, weights, mixing)
         return mixed if img.is_floating_point() else mixed.round_().to(img.dtype)
-    from composer.functional.augmentations.pil_operations import apply_to_pil, mix_pil  # noqa: PLC0415 (imports Pillow)
+    from composer.functional.augmentations.pil_operations import mix_pil  # noqa: PLC0415 (imports Pillow)
 
-    if isinstance(augmentation_set, str):
-        chains = [apply_to_pil(img, *step, "bilinear") for step in steps]
-    else:
-        chains = [apply_functions(img, augmentation_set, *step) for step in steps]
     return mix_pil(img, chains, weights, mixing)
 
 
@@ -335,29 +339,6 @@ def _mix(
     for chain, weight in zip(chains.view(-1, *images.shape), weights[:-1], strict=True):
         mixed.addcmul_(chain, weight)
     return mixed.round_() if bound != 1 else mixed
-
-
-def _draw(
-    count: int,
-    severity: float,
-    depth: int,
-    width: int,
-    alpha: float,
-    augmentation_set: AugmentationSet,
-    generator: torch.Generator | None,
-) -> AugMixDraws:
-    _check_mixture(depth, width, alpha)
-    steps = depth if depth >= 0 else 3
-    operations, magnitudes = draw_operations((steps, width, count), severity, augmentation_set, generator)
-    if depth < 0:
-        # As in the paper, each chain has 1, 2 or 3 operations. Shorter chains end with identities (-1 for functions).
-        lengths = torch.randint(1, 4, (width, count), generator=generator, device="cpu")
-        is_over = torch.arange(steps, device="cpu")[:, None, None] >= lengths
-        operations = operations.masked_fill(is_over, 0 if isinstance(augmentation_set, str) else -1)
-    weights = _draw_dirichlet(width, count, alpha, generator)
-    # The first part of a symmetric Dirichlet distribution of two parts has the distribution Beta(alpha, alpha).
-    mixing = _draw_dirichlet(2, count, alpha, generator)[0]
-    return AugMixDraws(operations, magnitudes, weights, mixing)
 
 
 def _draw_dirichlet(parts: int, count: int, alpha: float, generator: torch.Generator | None) -> Tensor:

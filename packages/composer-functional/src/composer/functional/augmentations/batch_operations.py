@@ -51,19 +51,6 @@ def map_samples(function: Callable[..., Tensor], input: Tensor, *draws: Tensor, 
     return output
 
 
-def check_images(input: Tensor) -> None:
-    """Raise an error for a value that is not a batch of grey or colour images."""
-    if not isinstance(input, Tensor):
-        raise TypeError(f"input must be a tensor (N, C, H, W), got {type(input).__name__}.")
-    if input.dtype != torch.uint8 and not input.is_floating_point():
-        raise TypeError(f"input must be uint8, or floating point from 0 to 1, got {input.dtype}. Convert it first.")
-    if input.ndim != 4 or input.shape[1] not in {1, 3} or not input.numel():
-        raise ValueError(
-            "input must be a batch (N, C, H, W) with at least one sample, 1 or 3 channels and at least one pixel, "
-            f"got shape {tuple(input.shape)}."
-        )
-
-
 def check_draws(operations: Tensor, magnitudes: Tensor, dims: tuple[int, ...]) -> None:
     """Raise an error for draws for another number of samples, or on a device: reading them would wait for it."""
     if operations.shape != magnitudes.shape or operations.shape[1:] != dims:

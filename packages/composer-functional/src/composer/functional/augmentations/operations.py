@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from composer.functional.checks import check_interval, check_whole
+from composer.functional.augmentations.cutout import is_pil
+from composer.functional.checks import check_interval
 from composer.functional.random import check_generator
 
 OPERATIONS = (
@@ -109,45 +109,54 @@ def check_augmentation_set(augmentation_set: AugmentationSet) -> None:
         raise ValueError("augmentation_set must hold at least one function, got none.")
 
 
-def check_batch_draw(count: int, augmentation_set: str, image_function: str) -> None:
-    """Check the arguments of a draw for a batch."""
+def check_named_set(augmentation_set: object, image_function: str) -> None:
+    """Raise an error for functions, which are not for batches."""
     if not isinstance(augmentation_set, str):
         raise TypeError(
             'augmentation_set must be "all", "safe" or "original" for a batch, '
             f"got {type(augmentation_set).__name__}. Functions are for {image_function}."
         )
-    check_whole("count", count, 1, "It is the number of samples.")
+
+
+def check_images(images: Tensor, name: str = "input", ndim: int = 4) -> None:
+    """Raise an error for a value that is not a batch of grey or colour images, or with three dimensions one image."""
+    kind = "a batch (N, C, H, W)" if ndim == 4 else "one image (C, H, W)"
+    if not isinstance(images, Tensor):
+        raise TypeError(f"{name} must be a tensor (N, C, H, W), got {type(images).__name__}.")
+    if images.dtype != torch.uint8 and not images.is_floating_point():
+        raise TypeError(f"{name} must be uint8, or floating point from 0 to 1, got {images.dtype}. Convert it first.")
+    if images.ndim != ndim or images.shape[-3] not in {1, 3} or not images.numel():
+        raise ValueError(
+            f"{name} must be {kind} with 1 or 3 channels and at least one pixel, got shape {tuple(images.shape)}."
+        )
 
 
 def check_image(img: Any, augmentation_set: AugmentationSet) -> None:
     """Raise an error for a value that is neither a grey or colour PIL image nor a tensor that operations support."""
-    pillow = sys.modules.get("PIL.Image")  # imported if img is one of its images
-    if pillow is not None and isinstance(img, pillow.Image):
+    if is_pil(img):
         if img.mode not in {"RGB", "L"}:
             raise ValueError(f'img must have the mode "RGB" or "L", got {img.mode!r}. Convert it: img.convert("RGB").')
         if 0 in img.size:
             raise ValueError(f"img must have at least one pixel, got size {img.size}.")
     elif not isinstance(img, Tensor):
         raise TypeError(f"img must be a PIL image or a tensor (C, H, W), got {type(img).__name__}.")
-    elif img.ndim != 3:
+    elif img.ndim not in {3, 4}:
         raise ValueError(f"img must be one image (C, H, W) or a batch (N, C, H, W), got shape {tuple(img.shape)}.")
     elif isinstance(augmentation_set, str):  # functions of the user may support other tensors
-        if img.dtype != torch.uint8 and not img.is_floating_point():
-            raise TypeError(f"img must be uint8, or floating point from 0 to 1, got {img.dtype}. Convert it first.")
-        if img.shape[0] not in {1, 3} or not img.numel():
-            raise ValueError(
-                "img must be one image (C, H, W) with 1 or 3 channels and at least one pixel, "
-                f"got shape {tuple(img.shape)}."
-            )
+        check_images(img, "img", img.ndim)
 
 
-def apply_functions(
-    img: Any, functions: Sequence[Callable[[Any, float], Any]], choices: list[int], levels: list[float]
+def apply_to_image(
+    img: Any, augmentation_set: AugmentationSet, choices: list[int], magnitudes: list[float], interpolation: str
 ) -> Any:
-    """Apply the user's functions, by their indices, one after the other; negative indices are skipped."""
-    for choice, level in zip(choices, levels, strict=True):
+    """Apply operations to a PIL image, or the user's functions, by their indices; negative ones are skipped."""
+    if isinstance(augmentation_set, str):
+        from composer.functional.augmentations.pil_operations import apply_to_pil  # noqa: PLC0415 (imports Pillow)
+
+        return apply_to_pil(img, choices, magnitudes, interpolation)
+    for choice, level in zip(choices, magnitudes, strict=True):
         if choice >= 0:
-            img = functions[choice](img, level)
+            img = augmentation_set[choice](img, level)
     return img
 
 

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from composer.functional.augmentations.batch_operations import (
-    apply_steps,
-    check_draws,
-    check_images,
-    map_samples,
-)
+from composer.functional.augmentations.batch_operations import apply_steps, check_draws, map_samples
 from composer.functional.augmentations.operations import (
     AugmentationSet,
-    apply_functions,
+    apply_to_image,
     check_augmentation_set,
-    check_batch_draw,
     check_image,
+    check_images,
+    check_named_set,
     check_severity,
     draw_operations,
 )
@@ -69,7 +65,7 @@ def draw_randaugment(
     count: int,
     severity: float = 9,
     depth: int = 2,
-    augmentation_set: str = "all",
+    augmentation_set: AugmentationSet = "all",
     *,
     generator: torch.Generator | None = None,
 ) -> RandAugmentDraws:
@@ -89,15 +85,15 @@ def draw_randaugment(
             and in ``"original"`` the last four, are the identity.
         depth: The number of operations, applied one after the other; 0 is the identity.
         augmentation_set: ``"all"``; ``"safe"``, without color, contrast, brightness and sharpness, which overlap with
-            the corruptions of ImageNet-C; or ``"original"``, all with other ranges.
+            the corruptions of ImageNet-C; or ``"original"``, all with other ranges. Or functions, for
+            :func:`randaugment_image`, of which indices and levels are drawn.
         generator: The random generator, on the CPU; torch's default generator if ``None``.
 
     Returns:
         The draws, on the CPU.
 
     Raises:
-        TypeError: ``count`` or ``depth`` is not an int, or ``augmentation_set`` is not a name (functions are for single
-            images).
+        TypeError: ``count`` or ``depth`` is not an int, or ``augmentation_set`` is neither a name nor functions.
         ValueError: ``severity`` lies outside ``[0, 10]``, ``depth`` is negative, ``count`` is less than 1,
             ``augmentation_set`` is unknown, or ``generator`` is not on the CPU.
 
@@ -105,8 +101,9 @@ def draw_randaugment(
         >>> draw_randaugment(4, generator=torch.Generator().manual_seed(17)).operations.shape
         torch.Size([2, 4])
     """
-    check_batch_draw(count, augmentation_set, "randaugment_image")
-    return _draw(count, severity, depth, augmentation_set, generator)
+    check_whole("count", count, 1, "It is the number of samples.")
+    _check_depth(depth)
+    return RandAugmentDraws(*draw_operations((depth, count), severity, augmentation_set, generator))
 
 
 def randaugment_batch(
@@ -156,6 +153,7 @@ def randaugment_batch(
     """
     check_images(input)
     if draws is None:
+        check_named_set(augmentation_set, "randaugment_image")
         draws = draw_randaugment(input.shape[0], severity, depth, augmentation_set, generator=generator)
     _check_draws(draws, input.shape[0])
     if not draws.operations.shape[0]:
@@ -205,19 +203,20 @@ def randaugment_image(
         >>> bool((randaugment_image(torch.ones(1, 2, 2), severity=5, augmentation_set=[darken]) >= 0.25).all())
         True
     """
-    if isinstance(img, Tensor) and img.ndim == 4 and isinstance(augmentation_set, str):
-        batch = randaugment_batch(img, severity, depth, augmentation_set, draws=draws, generator=generator)
-        return cast("_Image", batch)
+    check_image(img, augmentation_set)
+    if isinstance(img, Tensor) and isinstance(augmentation_set, str):
+        batch = img if img.ndim == 4 else img[None]
+        batch = randaugment_batch(batch, severity, depth, augmentation_set, draws=draws, generator=generator)
+        return cast("_Image", batch if img.ndim == 4 else batch[0])
     if isinstance(img, Tensor) and img.ndim == 4:  # functions of the user process single images
         settings = (severity, depth, augmentation_set)
         images = [randaugment_image(one, *settings, draws=draws, generator=generator) for one in img]
         return cast("_Image", torch.stack(images))
-    check_image(img, augmentation_set)
     if draws is None:
-        draws = _draw(1, severity, depth, augmentation_set, generator)
+        draws = draw_randaugment(1, severity, depth, augmentation_set, generator=generator)
     _check_draws(draws, 1)
-    augmented: _Image = _apply_draws(img, draws, augmentation_set)
-    return augmented
+    steps = draws.operations[:, 0].tolist(), draws.magnitudes[:, 0].tolist()
+    return cast("_Image", apply_to_image(img, augmentation_set, *steps, "nearest"))
 
 
 class RandAugmentTransform(nn.Module):
@@ -277,24 +276,6 @@ def randaugment(severity: float = 9, depth: int = 2, augmentation_set: Augmentat
         RandAugmentTransform(severity=9, depth=2, augmentation_set='all')
     """
     return RandAugmentTransform(severity, depth, augmentation_set)
-
-
-def _apply_draws(img: Any, draws: RandAugmentDraws, augmentation_set: AugmentationSet) -> Any:
-    if isinstance(img, Tensor) and isinstance(augmentation_set, str):
-        return randaugment_batch(img[None], draws=draws)[0]
-    operations, magnitudes = draws.operations[:, 0].tolist(), draws.magnitudes[:, 0].tolist()
-    if not isinstance(augmentation_set, str):
-        return apply_functions(img, augmentation_set, operations, magnitudes)
-    from composer.functional.augmentations.pil_operations import apply_to_pil  # noqa: PLC0415 (imports Pillow)
-
-    return apply_to_pil(img, operations, magnitudes, "nearest")
-
-
-def _draw(
-    count: int, severity: float, depth: int, augmentation_set: AugmentationSet, generator: torch.Generator | None
-) -> RandAugmentDraws:
-    _check_depth(depth)
-    return RandAugmentDraws(*draw_operations((depth, count), severity, augmentation_set, generator))
 
 
 def _check_depth(depth: int) -> None:
