@@ -15,6 +15,7 @@ from composer.algorithms import (
     SAM,
     BlurPool,
     CutOut,
+    GradientClipping,
     GyroDropout,
     LabelSmoothing,
     MixUp,
@@ -377,6 +378,11 @@ class TestServedFields:
             ),
             (SAM(), {"not_writable": {"optimizers"}}, "SAM cannot run in Host: it writes 'optimizers' at 'after_load'"),
             (NoOpModel(), {}, "NoOpModel cannot run in Host: it reads 'algorithms' at 'init'"),
+            (
+                SAM(),
+                {"not_writable_at": {Event.AFTER_LOAD: {"optimizers"}}},
+                "SAM cannot run in Host: it writes 'optimizers' at 'after_load'",
+            ),
             (MixUp(), {"not_run": {Event.BEFORE_LOSS}}, "MixUp cannot run in Host: it runs at 'before_loss'"),
         ],
     )
@@ -394,6 +400,28 @@ class TestServedFields:
         needing = Adapter(served_fields("Host"), make_net(), algorithm).needs_outputs
 
         assert set(needing) == ({type(algorithm).__name__} if needs else set())
+
+    def test_a_replaced_model(self):
+        """The host trains the model that it has, so an algorithm must change it in place."""
+
+        class Replaces(Algorithm):
+            """Replaces the model by a copy."""
+
+            runs_at = {Event.INIT: Stage.ARCHITECTURE}
+            reads = writes = {"model"}
+
+            def apply(self, event, state, logger):
+                state.model = copy.deepcopy(state.model)
+
+        with pytest.raises(ValueError, match="must keep the model object, which Host trains"):
+            Adapter(served_fields("Host"), make_net(), Replaces()).prepare()
+
+    def test_writers(self):
+        """A host finds the algorithms that change a field at an event."""
+        adapter = Adapter(served_fields("Host"), make_net(), [SAM(), EMA(), GradientClipping("norm", 1.0)])
+
+        assert adapter.writers("optimizers", Event.AFTER_LOAD) == ["SAM"]
+        assert adapter.writers("gradients", Event.AFTER_TRAIN_BATCH) == ["GradientClipping"]
 
 
 class TestLateAlgorithms:

@@ -61,6 +61,7 @@ def served_fields(
     not_run: Iterable[Event] = (),
     not_readable: Iterable[str] = (),
     not_writable: Iterable[str] = (),
+    not_writable_at: Mapping[Event, Iterable[str]] | None = None,
 ) -> ServedFields:
     """Return what a host serves that calls all methods of an :class:`Adapter`, except for what is given here.
 
@@ -70,6 +71,7 @@ def served_fields(
         not_readable: Fields without a current value, such as ``"outputs"`` in a host that computes outputs and loss in
             one call, or ``"losses"`` if the loss cannot be computed with ``reduction="none"``.
         not_writable: Fields whose new values the host does not use, such as ``"train_dataloader"``.
+        not_writable_at: Such fields for single events.
 
     Example:
         >>> served = served_fields("MyLoop", not_writable={"optimizers"})
@@ -79,7 +81,8 @@ def served_fields(
     events = [event for event in Event if event not in {*_NOT_RUN, *not_run}]
     readable = FIELDS - _NOT_READABLE - {*not_readable}
     writable = FIELDS - _NOT_WRITABLE - {*not_readable, *not_writable}
-    return ServedFields(host, dict.fromkeys(events, readable), dict.fromkeys(events, writable))
+    at_events = {event: writable - {*(not_writable_at or {}).get(event, ())} for event in events}
+    return ServedFields(host, dict.fromkeys(events, readable), at_events)
 
 
 class _HostLog(LoggerDestination):
@@ -224,6 +227,15 @@ class Adapter:
         """Whether a batch has begun since the last step of the optimizers."""
         return self._batch is not None
 
+    @property
+    def computes_again(self) -> bool:
+        """Whether an optimizer computes the loss of a step several times, with a closure; known after ``begin_fit``."""
+        return self._step.computes_again
+
+    def writers(self, field: str, event: Event) -> list[str]:
+        """Return the keys of the algorithms that write a field at an event."""
+        return [entry.key for entry in self.explain().entries.get(event, ()) if field in entry.writes]
+
     def prepare(
         self,
         optimizers: Optimizer | Sequence[Optimizer] | None = None,
@@ -240,6 +252,9 @@ class Adapter:
                 the training, then replaces them here; otherwise when the training begins, after weights are loaded.
             train_dataloader: As in :meth:`begin_fit`, if known already.
             dataloader_len: As in :meth:`begin_fit`, if known already.
+
+        Raises:
+            ValueError: An algorithm has replaced the model object, which the host trains.
         """
         state = self.state
         if optimizers is not None:
@@ -251,8 +266,13 @@ class Adapter:
         if train_dataloader is not None or dataloader_len is not None or state.dataloader_label is None:
             state.set_dataloader(state.train_dataloader, "train", -1 if dataloader_len is None else dataloader_len)
         if not self.is_prepared:
-            self.is_prepared = True
+            self.is_prepared, model = True, state.model
             self.engine.run_event(Event.INIT)
+            if state.model is not model:
+                raise ValueError(
+                    f"algorithms must keep the model object, which {self.serves.host} trains: replace its layers "
+                    "instead."
+                )
 
     def begin_fit(
         self,

@@ -97,7 +97,7 @@ class Step:
         self._split = split or (lambda: ((state.batch, 1.0),))
         self._parts: dict[str, Tensor] = {}
         self._rng_states: list[tuple[Callable[[Any], object], Any]] = []
-        self._computes_again = any(map(wants_closure, state.optimizers))
+        self.computes_again = any(map(wants_closure, state.optimizers))
         self._create_graph = any(algorithm.backwards_create_graph for algorithm in state.algorithms)
 
     def begin_batch(self, batch: Batch) -> Batch:
@@ -142,7 +142,7 @@ class Step:
             for set_state, before in self._rng_states:
                 set_state(before)
         # Only for optimizers that compute again, as copying the states takes time in each step.
-        elif self._computes_again:
+        elif self.computes_again:
             self._rng_states = global_rng_states(self._state.device)
         self.times_computed += 1
 

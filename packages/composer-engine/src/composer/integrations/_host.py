@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-import attrs
+from torch.optim import Optimizer
 
-from composer.core import Adapter, Batch, Event, LoadReport, Plan, ServedFields, State
-from composer.functional.signatures import unquote_annotations
+from composer.core import Adapter, Batch, LoadReport, Plan, State
+from composer.core.optimizers import wants_closure
 
-__all__ = ["HostAlgorithms", "call_model", "not_writable_at"]
+__all__ = ["HostAlgorithms", "call_model", "check_closure"]
 
 
 class HostAlgorithms:
@@ -57,6 +57,15 @@ class HostAlgorithms:
         """
         return self.adapter.load_state_dict(state_dict)
 
+    def _end_backward_before_step(self) -> None:
+        """End the backward pass before a step of the optimizer; raise an error if there was no loss to compute."""
+        if not self.adapter.is_in_step:
+            raise RuntimeError(
+                "optimizer.step() was called without a loss by algorithms.compute_loss(batch), so that the algorithms "
+                "had no effect. Compute the loss of each batch with it."
+            )
+        self.adapter.end_backward()
+
 
 def call_model(model: Callable[..., Any], batch: Batch) -> Any:
     """Call a model with a batch: with keyword arguments, with the first item of a tuple or list, or with all of it.
@@ -70,10 +79,7 @@ def call_model(model: Callable[..., Any], batch: Batch) -> Any:
     return model(batch[0] if isinstance(batch, (tuple, list)) else batch)
 
 
-def not_writable_at(served: ServedFields, fields: Mapping[Event, set[str]]) -> ServedFields:
-    """Return what is served without some writable fields at some events."""
-    writable = {event: names - fields.get(event, set()) for event, names in served.writable.items()}
-    return attrs.evolve(served, writable=writable)
-
-
-unquote_annotations(globals())
+def check_closure(optimizer: Optimizer, reason: str | None) -> None:
+    """Raise an error for an optimizer that needs a closure, if a reason is given why none can be passed."""
+    if reason is not None and wants_closure(optimizer):
+        raise ValueError(f"{type(optimizer).__name__} needs a closure, which cannot be passed with {reason}.")

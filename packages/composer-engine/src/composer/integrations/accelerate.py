@@ -17,11 +17,10 @@ from composer.core import Algorithm, Batch, Event, Time
 from composer.core.adapter import Adapter, served_fields
 from composer.core.data_spec import describe_batch, length_of
 from composer.core.declarations import ServedFields
-from composer.core.optimizers import wants_closure
 from composer.core.saved_state import LoadReport
 from composer.functional.signatures import unquote_annotations
 from composer.functional.transformers_loss import LossCorrection, logits_of, predicts_next_token, task_loss
-from composer.integrations._host import HostAlgorithms, call_model, not_writable_at
+from composer.integrations._host import HostAlgorithms, call_model, check_closure
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -115,10 +114,6 @@ def accelerate_algorithms(
         world_size=accelerator.num_processes,
     )
     adapter.prepare(optimizer, max_duration=max_duration, train_dataloader=loader)
-    if adapter.state.model is not model:
-        raise ValueError(
-            "algorithms must keep the model object, which accelerator.prepare gets: replace its layers instead."
-        )
     return AccelerateAlgorithms(
         adapter, accelerator, {"model": model, "optimizer": optimizer, "loader": loader}, prepared
     )
@@ -139,9 +134,8 @@ class AccelerateAlgorithms(HostAlgorithms):
     ) -> None:
         super().__init__(adapter)
         self._accelerator, self._given, self._prepared = accelerator, given, prepared
-        entries = adapter.explain().entries.get(Event.AFTER_TRAIN_BATCH, ())
-        self._clipping = [entry.key for entry in entries if "gradients" in entry.writes]
-        self._has_begun = self._is_at_end = self._has_ended = self._computes_again = False
+        self._clipping = adapter.writers("gradients", Event.AFTER_TRAIN_BATCH)
+        self._has_begun = self._is_at_end = self._has_ended = False
         _in_use.add(accelerator)
         accelerator.register_for_checkpointing(self)
         self._prepare_objects, accelerator.prepare = accelerator.prepare, self._prepare
@@ -221,7 +215,6 @@ class AccelerateAlgorithms(HostAlgorithms):
             dataloader_len=None if length is None else math.ceil(length / steps),
         )
         (self._prepared["optimizer"].optimizer,) = self.adapter.optimizers  # which algorithms may have wrapped
-        self._computes_again = any(map(wants_closure, self.adapter.optimizers))
         self._has_begun = True
         self._has_ended = self._is_over()
 
@@ -229,14 +222,9 @@ class AccelerateAlgorithms(HostAlgorithms):
         """Replace ``step`` of the prepared optimizer, which does nothing until the gradients are complete."""
         if closure is not None:
             raise TypeError("optimizer.step must be called without a closure; if it needs one, the algorithms pass it.")
-        if not self.adapter.is_in_step:
-            raise RuntimeError(
-                "optimizer.step() was called without a loss by algorithms.compute_loss(batch), so that the algorithms "
-                "had no effect. Compute the loss of each batch with it."
-            )
-        self.adapter.end_backward()
+        self._end_backward_before_step()
         if self._accelerator.sync_gradients:
-            if self._computes_again:
+            if self.adapter.computes_again:
                 self._step_optimizer(self.adapter.closure(self._accelerator.backward))
             else:
                 if self._clipping:
@@ -280,15 +268,14 @@ def _check_not_prepared(accelerator: Accelerator, model: nn.Module, optimizer: O
                 f"{name} must not be prepared, compiled or wrapped yet, got {type(given).__name__}: call "
                 "accelerate_algorithms before accelerator.prepare, which also compiles (dynamo_backend=)."
             )
-    reasons = _reasons_against_closures(accelerator)
-    if wants_closure(optimizer) and reasons:
-        raise ValueError(f"{type(optimizer).__name__} needs a closure, which cannot be passed with {reasons[0]}.")
+    check_closure(optimizer, _reason_against_closures(accelerator))
 
 
-def _reasons_against_closures(accelerator: Accelerator) -> list[str]:
+def _reason_against_closures(accelerator: Accelerator) -> str | None:
     steps = accelerator.gradient_accumulation_steps
-    reasons = [f"gradient_accumulation_steps={steps}"] if steps > 1 else []
-    return [*reasons, *(["mixed_precision='fp16'"] if accelerator.scaler is not None else [])]
+    if steps > 1:
+        return f"gradient_accumulation_steps={steps}"
+    return "mixed_precision='fp16'" if accelerator.scaler is not None else None
 
 
 def _served(accelerator: Accelerator, *, serves_labels: bool) -> ServedFields:
@@ -297,10 +284,10 @@ def _served(accelerator: Accelerator, *, serves_labels: bool) -> ServedFields:
     if not serves_labels:
         host += " without loss="
         unserved[Event.BEFORE_LOSS] = unserved[Event.AFTER_LOSS] = {"batch", "batch.target"}
-    if reasons := _reasons_against_closures(accelerator):
-        host += f" with {reasons[0]}"
+    if reason := _reason_against_closures(accelerator):
+        host += f" with {reason}"
         unserved[Event.AFTER_LOAD] = {"optimizers"}
-    return not_writable_at(served_fields(host, not_writable={"train_dataloader"}), unserved)
+    return served_fields(host, not_writable={"train_dataloader"}, not_writable_at=unserved)
 
 
 class _OwnLoss:

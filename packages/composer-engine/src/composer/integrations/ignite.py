@@ -19,10 +19,9 @@ from composer.core import Algorithm, Batch, Event, Time, Timestamp
 from composer.core.adapter import Adapter, served_fields
 from composer.core.data_spec import batch_get
 from composer.core.declarations import ServedFields
-from composer.core.optimizers import wants_closure
 from composer.core.saved_state import LoadReport
 from composer.functional.signatures import unquote_annotations
-from composer.integrations._host import HostAlgorithms, call_model, not_writable_at
+from composer.integrations._host import HostAlgorithms, call_model, check_closure
 
 if TYPE_CHECKING:
     from ignite.engine import Engine
@@ -85,8 +84,7 @@ def attach_algorithms(
     if is_attached:
         raise ValueError("engine has algorithms already: call attach_algorithms once, with all of them in one list.")
     supervised = _Supervised.of(process, {"model": model, "optimizer": optimizer, "loss_fn": loss_fn})
-    if wants_closure(optimizer) and (reason := _reason_against_closures(supervised)):
-        raise ValueError(f"{type(optimizer).__name__} needs a closure, which cannot be passed with {reason}.")
+    check_closure(optimizer, _reason_against_closures(supervised))
     bare = _unwrapped(model)
     forward: Callable[..., Any] = supervised.forward if supervised else functools.partial(call_model, model)
     loss = _loss_of_batch(loss_fn)
@@ -104,15 +102,13 @@ def attach_algorithms(
         log=lambda metrics, _: engine.state.metrics.update(metrics),
         world_size=distributed.get_world_size(),
     )
-    surgery = [entry.key for entry in adapter.explain().entries.get(Event.INIT, ()) if "model" in entry.writes]
+    surgery = adapter.writers("model", Event.INIT)
     if surgery and bare is not model:
         raise ValueError(
             f"model must not be compiled or wrapped yet, got {type(model).__name__}: {surgery[0]} replaces layers. "
             "Call its function of composer.functional before, and remove it from the algorithms."
         )
     adapter.prepare(optimizer, max_duration=max_duration)
-    if adapter.state.model is not bare:
-        raise ValueError("algorithms must keep the model object, which the engine trains: replace layers instead.")
     return IgniteAlgorithms(adapter, engine, model, optimizer, supervised)
 
 
@@ -134,7 +130,7 @@ class IgniteAlgorithms(HostAlgorithms):
 
         super().__init__(adapter)
         self._engine, self._model, self._supervised = engine, model, supervised
-        self._has_begun = self._is_processing = self._is_loaded = self._computes_again = False
+        self._has_begun = self._is_processing = self._is_loaded = False
         self._process = self._update if supervised else engine._process_function  # noqa: SLF001
         engine._process_function = self._run_process  # noqa: SLF001
         engine.add_event_handler(Events.STARTED, self._start)
@@ -216,7 +212,6 @@ class IgniteAlgorithms(HostAlgorithms):
             dataloader_len=None if length is None else math.ceil(length / accumulated),
         )
         self._has_begun, self._is_loaded = True, False
-        self._computes_again = any(map(wants_closure, self.adapter.optimizers))
 
     @property
     def _accumulated(self) -> int:
@@ -254,7 +249,7 @@ class IgniteAlgorithms(HostAlgorithms):
         settings.backward(loss)
         self.adapter.end_backward()
         if not iteration % accumulated:
-            if self._computes_again:
+            if self.adapter.computes_again:
                 optimizer.step(self.adapter.closure(settings.backward))
             else:
                 settings.step(optimizer)
@@ -265,13 +260,8 @@ class IgniteAlgorithms(HostAlgorithms):
     def _before_step(self, *_: object) -> None:
         if not self._is_processing:
             return
-        if not self.adapter.is_in_step:
-            raise RuntimeError(
-                "optimizer.step() was called without a loss by algorithms.compute_loss(batch), so that the algorithms "
-                "had no effect. Compute the loss of each batch with it in the process function."
-            )
-        self.adapter.end_backward()
-        if not self._computes_again:
+        self._end_backward_before_step()
+        if not self.adapter.computes_again:
             self.adapter.end_gradients()
 
     def _after_step(self, *_: object) -> None:
@@ -355,8 +345,11 @@ def _reason_against_closures(supervised: _Supervised | None) -> str | None:
 def _served(supervised: _Supervised | None) -> ServedFields:
     """Return what is served; optimizers cannot be replaced where a batch cannot be computed again."""
     reason = _reason_against_closures(supervised)
-    served = served_fields(f"Ignite with {reason}" if reason else "Ignite", not_writable={"train_dataloader"})
-    return not_writable_at(served, {Event.AFTER_LOAD: {"optimizers"}}) if reason else served
+    return served_fields(
+        f"Ignite with {reason}" if reason else "Ignite",
+        not_writable={"train_dataloader"},
+        not_writable_at={Event.AFTER_LOAD: {"optimizers"}} if reason else None,
+    )
 
 
 def _loss_of_batch(loss_fn: Callable[..., Any]) -> Callable[..., Any]:

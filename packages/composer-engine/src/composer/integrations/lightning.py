@@ -415,7 +415,7 @@ class FabricAlgorithms(HostAlgorithms):
         forward: Callable[[nn.Module, Batch], Any] | None = None,
         seed: int = 0,
     ) -> None:
-        self._fabric, self._forward, self._calls_closure = fabric, forward, False
+        self._fabric, self._forward = fabric, forward
         self.model: Any = model
         self.optimizer: Any = optimizer
         adapter = Adapter(
@@ -458,8 +458,7 @@ class FabricAlgorithms(HostAlgorithms):
         (optimizer,) = adapter.optimizers
         if optimizer is not own:
             self.optimizer = self._fabric.setup_optimizers(optimizer)
-        self._calls_closure = wants_closure(optimizer)
-        if self._calls_closure and getattr(self._fabric.strategy.precision, "scaler", None) is not None:
+        if adapter.computes_again and getattr(self._fabric.strategy.precision, "scaler", None) is not None:
             raise ValueError(_closure_and_scaler(optimizer, self._fabric.strategy.precision.precision))
 
     def begin_epoch(self) -> None:
@@ -487,7 +486,7 @@ class FabricAlgorithms(HostAlgorithms):
             adapter.end_gradients()
             return loss.detach()
 
-        if self._calls_closure:
+        if adapter.computes_again:
             loss = optimizer.step(compute_gradients)
         else:
             loss = compute_gradients()

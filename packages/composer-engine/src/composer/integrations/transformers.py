@@ -21,7 +21,6 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback
 from composer.core import Algorithm, Event, Plan, TimeUnit, join_tensors, split_tensors
 from composer.core.adapter import Adapter, served_fields
 from composer.core.data_spec import length_of
-from composer.core.optimizers import wants_closure
 from composer.core.step import SplitStep
 from composer.core.time import Timestamp
 from composer.functional.signatures import unquote_annotations
@@ -331,7 +330,7 @@ class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no typ
         # Accelerate wraps the optimizer.
         adapter.begin_fit(self.optimizer.optimizer, **self._training(train_dataloader))
         (self.optimizer.optimizer,) = adapter.optimizers
-        if wants_closure(self.optimizer.optimizer):
+        if adapter.computes_again:
             _pass_closure(self.optimizer.optimizer, self._make_closure)
 
     def _training(self, loader: Any) -> dict[str, Any]:
@@ -469,14 +468,14 @@ def _check_host(trainer: Trainer) -> None:
 
 def _check_algorithms(trainer: ComposerTrainer) -> None:
     """Raise for algorithms that the arguments of the training contradict."""
-    args, entries = trainer.args, trainer.explain().entries
-    clipping = [entry.key for entry in entries.get(Event.AFTER_TRAIN_BATCH, ()) if "gradients" in entry.writes]
+    args, adapter = trainer.args, trainer.algorithm_adapter
+    clipping = adapter.writers("gradients", Event.AFTER_TRAIN_BATCH)
     if clipping and args.max_grad_norm:
         raise ValueError(
             f"max_grad_norm must be 0 with {clipping[0]}, got {args.max_grad_norm}: gradients would be clipped twice. "
             "Set max_grad_norm=0 in TrainingArguments, whose default is 1.0."
         )
-    stepping = [entry.key for entry in entries.get(Event.AFTER_LOAD, ()) if "optimizers" in entry.writes]
+    stepping = adapter.writers("optimizers", Event.AFTER_LOAD)
     if stepping and args.gradient_accumulation_steps > 1:
         raise ValueError(
             f"gradient_accumulation_steps must be 1 with {stepping[0]}, got {args.gradient_accumulation_steps}: its "
@@ -486,7 +485,7 @@ def _check_algorithms(trainer: ComposerTrainer) -> None:
         raise ValueError(
             f"fp16 must be False with {(stepping or clipping)[0]}, which does not unscale gradients. Use bf16=True."
         )
-    needing = trainer.algorithm_adapter.needs_outputs
+    needing = adapter.needs_outputs
     of_trl = [one for one in type(trainer).__mro__ if one.__module__.startswith("trl.") and "compute_loss" in vars(one)]
     if needing and of_trl:
         raise ValueError(
@@ -508,9 +507,7 @@ def _uses_num_items(model: PreTrainedModel | None) -> bool:
 
 def _may_skip_loss(trainer: ComposerTrainer) -> bool:
     """Return whether the model can be called without labels, if its loss is never used."""
-    entries = trainer.explain().entries
-    is_replaced = any("batch.target" in entry.writes for entry in entries.get(Event.BEFORE_LOSS, ()))
-    model = _model_with_loss(trainer)
+    is_replaced, model = trainer.algorithm_adapter.writers("batch.target", Event.BEFORE_LOSS), _model_with_loss(trainer)
     # Other models may return no logits; decoders read the labels.
     if not is_replaced or model is None or model.config.is_encoder_decoder:
         return False
