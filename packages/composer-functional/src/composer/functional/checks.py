@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Sequence
-from typing import cast
+from typing import TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
@@ -118,6 +118,11 @@ def check_float_tensors(**values: object) -> None:
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             raise TypeError(f"{name} must be a floating point tensor, got {kind}.")
+
+
+def is_module_class(value: object) -> TypeGuard[type[nn.Module]]:
+    """Return whether a value is a class of modules."""
+    return isinstance(value, type) and issubclass(value, nn.Module)
 
 
 def check_modules(**values: object) -> None:

@@ -255,15 +255,8 @@ def _pick(logits: Tensor, labels: Tensor) -> Tensor:
 
 def check_softcap(softcap: object, name: str = "softcap") -> None:
     """Raise an error for a limit that is not a positive, finite number."""
-    check_interval(
-        name,
-        softcap,
-        0,
-        math.inf,
-        "It is the limit of absolute values.",
-        open_low=True,
-        open_high=True,
-    )
+    meaning = "It is the limit of absolute values."
+    check_interval(name, softcap, 0, math.inf, meaning, open_low=True, open_high=True)
 
 
 def check_head_settings(chunk_size: object, z_loss: object, softcap: object) -> None:

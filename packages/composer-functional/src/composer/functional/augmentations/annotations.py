@@ -140,14 +140,26 @@ class Ragged(NamedTuple):
     ) -> Points:
         """Return boxes (xyxy) in the form of the originals; a list loses the boxes for which ``keep`` is false."""
         if self.format == "vertices":
-            (left, top), (right, bottom) = xyxy[..., :2].unbind(-1), (xyxy[..., 2:] - 1).unbind(-1)
-            vertices = [left, top, right, top, right, bottom, left, bottom]
-            return self.restore(torch.stack(vertices, dim=-1).view(*xyxy.shape[:-1], 4, 2), keep, canvas_size)
+            return self.restore(_corners(xyxy[..., :2], xyxy[..., 2:] - 1), keep, canvas_size)
         if (self.format or box_format) != "xyxy":
             first, second = xyxy[..., :2], xyxy[..., 2:]
             start = first if (self.format or box_format) == "xywh" else (first + second) / 2
             xyxy = torch.cat([start, second - first], dim=-1)
         return self.restore(xyxy, keep, canvas_size)
+
+    def restore_clipped(
+        self,
+        xyxy: Tensor,
+        labels: Sequence[Tensor] | None,
+        box_format: BoxFormat,
+        size: tuple[int, int],
+        min_visible: float = 0.0,
+    ) -> tuple[Points, list[Tensor] | None]:
+        """Return boxes (xyxy) clipped to images of a size, and labels; a list loses those that are not visible."""
+        clipped, visible = clip(xyxy, 0, 0, size[1], size[0])
+        keep = None if self.lengths is None else to_keep(visible, self.present(), min_visible)
+        boxes = self.restore_boxes(clipped, keep, box_format, size)
+        return boxes, None if labels is None or keep is None else select(labels, keep, self.present())
 
     def restore(self, changed: Tensor, keep: Tensor | None, canvas_size: tuple[int, int]) -> Points:
         """Return values in the form, dtype and device of the originals; a list loses those with a false ``keep``."""
@@ -310,9 +322,13 @@ def restore(values: Tensor, original: Tensor, *, scaled: bool = True) -> Tensor:
 
 def to_corners(xyxy: Tensor) -> Tensor:
     """Return the corners of boxes, shape ``(N, B, 4, 2)``, in pixels measured at their centres, as in kornia."""
-    (left, top), (right, bottom) = xyxy[..., :2].unbind(-1), xyxy[..., 2:].unbind(-1)
-    corners = [left, top, right, top, right, bottom, left, bottom]
-    return torch.stack(corners, dim=-1).view(*xyxy.shape[:-1], 4, 2) - PIXEL_CENTRE
+    return _corners(xyxy[..., :2], xyxy[..., 2:]) - PIXEL_CENTRE
+
+
+def _corners(low: Tensor, high: Tensor) -> Tensor:
+    """Return the corners ``(N, B, 4, 2)`` of boxes, clockwise from the upper left, which is ``low``."""
+    (left, top), (right, bottom) = low.unbind(-1), high.unbind(-1)
+    return torch.stack([left, top, right, top, right, bottom, left, bottom], dim=-1).view(*low.shape[:-1], 4, 2)
 
 
 def from_corners(corners: Tensor) -> Tensor:

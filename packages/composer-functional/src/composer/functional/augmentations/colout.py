@@ -16,10 +16,7 @@ from composer.functional.augmentations.annotations import (
     Ragged,
     check_annotations,
     check_box_options,
-    clip,
     images_of,
-    select,
-    to_keep,
 )
 from composer.functional.augmentations.cutout import check_images, is_pil
 from composer.functional.checks import check_interval, check_tensors
@@ -230,13 +227,10 @@ def _select_annotations(
         boxes = Ragged.of(batch.boxes, "boxes", count)
         low, high = boxes.xyxy(box_format).chunk(2, dim=-1)
         mapped = torch.cat([_map_points(corner, old, rows, columns) for corner in (low, high)], dim=-1)
-        visible = clip(mapped, 0, 0, size[1], size[0])[1]
-        keep = None if boxes.lengths is None else to_keep(visible, boxes.present())
         if batch.labels is not None:
             boxes.check_labels(batch.labels)
-            assert keep is not None
-            result = result._replace(labels=select(batch.labels, keep, boxes.present()))
-        result = result._replace(boxes=boxes.restore_boxes(mapped, keep, box_format, size))
+        restored, labels = boxes.restore_clipped(mapped, batch.labels, box_format, size)
+        result = result._replace(boxes=restored, labels=labels)
     return result
 
 
@@ -323,8 +317,13 @@ def _check_input(input: object) -> None:
 def _check_settings(p_row: float, p_col: float, resize_target: bool | str) -> None:
     _check_fraction("p_row", p_row)
     _check_fraction("p_col", p_col)
-    if not (isinstance(resize_target, bool) or resize_target == "auto"):
-        raise ValueError(f"resize_target must be True, False or 'auto', got {resize_target!r}.")
+    check_resize_target("resize_target", resize_target)
+
+
+def check_resize_target(name: str, resize_target: object) -> None:
+    """Raise an error for a value that does not state whether targets are resized."""
+    if not isinstance(resize_target, bool) and resize_target != "auto":
+        raise ValueError(f"{name} must be True, False or 'auto', got {resize_target!r}.")
 
 
 def _check_fraction(name: str, p: float) -> None:

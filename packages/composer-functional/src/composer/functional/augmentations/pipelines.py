@@ -19,12 +19,9 @@ from composer.functional.augmentations.annotations import (
     Ragged,
     check_annotations,
     check_box_options,
-    clip,
     from_corners,
     restore,
-    select,
     to_corners,
-    to_keep,
 )
 from composer.functional.checks import described
 from composer.functional.random import check_generator
@@ -223,12 +220,8 @@ def augment_batch(
         num_corners = all_boxes.padded.shape[1] * 4
         corners, points = points[:, :num_corners].view(count, -1, 4, 2), points[:, num_corners:]
         xyxy = from_corners(corners).to(all_boxes.padded.device)
-        clipped, visible = clip(xyxy, 0, 0, width, height)
-        keep = None if all_boxes.lengths is None else to_keep(visible, all_boxes.present(), min_visible)
-        result = result._replace(
-            boxes=all_boxes.restore_boxes(clipped, keep, box_format, (height, width)),
-            labels=None if labels is None or keep is None else select(labels, keep, all_boxes.present()),
-        )
+        boxes, labels = all_boxes.restore_clipped(xyxy, labels, box_format, (height, width), min_visible)
+        result = result._replace(boxes=boxes, labels=labels)
     if all_points is not None:
         assert points is not None
         result = result._replace(keypoints=all_points.restore(points, None, (height, width)))

@@ -108,22 +108,11 @@ class _Logits(Tensor):
     version: int
 
     @staticmethod
-    def __new__(
-        cls: Any,
-        head: ChunkedHead,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        softcap: float | None,
-        amp: torch.dtype | None,
-        dtype: torch.dtype,
-        version: int | None = None,
-    ) -> _Logits:
+    def __new__(cls: Any, dtype: torch.dtype, hidden: Tensor, weight: Tensor, **fields: Any) -> _Logits:
         self: _Logits = Tensor._make_wrapper_subclass(  # noqa: SLF001
             cls, (*hidden.shape[:-1], len(weight)), dtype=dtype, device=hidden.device
         )
-        vars(self).update(head=head, hidden=hidden, weight=weight, bias=bias, softcap=softcap, amp=amp)
-        self.version = weight._version if version is None else version  # noqa: SLF001
+        vars(self).update({"version": weight._version, "hidden": hidden, "weight": weight, **fields})  # noqa: SLF001
         return self
 
     def replaced(self, **changes: Any) -> _Logits:

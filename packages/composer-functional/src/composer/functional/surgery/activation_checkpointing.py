@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable would import dynamo together with this module
 from torch.torch_version import TorchVersion
 
-from composer.functional.checks import check_choice, check_modules, check_whole, described
+from composer.functional.checks import check_choice, check_modules, check_whole, described, is_module_class
 from composer.functional.layers.derived import DerivedModule, plain_class
 from composer.functional.layers.gyro_dropout import GyroDropout
 from composer.functional.layers.noisy_embedding import NoisyEmbedding
@@ -209,13 +209,9 @@ def to_classes(modules: Any) -> tuple[str | type[nn.Module], ...] | None:
     if listed is None:
         return None
     is_list = isinstance(listed, Sequence) and len(listed) > 0
-    if not is_list or not all(isinstance(one, str) or _is_module_class(one) for one in listed):
+    if not is_list or not all(isinstance(one, str) or is_module_class(one) for one in listed):
         raise TypeError(f"modules must be None, or classes of modules or their names, got {described(modules)}.")
     return tuple(listed)
-
-
-def _is_module_class(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, nn.Module)
 
 
 def check_not_recomputed(model: nn.Module) -> None:

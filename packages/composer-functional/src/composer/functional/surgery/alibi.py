@@ -16,6 +16,7 @@ from composer.functional.surgery.architectures import (
     ARCHITECTURES,
     AddBias,
     check_implementation,
+    find_described,
     is_causal,
     lift_limits,
     replace_embedding,
@@ -194,11 +195,7 @@ def _without_alibi(attentions: _Attentions) -> _Attentions:
 
 
 def _find_own(model: nn.Module, cls: type[nn.Module], method: str) -> _Attentions:
-    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-        raise TypeError(f"attention_module must be a class of modules, got {cls!r}.")
-    attentions = [(path, module) for path, module in model.named_modules() if isinstance(module, cls)]
-    if not attentions:
-        raise ValueError(f"attention_module must be a class that is in the model, got {cls.__name__}, which is not.")
+    attentions = find_described(model, "attention_module", cls)
     if not hasattr(attentions[0][1], method):
         raise ValueError(f"attr_to_replace must be an attribute of {cls.__name__}, got {method!r}, which is missing.")
     return _without_alibi(attentions)

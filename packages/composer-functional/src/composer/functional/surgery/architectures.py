@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from composer.functional.checks import is_module_class
 from composer.functional.layers.alibi import NoPositionEmbedding, NoRotaryEmbedding
 
 __all__: list[str] = []
@@ -65,6 +66,16 @@ def find_instances(model: nn.Module, module: str, name: str) -> list[nn.Module]:
     return [] if cls is None else [each for each in model.modules() if isinstance(each, cls)]
 
 
+def find_described(model: nn.Module, name: str, cls: type[nn.Module]) -> list[tuple[str, nn.Module]]:
+    """Return the modules of a class, which was passed as ``name``, with their paths; raise an error without any."""
+    if not is_module_class(cls):
+        raise TypeError(f"{name} must be a class of modules, got {cls!r}.")
+    found = [(path, module) for path, module in model.named_modules() if isinstance(module, cls)]
+    if not found:
+        raise ValueError(f"{name} must be a class that is in the model, got {cls.__name__}, which is not.")
+    return found
+
+
 def replace_embedding(embedding: nn.Embedding) -> nn.Module:
     """Return a module that returns zeros instead of embedded positions."""
     return NoPositionEmbedding(embedding.embedding_dim)
@@ -75,14 +86,14 @@ def _replace_rotary(rotary: Any) -> nn.Module:
     return NoRotaryEmbedding(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-_GPT2, _BERT = "transformers.models.gpt2.modeling_gpt2", "transformers.models.bert.modeling_bert"
+GPT2, BERT = "transformers.models.gpt2.modeling_gpt2", "transformers.models.bert.modeling_bert"
 
 
 ARCHITECTURES = (
-    Architecture("GPT-2", _GPT2, "GPT2Attention", "GPT2Model", "wpe", attrgetter("num_heads"), replace_embedding),
+    Architecture("GPT-2", GPT2, "GPT2Attention", "GPT2Model", "wpe", attrgetter("num_heads"), replace_embedding),
     Architecture(
         name="BERT",
-        module=_BERT,
+        module=BERT,
         attention="BertSelfAttention",
         embedding="BertEmbeddings",
         positions="position_embeddings",
@@ -101,9 +112,9 @@ ARCHITECTURES = (
 )
 
 _ATTENTION_DROPOUTS = (
-    (_BERT, "BertSelfAttention", "dropout"),
-    (_BERT, "BertCrossAttention", "dropout"),
-    (_GPT2, "GPT2Attention", "attn_dropout"),
+    (BERT, "BertSelfAttention", "dropout"),
+    (BERT, "BertCrossAttention", "dropout"),
+    (GPT2, "GPT2Attention", "attn_dropout"),
 )
 
 
@@ -182,7 +193,7 @@ def is_causal(attention: Any) -> bool:
 
 def lift_limits(model: nn.Module, attentions: list[tuple[str, nn.Module]], max_sequence_length: int) -> None:
     """Remove or enlarge buffers whose size is the longest sequence, other than position embeddings."""
-    embeddings: list[Any] = find_instances(model, _BERT, "BertEmbeddings")
+    embeddings: list[Any] = find_instances(model, BERT, "BertEmbeddings")
     for embedding in embeddings:
         positions = torch.arange(max_sequence_length, device=embedding.position_ids.device)
         embedding.register_buffer("position_ids", positions[None], persistent=False)

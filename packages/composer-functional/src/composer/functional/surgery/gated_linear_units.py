@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from composer.functional.checks import check_flags, check_modules
 from composer.functional.layers.gated_linear_units import GatedLinearUnit, check_activation
-from composer.functional.surgery.architectures import find_instances, find_loaded_class
+from composer.functional.surgery.architectures import BERT, GPT2, find_described, find_instances, find_loaded_class
 from composer.functional.surgery.replace import ReplacementFunction, SurgeryReport, replace_module_classes
 
 __all__ = ["apply_gated_linear_units"]
@@ -97,10 +97,9 @@ def apply_gated_linear_units(
         first, activation = first_layer_attribute, activation_attribute
         blocks: list[Any] = _find_own(model, feed_forward_module, first, activation)
     else:
-        blocks = find_instances(model, "transformers.models.gpt2.modeling_gpt2", "GPT2MLP")
-        bert = ("transformers.models.bert.modeling_bert", "BertIntermediate")
-        intermediates = find_instances(model, *bert)
-        intermediate = find_loaded_class(*bert)
+        blocks = find_instances(model, GPT2, "GPT2MLP")
+        intermediates = find_instances(model, BERT, "BertIntermediate")
+        intermediate = find_loaded_class(BERT, "BertIntermediate")
         if intermediate is not None:
             policies[intermediate] = lambda block, _: gate(block.dense, block.intermediate_act_fn)
     blocks = [block for block in blocks if not isinstance(getattr(block, first), GatedLinearUnit)]
@@ -119,11 +118,7 @@ def apply_gated_linear_units(
 
 
 def _find_own(model: nn.Module, cls: type[nn.Module], *attributes: str) -> list[nn.Module]:
-    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-        raise TypeError(f"feed_forward_module must be a class of modules, got {cls!r}.")
-    blocks = [module for module in model.modules() if isinstance(module, cls)]
-    if not blocks:
-        raise ValueError(f"feed_forward_module must be a class that is in the model, got {cls.__name__}, which is not.")
+    blocks = [block for _, block in find_described(model, "feed_forward_module", cls)]
     for name in attributes:
         if not callable(getattr(blocks[0], name, None)):
             raise ValueError(  # noqa: TRY004 (the name itself is a str)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from composer.functional.checks import check_choice, check_interval, check_modules
+from composer.functional.checks import check_choice, check_interval, check_modules, is_module_class
 from composer.functional.layers.stochastic_depth import ResidualRule, StochasticDepthBlock
 from composer.functional.surgery.replace import SurgeryReport, replace_layers
 
@@ -147,11 +147,10 @@ def _find_rules(target: TargetLayers) -> Mapping[type[nn.Module], ResidualRule |
         # Imported if the model has such blocks.
         torchvision_resnet = sys.modules.get("torchvision.models.resnet")
         return {} if torchvision_resnet is None else {getattr(torchvision_resnet, class_name): rule}
-    if isinstance(target, type) and issubclass(target, nn.Module):
+    if is_module_class(target):
         return {target: None}
     if isinstance(target, Mapping) and all(
-        isinstance(cls, type) and issubclass(cls, nn.Module) and isinstance(rule, ResidualRule | None)
-        for cls, rule in target.items()
+        is_module_class(cls) and isinstance(rule, ResidualRule | None) for cls, rule in target.items()
     ):
         return target
     raise TypeError(

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from composer.functional.checks import check_interval, check_modules, described
+from composer.functional.checks import check_interval, check_modules, described, is_module_class
 from composer.functional.surgery.blocks import repeated_blocks
 
 __all__ = ["parameter_groups"]
@@ -103,7 +103,7 @@ def _check(
             f"lr is required with layer_decay={layer_decay}, as each group gets its own: give that of the last layer."
         )
     types = tuple(no_decay) if isinstance(no_decay, Iterable) else (no_decay,)
-    if not all(isinstance(one, type) and issubclass(one, nn.Module) for one in types):
+    if not all(map(is_module_class, types)):
         raise TypeError(f"no_decay must be types of modules such as [torch.nn.Embedding], got {described(no_decay)}.")
     return types
 
