@@ -43,9 +43,31 @@ def to_time(value: Time | str | int, name: str) -> Time:
     return Time.from_input(value, TimeUnit.BATCH, name=name)
 
 
+def to_moment(value: Time | str | int, name: str) -> Time:
+    """Return a time within the training."""
+    moment = to_time(value, name)
+    if moment.value < 0 or (moment.unit is TimeUnit.DURATION and moment.value > 1):
+        raise ValueError(f"{name} must be within the training, got {moment}: e.g. '10ep', '0.7dur'.")
+    return moment
+
+
+def to_interval(value: Time | str | int, name: str) -> Time:
+    """Return an interval at the end of batches or epochs."""
+    every = to_time(value, name)
+    if every.unit not in {TimeUnit.BATCH, TimeUnit.EPOCH} or every.value < 1:
+        raise ValueError(f"{name} must be at least one batch or epoch, got {every}.")
+    return every
+
+
 def to_update_interval(value: Time | str | int) -> Time:
     """Return ``update_interval`` as a time."""
-    return to_time(value, "update_interval")
+    return to_interval(value, "update_interval")
+
+
+def has_passed(every: Time, event: Event, state: State) -> bool:
+    """Return whether an interval has passed at the end of a batch or an epoch."""
+    counts_here = event is (Event.BATCH_END if every.unit is TimeUnit.BATCH else Event.EPOCH_END)
+    return counts_here and not state.timestamp.count(every.unit) % every.value
 
 
 class WeightAveraging(Algorithm):
@@ -62,12 +84,6 @@ class WeightAveraging(Algorithm):
         "Use one average for evaluation: that of the entire training (EMA) or of its last part (SWA).",
     )
 
-    def check_update_interval(self) -> None:
-        """Raise a ValueError unless the interval of updates is a number of batches or epochs."""
-        every = self.update_interval
-        if every is None or every.unit not in {TimeUnit.BATCH, TimeUnit.EPOCH} or every.value < 1:
-            raise ValueError(f"update_interval must be at least one batch or epoch, got {every}.")
-
     def runs_at_events(self) -> Mapping[Event, Stage]:
         """Return the events at which it runs: updates are at the end of batches or of epochs."""
         assert self.update_interval is not None
@@ -77,9 +93,7 @@ class WeightAveraging(Algorithm):
     def is_update_due(self, event: Event, state: State) -> bool:
         """Return whether the interval of updates has passed at the end of a batch or an epoch."""
         assert self.update_interval is not None
-        every, unit = self.update_interval.value, self.update_interval.unit
-        counts_here = event is (Event.BATCH_END if unit is TimeUnit.BATCH else Event.EPOCH_END)
-        return counts_here and not state.timestamp.count(unit) % every
+        return has_passed(self.update_interval, event, state)
 
     def evaluation_weights(self, state: State) -> AbstractContextManager[None] | None:
         """Return a context in which the model has the averages; None if there are none."""

@@ -11,17 +11,13 @@ from composer.algorithms._annotations import BOX_FORMAT, annotated_images, check
 from composer.algorithms._dataset import ImageAugmentation
 from composer.algorithms._idle import warn_if_idle
 from composer.core import BatchKey, Event, FieldsByEvent, Stage, State
-from composer.core.checks import is_flag, number
+from composer.core.checks import by_name, is_flag, number
 from composer.core.components import transient
+from composer.functional.augmentations.colout import check_resize_target
 
 __all__ = ["ColOut"]
 
 _PART = "It is the fraction to drop."
-
-
-def _bool_or_auto(_: object, field: attrs.Attribute[Any], value: object) -> None:
-    if not isinstance(value, bool) and value != "auto":
-        raise ValueError(f"{field.name} must be True, False or 'auto', got {value!r}.")
 
 
 @attrs.define(eq=False)
@@ -57,7 +53,7 @@ class ColOut(ImageAugmentation):
     p_row: float = number(0.15, 0, 1, below=True, meaning=_PART)
     p_col: float = number(0.15, 0, 1, below=True, meaning=_PART)
     batch: bool = attrs.field(default=True, validator=is_flag)
-    resize_target: bool | str = attrs.field(default="auto", validator=_bool_or_auto)
+    resize_target: bool | str = attrs.field(default="auto", validator=by_name(check_resize_target))
     input_key: BatchKey = 0
     target_key: BatchKey = 1
     mask_key: BatchKey | None = None

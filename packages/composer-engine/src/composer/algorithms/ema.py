@@ -9,7 +9,14 @@ from typing import Any, ClassVar
 import attrs
 from torch import nn
 
-from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveraging, to_time, to_update_interval
+from composer.algorithms._averages import (
+    SWAPS,
+    AveragedWeights,
+    WeightAveraging,
+    to_moment,
+    to_time,
+    to_update_interval,
+)
 from composer.algorithms._idle import warn_if_idle
 from composer.core import Event, Logger, State, Time, Timestamp, TimeUnit, saved
 from composer.core.checks import caller_level, number
@@ -26,7 +33,7 @@ def _to_half_life(value: Time | str | int | None) -> Time | None:
 
 
 def _to_ema_start(value: Time | str | int) -> Time:
-    return to_time(value, "ema_start")
+    return to_moment(value, "ema_start")
 
 
 @attrs.define(eq=False)
@@ -72,12 +79,9 @@ class EMA(WeightAveraging):
             )
         if self.half_life is not None and self.half_life.value <= 0:
             raise ValueError(f"half_life must be more than 0, got {self.half_life}.")
-        if self.ema_start.value < 0 or (self.ema_start.unit is TimeUnit.DURATION and self.ema_start.value > 1):
-            raise ValueError(f"ema_start must be within the training, got {self.ema_start}: e.g. '0ba', '0.5dur'.")
         if self.update_interval is None:
             slow = self.half_life is not None and self.half_life.unit in {TimeUnit.EPOCH, TimeUnit.ITERATION}
             self.update_interval = Time(1, TimeUnit.EPOCH if slow else TimeUnit.BATCH)
-        self.check_update_interval()
         warn_if_idle(self, smoothing=self.smoothing == 0, ema_start=self.ema_start == Time(1, TimeUnit.DURATION))
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from composer import functional as cf
-from composer.algorithms._averages import AveragedWeights, to_time
+from composer.algorithms._averages import AveragedWeights, has_passed, to_interval
 from composer.core import Algorithm, Event, Logger, Stage, State, Time, TimeUnit, saved
 from composer.core.checks import is_flag, to_path
 from composer.core.components import read_state, transient
@@ -33,10 +33,7 @@ def _to_folder(given: str | os.PathLike[str]) -> str:
 
 
 def _to_interval(given: Time | str | int) -> Time:
-    every = to_time(given, "snapshot_interval")
-    if every.unit not in {TimeUnit.BATCH, TimeUnit.EPOCH} or every.value < 1:
-        raise ValueError(f"snapshot_interval must be at least one batch or epoch, got {given!r}.")
-    return every
+    return to_interval(given, "snapshot_interval")
 
 
 def _to_sigma_rels(given: Sequence[float]) -> tuple[float, ...]:
@@ -105,9 +102,7 @@ class PostHocEMA(Algorithm):
             for sigma_rel, average in zip(self.sigma_rels, self._averages, strict=True):
                 average.check(state.model, training=True)
                 average.update(state.model, cf.power_ema_smoothing(self._num_updates, sigma_rel))
-        every = self.snapshot_interval
-        is_due = event is (Event.BATCH_END if every.unit is TimeUnit.BATCH else Event.EPOCH_END)
-        if event is Event.FIT_END or (is_due and not state.timestamp.count(every.unit) % every.value):
+        if event is Event.FIT_END or has_passed(self.snapshot_interval, event, state):
             self._save(state)
 
     def state_dict(self) -> dict[str, Any]:

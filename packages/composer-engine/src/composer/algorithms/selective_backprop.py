@@ -12,21 +12,10 @@ from composer import functional as cf
 from composer.algorithms._idle import warn_if_idle, warn_of_no_effect
 from composer.algorithms._progress import FRACTION_OF_TRAINING, elapsed_duration
 from composer.algorithms._sample_losses import check_processes, check_reduction
-from composer.core import (
-    Algorithm,
-    Batch,
-    BatchKey,
-    Event,
-    FieldsByEvent,
-    Logger,
-    Stage,
-    State,
-    TimeUnit,
-    batch_set,
-    get_precision_context,
-)
+from composer.core import Algorithm, Event, FieldsByEvent, Logger, Stage, State, TimeUnit, get_precision_context
 from composer.core.checks import integer, number, one_of
 from composer.core.components import transient
+from composer.core.data_spec import Batch, BatchKey, batch_set
 from composer.core.declarations import owned
 from composer.functional.training.selective_backprop import highest_losses, sample_losses
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import attrs
 from torch import nn
 
-from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveraging, to_time, to_update_interval
+from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveraging, to_moment, to_update_interval
 from composer.algorithms._idle import warn_if_idle, warn_of_no_effect
 from composer.core import Event, Logger, Stage, State, Time, TimeUnit, saved
 from composer.core.checks import integer, is_flag, number, one_of
@@ -20,11 +20,11 @@ __all__ = ["SWA"]
 
 
 def _to_swa_start(value: Time | str | int) -> Time:
-    return to_time(value, "swa_start")
+    return to_moment(value, "swa_start")
 
 
 def _to_swa_end(value: Time | str | int) -> Time:
-    return to_time(value, "swa_end")
+    return to_moment(value, "swa_end")
 
 
 @attrs.define(eq=False)
@@ -72,12 +72,8 @@ class SWA(WeightAveraging):
     writes: ClassVar = {"model", "optimizers"}
 
     def __attrs_post_init__(self) -> None:
-        for name, moment in (("swa_start", self.swa_start), ("swa_end", self.swa_end)):
-            if moment.value < 0 or (moment.unit is TimeUnit.DURATION and moment.value > 1):
-                raise ValueError(f"{name} must be within the training, got {moment}: e.g. '10ep', '0.7dur'.")
         if self.swa_start.unit is self.swa_end.unit and self.swa_end <= self.swa_start:
             raise ValueError(f"swa_end must come after swa_start, got {self.swa_end} and {self.swa_start}.")
-        self.check_update_interval()
         warn_if_idle(self, swa_start=self.swa_start == Time(1, TimeUnit.DURATION))
 
     def runs_at_events(self) -> Mapping[Event, Stage]:
