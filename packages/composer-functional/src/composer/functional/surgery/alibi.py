@@ -21,7 +21,7 @@ from composer.functional.surgery.architectures import (
     lift_limits,
     replace_embedding,
 )
-from composer.functional.surgery.replace import Replacement, ReplacementFunction, SurgeryReport, replace_module_classes
+from composer.functional.surgery.replace import Replacement, SurgeryReport, replace_module_classes
 
 if TYPE_CHECKING:
     _Policy = TypeVar("_Policy", bound=Callable[[nn.Module, int, int], nn.Module | None])
@@ -222,11 +222,9 @@ def _replace(
     positions: list[tuple[nn.Module, nn.Module]],
     optimizers: Optimizer | Sequence[Optimizer] | None,
 ) -> SurgeryReport:
-    # Policies apply to classes; the ids restrict them to the embeddings of positions.
-    replacements = {id(old): new for old, new in positions}
-    policies: dict[type[nn.Module], ReplacementFunction] = {
-        type(old): lambda module, _: replacements.get(id(module)) for old, _ in positions
-    }
+    # Policies apply to classes; the dictionary restricts them to the embeddings of positions.
+    replacements = dict(positions)
+    policies = {type(old): lambda module, _: replacements.get(module) for old in replacements}
     return replace_module_classes(model, policies, optimizers)
 
 

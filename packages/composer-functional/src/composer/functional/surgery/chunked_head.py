@@ -7,7 +7,7 @@ from torch import nn
 from composer.functional.checks import check_modules
 from composer.functional.layers.chunked_head import ChunkedHead
 from composer.functional.linear_cross_entropy import check_head_settings
-from composer.functional.surgery.replace import SurgeryReport, is_untouched, replace_layers
+from composer.functional.surgery.replace import SurgeryReport, as_class, is_untouched, replace_layers
 
 __all__ = ["apply_chunked_cross_entropy"]
 
@@ -53,10 +53,7 @@ def apply_chunked_cross_entropy(
     found = _find_head(model, head)
 
     def replace(linear: nn.Module, _: int) -> nn.Module:
-        new = ChunkedHead.__new__(ChunkedHead)  # has all of the layer, whose __init__ would allocate parameters
-        vars(new).update(vars(linear), chunk_size=chunk_size, z_loss=z_loss, softcap=softcap)
-        vars(new)["_parameters"] = vars(linear)["_parameters"].copy()
-        return new
+        return as_class(ChunkedHead, linear, chunk_size=chunk_size, z_loss=z_loss, softcap=softcap)
 
     is_new = not isinstance(found, ChunkedHead)
     return replace_layers(model, {nn.Linear: replace}, lambda layer: is_new and layer is found)

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from composer.functional.checks import check_flags, check_modules
 from composer.functional.layers.gated_linear_units import GatedLinearUnit, check_activation
-from composer.functional.surgery.architectures import BERT, GPT2, find_described, find_instances, find_loaded_class
-from composer.functional.surgery.replace import ReplacementFunction, SurgeryReport, replace_module_classes
+from composer.functional.surgery.architectures import BERT, GPT2, find_described, find_instances
+from composer.functional.surgery.replace import SurgeryReport, replace_module_classes
 
 __all__ = ["apply_gated_linear_units"]
 
@@ -84,7 +84,6 @@ def apply_gated_linear_units(
             _drop_bias(layer)
         return unit
 
-    policies: dict[type[nn.Module], ReplacementFunction] = {}
     first, activation = "c_fc", "act"
     intermediates: list[Any] = []
     own = (feed_forward_module, first_layer_attribute, activation_attribute)
@@ -99,17 +98,16 @@ def apply_gated_linear_units(
     else:
         blocks = find_instances(model, GPT2, "GPT2MLP")
         intermediates = find_instances(model, BERT, "BertIntermediate")
-        intermediate = find_loaded_class(BERT, "BertIntermediate")
-        if intermediate is not None:
-            policies[intermediate] = lambda block, _: gate(block.dense, block.intermediate_act_fn)
     blocks = [block for block in blocks if not isinstance(getattr(block, first), GatedLinearUnit)]
-    _check_plain([getattr(block, first) for block in blocks] + [block.dense for block in intermediates])
-    activations = {id(getattr(block, first)): getattr(block, activation) for block in blocks}
-    for block in blocks:
-        policies[type(getattr(block, first))] = lambda layer, _: (
-            gate(layer, activations[id(layer)]) if id(layer) in activations else None
-        )
-    report = replace_module_classes(model, policies, optimizers)
+    # What a unit replaces, with the first layer and the activation: the first layer, or in BERT a module of both.
+    units = {getattr(block, first): (getattr(block, first), getattr(block, activation)) for block in blocks}
+    units |= {block: (block.dense, block.intermediate_act_fn) for block in intermediates}
+    _check_plain([layer for layer, _ in units.values()])
+
+    def replace(module: nn.Module, _: int) -> GatedLinearUnit | None:
+        return gate(*units[module]) if module in units else None
+
+    report = replace_module_classes(model, dict.fromkeys(map(type, units), replace), optimizers)
     for block in blocks:
         setattr(block, activation, nn.Identity().train(block.training))  # the unit applies the activation
     if not report and not any(isinstance(module, GatedLinearUnit) for module in model.modules()):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from composer.functional.layers.low_precision_norms import LowPrecisionGroupNorm, LowPrecisionLayerNorm
-from composer.functional.surgery.replace import SurgeryReport, is_untouched, replace_layers
+from composer.functional.surgery.replace import SurgeryReport, as_class, is_untouched, replace_layers
 
 __all__ = ["apply_low_precision_groupnorm", "apply_low_precision_layernorm"]
 
@@ -109,11 +109,7 @@ def _apply(
         return isinstance(module, plain) and type(module).forward in forwards and is_untouched(module)
 
     def replace(norm: nn.Module, _: int) -> nn.Module:
-        new = low.__new__(low)  # has all settings of the norm, whose __init__ would allocate parameters
-        vars(new).update(vars(norm), precision=dtype)
-        for kind in ("_parameters", "_buffers"):
-            vars(new)[kind] = vars(norm)[kind].copy()
-        return new
+        return as_class(low, norm, precision=dtype)
 
     return replace_layers(model, {} if dtype is torch.float32 else {plain: replace}, is_wanted, optimizers)
 

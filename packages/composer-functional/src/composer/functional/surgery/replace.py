@@ -216,6 +216,15 @@ def is_untouched(layer: nn.Module) -> bool:
     return set(vars(layer)["_parameters"]) == {"weight", "bias"} and "forward" not in vars(layer)
 
 
+def as_class(cls: type[nn.Module], layer: nn.Module, **attributes: Any) -> nn.Module:
+    """Return a layer as one of another class, without its ``__init__``, which would allocate parameters."""
+    new: nn.Module = cls.__new__(cls)
+    vars(new).update(vars(layer), **attributes)
+    for kind in ("_parameters", "_buffers"):
+        vars(new)[kind] = vars(layer)[kind].copy()
+    return new
+
+
 @dataclass(eq=False, slots=True)
 class _Swap:
     """A replacement in progress: both modules, their paths, and the old module's parameters before it."""
