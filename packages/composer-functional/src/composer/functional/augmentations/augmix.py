@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from composer.functional.augmentations.batch_operations import apply_steps, check_draws, map_samples
 from composer.functional.augmentations.operations import (
     AugmentationSet,
-    apply_to_image,
     check_augmentation_set,
     check_image,
     check_images,
@@ -20,6 +19,7 @@ from composer.functional.augmentations.operations import (
     draw_operations,
     mix_tensors,
 )
+from composer.functional.augmentations.randaugment import apply_to_image
 from composer.functional.checks import check_whole
 from composer.functional.random import check_alpha, send
 

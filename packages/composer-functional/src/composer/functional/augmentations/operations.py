@@ -146,20 +146,6 @@ def check_image(img: Any, augmentation_set: AugmentationSet) -> None:
         check_images(img, "img", img.ndim)
 
 
-def apply_to_image(
-    img: Any, augmentation_set: AugmentationSet, choices: list[int], magnitudes: list[float], interpolation: str
-) -> Any:
-    """Apply operations to a PIL image, or the user's functions, by their indices; negative ones are skipped."""
-    if isinstance(augmentation_set, str):
-        from composer.functional.augmentations.pil_operations import apply_to_pil  # noqa: PLC0415 (imports Pillow)
-
-        return apply_to_pil(img, choices, magnitudes, interpolation)
-    for choice, level in zip(choices, magnitudes, strict=True):
-        if choice >= 0:
-            img = augmentation_set[choice](img, level)
-    return img
-
-
 def mix_tensors(img: Tensor, chains: Sequence[Tensor], weights: Sequence[float], mixing: float) -> Tensor:
     """Return ``(1 - mixing) * img + mixing * (sum of weights * chains)``, in float32 for uint8."""
     mixed = img * (1 - mixing)

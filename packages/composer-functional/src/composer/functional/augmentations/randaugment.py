@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from composer.functional.augmentations.batch_operations import apply_steps, check_draws, map_samples
 from composer.functional.augmentations.operations import (
     AugmentationSet,
-    apply_to_image,
     check_augmentation_set,
     check_image,
     check_images,
@@ -276,6 +275,20 @@ def randaugment(severity: float = 9, depth: int = 2, augmentation_set: Augmentat
         RandAugmentTransform(severity=9, depth=2, augmentation_set='all')
     """
     return RandAugmentTransform(severity, depth, augmentation_set)
+
+
+def apply_to_image(
+    img: Any, augmentation_set: AugmentationSet, choices: list[int], magnitudes: list[float], interpolation: str
+) -> Any:
+    """Apply operations to a PIL image, or the user's functions, by their indices; negative ones are skipped."""
+    if isinstance(augmentation_set, str):
+        from composer.functional.augmentations.pil_operations import apply_to_pil  # noqa: PLC0415 (imports Pillow)
+
+        return apply_to_pil(img, choices, magnitudes, interpolation)
+    for choice, level in zip(choices, magnitudes, strict=True):
+        if choice >= 0:
+            img = augmentation_set[choice](img, level)
+    return img
 
 
 def _check_depth(depth: int) -> None:
