@@ -6,10 +6,13 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from composer.algorithms import EMA, BlurPool, Factorize, SqueezeExcite
 from composer.core import DataSpec, evaluation_weights
 from composer.export import ExportError, export_for_inference
+from composer.functional.dtensors import is_dtensor
 from composer.models import ComposerClassifier
 from fixtures import make_classifier, make_conv_net, make_loader, small_run, trained, weights
 
@@ -293,6 +296,20 @@ class TestTorchExport:
         """A forward pass that returns no tensors cannot be exported."""
         with pytest.raises(TypeError, match="forward must return"):
             export_for_inference(Function(str), "torchexport", tmp_path / "model", sample_input=torch.ones(2))
+
+    def test_sharded_model(self, tmp_path):
+        """A sharded model raises, also when it has its complete weights, as after a forward pass in evaluation."""
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        try:
+            model = fully_shard(nn.Linear(4, 2), mesh=init_device_mesh("cpu", (1,)))
+            with torch.no_grad():
+                model(torch.ones(1, 4))
+
+            assert not is_dtensor(model.weight)
+            with pytest.raises(ValueError, match="sharded over processes cannot be exported"):
+                export_for_inference(model, "torchexport", tmp_path / "model", sample_input=torch.ones(2, 4))
+        finally:
+            torch.distributed.destroy_process_group()
 
 
 class TestOnnx:
