@@ -13,8 +13,6 @@ from torch.nn import functional
 from composer.functional import soft_cross_entropy
 from composer.loss.binary_cross_entropy import binary_cross_entropy_with_logits
 
-__all__ = ["as_function", "call_loss", "count_terms", "is_sum", "loss_registry", "needs_equal_shapes", "takes_logits"]
-
 loss_registry: dict[str, Callable[..., Tensor]] = {
     "binary_cross_entropy_with_logits": binary_cross_entropy_with_logits,
     "soft_cross_entropy": soft_cross_entropy,

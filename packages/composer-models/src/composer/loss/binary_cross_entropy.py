@@ -8,8 +8,6 @@ from torch.nn import functional
 from composer.functional import ensure_targets_one_hot
 from composer.functional.checks import check_choice
 
-__all__ = ["binary_cross_entropy_with_logits"]
-
 
 def binary_cross_entropy_with_logits(
     input: Tensor,

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from composer.functional import ensure_targets_one_hot
 from composer.functional.checks import check_choice
 
-__all__ = ["DiceLoss"]
-
 _SMOOTHING = 1e-5
 
 

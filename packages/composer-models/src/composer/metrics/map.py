@@ -10,8 +10,6 @@ from torch import Tensor
 from torchmetrics.detection import MeanAveragePrecision
 from torchmetrics.utilities.distributed import gather_all_tensors
 
-__all__ = ["MAP"]
-
 
 class MAP(MeanAveragePrecision):
     """The mean average precision and recall of boxes, as COCO defines them, computed by pycocotools.

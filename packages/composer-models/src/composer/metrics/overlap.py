@@ -10,8 +10,6 @@ from torchmetrics import Metric
 
 from composer.functional.checks import check_sizes
 
-__all__ = ["Dice", "MIoU"]
-
 
 class _OverlapMetric(Metric, ABC):
     """Base of metrics that add up an overlap of predictions and targets, and what it is a part of, for each class."""

@@ -16,15 +16,6 @@ from torchmetrics.classification import BinaryF1Score as TorchBinaryF1Score
 from composer.functional.checks import check_callables
 from composer.loss._calling import call_loss, count_terms, is_sum
 
-__all__ = [
-    "BinaryF1Score",
-    "CrossEntropy",
-    "LanguageCrossEntropy",
-    "LanguagePerplexity",
-    "LossMetric",
-    "MaskedAccuracy",
-]
-
 
 class _Mean(Metric, ABC):
     """Base of metrics that are a mean: a sum and a count, which are divided at the end.

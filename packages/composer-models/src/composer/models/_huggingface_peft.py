@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-__all__ = ["add_adapters", "base_of", "is_peft_model", "save_adapters_alone", "with_adapters"]
-
 
 def is_peft_model(model: object) -> bool:
     """Return whether a model has adapters; this does not import PEFT, which a model with adapters has imported."""

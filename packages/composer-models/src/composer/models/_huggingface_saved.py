@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["changed_layers", "complete_weights", "describe", "rebuild_model", "rebuild_tokenizer", "write_pretrained"]
-
 # In evaluation they compute what the replaced layers compute.
 _PLAIN = (
     *(cf.GhostBatchNorm1d, cf.GhostBatchNorm2d, cf.GhostBatchNorm3d),

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from torchmetrics import Metric
 
-__all__ = ["ComposerModel", "compute_loss", "known_cross_entropy", "pair_of", "wrong_batch"]
-
 _SIGNATURES = {"forward": "forward(self, batch)", "loss": "loss(self, outputs, batch)"}
 
 

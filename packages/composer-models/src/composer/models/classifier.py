@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from composer.models.phase_metrics import Metrics
 
-__all__ = ["ComposerClassifier"]
-
 
 class ComposerClassifier(PairModel):
     """A module with a classification loss and metrics.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from composer.models.phase_metrics import Metrics
 
-__all__ = ["ComposerDetector", "collate_detection", "count_detection_samples", "split_detection_batch"]
-
 
 class DetectionModel(ComposerModel):
     """Base of models that compute losses in the forward pass in training, and predictions in evaluation."""

@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
     from composer.models.phase_metrics import Metrics
 
-__all__ = ["HuggingFaceModel", "write_huggingface_pretrained_from_composer_checkpoint"]
-
 _REMEDY = "Let the dataset return dictionaries, or collate with transformers.default_data_collator."
 _OF_ATTENTION = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
 """Arguments of attention with packed sequences, which models take as keywords."""

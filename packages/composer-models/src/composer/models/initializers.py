@@ -11,8 +11,6 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-__all__ = ["Initializer"]
-
 
 class Initializer(StrEnum):
     """An initializer of the weights of some kinds of layers.

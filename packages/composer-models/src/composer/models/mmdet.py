@@ -14,8 +14,6 @@ from composer.models.detector import DetectionModel
 if TYPE_CHECKING:
     from composer.models.phase_metrics import Metrics
 
-__all__ = ["MMDetModel"]
-
 
 class MMDetModel(DetectionModel):
     """A detector of MMDetection 3 with its metrics.

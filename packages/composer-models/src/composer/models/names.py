@@ -7,8 +7,6 @@ import importlib
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["import_extra", "suggest"]
-
 
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return a sentence with the most similar known names; empty if there are none.

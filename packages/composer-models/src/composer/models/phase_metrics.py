@@ -18,16 +18,6 @@ if TYPE_CHECKING:
 
     Metrics: TypeAlias = "Metric | MetricCollection | Sequence[Metric] | Mapping[str, Metric]"
 
-__all__ = [
-    "PairModel",
-    "PhaseMetricsModel",
-    "as_collection",
-    "by_name",
-    "class_ids",
-    "to_probabilities",
-    "update_metric",
-]
-
 _GUESSING = "torchmetrics.classification."
 _FUNCTION = "_composer_function"
 

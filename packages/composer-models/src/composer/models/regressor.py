@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from composer.models.phase_metrics import Metrics
 
-__all__ = ["ComposerRegressor"]
-
 
 class ComposerRegressor(PairModel):
     """A module with the loss and the metrics of a regression.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from composer.models.phase_metrics import Metrics
 
-__all__ = ["ComposerSegmenter"]
-
 
 class ComposerSegmenter(PairModel):
     """A module with the loss and the metrics of semantic segmentation.

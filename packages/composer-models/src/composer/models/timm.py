@@ -8,8 +8,6 @@ from typing import Any
 from composer.models.classifier import ComposerClassifier
 from composer.models.names import import_extra, suggest
 
-__all__ = ["composer_timm"]
-
 
 def composer_timm(model_name: str, num_classes: int | None = None, **kwargs: Any) -> ComposerClassifier:
     """Build one of timm's models, ready to be trained.

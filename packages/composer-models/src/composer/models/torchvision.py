@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torchvision.models import WeightsEnum  # type: ignore[import-untyped]
 
-__all__ = ["composer_torchvision"]
-
 # With auxiliary heads, torchvision's default, the training outputs of these two have another structure, and torchvision
 # warns about their initialisation.
 _WITH_AUXILIARY_HEADS = {"googlenet", "inception_v3"}

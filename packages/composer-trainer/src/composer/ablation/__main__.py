@@ -15,8 +15,6 @@ from composer.ablation.runs import RUN_VARIABLE
 from composer.ablation.study import Study
 from composer.core.checks import printable
 
-__all__ = ["main"]
-
 _SETTINGS = ("metric", "mode", "arms", "seeds", "folder", "processes", "target", "clock")
 
 

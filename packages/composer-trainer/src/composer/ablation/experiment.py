@@ -29,8 +29,6 @@ from composer.trainer.tools.hyperparameters import hardware, plain_settings, set
 if TYPE_CHECKING:
     from composer.trainer import Trainer
 
-__all__ = ["ablate"]
-
 Arm = tuple[str, ...]
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from composer.ablation.statistics import Difference
     from composer.ablation.study import Study
 
-__all__ = ["front", "plot_study"]
-
 Arm = tuple[str, ...]
 
 

@@ -25,8 +25,6 @@ from composer.core.checks import abridged
 from composer.core.files import write_atomically
 from composer.core.serialization import from_data
 
-__all__ = ["Forks", "run_alone", "run_job"]
-
 _JOB, _ANSWER, _MODULES = "job.pickle", "result.json", "modules.json"
 _PROGRAM = "from composer.ablation.processes import main; main()"
 

@@ -13,8 +13,6 @@ import attrs
 
 from composer.core.serialization import from_data
 
-__all__ = ["Result", "ResultsFile", "Settings", "label"]
-
 EVALUATION_DIGEST = "first evaluation batches"
 FIRST_LOSS = "first training loss"
 """The name of the loss in :attr:`Result.settings`."""

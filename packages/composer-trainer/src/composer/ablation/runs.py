@@ -31,8 +31,6 @@ from composer.trainer import Trainer
 from composer.trainer.reproducibility import seed_all
 from composer.trainer.tools.hyperparameters import hyperparameters
 
-__all__ = ["Job", "StudyError", "measure"]
-
 RUN_VARIABLE = "COMPOSER_ABLATION_RUN"
 """The environment variable of a run's process, where no study may be started."""
 CLOCKS: Mapping[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}

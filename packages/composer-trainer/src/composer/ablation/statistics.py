@@ -12,8 +12,6 @@ import attrs
 
 from composer.loggers.products import import_product
 
-__all__ = ["Difference", "adjusted_p_values", "paired_difference", "paired_ratio", "seeds_needed", "time_to"]
-
 _UPPER = 0.975
 """The upper end of an interval of 95 %, as a probability."""
 

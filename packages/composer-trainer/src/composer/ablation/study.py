@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-__all__ = ["Study"]
-
 
 class Study:
     """The results of :func:`~composer.ablation.ablate`; ``print(study)`` shows a table.

@@ -18,8 +18,6 @@ from composer.loggers.values import aligned, html_table
 if TYPE_CHECKING:
     from composer.ablation.study import Study
 
-__all__ = ["Row", "sentences", "to_html", "to_markdown", "to_string", "write_report"]
-
 _SIGNIFICANT = 0.05
 _EMPTY = {"", "None", "{}", "[]", "()"}
 

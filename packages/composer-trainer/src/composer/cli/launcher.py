@@ -9,8 +9,6 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-__all__ = ["main", "torchrun_arguments"]
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the equivalent torchrun command and run it; exit with its status. ``train`` is another command."""

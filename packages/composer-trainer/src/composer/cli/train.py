@@ -17,8 +17,6 @@ from composer.trainer import Trainer
 from composer.trainer.reproducibility import seed_all
 from composer.trainer.tools.config import read_config, read_value
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, and print the result.

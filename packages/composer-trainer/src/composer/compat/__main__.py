@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 from composer.compat.scan import UNREADABLE, scan
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print each line to change; return 1 if a line does not work unchanged, 2 if a file cannot be read, else 0."""

@@ -15,8 +15,6 @@ import composer
 from composer.compat.table import Entry, entries, former_modules, imported_entry
 from composer.functional import former_names
 
-__all__ = ["find_spec"]
-
 _GUIDE = "See docs/guides/moving_from_composer.md."
 _SKIPPED = (
     str(Path(__file__).parent), composer.__file__, former_names.__file__, str(importlib.__file__), "<frozen importlib"

@@ -16,8 +16,6 @@ import composer
 from composer.compat.table import ARGUMENTS, ATTRIBUTES, entries
 from composer.trainer.tools.names import WITHOUT_EFFECT
 
-__all__ = ["UNREADABLE", "Finding", "scan", "scan_source"]
-
 UNREADABLE = "the file"
 """What a finding names instead of a former name if a file could not be read."""
 _LARGEST = 2**20

@@ -6,11 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-__all__ = [
-    "ARGUMENTS", "ATTRIBUTES", "IMPORTED", "NAMES", "UNAVAILABLE",
-    "Entry", "entries", "former_modules", "imported_entry", "parse_home",
-]  # fmt: skip
-
 UNAVAILABLE = "composer.compat.unavailable"
 """The module of names that can be imported and not be used."""
 

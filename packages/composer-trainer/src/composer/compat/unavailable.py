@@ -7,8 +7,6 @@ from typing import Any, NoReturn
 
 from composer.compat.table import entries
 
-__all__: list[str] = []
-
 
 @functools.cache
 def _stand_in(name: str) -> type:

@@ -27,8 +27,6 @@ from composer.functional.checks import check_choice
 from composer.functional.dtensors import is_sharded
 from composer.loggers.products import require_product
 
-__all__ = ["ExportError", "Transform", "export_for_inference"]
-
 Transform: TypeAlias = Callable[[nn.Module], nn.Module | None]
 """Changes a model before it is exported: returns the model to export, or None if it changed its argument in place."""
 

@@ -21,8 +21,6 @@ from composer.core.model_state import check_settings
 from composer.loggers.products import import_product
 from composer.trainer.reproducibility import seed_all
 
-__all__ = ["check_components", "read_config", "read_value", "registered", "trainer_arguments"]
-
 
 def _kind_of(base: type) -> Callable[[str, Any], bool]:
     return lambda _, one: inspect.isclass(one) and issubclass(one, base) and one is not base

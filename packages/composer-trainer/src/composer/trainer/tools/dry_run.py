@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from composer.trainer.evaluation.evaluate import EvalData
     from composer.trainer.settings.groups import Settings
 
-__all__ = ["check_dry_run", "dry_run_settings", "short_evaluators"]
-
 
 def check_dry_run(fast_dev_run: int) -> int:
     """Return the number of batches of each kind; 0 for a usual run.

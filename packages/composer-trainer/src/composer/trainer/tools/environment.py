@@ -6,8 +6,6 @@ import functools
 import importlib.metadata
 import warnings
 
-__all__ = ["warn_of_mosaicml"]
-
 
 @functools.cache
 def warn_of_mosaicml() -> None:

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from composer.core import State
 
-__all__ = ["LRSearch", "find_lr", "train_step"]
-
 _WINDOW = 20
 """A loss is smoothed over a tenth of the steps: over this part of them before it, and as many after it."""
 

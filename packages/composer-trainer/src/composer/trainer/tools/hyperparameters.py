@@ -27,17 +27,6 @@ from composer.core.components import by_key
 from composer.core.planning import component_keys
 from composer.distributed import ScheduledBatchSampler, get_local_world_size, get_world_size
 
-__all__ = [
-    "commit",
-    "given_arguments",
-    "hardware",
-    "hyperparameters",
-    "plain_settings",
-    "settings_of",
-    "short_settings",
-    "versions",
-]
-
 _SECRET = re.compile(
     r"(^|[_\W])(api_?key|token|pass_?word|passwd|passphrase|secret|credentials?|authorization|(private|access)_?key)s?$",
     re.IGNORECASE,

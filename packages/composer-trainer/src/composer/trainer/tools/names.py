@@ -13,8 +13,6 @@ from typing import Any, ParamSpec, TypeVar
 from composer.checkpoint.remote import url_in_store
 from composer.core.checks import nearest
 
-__all__ = ["WITHOUT_EFFECT", "missing_attribute", "names_elsewhere", "suggests_names"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

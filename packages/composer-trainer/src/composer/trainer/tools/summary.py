@@ -27,8 +27,6 @@ from composer.trainer.tools.trial import trial
 if TYPE_CHECKING:
     from composer.trainer.trainer import Trainer
 
-__all__ = ["Layer", "ModelSummary", "estimate_memory", "summarize"]
-
 _LONGEST = 40
 """The number of characters of a shape in the table."""
 

@@ -17,8 +17,6 @@ from composer.functional.modes import kept_modes
 from composer.trainer.optimization import make_scaler
 from composer.trainer.resume.contract import generators_of, has_state, objects_of
 
-__all__ = ["trial"]
-
 
 @contextlib.contextmanager
 def trial(state: State, loader: Any = None, *, steps: bool) -> Iterator[None]:
