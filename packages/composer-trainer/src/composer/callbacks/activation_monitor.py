@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from composer.core import Callback, Event, Logger, LoggerDestination, State, Time, TimeUnit
 from composer.core.checks import is_flag, to_strings
-from composer.core.components import reset_fields
+from composer.core.components import reset_fields, transient
 from composer.core.interval import interval_time
 from composer.functional.nested import leaves
 
@@ -58,9 +58,9 @@ class ActivationMonitor(Callback):
     ignore_module_types: tuple[str, ...] = attrs.field(default=None, converter=_to_kinds)
     only_log_wandb: bool = attrs.field(default=True, validator=is_flag)
 
-    _handles: list[RemovableHandle] = attrs.field(factory=list, init=False, repr=False)
-    _metrics: dict[str, Tensor] = attrs.field(factory=dict, init=False, repr=False)
-    _logged_for: int = attrs.field(default=-1, init=False, repr=False)
+    _handles: list[RemovableHandle] = transient(factory=list)
+    _metrics: dict[str, Tensor] = transient(factory=dict)
+    _logged_for: int = transient(default=-1)
 
     def intervals(self) -> Mapping[Event | str, Time | str | int]:
         """Measure a forward pass every ``interval``."""

@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from composer.core import Callback, Event, Logger, State
-from composer.core.components import reset_fields
+from composer.core.components import reset_fields, transient
 from composer.core.interval import Call
 from composer.loggers.values import aligned
 
@@ -93,10 +93,10 @@ class CostMonitor(Callback):
         [('Slow', 'batch_end', 1)]
     """
 
-    _tallies: dict[tuple[str, Event], _Tally] = attrs.field(factory=dict, init=False, repr=False)
-    _seconds: float = attrs.field(default=0.0, init=False, repr=False)
-    _began: float | None = attrs.field(default=None, init=False, repr=False)
-    _is_closed: bool = attrs.field(default=False, init=False, repr=False)
+    _tallies: dict[tuple[str, Event], _Tally] = transient(factory=dict)
+    _seconds: float = transient(default=0.0)
+    _began: float | None = transient(default=None)
+    _is_closed: bool = transient(default=False)
 
     def wrap_call(self, event: Event, key: str, kind: str, call: Call) -> Call:
         """Measure the time of a call."""

@@ -13,6 +13,7 @@ from torch import nn
 from composer.callbacks._exporting import is_interrupted
 from composer.core import Callback, Logger, State, evaluation_weights
 from composer.core.checks import one_of, to_path
+from composer.core.components import transient
 from composer.core.data_spec import move_batch
 from composer.core.files import check_template, fill_in_run
 from composer.distributed.collectives import failing_in_all_processes
@@ -58,7 +59,7 @@ class ExportForInferenceCallback(Callback):
     input_names: Sequence[str] | None = attrs.field(default=None, kw_only=True)
     output_names: Sequence[str] | None = attrs.field(default=None, kw_only=True)
 
-    _seen: Any = attrs.field(default=None, init=False, repr=False)
+    _seen: Any = transient(default=None)
 
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run."""

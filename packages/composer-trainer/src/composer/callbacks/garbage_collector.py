@@ -9,6 +9,7 @@ import attrs
 
 from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
+from composer.core.components import transient
 from composer.core.interval import interval_time
 
 __all__ = ["GarbageCollector"]
@@ -41,10 +42,10 @@ class GarbageCollector(Callback):
 
     interval: Time = attrs.field(default=Time(100, TimeUnit.BATCH), converter=interval_time)
 
-    _is_active: bool = attrs.field(default=False, init=False, repr=False)
-    _was_enabled: bool = attrs.field(default=False, init=False, repr=False)
-    _has_frozen: bool = attrs.field(default=False, init=False, repr=False)
-    _saving: list[Interval] = attrs.field(factory=list, init=False, repr=False)
+    _is_active: bool = transient(default=False)
+    _was_enabled: bool = transient(default=False)
+    _has_frozen: bool = transient(default=False)
+    _saving: list[Interval] = transient(factory=list)
 
     def intervals(self) -> Mapping[Event | str, Time | str | int]:
         """Collect every ``interval``."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from composer.core import BatchKey, Callback, Event, Logger, State, Time, TimeUnit
 from composer.core.checks import integer, is_flag, one_of
-from composer.core.components import reset_fields
+from composer.core.components import reset_fields, transient
 from composer.core.interval import interval_time
 
 __all__ = ["ImageVisualizer"]
@@ -50,9 +50,9 @@ class ImageVisualizer(Callback):
     input_key: BatchKey = 0
     target_key: BatchKey = 1
 
-    _images: Tensor | None = attrs.field(default=None, init=False, repr=False)
-    _last_batch: int = attrs.field(default=-1, init=False, repr=False)
-    _is_new_evaluation: bool = attrs.field(default=False, init=False, repr=False)
+    _images: Tensor | None = transient(default=None)
+    _last_batch: int = transient(default=-1)
+    _is_new_evaluation: bool = transient(default=False)
 
     def intervals(self) -> Mapping[Event | str, Time | str | int]:
         """Log a batch every ``interval``."""

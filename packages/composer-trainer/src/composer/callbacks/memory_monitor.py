@@ -12,6 +12,7 @@ from torch import Tensor
 
 from composer.core import Callback, Event, Logger, State, Time, TimeUnit
 from composer.core.checks import integer, to_options
+from composer.core.components import transient
 from composer.distributed import all_gather
 from composer.functional.random import send
 
@@ -65,7 +66,7 @@ class MemoryMonitor(Callback):
     memory_keys: dict[str, str] = attrs.field(default=None, converter=_to_keys)
     dist_aggregate_batch_interval: int | None = integer(None, 1, meaning="It counts batches.")
 
-    _is_on: bool = attrs.field(default=False, init=False, repr=False)
+    _is_on: bool = transient(default=False)
 
     def intervals(self) -> Mapping[Event | str, Time | str | int]:
         """Gather the numbers of all processes every ``dist_aggregate_batch_interval`` batches."""

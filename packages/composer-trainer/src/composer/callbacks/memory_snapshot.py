@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 
 from composer.core import Callback, Interval, Logger, State, Time, Timestamp, TimeUnit
 from composer.core.checks import integer, is_flag, whole_number_from
+from composer.core.components import transient
 from composer.core.files import check_template, fill_in_run, write_atomically
 from composer.core.step import is_out_of_memory
 
@@ -68,9 +71,10 @@ class MemorySnapshot(Callback):
     remote_file_name: str | None = attrs.field(default="{run_name}/torch_memory_traces", validator=_check_template)
     overwrite: bool = attrs.field(default=False, validator=is_flag)
 
-    _is_enabled: bool = attrs.field(default=False, init=False, repr=False)
-    _skip_until: int = attrs.field(default=0, init=False, repr=False)
-    _recorded_from: Timestamp | None = attrs.field(default=None, init=False, repr=False)
+    _is_enabled: bool = transient(default=False)
+    _skip_until: int = transient(default=0)
+    _recorded_from: Timestamp | None = transient(default=None)
+    _recording: ExitStack = transient(factory=ExitStack)
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Count the batches to skip from here."""
@@ -82,28 +86,25 @@ class MemorySnapshot(Callback):
         is_skipped = state.timestamp.count(TimeUnit.BATCH) < self._skip_until
         if self._is_enabled and self._recorded_from is None and not is_skipped:
             self._recorded_from = state.timestamp
-            start_history(self.max_entries)
+            self._recording.enter_context(recording(self.max_entries))
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Write the file if the interval has elapsed."""
-        if self._recorded_from is not None and has_lasted(self.interval, self._recorded_from, state.timestamp):
+        now, since, unit = state.timestamp, self._recorded_from, self.interval.unit
+        if since is not None and now.count(unit) - since.count(unit) >= self.interval.value:
             self.fit_end(state, logger)
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Write the file if recording has started."""
-        if self._recorded_from is None:
-            return
-        self._recorded_from, self._is_enabled = None, False
-        try:
-            write_snapshot(self.folder, self.filename, self.remote_file_name, state, logger, overwrite=self.overwrite)
-        finally:
-            stop_history(self.max_entries)
+        if self._recorded_from is not None:
+            self._recorded_from, self._is_enabled = None, False
+            with self._recording:
+                write_snapshot(self, state, logger)
 
     def close(self, state: State, logger: Logger) -> None:
         """Stop recording."""
-        if self._recorded_from is not None:
-            self._recorded_from = None
-            stop_history(self.max_entries)
+        self._recorded_from = None
+        self._recording.close()
 
 
 @attrs.define(eq=False)
@@ -138,26 +139,21 @@ class OOMObserver(Callback):
     )
     overwrite: bool = attrs.field(default=False, validator=is_flag)
 
-    _is_enabled: bool = attrs.field(default=False, init=False, repr=False)
+    _recording: ExitStack = transient(factory=ExitStack)
 
     def init(self, state: State, logger: Logger) -> None:
         """Start recording."""
-        self._is_enabled = is_recordable(state, "OOMObserver")
-        if self._is_enabled:
-            start_history(self.max_entries)
+        if is_recordable(state, "OOMObserver"):
+            self._recording.enter_context(recording(self.max_entries))
+            self._recording.callback(self._write_if_out_of_memory, state, logger)
 
     def close(self, state: State, logger: Logger) -> None:
         """Write the file if the run ends because it is out of memory, and stop recording."""
-        if not self._is_enabled:
-            return
-        self._is_enabled = False
-        try:
-            if is_out_of_memory(sys.exception()):
-                write_snapshot(
-                    self.folder, self.filename, self.remote_file_name, state, logger, overwrite=self.overwrite
-                )
-        finally:
-            stop_history(self.max_entries)
+        self._recording.close()
+
+    def _write_if_out_of_memory(self, state: State, logger: Logger) -> None:
+        if is_out_of_memory(sys.exception()):
+            write_snapshot(self, state, logger)
 
 
 def is_recordable(state: State, who: str) -> bool:
@@ -171,19 +167,20 @@ def is_recordable(state: State, who: str) -> bool:
     return False
 
 
-def start_history(max_entries: int) -> None:
+@contextmanager
+def recording(max_entries: int) -> Iterator[None]:
     """Let torch's allocator record each allocation with the lines of code that requested it."""
     _requested.append(max_entries)
     _record()
-
-
-def stop_history(max_entries: int) -> None:
-    """Let torch's allocator stop recording, unless another callback still needs the history."""
-    _requested.remove(max_entries)
-    _record()
+    try:
+        yield
+    finally:
+        _requested.remove(max_entries)
+        _record()
 
 
 def _record() -> None:
+    """Start recording for the callbacks that have requested it, or stop if there is none."""
     record: Any = torch.cuda.memory._record_memory_history  # noqa: SLF001  (documented, without a public name)
     if _requested:
         record(max_entries=max(_requested))
@@ -191,31 +188,20 @@ def _record() -> None:
         record(enabled=None)
 
 
-def write_snapshot(
-    folder: str, filename: str, remote_file_name: str | None, state: State, logger: Logger, *, overwrite: bool
-) -> Path:
+def write_snapshot(names: MemorySnapshot | OOMObserver, state: State, logger: Logger) -> Path:
     """Write the recorded allocations atomically to ``<folder>/<filename>.pickle``, and upload the file to the loggers.
 
     Raises:
         FileExistsError: The file exists, and ``overwrite`` is False.
     """
-    path = Path(fill_in_run(folder, state)) / f"{fill_in_run(filename, state)}.pickle"
-    if path.exists() and not overwrite:
+    path = Path(fill_in_run(names.folder, state)) / f"{fill_in_run(names.filename, state)}.pickle"
+    if path.exists() and not names.overwrite:
         raise FileExistsError(
             f"{str(path)!r} exists. Set overwrite=True to overwrite it, or add {{run_name}} and {{batch}} to the name."
         )
     dump: Any = torch.cuda.memory._dump_snapshot  # noqa: SLF001  (see _record)
     write_atomically(lambda unfinished: dump(os.fspath(unfinished)), path)
-    if remote_file_name is not None:
-        logger.upload_file(f"{fill_in_run(remote_file_name, state)}.pickle", path, overwrite=overwrite)
+    if names.remote_file_name is not None:
+        remote = f"{fill_in_run(names.remote_file_name, state)}.pickle"
+        logger.upload_file(remote, path, overwrite=names.overwrite)
     return path
-
-
-def has_lasted(interval: Time, since: Timestamp, now: Timestamp) -> bool:
-    """Return whether an interval has elapsed between two timestamps.
-
-    Example:
-        >>> has_lasted(Time(2, "ba"), Timestamp(batch=5), Timestamp(batch=7))
-        True
-    """
-    return now.count(interval.unit) - since.count(interval.unit) >= interval.value

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from composer.core import Callback, Event, Logger, State, Time, TimeUnit
 from composer.core.checks import is_flag
+from composer.core.components import transient
 from composer.core.step import losses_by_name
 
 __all__ = ["NaNMonitor"]
@@ -53,8 +54,8 @@ class NaNMonitor(Callback):
     every: Time = attrs.field(default=Time(10, TimeUnit.BATCH), converter=_to_every)
     infinite: bool = attrs.field(default=False, validator=is_flag)
 
-    _collected: list[_Loss] = attrs.field(factory=list, init=False, repr=False)
-    _copied: _Copy | None = attrs.field(default=None, init=False, repr=False)
+    _collected: list[_Loss] = transient(factory=list)
+    _copied: _Copy | None = transient(default=None)
 
     def intervals(self) -> Mapping[Event | str, Time | str | int]:
         """Check every ``every``."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from composer.core import Callback, Logger, State
 from composer.core.checks import integer, is_flag
-from composer.core.components import reset_fields
+from composer.core.components import reset_fields, transient
 from composer.distributed import get_world_size
 from composer.functional.dtensors import is_dtensor, local_parts
 
@@ -21,49 +22,37 @@ _FIRST_MOMENTS = ("exp_avg", "momentum_buffer")
 _SECOND_MOMENTS = ("exp_avg_sq",)
 
 
-@attrs.define
-class _Measurement:
-    """Named sums over the elements of parameters, or over this process's part of sharded parameters."""
+@attrs.frozen
+class _Measure:
+    """Values of parameters that are computed from sums over their elements.
 
-    parameters: dict[str, Sequence[Tensor]] = attrs.field(factory=dict)
-    sums: list[Tensor] = attrs.field(factory=list)
+    The sums are complete before ``combine`` gets them: cosines of the parts of a sharded parameter cannot be combined.
+    """
 
-    def add(self, name: str, parameters: Sequence[Tensor], sums: Tensor) -> None:
-        """Add one sum per parameter."""
-        if parameters:
-            self.parameters[name] = parameters
-            self.sums.append(sums)
+    name: str
+    parameters: Sequence[Tensor]
+    sums: tuple[Tensor, ...]
+    """Each has a number for every parameter, over this process's part of it."""
+    combine: Callable[..., Tensor] = torch.sqrt
+    has_global: bool = False
+    """Whether to log the value over all parameters, too."""
 
-    def add_cosine(
-        self, name: str, parameters: Sequence[Tensor], first: Sequence[Tensor], second: Sequence[Tensor]
-    ) -> None:
-        """Add the sums that the cosines of the angles between pairs of tensors are computed from."""
-        self.add(name, parameters, _sums_of_products(first, second))
-        self.add(f"{name} first", parameters, _sums(first, 2))
-        self.add(f"{name} second", parameters, _sums(second, 2))
+    def metrics(self, sums: Sequence[Tensor], names: Mapping[Tensor, str]) -> dict[str, Tensor]:
+        """Return the values by name, given the sums over all processes."""
+        metrics = {f"{self.name}/global": self.combine(*(one.sum() for one in sums))} if self.has_global else {}
+        values = self.combine(*sums).unbind()
+        return metrics | {
+            f"{self.name}/{names[parameter]}": value for parameter, value in zip(self.parameters, values, strict=True)
+        }
 
-    def metrics(self, names: Mapping[Tensor, str]) -> dict[str, Tensor]:
-        """Return norms and cosines by the names of the parameters."""
-        everything = [parameter for parameters in self.parameters.values() for parameter in parameters]
-        total = _sums_over_processes(torch.cat(self.sums), everything)
-        parts = torch.split(total, [len(sums) for sums in self.sums])
-        totals = dict(zip(self.parameters, parts, strict=True))  # over complete parameters
-        metrics = {"l2_norm/grad/global": totals["l2_norm/grad"].sum().sqrt()}
-        for name, total in totals.items():
-            if name.startswith("l2_norm/"):
-                values = total.sqrt()
-            elif f"{name} of" in totals:
-                values = total / totals[f"{name} of"].clamp_min(1)
-                metrics[f"{name}/global"] = total.sum() / totals[f"{name} of"].sum().clamp_min(1)
-            elif f"{name} first" in totals:
-                # From sums over complete parameters: cosines of the parts of a sharded parameter cannot be combined.
-                norms = totals[f"{name} first"].sqrt() * totals[f"{name} second"].sqrt()
-                values = total / norms.clamp_min(torch.finfo(norms.dtype).tiny)
-            else:
-                continue
-            for parameter, value in zip(self.parameters[name], values.unbind(), strict=True):
-                metrics[f"{name}/{names[parameter]}"] = value
-        return metrics
+
+def _cosine(product: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    norms = first.sqrt() * second.sqrt()
+    return product / norms.clamp_min(torch.finfo(norms.dtype).tiny)
+
+
+def _fraction(part: Tensor, whole: Tensor) -> Tensor:
+    return part / whole.clamp_min(1)
 
 
 @attrs.define(eq=False)
@@ -104,9 +93,9 @@ class OptimizerMonitor(Callback):
     log_optimizer_metrics: bool = attrs.field(default=True, validator=is_flag)
     batch_log_interval: int = integer(10, 1, meaning="It counts batches.")
 
-    _before: dict[Tensor, Tensor] = attrs.field(factory=dict, init=False, repr=False)
-    _measured: dict[str, Tensor] = attrs.field(factory=dict, init=False, repr=False)
-    _measurement: _Measurement = attrs.field(factory=_Measurement, init=False, repr=False)
+    _before: dict[Tensor, Tensor] = transient(factory=dict)
+    _measured: dict[str, Tensor] = transient(factory=dict)
+    _measures: list[_Measure] = transient(factory=list)
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier training."""
@@ -131,8 +120,8 @@ class OptimizerMonitor(Callback):
             if parameter.grad is not None and parameter.grad.layout is torch.strided
         }
         parameters = list(self._measured.values())
-        self._measurement = _Measurement()
-        self._measurement.add("l2_norm/grad", parameters, _sums(_gradients(parameters), 2))
+        squares = _sums(_gradients(parameters), 2)
+        self._measures = [_Measure("l2_norm/grad", parameters, (squares,), has_global=True)] if parameters else []
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Measure the step, if this batch is measured, and log."""
@@ -141,8 +130,11 @@ class OptimizerMonitor(Callback):
         names = {parameter: name for name, parameter in self._measured.items()}
         if self._before:
             self._measure_step(state)
-        logger.log_metrics(self._measurement.metrics(names))
-        self._before, self._measured, self._measurement = {}, {}, _Measurement()
+        metrics: dict[str, Tensor] = {}
+        for one, sums in zip(self._measures, _sums_over_processes(self._measures), strict=True):
+            metrics |= one.metrics(sums, names)
+        logger.log_metrics(metrics)
+        self._before, self._measured, self._measures = {}, {}, []
 
     def _is_measured(self, state: State) -> bool:
         """Return whether the running batch, which the clock has not counted yet, is measured."""
@@ -150,25 +142,31 @@ class OptimizerMonitor(Callback):
 
     @torch.no_grad()
     def _measure_step(self, state: State) -> None:
-        sums, stepped = self._measurement, [one for one in self._measured.values() if one in self._before]
+        stepped = [one for one in self._measured.values() if one in self._before]
         now, gradients = local_parts(stepped), _gradients(stepped)
         updates = list(torch._foreach_sub([self._before[one] for one in stepped], now))
         with_moment, moments = _from_optimizers(state, stepped, _FIRST_MOMENTS)
         with_square, squares = _from_optimizers(state, stepped, _SECOND_MOMENTS)
-
-        sums.add("l2_norm/param", stepped, _sums(now, 2))
-        sums.add("l2_norm/update", stepped, _sums(updates, 2))
-        sums.add("l2_norm/moment", with_moment, _sums(moments, 2))
-        # The squared norm of the root of the second moment is the sum of its values, which are not negative.
-        sums.add("l2_norm/second_moment_sqrt", with_square, _sums(squares, 1))
-        sums.add_cosine("cosine/update_grad", stepped, updates, gradients)
-        sums.add_cosine("cosine/moment_grad", with_moment, moments, _gradients(with_moment))
         exact = _rounded_exactly(state)
         places = [place for place, one in enumerate(stepped) if one.dtype.itemsize == 2 and one not in exact]
         moving = [gradients[place] != 0 for place in places]
         lost = [(updates[place] == 0) & moves for place, moves in zip(places, moving, strict=True)]
-        for name, masks in (("lost_updates", lost), ("lost_updates of", moving)):
-            sums.add(name, [stepped[place] for place in places], _counts(masks))
+
+        update_grad = _sums_of_cosine(updates, gradients)
+        moment_grad = _sums_of_cosine(moments, _gradients(with_moment))
+        # The squared norm of the root of the second moment is the sum of its values, which are not negative.
+        measures = [
+            _Measure("l2_norm/param", stepped, (_sums(now, 2),)),
+            _Measure("l2_norm/update", stepped, (_sums(updates, 2),)),
+            _Measure("l2_norm/moment", with_moment, (_sums(moments, 2),)),
+            _Measure("l2_norm/second_moment_sqrt", with_square, (_sums(squares, 1),)),
+            _Measure("cosine/update_grad", stepped, update_grad, _cosine),
+            _Measure("cosine/moment_grad", with_moment, moment_grad, _cosine),
+            _Measure(
+                "lost_updates", [stepped[place] for place in places], (_counts(lost), _counts(moving)), _fraction, True
+            ),
+        ]
+        self._measures += [one for one in measures if one.parameters]
 
 
 def _gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
@@ -217,15 +215,23 @@ def _sums_of_products(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tens
     return torch.stack([product.sum(dtype=precise) for product in products])
 
 
-def _sums_over_processes(sums: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-    """Return the sums over all processes' parts of the tensors; without sharded tensors, ``sums`` itself."""
-    if not any(map(is_dtensor, tensors)):
-        return sums
-    # Each replica of a part has the same sum, which must count once.
-    shares = torch.tensor([_num_shards(tensor) for tensor in tensors], dtype=sums.dtype) / get_world_size()
-    total = sums * shares.to(sums.device, non_blocking=True)
-    torch.distributed.all_reduce(total)
-    return total
+def _sums_of_cosine(first: Sequence[Tensor], second: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the sums that :func:`_cosine` takes, of pairs of tensors."""
+    return _sums_of_products(first, second), _sums(first, 2), _sums(second, 2)
+
+
+def _sums_over_processes(measures: Sequence[_Measure]) -> list[list[Tensor]]:
+    """Return the sums of each measure over all processes' parts, which takes one reduction."""
+    flat = [(one.parameters, sums) for one in measures for sums in one.sums]
+    total = torch.cat([sums for _, sums in flat])
+    parameters = [parameter for parameters, _ in flat for parameter in parameters]
+    if any(map(is_dtensor, parameters)):
+        # Each replica of a part has the same sum, which must count once.
+        shares = torch.tensor([_num_shards(one) for one in parameters], dtype=total.dtype) / get_world_size()
+        total = total * shares.to(total.device, non_blocking=True)
+        torch.distributed.all_reduce(total)
+    parts = iter(torch.split(total, [len(sums) for _, sums in flat]))
+    return [list(itertools.islice(parts, len(one.sums))) for one in measures]
 
 
 def _num_shards(tensor: Tensor) -> int:

@@ -11,7 +11,7 @@ import attrs
 from composer.callbacks.speed_monitor import SECONDS_OF_UNIT
 from composer.core import Callback, Logger, State, TimeUnit, saved
 from composer.core.checks import integer, one_of
-from composer.core.components import reset_fields
+from composer.core.components import reset_fields, transient
 
 __all__ = ["RuntimeEstimator"]
 
@@ -54,11 +54,11 @@ class RuntimeEstimator(Callback):
     _seconds: float = saved(default=0.0)
     _evaluations: dict[str, _Evaluations] = saved(factory=dict)
     _first_batch: int | None = saved(default=None)
-    _to_skip: int = attrs.field(default=0, init=False, repr=False)
-    _since: float = attrs.field(default=0.0, init=False, repr=False)
-    _eval_since: float = attrs.field(default=0.0, init=False, repr=False)
-    _is_fitting: bool = attrs.field(default=False, init=False, repr=False)
-    _total_batches: float | None = attrs.field(default=None, init=False, repr=False)
+    _to_skip: int = transient(default=0)
+    _since: float = transient(default=0.0)
+    _eval_since: float = transient(default=0.0)
+    _is_fitting: bool = transient(default=False)
+    _total_batches: float | None = transient(default=None)
 
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run, and log the unit of the estimates."""

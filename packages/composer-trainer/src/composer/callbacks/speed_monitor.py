@@ -14,7 +14,7 @@ from attrs.validators import ge
 from composer.callbacks._flops import FlopCounter, HasFlops, flops_per_batch, peak_flops
 from composer.core import Callback, Logger, State, saved
 from composer.core.checks import integer, is_flag, number, one_of
-from composer.core.components import reset_fields
+from composer.core.components import reset_fields, transient
 from composer.distributed import get_world_size
 
 __all__ = ["SpeedMonitor"]
@@ -67,17 +67,17 @@ class SpeedMonitor(Callback):
     )
     count_flops: bool = attrs.field(default=False, kw_only=True, validator=is_flag)
 
-    _readings: deque[_Reading] = attrs.field(factory=deque, init=False, repr=False)
+    _readings: deque[_Reading] = transient(factory=deque)
     _train_seconds: float = saved(default=0.0, validator=ge(0))
     _val_seconds: float = saved(default=0.0, validator=ge(0))
-    _counted_until: float = attrs.field(default=0.0, init=False, repr=False)
-    _is_fitting: bool = attrs.field(default=False, init=False, repr=False)
-    _flops: float = attrs.field(default=0.0, init=False, repr=False)
-    _peak: float | None = attrs.field(default=None, init=False, repr=False)
-    _counter: FlopCounter | None = attrs.field(default=None, init=False, repr=False)
-    _model_has_flops: bool = attrs.field(default=False, init=False, repr=False)
-    _flops_per_sample: float | None = attrs.field(default=None, init=False, repr=False)
-    _has_warned: bool = attrs.field(default=False, init=False, repr=False)
+    _counted_until: float = transient(default=0.0)
+    _is_fitting: bool = transient(default=False)
+    _flops: float = transient(default=0.0)
+    _peak: float | None = transient(default=None)
+    _counter: FlopCounter | None = transient(default=None)
+    _model_has_flops: bool = transient(default=False)
+    _flops_per_sample: float | None = transient(default=None)
+    _has_warned: bool = transient(default=False)
 
     def __attrs_post_init__(self) -> None:
         # One more than batches, because throughput is a difference of readings. Not a default of the field, which would

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from composer.core import Callback, Logger, State, Time, Timestamp, TimeUnit, saved
 from composer.core.checks import is_flag, number
-from composer.core.components import reset_fields
+from composer.core.components import reset_fields, transient
 from composer.core.evaluator import more_is_better, unknown_metric
 
 __all__ = ["EarlyStopper", "ThresholdStopper"]
@@ -48,7 +48,7 @@ class MetricStopper(Callback, abc.ABC):
     dataloader_label: str = ""
     comp: Comparison = attrs.field(default=None, kw_only=True, validator=_check_comparison)
     stopped_at: int | None = saved(default=None)
-    is_fitting: bool = attrs.field(default=False, init=False, repr=False)
+    is_fitting: bool = transient(default=False)
 
     def __attrs_post_init__(self) -> None:
         """Split ``"eval/Accuracy"`` into label and name."""
@@ -211,7 +211,7 @@ class EarlyStopper(MetricStopper):
     """The best value so far."""
     best_occurred: Timestamp | None = saved(default=None)
     """When it occurred; before the first number, when the first value was read."""
-    waited: Time | None = attrs.field(default=None, init=False, repr=False)
+    waited: Time | None = transient(default=None)
     """How long it was at the last value since then, in the unit of the patience."""
 
     def judge(self, value: float, state: State) -> bool:

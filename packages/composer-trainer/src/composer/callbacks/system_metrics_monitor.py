@@ -12,6 +12,7 @@ from torch import Tensor
 
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 from composer.core.checks import is_flag, number_between
+from composer.core.components import transient
 from composer.distributed import is_initialized
 from composer.distributed.environment import with_timeout
 from composer.loggers.products import require_product
@@ -70,9 +71,9 @@ class SystemMetricsMonitor(Callback):
         kw_only=True,
     )
 
-    _sampler: Sampler | None = attrs.field(default=None, init=False, repr=False)
-    _group: Any = attrs.field(default=None, init=False, repr=False)
-    _gathering: tuple[Any, list[Tensor]] | None = attrs.field(default=None, init=False, repr=False)
+    _sampler: Sampler | None = transient(default=None)
+    _group: Any = transient(default=None)
+    _gathering: tuple[Any, list[Tensor]] | None = transient(default=None)
 
     def __attrs_post_init__(self) -> None:
         require_product("psutil", "system")

@@ -12,6 +12,7 @@ import attrs
 
 from composer.core import TimeUnit
 from composer.core.checks import fill_in, is_flag, whole_number_from
+from composer.core.components import transient
 from composer.core.files import UNFINISHED, check_template, fill_in_run, write_atomically
 from composer.profiler.traces import merged_traces, read_trace, write_trace
 
@@ -91,7 +92,7 @@ class JSONTraceHandler(TraceHandler):
     merged_trace_remote_file_name: str | None = "{run_name}/traces/merged_trace.json"
     overwrite: bool = attrs.field(default=False, validator=is_flag, kw_only=True)
     num_traces_to_keep: int = attrs.field(default=-1, validator=number_of_traces, kw_only=True)
-    _paths: list[Path] = attrs.field(factory=list, init=False, repr=False)
+    _paths: list[Path] = transient(factory=list)
 
     def __attrs_post_init__(self) -> None:
         for name in _NAMES:

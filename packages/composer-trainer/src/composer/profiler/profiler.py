@@ -12,6 +12,7 @@ from torch.profiler import record_function
 
 from composer.core import Callback, Event, Logger, State, TimeUnit
 from composer.core.checks import is_flag, number
+from composer.core.components import transient
 from composer.loggers.products import require_product
 from composer.profiler.json_trace_handler import TraceHandler
 from composer.profiler.schedule import ProfilerAction
@@ -151,14 +152,14 @@ class Profiler(Callback):
 
     _options: dict[str, Any] = attrs.field(init=False, repr=False)
     _metrics: tuple[str, ...] = attrs.field(init=False, repr=False)
-    _run: tuple[State, Logger] | None = attrs.field(default=None, init=False, repr=False)
-    _open_handlers: tuple[TraceHandler, ...] = attrs.field(default=(), init=False, repr=False)
-    _profile: torch.profiler.profile | None = attrs.field(default=None, init=False, repr=False)
-    _first_batch: int = attrs.field(default=0, init=False, repr=False)
-    _phases: dict[str, record_function] = attrs.field(factory=dict, init=False, repr=False)
+    _run: tuple[State, Logger] | None = transient(default=None)
+    _open_handlers: tuple[TraceHandler, ...] = transient(default=())
+    _profile: torch.profiler.profile | None = transient(default=None)
+    _first_batch: int = transient(default=0)
+    _phases: dict[str, record_function] = transient(factory=dict)
     # None outside active batches.
-    _counters: list[Counter] | None = attrs.field(default=None, init=False, repr=False)
-    _sampler: Sampler | None = attrs.field(default=None, init=False, repr=False)
+    _counters: list[Counter] | None = transient(default=None)
+    _sampler: Sampler | None = transient(default=None)
 
     def __attrs_post_init__(self) -> None:
         self._metrics = tuple(name for setting, names in _METRICS.items() if getattr(self, setting) for name in names)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from composer.core.checks import is_flag
+from composer.core.components import transient
 from composer.profiler.json_trace_handler import JSONTraceHandler, number_of_traces
 
 if TYPE_CHECKING:
@@ -63,9 +64,9 @@ class TorchProfiler(JSONTraceHandler):
     with_stack: bool = attrs.field(default=False, validator=is_flag)
     with_flops: bool = attrs.field(default=True, validator=is_flag)
     num_traces_to_keep: int = attrs.field(default=-1, validator=number_of_traces)
-    merged_trace_filename: None = attrs.field(default=None, init=False, repr=False)
-    merged_trace_remote_file_name: None = attrs.field(default=None, init=False, repr=False)
-    _memory: JSONTraceHandler | None = attrs.field(default=None, init=False, repr=False)
+    merged_trace_filename: None = transient(default=None)
+    merged_trace_remote_file_name: None = transient(default=None)
+    _memory: JSONTraceHandler | None = transient(default=None)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
