@@ -80,16 +80,17 @@ def number(default: float | None, low: float, high: float = math.inf, **options:
         Traceback (most recent call last):
         ValueError: smoothing must lie in [0, 1], got 2. It is a weight.
     """
-    return _field(default, number_between(low, high, **options))
+    return _field(default, number_between(low, high, **options), kw_only=False)
 
 
-def integer(default: int | None, least: int, *, meaning: str) -> Any:
+def integer(default: int | None, least: int, *, meaning: str, kw_only: bool = False) -> Any:
     """Return an attrs field of a whole number, ``least`` or more; also None if this is the default."""
-    return _field(default, whole_number_from(least, meaning=meaning))
+    return _field(default, whole_number_from(least, meaning=meaning), kw_only)
 
 
-def _field(default: float | None, check: Callable[[Any, attrs.Attribute[Any], Any], None]) -> Any:
-    return attrs.field(default=default, validator=attrs.validators.optional(check) if default is None else check)
+def _field(default: float | None, check: Callable[[Any, attrs.Attribute[Any], Any], None], kw_only: bool) -> Any:
+    validator = attrs.validators.optional(check) if default is None else check
+    return attrs.field(default=default, validator=validator, kw_only=kw_only)
 
 
 def one_of(*choices: str) -> Callable[[Any, attrs.Attribute[Any], Any], None]:

@@ -12,10 +12,11 @@ from typing import Any
 
 import attrs
 
-from composer.core import Interval, Logger, State, Time, TimeUnit
+from composer.core import Logger, State, TimeUnit
+from composer.core.checks import integer, is_flag
+from composer.core.components import transient
 from composer.core.files import check_template, fill_in_run
 from composer.core.serialization import from_data
-from composer.functional.checks import check_flags, check_whole
 from composer.loggers.capture import CapturedStream
 from composer.loggers.gathering import GatheringLogger
 from composer.loggers.values import detach_to_host, read
@@ -38,6 +39,15 @@ class _Place:
         return self.path == str(path) and self.first_line == _digest(path)
 
 
+def _to_filename(given: str) -> str:
+    return check_template(given, "filename", _FIELDS)
+
+
+def _to_remote_file_name(given: str | None) -> str | None:
+    return None if given is None else check_template(given, "remote_file_name", _FIELDS)
+
+
+@attrs.define(eq=False)
 class FileLogger(GatheringLogger):
     """Write logged values, with the clock, and printed lines to a file, as one JSON object per line.
 
@@ -87,50 +97,28 @@ class FileLogger(GatheringLogger):
         'runs/{run_name}/metrics.jsonl'
     """
 
-    def __init__(
-        self,
-        filename: str = "{run_name}/logs-rank{rank}.txt",
-        remote_file_name: str | None = None,
-        *,
-        capture_stdout: bool = True,
-        capture_stderr: bool = True,
-        buffer_size: int = 1,
-        log_traces: bool = True,
-        flush_interval: int = 100,
-        overwrite: bool = False,
-        every: Interval | Time | str | int | None = None,
-    ) -> None:
-        super().__init__(every=every, flush_interval=flush_interval)
-        check_flags(
-            capture_stdout=capture_stdout, capture_stderr=capture_stderr, log_traces=log_traces, overwrite=overwrite
-        )
-        check_whole("buffer_size", buffer_size, 0, "It counts bytes.")
-        self.filename = check_template(filename, "filename", _FIELDS)
-        self.remote_file_name = (
-            None if remote_file_name is None else check_template(remote_file_name, "remote_file_name", _FIELDS)
-        )
-        self.capture_stdout, self.capture_stderr = capture_stdout, capture_stderr
-        self.buffer_size = buffer_size
-        self.should_log_traces = log_traces
-        self.overwrite = overwrite
-        self._path: Path | None = None
-        self._is_open = False
-        self._saved: _Place | None = None
-        self._state: State | None = None
-        self._captured: list[CapturedStream] = []
-        self._records: list[dict[str, Any]] = []
+    filename: str = attrs.field(default="{run_name}/logs-rank{rank}.txt", converter=_to_filename)
+    remote_file_name: str | None = attrs.field(default=None, converter=_to_remote_file_name)
+    capture_stdout: bool = attrs.field(default=True, validator=is_flag, kw_only=True)
+    capture_stderr: bool = attrs.field(default=True, validator=is_flag, kw_only=True)
+    buffer_size: int = integer(1, 0, meaning="It counts bytes.", kw_only=True)
+    should_log_traces: bool = attrs.field(default=True, validator=is_flag, kw_only=True, alias="log_traces")
+    overwrite: bool = attrs.field(default=False, validator=is_flag, kw_only=True)
 
-    @property
-    def path(self) -> Path | None:
-        """The file; None before ``INIT``."""
-        return self._path
+    path: Path | None = transient(default=None)
+    """The file; None before ``INIT``."""
+    _is_open: bool = transient(default=False)
+    _saved: _Place | None = transient(default=None)
+    _state: State | None = transient(default=None)
+    _captured: list[CapturedStream] = transient(factory=list)
+    _records: list[dict[str, Any]] = transient(factory=list)
 
     def state_dict(self) -> dict[str, Any]:
         """Flush, and return the file's path, size and digest of the first line."""
         self.flush()
-        if not self._is_open or self._path is None or not self._path.exists():
+        if not self._is_open or self.path is None or not self.path.exists():
             return {}
-        return {"path": str(self._path), "size": self._path.stat().st_size, "first_line": _digest(self._path)}
+        return {"path": str(self.path), "size": self.path.stat().st_size, "first_line": _digest(self.path)}
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Raise the errors of :meth:`load_state_dict` without changing anything.
@@ -184,7 +172,7 @@ class FileLogger(GatheringLogger):
                 f"remote_file_name is {self.remote_file_name!r}, but no logger of this run stores files. Omit it, "
                 "or add a logger that does, such as MLFlowLogger() or WandBLogger(log_artifacts=True)."
             )
-        self._path = path
+        self.path = path
         if self.capture_stdout:
             self._captured.append(CapturedStream("stdout", lambda line: self._add(None, stdout=line)))
         if self.capture_stderr:
@@ -197,42 +185,42 @@ class FileLogger(GatheringLogger):
         for captured in reversed(self._captured):
             captured.remove()
         self._captured = []
-        if self._records and self._path is not None and not self._path.exists():
+        if self._records and self.path is not None and not self.path.exists():
             self.open(state)
         self.flush()
         if self.remote_file_name is not None and self._is_open:
-            logger.upload_file(fill_in_run(self.remote_file_name, state), str(self._path), overwrite=True)
+            logger.upload_file(fill_in_run(self.remote_file_name, state), str(self.path), overwrite=True)
         self._records, self._saved, self._logger = [], None, None
 
     def flush(self) -> None:
         """Read the buffered values and write them to the file, if it is open."""
         self._batches = 0
-        if not self._is_open or self._path is None or not self._records:
+        if not self._is_open or self.path is None or not self._records:
             return
-        path, records, self._records = self._path, self._records, []
+        path, records, self._records = self.path, self._records, []
         self.report_failure_of("flush", lambda: _append(path, _to_lines(records), self.buffer_size))
 
     def open(self, state: State) -> None:
         """Create or continue the file, if it is not open, and write earlier values."""
-        if self._is_open or self._path is None:
+        if self._is_open or self.path is None:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         saved = self._saved
         # A pipe is not read, which would block until another process writes to it.
-        is_file = self._path.is_file()
-        is_saved_file = is_file and saved is not None and saved.is_file_at(self._path)
-        if is_saved_file or (is_file and self.is_resumed and _is_of_run(self._path, state.run_name)):
+        is_file = self.path.is_file()
+        is_saved_file = is_file and saved is not None and saved.is_file_at(self.path)
+        if is_saved_file or (is_file and self.is_resumed and _is_of_run(self.path, state.run_name)):
             size = saved.size if saved is not None and is_saved_file else None
-            _cut_off(self._path, size, int(state.timestamp.count(TimeUnit.BATCH)))
+            _cut_off(self.path, size, int(state.timestamp.count(TimeUnit.BATCH)))
         else:
             try:
-                self._path.open("wb" if self.overwrite else "xb").close()
+                self.path.open("wb" if self.overwrite else "xb").close()
             except FileExistsError:
                 raise FileExistsError(
-                    f"filename names {str(self._path)!r}, which exists. Set overwrite=True to overwrite it, choose "
+                    f"filename names {str(self.path)!r}, which exists. Set overwrite=True to overwrite it, choose "
                     "another name, or add {run_name} to it; with several processes also add {rank}."
                 ) from None
-        if not self._path.stat().st_size:
+        if not self.path.stat().st_size:
             self._records.insert(0, {**self._clock(None), "run_name": state.run_name})
         self._is_open = True
         self.flush()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import attrs
 
 from composer.core import Interval, Logger, LoggerDestination, State
-from composer.core.checks import whole_number_from
+from composer.core.checks import integer
 from composer.core.components import transient
 from composer.core.interval import to_interval
 
@@ -34,9 +34,7 @@ class GatheringLogger(LoggerDestination, ABC):
     """
 
     every: Interval | None = attrs.field(default=None, converter=to_interval, kw_only=True)
-    flush_interval: int = attrs.field(
-        default=100, validator=whole_number_from(1, meaning="It counts batches."), kw_only=True
-    )
+    flush_interval: int = integer(100, 1, meaning="It counts batches.", kw_only=True)
 
     _batches: int = transient(default=0)
     _next_flush: float = transient(default=math.inf)  # by time.monotonic(); a subclass may set it to flush by time, too
