@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from composer.loggers.values import detach_to_host, flat, numbers_by_name, read, show
+from composer.core.logger import detach_to_host
+from composer.loggers.values import flat, numbers_by_name, read, show
 
 
 class TestDetach:

@@ -16,10 +16,11 @@ from composer.core import Logger, State, TimeUnit
 from composer.core.checks import integer, is_flag
 from composer.core.components import transient
 from composer.core.files import check_template, fill_in_run
+from composer.core.logger import detach_to_host
 from composer.core.serialization import from_data
 from composer.loggers.capture import CapturedStream
 from composer.loggers.gathering import GatheringLogger
-from composer.loggers.values import detach_to_host, read
+from composer.loggers.values import read
 
 __all__ = ["FileLogger"]
 

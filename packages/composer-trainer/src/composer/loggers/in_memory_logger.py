@@ -11,10 +11,11 @@ from torch import Tensor
 from composer.core import Interval, Logger, LoggerDestination, State, Time, Timestamp
 from composer.core.evaluator import nearest_metric
 from composer.core.interval import to_interval
+from composer.core.logger import detach_to_host
 from composer.core.time import Counts
 from composer.loggers.images import to_images
 from composer.loggers.products import import_product
-from composer.loggers.values import detach_to_host, html_table, read, smoothed
+from composer.loggers.values import html_table, read, smoothed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

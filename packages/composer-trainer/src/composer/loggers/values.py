@@ -12,24 +12,6 @@ from typing import Any, TextIO, TypeAlias
 import torch
 from torch import Tensor
 
-from composer.core.logger import detach_to_host
-
-__all__ = [
-    "Number",
-    "Stream",
-    "aligned",
-    "check_stream",
-    "detach_to_host",
-    "flat",
-    "html_table",
-    "matches",
-    "numbers_by_name",
-    "open_stream",
-    "read",
-    "show",
-    "smoothed",
-]
-
 Number: TypeAlias = int | float
 
 Stream: TypeAlias = str | TextIO

@@ -17,8 +17,18 @@ from composer.functional import orthogonalize
 from composer.functional.checks import check_choice, check_flags, check_interval, check_modules
 from composer.functional.dtensors import is_dtensor, local_parts, own_region
 from composer.functional.training.orthogonalization import Coefficients, check_orthogonalization, product_dtype
-from composer.optim.applying import apply_directions, batches_of, is_applied_simply, placed_like
-from composer.optim.stepping import Group, Params, SteppingOptimizer, adamw_step, check_adamw, decay
+from composer.optim.stepping import (
+    Group,
+    Params,
+    SteppingOptimizer,
+    adamw_step,
+    apply_directions,
+    batches_of,
+    check_adamw,
+    decay,
+    is_applied_simply,
+    placed_like,
+)
 
 __all__ = ["Muon", "muon_with_adamw"]
 

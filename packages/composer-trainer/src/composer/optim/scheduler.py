@@ -19,15 +19,16 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from composer.core import State, Time, TimeUnit
 from composer.core.checks import NamesArguments, is_flag, number, number_between, one_of
-from composer.optim.clock import ClockLR, position
-from composer.optim.phases import (
+from composer.optim.clock import (
     ROUNDING,
     WHOLE_TRAINING,
+    ClockLR,
     WarmsUp,
     after_warmup,
     before_decay,
     completed,
     fraction_of,
+    position,
     to_decay_period,
     to_length,
     to_step_size,
@@ -38,26 +39,6 @@ from composer.optim.phases import (
     to_t_warmup,
     warn_of_endless_warmup,
 )
-
-__all__ = [
-    "ComposerScheduler",
-    "ConstantScheduler",
-    "ConstantWithWarmupScheduler",
-    "CosineAnnealingScheduler",
-    "CosineAnnealingWarmRestartsScheduler",
-    "CosineAnnealingWithWarmupScheduler",
-    "ExponentialScheduler",
-    "InverseSquareRootScheduler",
-    "LinearScheduler",
-    "LinearWithWarmupScheduler",
-    "MultiStepScheduler",
-    "MultiStepWithWarmupScheduler",
-    "PolynomialScheduler",
-    "PolynomialWithWarmupScheduler",
-    "StepScheduler",
-    "WarmupStableDecayScheduler",
-    "compile_composer_scheduler",
-]
 
 _AN_EPOCH = Time(1, TimeUnit.EPOCH)
 _FACTOR = number_between(0, meaning="The learning rate is multiplied by it.")

@@ -15,8 +15,7 @@ from composer.core import State, Time, Timestamp, TimeUnit
 from composer.core.checks import as_list, is_flag
 from composer.functional.checks import check_interval
 from composer.optim import ComposerScheduler, WarmupStableDecayScheduler, compile_composer_scheduler
-from composer.optim.clock import ClockLR
-from composer.optim.phases import WarmsUp
+from composer.optim.clock import ClockLR, WarmsUp
 from composer.trainer.tools.config import check_components
 
 __all__ = ["Cooldown", "SchedulerLike", "Schedules", "check_schedulers", "cooled_down", "scaled", "scaled_lengths"]
