@@ -10,25 +10,27 @@ class Gathering(GatheringLogger):
 
     def __init__(self, flush_interval=2, every=None):
         super().__init__(every=every, flush_interval=flush_interval)
-        self.calls, self.is_open = [], False
+        self.calls = []
+
+    def log_metrics(self, metrics, step=None):
+        self._records.append(step)
 
     def open(self, state):
-        if not self.is_open:
+        if not self._is_open:
             self.calls.append("open")
-        self.is_open = True
+        self._is_open = True
 
-    def flush(self):
-        self._batches = 0
-        self.calls.append("flush")
+    def write_records(self, records):
+        self.calls.append(records)
 
 
 def test_written_at_intervals_and_ends(make_loop):
-    """Of three batches per epoch the second is due; the end of an epoch and of the training write, too."""
+    """Of three batches per epoch the second is due; the end of an epoch writes, too."""
     logger = Gathering()
 
     make_loop(logger).fit()
 
-    assert logger.calls == ["open", "flush", "flush", "flush", "flush", "flush"]
+    assert logger.calls == ["open", [0, 1], [2], [3, 4], [5]]
 
 
 def test_evaluation_without_training_opens_and_writes(make_loop):
@@ -37,7 +39,7 @@ def test_evaluation_without_training_opens_and_writes(make_loop):
 
     make_loop(logger).evaluate()
 
-    assert logger.calls == ["open", "flush"]
+    assert logger.calls == ["open", [0]]
 
 
 def test_failures_are_reported_in_a_run_and_raised_outside():

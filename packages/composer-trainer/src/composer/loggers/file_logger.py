@@ -108,11 +108,9 @@ class FileLogger(GatheringLogger):
 
     path: Path | None = transient(default=None)
     """The file; None before ``INIT``."""
-    _is_open: bool = transient(default=False)
     _saved: _Place | None = transient(default=None)
     _state: State | None = transient(default=None)
     _captured: list[CapturedStream] = transient(factory=list)
-    _records: list[dict[str, Any]] = transient(factory=list)
 
     def state_dict(self) -> dict[str, Any]:
         """Flush, and return the file's path, size and digest of the first line."""
@@ -193,13 +191,10 @@ class FileLogger(GatheringLogger):
             logger.upload_file(fill_in_run(self.remote_file_name, state), str(self.path), overwrite=True)
         self._records, self._saved, self._logger = [], None, None
 
-    def flush(self) -> None:
-        """Read the buffered values and write them to the file, if it is open."""
-        self._batches = 0
-        if not self._is_open or self.path is None or not self._records:
-            return
-        path, records, self._records = self.path, self._records, []
-        self.report_failure_of("flush", lambda: _append(path, _to_lines(records), self.buffer_size))
+    def write_records(self, records: Sequence[dict[str, Any]]) -> None:
+        """Read the buffered values and write them to the file."""
+        if self.path is not None:
+            _append(self.path, _to_lines(records), self.buffer_size)
 
     def open(self, state: State) -> None:
         """Create or continue the file, if it is not open, and write earlier values."""
@@ -300,7 +295,7 @@ def _buffered(lines: Iterable[str], size: int) -> Iterable[bytes]:
         yield buffer
 
 
-def _to_lines(records: list[dict[str, Any]]) -> Iterator[str]:
+def _to_lines(records: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield the records as lines, with the values of their metrics, read together."""
     numbers = iter(read([value for record in records for value in record.get("metrics", {}).values()]))
     for record in records:

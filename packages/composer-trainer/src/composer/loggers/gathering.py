@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import attrs
 
@@ -21,9 +22,10 @@ __all__ = ["GatheringLogger"]
 class GatheringLogger(LoggerDestination, ABC):
     """A logger that buffers values and writes them together. Subclasses define how to open and write.
 
-    It is opened at ``AFTER_LOAD`` or, in a loop without this event, when training, an evaluation or a prediction
-    starts. It writes every ``flush_interval`` batches, and at the end of each epoch, of evaluations, of predictions and
-    of training.
+    A subclass appends values to ``_records``. Its :meth:`open` sets ``_is_open`` and ends with a flush. It is called at
+    ``AFTER_LOAD`` or, in a loop without this event, when training, an evaluation or a prediction starts. Values are
+    written every ``flush_interval`` batches, and at the end of each epoch, of evaluations, of predictions and of
+    training.
 
     Args:
         every: How often metrics are logged: a time, a string or a number of epochs; always if None.
@@ -36,8 +38,12 @@ class GatheringLogger(LoggerDestination, ABC):
     every: Interval | None = attrs.field(default=None, converter=to_interval, kw_only=True)
     flush_interval: int = integer(100, 1, meaning="It counts batches.", kw_only=True)
 
+    seconds_between_flushes: float = transient(default=math.inf)
+    """Seconds after which the next end of a batch flushes as well."""
+    _is_open: bool = transient(default=False)
+    _records: list[Any] = transient(factory=list)
     _batches: int = transient(default=0)
-    _next_flush: float = transient(default=math.inf)  # by time.monotonic(); a subclass may set it to flush by time, too
+    _next_flush: float = transient(default=math.inf)  # by time.monotonic()
     _logger: Logger | None = transient(default=None)
 
     @property
@@ -50,8 +56,15 @@ class GatheringLogger(LoggerDestination, ABC):
         """Open the file or run, if it is not open."""
 
     @abstractmethod
+    def write_records(self, records: Sequence[Any]) -> None:
+        """Read buffered values, and write them."""
+
     def flush(self) -> None:
-        """Write the buffered values, if the file or run is open, and reset the count of batches."""
+        """Write the buffered values, if the file or run is open."""
+        self._batches, self._next_flush = 0, time.monotonic() + self.seconds_between_flushes
+        if self._is_open and self._records:
+            records, self._records = self._records, []
+            self.report_failure_of("flush", lambda: self.write_records(records))
 
     def raise_if_in_use(self, logger: Logger) -> None:
         """Raise a RuntimeError if the logger is used by another run that is not closed."""

@@ -68,7 +68,6 @@ class TrackerLogger(GatheringLogger, ABC):
 
     Attributes:
         run_id: The run's id in the tracker; None before the run is open.
-        seconds_between_flushes: Seconds after which the next end of a batch flushes as well.
     """
 
     product: ClassVar[tuple[str, str]]
@@ -82,10 +81,8 @@ class TrackerLogger(GatheringLogger, ABC):
     run_id: str | None = transient(default=None)
     seconds_between_flushes: float = transient(default=10.0)
     _is_silent: bool = transient(default=False)
-    _is_open: bool = transient(default=False)
     _was_tried: bool = transient(default=False)
     _early: list[tuple[str, Callable[[], None]]] = transient(factory=list)
-    _records: list[Record] = transient(factory=list)
     _saved_id: str | None = transient(default=None)
 
     def __attrs_post_init__(self) -> None:
@@ -264,12 +261,10 @@ class TrackerLogger(GatheringLogger, ABC):
             self.report_failure_of("close", self.close_run)
         self._saved_id = self._logger = None
 
-    def flush(self) -> None:
-        """Read the buffered values with one synchronization, and write them, if the run is open."""
-        self._batches, self._next_flush = 0, time.monotonic() + self.seconds_between_flushes
-        if self._is_open and self._records:
-            records, self._records = self._records, []
-            self.report_failure_of("flush", lambda: self.write_metrics(_read(records)))
+    def write_records(self, records: Sequence[Record]) -> None:
+        """Read the buffered values with one synchronization, and write them."""
+        numbers = numbers_by_name([record.metrics for record in records])
+        self.write_metrics([attrs.evolve(record, metrics=one) for record, one in zip(records, numbers, strict=True)])
 
     def open(self, state: State) -> None:
         """Open the run, if it is not open, and write earlier values."""
@@ -279,18 +274,13 @@ class TrackerLogger(GatheringLogger, ABC):
         self._was_tried = True
         self.open_run(state)
         self._is_open = True
-        self._next_flush = time.monotonic() + self.seconds_between_flushes
         early, self._early = self._early, []
         for method, call in early:
             self.report_failure_of(method, call)
+        self.flush()
 
     def _when_open(self, method: str, call: Callable[[], None]) -> None:
         if self._is_open:
             call()
         elif not self._is_silent and not self._was_tried:
             self._early.append((method, call))
-
-
-def _read(records: Sequence[Record]) -> list[Record]:
-    numbers = numbers_by_name([record.metrics for record in records])
-    return [attrs.evolve(record, metrics=one) for record, one in zip(records, numbers, strict=True)]
