@@ -519,6 +519,21 @@ class TestStateOfALoader:
         assert resumed.save() == saved
         assert resumed.position.epoch_is_over == (place == 3)
 
+    @pytest.mark.parametrize("make", [OwnGenerator, OwnGeneratorLate])
+    def test_generator_after_own_batches(self, make):
+        """A process that only stays in step with others begins the next epoch with the order that it would have had."""
+        own, resumed = (Batches(DataSpec(make()), -1, torch.device("cpu"), seed=3) for _ in range(2))
+        for _ in range(5):
+            own.next()
+        resumed.load(attrs.evolve(own.save(), place=6, has_ended=True))
+
+        rest = []
+        for batches in (own, resumed):
+            batches.rewind()
+            rest.append(torch.stack([batches.next()[0] for _ in range(5)]))
+
+        assert torch.equal(*rest)
+
     def test_state_of_an_earlier_release(self):
         """A saved place without the state before the last batch continues from the state."""
         batches = Batches(DataSpec(Saving(3)), -1, torch.device("cpu"))
