@@ -13,9 +13,8 @@ import composer.callbacks
 from composer import Callback
 from composer import functional as cf
 from composer.callbacks import NaNMonitor
-from composer.checkpoint.layout import describe_tensors, plan_files
-from composer.checkpoint.manifest import MODEL
-from composer.checkpoint.saving import pack_files
+from composer.checkpoint.folder import MODEL
+from composer.checkpoint.layout import describe_tensors, pack_files, plan_files
 from composer.core import State
 from composer.core.data_spec import move_batch
 from composer.distributed.environment import with_timeout

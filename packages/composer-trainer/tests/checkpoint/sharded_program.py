@@ -42,17 +42,17 @@ from composer.checkpoint import (
     layout,
     load_checkpoint,
     loading,
-    manifest,
     merge_weights,
     reading,
     save_checkpoint,
+    saving,
     verify_checkpoint,
-    writing,
 )
+from composer.checkpoint import folder as folder_module
 from composer.checkpoint.finding import agreed_newest, open_checkpoint
+from composer.checkpoint.loading import SavedRun
 from composer.checkpoint.local import LocalFolder
 from composer.checkpoint.remote import RemoteFolder
-from composer.checkpoint.saved_run import SavedRun
 from composer.core import Engine, Event, State, Timestamp
 from composer.models import ComposerClassifier
 
@@ -408,15 +408,15 @@ def background(world_size, folder):
     LocalFolder.put = put
     saver.save(state)
     saver._wait()
-    write = writing.Snapshot.write
+    write = saving.Snapshot.write
 
     def fail_after_writing(*arguments, **options):
-        writing.Snapshot.write = write
+        saving.Snapshot.write = write
         write(*arguments, **options)
         raise MemoryError("too little")
 
     if rank == 1:
-        writing.Snapshot.write = fail_after_writing
+        saving.Snapshot.write = fail_after_writing
     state.timestamp = Timestamp(batch=4)
     saver.save(state)
     try:
@@ -461,7 +461,7 @@ def late(world_size, folder):
     """Save, and let the second process write its part only after the first has given up; return what happened."""
     state, _ = make_state("2", factor=3)
     given_up, found = Path(folder, "given up"), {}
-    writing.ANSWER_TIMEOUT, put, abandon = 0.5, LocalFolder.put, LocalFolder.abandon
+    saving.ANSWER_TIMEOUT, put, abandon = 0.5, LocalFolder.put, LocalFolder.abandon
 
     def put_late(*arguments):
         until = time.monotonic() + 60
@@ -482,7 +482,7 @@ def late(world_size, folder):
     except CheckpointSaveError as error:
         found["error"] = str(error)
     found["left"] = [entry.name for entry in Path(folder, "late").iterdir() if entry.name != ".lock"]
-    writing.ANSWER_TIMEOUT, LocalFolder.put, LocalFolder.abandon = 60.0, put, abandon
+    saving.ANSWER_TIMEOUT, LocalFolder.put, LocalFolder.abandon = 60.0, put, abandon
     distributed.barrier()
     verify_checkpoint(save_checkpoint(state, f"{folder}/late/two"))
     return found
@@ -513,7 +513,7 @@ def remote(world_size, folder):
 
     fsspec.register_implementation("sharedfile", SharedFiles, clobber=True)
     # So that these small files have many blocks, and are read directly to the memory of tensors.
-    manifest.BLOCK_BYTES = reading.BLOCK_BYTES = 256
+    folder_module.BLOCK_BYTES = reading.BLOCK_BYTES = 256
     state, ema = make_state("2", factor=3)
     path = save_checkpoint(state, f"{url}/one")
     later, ema = make_state("2", factor=5)

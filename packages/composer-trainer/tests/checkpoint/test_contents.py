@@ -3,7 +3,8 @@
 import pytest
 from torch import nn
 
-from composer.checkpoint.contents import changed_modules, check_ignore_keys, contents_of, ignored_keys
+from composer.checkpoint.contents import SavedPlace, changed_modules, check_ignore_keys, contents_of, ignored_keys
+from composer.core.serialization import from_data, to_data
 
 
 def test_weights_only(runs):
@@ -71,3 +72,29 @@ def test_other_types_raise(keys):
     """The error has the name of the argument."""
     with pytest.raises(TypeError, match="load_ignore_keys must be strings such as"):
         check_ignore_keys(keys, "load_ignore_keys")
+
+
+PLACE = {
+    "epoch": 1,
+    "place": 24,
+    "global_batch_size": 6,
+    "sizes": {"batches": 5, "samples": 30},
+    "order": "5f",
+    "loader": {"place": [3]},
+    "objects": {"states": {"sampler": {"times": 2}}, "generators": {}},
+    "has_ended": False,
+    "is_over": False,
+    "as_sampler": False,
+}
+
+
+def test_saved_form():
+    """A place that a checkpoint contains is read, and saved again in the same form."""
+    assert to_data(from_data(PLACE, SavedPlace), SavedPlace) == PLACE
+
+
+@pytest.mark.parametrize(("name", "value"), [("epoch", -1), ("place", -1), ("global_batch_size", 0)])
+def test_numbers_out_of_range(name, value):
+    """A number that no place has raises an error with its name."""
+    with pytest.raises(ValueError, match=name):
+        from_data({**PLACE, name: value}, SavedPlace)

@@ -20,7 +20,7 @@ from composer.checkpoint import (
     show_checkpoint,
     verify_checkpoint,
 )
-from composer.checkpoint.manifest import FileRecord, Manifest, write_json
+from composer.checkpoint.folder import FileRecord, Manifest, write_json
 
 FILES = ["manifest.json", "layout.json", "model.safetensors", "optimizers.safetensors", "state.json"]
 LONG = "a" * 5_000_000

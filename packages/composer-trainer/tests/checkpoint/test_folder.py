@@ -1,10 +1,167 @@
-"""Reading the files of a folder; both kinds of folders are in ``test_local.py`` and ``test_remote.py``."""
+"""The manifest and the files of a folder; local and remote folders are in ``test_local.py`` and ``test_remote.py``."""
 
+import hashlib
+import json
+
+import attrs
+import hypothesis.strategies as st
 import pytest
+import xxhash
+from hypothesis import given, settings
 
-from composer.checkpoint import CheckpointError, FileRecord, Manifest
+from composer.checkpoint import CheckpointError, FileRecord, Manifest, folder
+from composer.checkpoint.folder import Content
 from composer.checkpoint.local import LocalFolder
 from composer.core import Timestamp
+
+MANIFEST = Manifest(
+    files={"state.json": FileRecord(2, "0" * 32), "model.safetensors": FileRecord(10, "a" * 32)},
+    timestamp=Timestamp(epoch=1, batch=5),
+    run_name="blur é",
+    created="2026-01-01T00:00:00+00:00",
+    versions={"torch": "2.15.0"},
+    metrics={"metrics/eval/Accuracy": 0.1, "metrics/eval/Loss": None},
+)
+
+
+def signed(**changes):
+    """Return a manifest's bytes with changed fields and a valid checksum."""
+    data = {**json.loads(MANIFEST.to_bytes()), **changes}
+    del data["sha256"]
+    text = json.dumps(data, sort_keys=True, indent=1) + "\n"
+    data["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    return (json.dumps(data, sort_keys=True, indent=1) + "\n").encode()
+
+
+class TestFileRecord:
+    def test_checksums_match_other_implementations(self):
+        """The checksum matches another implementation, for any chunks."""
+        content = b"a checkpoint " * 1000
+        record = FileRecord.of([content[:7], memoryview(content)[7:]])
+
+        assert record.size == len(content)
+        assert record.xxh3_128 == xxhash.xxh3_128_hexdigest(content)
+
+    def test_empty(self):
+        """XXH3 of empty content matches its specification."""
+        assert FileRecord.of([]).xxh3_128 == "99aa06d3014798d86001c324468d497f"
+
+    def test_parts(self, monkeypatch):
+        """A file has the XXH3 of all of it and of its blocks; also if it is read again."""
+        monkeypatch.setattr(folder, "BLOCK_BYTES", 4)
+        content = Content([memoryview(b"par"), memoryview(b"ts of tensors")])
+        next(iter(content))  # an attempt to write that has failed
+        for _ in range(2):
+            written = b"".join(content)
+
+        assert written == b"parts of tensors"
+        assert content.record == FileRecord(16, xxhash.xxh3_128_hexdigest(written))
+        blocks = (b"part", b"s of", b" ten", b"sors")
+        assert content.blocks == "".join(map(xxhash.xxh3_128_hexdigest, blocks))
+
+
+class TestManifest:
+    def test_round_trip(self):
+        """A manifest that is written and read is equal."""
+        assert Manifest.from_bytes(MANIFEST.to_bytes(), "manifest.json") == MANIFEST
+
+    def test_own_checksum(self):
+        """The checksum is the SHA-256 of the JSON without it."""
+        data = json.loads(MANIFEST.to_bytes())
+        claimed = data.pop("sha256")
+
+        text = json.dumps(data, sort_keys=True, indent=1) + "\n"
+
+        assert hashlib.sha256(text.encode()).hexdigest() == claimed
+
+    @settings(max_examples=300, deadline=None)
+    @given(st.data())
+    def test_flipped_bits_are_detected(self, data):
+        """For any flipped bit the manifest raises with its name."""
+        content = bytearray(MANIFEST.to_bytes())
+        content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+
+        with pytest.raises(CheckpointError, match=r"^here/manifest\.json "):
+            Manifest.from_bytes(bytes(content), "here/manifest.json")
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.integers(0, len(MANIFEST.to_bytes()) - 1))
+    def test_truncation_is_detected(self, length):
+        """A truncated manifest raises."""
+        with pytest.raises(CheckpointError, match=r"^manifest\.json "):
+            Manifest.from_bytes(MANIFEST.to_bytes()[:length], "manifest.json")
+
+    def test_extra_whitespace_is_detected(self):
+        """A change that JSON ignores is detected too."""
+        with pytest.raises(CheckpointError, match="has been changed since"):
+            Manifest.from_bytes(MANIFEST.to_bytes() + b" ", "manifest.json")
+
+    @pytest.mark.parametrize(
+        "name", ["../state.json", "/etc/passwd.json", "a/b.json", "manifest.json", "", ".json", "state.py", "a\nb.json"]
+    )
+    def test_invalid_file_names_raise(self, name):
+        """A name outside the folder, or of an unknown file, raises."""
+        with pytest.raises(CheckpointError, match="is no name of a file in a checkpoint"):
+            Manifest.from_bytes(signed(files={name: {"size": 2, "xxh3_128": "0" * 32}}), "manifest.json")
+
+    @pytest.mark.parametrize(
+        ("changes", "named"),
+        [
+            ({"files": {}}, "is not valid: .*files"),
+            ({"files": {"state.json": {"size": -1, "xxh3_128": "0" * 32}}}, "is not valid: .*files"),
+            ({"files": {"state.json": {"size": 1 << 70, "xxh3_128": "0" * 32}}}, "is not valid: .*files"),
+            ({"files": {"state.json": {"size": 1, "xxh3_128": "0"}}}, "is not valid: .*files"),
+            ({"files": {"state.json": {"size": 1}}}, "is not valid: .*files"),
+            ({"files": {"state.json": {"size": 1, "xxh3_128": "x" * 32}}}, "is not valid: .*files"),
+            ({"files": {"state.json": {"size": 1, "xxh3_128": "0" * 32, "md5": "0" * 32}}}, "is not valid: .*files"),
+            ({"files": {"state.json": {"size": 1, "xxh3_128": None}}}, "is not valid: .*files"),
+            ({"files": []}, "is not valid: .*files"),
+            ({"run_name": 3}, "is not valid: .*run_name"),
+            ({"weights_only": 1}, "is not valid: .*weights_only"),
+            ({"metrics": {"loss": "low"}}, "is not valid: .*metrics"),
+            ({"metrics": {"loss": 3}}, "is not valid: .*metrics: 'loss' must be a finite float or None, got 3"),
+            ({"metrics": {"loss": 1 << 2000}}, "is not valid: .*metrics"),
+            ({"versions": {"torch": 2}}, "is not valid: .*versions"),
+            ({"timestamp": {"batch": 1}}, "is not valid: .*timestamp"),
+            ({"timestamp": []}, "is not valid: .*timestamp"),
+            ({"format_version": 99}, "reads format 1"),
+            ({"format_version": True}, "is of format True"),
+            ({"format": "other"}, "'format'"),
+            ({"more": 1}, "unknown field 'more'"),
+        ],
+    )
+    def test_invalid_fields_raise(self, changes, named):
+        """An invalid manifest with a valid checksum raises with the field."""
+        with pytest.raises(CheckpointError, match=named):
+            Manifest.from_bytes(signed(**changes), "manifest.json")
+
+    def test_message(self):
+        """A wrong checksum is reported in one sentence, without the objects of the validator."""
+        with pytest.raises(CheckpointError) as caught:
+            Manifest.from_bytes(signed(files={"state.json": {"size": 1, "xxh3_128": "0"}}), "manifest.json")
+
+        assert str(caught.value).endswith(
+            "files['state.json']: 'xxh3_128' must match regex '[0-9a-f]{32}' ('0' doesn't)."
+        )
+
+    def test_clock_overflow_raises(self):
+        """A duration that is too large raises."""
+        clock = MANIFEST.timestamp.state_dict() | {"total_wct": 1e300}
+
+        with pytest.raises(CheckpointError, match=r"is not valid: .*timestamp"):
+            Manifest.from_bytes(signed(timestamp=clock), "manifest.json")
+
+    @pytest.mark.parametrize(
+        "content", [b"", b"[]", b"{}", b"\xff\xfe", b"[" * 99999, b'{"a":' * 9999, b"9" * 9999, b'{"a": 1e999}']
+    )
+    def test_invalid_manifest_raises(self, content):
+        """Other content raises."""
+        with pytest.raises(CheckpointError, match=r"^manifest\.json "):
+            Manifest.from_bytes(content, "manifest.json")
+
+    def test_size_is_the_sum(self):
+        """The size is the sum of all files."""
+        assert attrs.evolve(MANIFEST).size == 12
 
 
 def test_file_that_no_memory_can_hold(tmp_path):

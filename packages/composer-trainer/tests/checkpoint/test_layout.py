@@ -1,12 +1,22 @@
-"""Where the parts of tensors are: the file that lists them."""
+"""Where the parts of tensors are, the file that lists them, and the files that contain them."""
 
 import json
 
 import pytest
 import torch
+from safetensors.torch import load
 
 from composer.checkpoint import CheckpointError
-from composer.checkpoint.layout import Layout, TensorFile, TensorInfo, TensorLayout, bytes_of, plan_files
+from composer.checkpoint.layout import (
+    Layout,
+    TensorFile,
+    TensorInfo,
+    TensorLayout,
+    bytes_of,
+    describe_tensors,
+    pack_files,
+    plan_files,
+)
 from composer.functional.dtensors import Region
 
 
@@ -114,3 +124,15 @@ def test_bytes_are_those_of_the_tensor():
     bytes_of(tensor)[1] = 7
 
     assert tensor.tolist() == [0, 7]
+
+
+def test_header_is_padded():
+    """The tensors begin at a multiple of 8 bytes, and the safetensors package reads the file."""
+    tensors = {"model.safetensors": {"weight": torch.arange(3.0)}}
+    described = describe_tensors(tensors, is_first=True)
+    _, [writes] = plan_files([described])
+
+    [(header, weight)] = pack_files(tensors, described, writes, copy=True).values()
+
+    assert len(header) % 8 == 0
+    assert load(bytes(header) + bytes(weight))["weight"].tolist() == [0, 1, 2]

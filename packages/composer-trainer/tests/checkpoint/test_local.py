@@ -22,12 +22,11 @@ from composer.checkpoint import (
     Manifest,
     find_checkpoints,
     load_checkpoint,
-    manifest,
     save_checkpoint,
     verify_checkpoint,
 )
+from composer.checkpoint.folder import Content, write_json
 from composer.checkpoint.local import FolderLock, LocalFolder
-from composer.checkpoint.manifest import write_json
 from composer.checkpoint.saving import take_snapshot
 
 KILLED = """
@@ -380,7 +379,7 @@ def test_failing_checksum(runs, tmp_path, monkeypatch):
     def fail(*_):
         raise MemoryError("too little for a checksum")
 
-    monkeypatch.setattr(manifest.Content, "__iter__", fail)
+    monkeypatch.setattr(Content, "__iter__", fail)
 
     with pytest.raises(MemoryError, match="too little for a checksum"):
         save_checkpoint(runs.make(), tmp_path / "one")

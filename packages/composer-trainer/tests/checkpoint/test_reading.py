@@ -14,13 +14,20 @@ from hypothesis import HealthCheck, given, settings
 from safetensors.torch import load
 from torch import nn
 
-from composer.checkpoint import CheckpointError, FileRecord, Manifest, manifest, reading
+from composer.checkpoint import CheckpointError, FileRecord, Manifest, folder, reading
 from composer.checkpoint.finding import open_checkpoint
-from composer.checkpoint.layout import Layout, TensorFile, TensorInfo, TensorLayout, describe_tensors, plan_files
+from composer.checkpoint.folder import LAYOUT, MODEL, Content
+from composer.checkpoint.layout import (
+    Layout,
+    TensorFile,
+    TensorInfo,
+    TensorLayout,
+    describe_tensors,
+    pack_files,
+    plan_files,
+)
 from composer.checkpoint.local import LocalFolder
-from composer.checkpoint.manifest import LAYOUT, MODEL, Content
 from composer.checkpoint.reading import OpenCheckpoint, references, sharded_like
-from composer.checkpoint.saving import pack_files
 from composer.core import NotSerializableError, Timestamp
 from composer.functional.dtensors import Region
 
@@ -260,7 +267,7 @@ def opened(layout, records, contents):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Give the checksums of files to blocks of 32 bytes, so that small tensors have many."""
-    for module in (manifest, reading):
+    for module in (folder, reading):
         monkeypatch.setattr(module, "BLOCK_BYTES", 32)
     monkeypatch.setattr(reading, "_READ_BYTES", 5)
 

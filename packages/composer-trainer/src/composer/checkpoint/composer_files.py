@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import torch
 
-from composer.checkpoint.saved_place import SavedObjects, SavedPlace
+from composer.checkpoint.contents import SavedObjects, SavedPlace
 from composer.core import Timestamp
 from composer.core.randomness import check_rng_state
 from composer.distributed import get_world_size

@@ -5,8 +5,7 @@ The data of ``state.json`` is what ``State.state_dict`` returns, with tensors re
 - ``model``: what the model's state has besides tensors; its weights are in ``model.safetensors``.
 - ``optimizers``: their state, with the tensors in ``optimizers.safetensors``.
 - ``extra``: what the caller saves, as a Trainer its ``ResumeState``. Its tensors, and those of algorithms and
-  callbacks, are in ``extra.safetensors``. Of each process it contains a
-  ``SavedPlace`` (``checkpoint/saved_place.py``).
+  callbacks, are in ``extra.safetensors``. Of each process it contains a :class:`SavedPlace`.
 - ``environment``, ``integrations`` and ``modules``: what the run was made of. They are compared, and not loaded.
 
 A checkpoint of weights has only what the model is evaluated with, and the settings of its algorithms. What a user
@@ -23,15 +22,26 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, TypeAlias
 
+import attrs
 import torch
+from attrs.validators import ge, optional
 from torch import Tensor
 
-from composer.checkpoint.manifest import EXTRA, MODEL, OPTIMIZERS
+from composer.checkpoint.folder import EXTRA, MODEL, OPTIMIZERS
 from composer.core import State, saved_state, split_tensors
 from composer.core.checks import abridged
 from composer.core.serialization import plain
 
-__all__ = ["IgnoreKeys", "changed_environment", "changed_modules", "contents_of", "ignored_keys", "metric_values"]
+__all__ = [
+    "IgnoreKeys",
+    "SavedObjects",
+    "SavedPlace",
+    "changed_environment",
+    "changed_modules",
+    "contents_of",
+    "ignored_keys",
+    "metric_values",
+]
 
 IgnoreKeys: TypeAlias = str | Sequence[str] | Callable[[dict[str, Any]], object] | None
 """Patterns such as ``"optimizers/*"``, or a function that removes from its argument, a dictionary, what to ignore."""
@@ -226,3 +236,41 @@ def _remove(saved: dict[str, Any], path: str) -> None:
         saved[name] = [one for one in saved[name] if not (isinstance(one, Mapping) and one.get("key") == inner)]
     elif isinstance(saved[name], dict):
         saved[name].pop(inner, None)
+
+
+@attrs.frozen
+class SavedObjects:
+    """The states of objects by name, and those of the generators that are their attributes by path."""
+
+    states: dict[str, Any] = attrs.field(factory=dict)
+    generators: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class SavedPlace:
+    """The place of a process in the training data, as ``Batches`` of the Trainer saves and loads it.
+
+    Attributes:
+        epoch: The number of the epoch.
+        place: The place of the next batch in it.
+        global_batch_size: The number of samples in a batch of all processes, if the place is a number of samples.
+        sizes: The known sizes of the data.
+        order: A digest of the order up to the place, if it may be another in a resumed run.
+        loader: The state of a loader that saves itself.
+        objects: The objects that the loader consists of, as they were at the start of the epoch, if it has begun. Of a
+            loader that saves itself, ``"before"`` is its state before the last batch, if a resumed run needs it.
+        has_ended: Whether this process has trained on all of its own batches of the epoch, and others have not.
+        is_over: Whether all data has been taken, and not only a part of it; at a start, in the epoch before.
+        as_sampler: Whether the order is the sampler's own, as in a checkpoint of MosaicML Composer.
+    """
+
+    epoch: int = attrs.field(validator=ge(0))
+    place: int = attrs.field(validator=ge(0))
+    global_batch_size: int | None = attrs.field(default=None, validator=optional(ge(1)))
+    sizes: dict[str, int] = attrs.field(factory=dict)
+    order: str | None = None
+    loader: Any = None
+    objects: SavedObjects = attrs.field(factory=SavedObjects)
+    has_ended: bool = False
+    is_over: bool = False
+    as_sampler: bool = False

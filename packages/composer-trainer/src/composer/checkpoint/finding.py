@@ -20,9 +20,8 @@ from pathlib import Path
 import attrs
 
 from composer.checkpoint.errors import CheckpointError, MissingCheckpointError
-from composer.checkpoint.folder import Folder, is_remote, local_path, split_path
+from composer.checkpoint.folder import MANIFEST, TENSORS, Folder, Manifest, is_remote, local_path, split_path
 from composer.checkpoint.local import open_folder
-from composer.checkpoint.manifest import MANIFEST, TENSORS, Manifest
 from composer.checkpoint.reading import OpenCheckpoint
 from composer.core import Timestamp
 from composer.distributed import all_gather_object, from_rank_zero, get_global_rank, get_world_size

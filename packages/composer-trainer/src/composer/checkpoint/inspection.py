@@ -16,7 +16,7 @@ from torch import Tensor
 
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.finding import open_checkpoint
-from composer.checkpoint.manifest import EXTRA, MODEL, OPTIMIZERS, STATE, Manifest, dictionary
+from composer.checkpoint.folder import EXTRA, MODEL, OPTIMIZERS, STATE, Manifest, dictionary
 from composer.checkpoint.reading import OpenCheckpoint
 from composer.core import TimeUnit
 from composer.core.checks import abridged

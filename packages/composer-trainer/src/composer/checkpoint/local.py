@@ -21,8 +21,16 @@ from typing import IO
 import attrs
 
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError, FolderInUseError
-from composer.checkpoint.folder import Folder, ReadInto, is_remote, local_path
-from composer.checkpoint.manifest import FORMAT, MANIFEST, MAX_MANIFEST_BYTES, Manifest
+from composer.checkpoint.folder import (
+    FORMAT,
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    Folder,
+    Manifest,
+    ReadInto,
+    is_remote,
+    local_path,
+)
 from composer.checkpoint.remote import RemoteFolder
 
 __all__ = ["FolderLock", "LocalFolder", "open_folder"]

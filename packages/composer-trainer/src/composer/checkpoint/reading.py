@@ -19,9 +19,8 @@ import xxhash
 from torch import Tensor
 
 from composer.checkpoint.errors import CheckpointError
-from composer.checkpoint.folder import Folder, ReadInto
+from composer.checkpoint.folder import BLOCK_BYTES, EXTRA, LAYOUT, STATE, Folder, Manifest, ReadInto
 from composer.checkpoint.layout import DTYPES, KnownRegions, Layout, TensorFile, TensorLayout, bytes_of, region_here
-from composer.checkpoint.manifest import BLOCK_BYTES, EXTRA, LAYOUT, STATE, Manifest
 from composer.functional.dtensors import Region, is_dtensor, region_of
 
 __all__ = ["OpenCheckpoint", "references", "sharded_like"]
@@ -273,7 +272,7 @@ def sharded_like(
     Args:
         opened: The checkpoint.
         weights: The weights of the run by name.
-        data: The data of the checkpoint, of :data:`~composer.checkpoint.manifest.STATE`.
+        data: The data of the checkpoint, of :data:`~composer.checkpoint.folder.STATE`.
 
     Raises:
         CheckpointError: A tensor of another shape was sharded over a mesh of other dimensions.

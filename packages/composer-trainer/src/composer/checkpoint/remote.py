@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 import attrs
 
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
-from composer.checkpoint.folder import Folder, ReadInto, is_remote
-from composer.checkpoint.manifest import MANIFEST, Manifest, foreign_files
+from composer.checkpoint.folder import MANIFEST, Folder, Manifest, ReadInto, foreign_files, is_remote
 
 __all__ = ["RemoteFolder", "file_system", "set_storage_options", "url_in_store"]
 

@@ -17,9 +17,8 @@ import attrs
 
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError, LaterCheckpointError
 from composer.checkpoint.finding import FoundCheckpoint, find_checkpoints, progress
-from composer.checkpoint.folder import Folder, is_remote, split_path
+from composer.checkpoint.folder import Folder, Manifest, is_remote, split_path
 from composer.checkpoint.local import FolderLock, LocalFolder, open_folder
-from composer.checkpoint.manifest import Manifest
 from composer.core import State, Timestamp, TimeUnit
 from composer.core.checks import NamesArguments, integer, one_of
 from composer.core.evaluator import nearest_metric

@@ -5,7 +5,7 @@ A save has four parts, the first three in all processes at the same batches:
 1. At the events of checkpoints, :class:`DueSaves` decides whether to save.
 2. :meth:`CheckpointSaver.save` does nothing if the last :class:`_Save` was of this moment, and waits for that one, so
    that there is never more than one copy of the run.
-3. It copies the run into the :class:`~composer.checkpoint.writing.Snapshot` of a new :class:`_Save`.
+3. It copies the run into the :class:`~composer.checkpoint.saving.Snapshot` of a new :class:`_Save`.
 4. A thread writes it, and then updates the :class:`~composer.checkpoint.run_folder.RunFolder`.
 
 If the write fails, ``_repeatable`` forgets the save, so that the same batch may be saved again, and raises the error:
@@ -25,10 +25,10 @@ import attrs
 from composer.checkpoint.contents import IgnoreKeys, check_ignore_keys, metric_values, reject_fsdp1
 from composer.checkpoint.errors import CheckpointSaveError
 from composer.checkpoint.folder import check_folder, is_remote
+from composer.checkpoint.layout import KeptMemory
 from composer.checkpoint.local import open_folder
 from composer.checkpoint.run_folder import FileLinks, KeepBest, Names, RunFolder, without_suffix, without_zero
-from composer.checkpoint.saving import KeptMemory, checkpoint_name, take_snapshot
-from composer.checkpoint.writing import Snapshot, failing_in_all
+from composer.checkpoint.saving import Snapshot, checkpoint_name, failing_in_all, take_snapshot
 from composer.core import Callback, Event, Interval, Logger, State, Time
 from composer.core.background import Background, ThreadError
 from composer.core.files import fill_in_run

@@ -1,48 +1,82 @@
-"""Saving a run now, or as a snapshot that is written later.
+"""Saving a checkpoint: copying a run into a snapshot, and writing that, by one process or several together.
 
 :func:`save_checkpoint`, the Trainer and the saver call :func:`take_snapshot`, which copies what may change before it is
-written (:func:`pack_files`); :class:`~composer.checkpoint.writing.Snapshot` writes it. Values that cannot be saved
-raise an error here, in all processes, before anything is written.
+written. Values that cannot be saved raise an error there, in all processes, before anything is written.
+:class:`Snapshot` writes the copy, also later: its files are written to a draft, and the first process commits the draft
+when all have written theirs, so that a checkpoint is complete or absent. Waiting ends with another process.
+
+The :class:`Writers` agree by collectives on who writes what, in the main thread. While a snapshot is written, in the
+saver's thread, they send messages through the store of an :class:`~composer.distributed.collectives.Exchange`:
+collectives of two threads could meet in another order in each process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import json
 import os
-import re
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
+import attrs
 import torch
-from torch import Tensor
 
 from composer.checkpoint.contents import IgnoreKeys, contents_of, metric_values, reject_fsdp1
-from composer.checkpoint.folder import split_path
-from composer.checkpoint.layout import Described, Writes, bytes_of, describe_tensors
+from composer.checkpoint.errors import NOT_SAVED, CheckpointError, CheckpointSaveError
+from composer.checkpoint.folder import (
+    LAYOUT,
+    MAX_STATE_BYTES,
+    STATE,
+    Content,
+    FileRecord,
+    Folder,
+    Manifest,
+    dictionary,
+    split_path,
+    write_json,
+)
+from composer.checkpoint.layout import (
+    Described,
+    KeptMemory,
+    Layout,
+    TensorFile,
+    Writes,
+    describe_tensors,
+    pack_files,
+    plan_files,
+)
 from composer.checkpoint.local import open_folder
-from composer.checkpoint.manifest import Manifest
-from composer.checkpoint.writing import Snapshot, failing_in_all, writers_of
-from composer.core import NotSerializableError, State, evaluation_weights
+from composer.core import State, TimeUnit, evaluation_weights
 from composer.core.checks import shortened
 from composer.core.files import fill_in_run
-from composer.distributed import from_rank_zero, get_global_rank
-from composer.functional.dtensors import is_dtensor, is_sharded, reshard
+from composer.core.serialization import from_data, to_data
+from composer.distributed import all_gather_object, any_rank, from_rank_zero, get_global_rank
+from composer.distributed.collectives import Exchange, failing_in_all_processes
+from composer.distributed.failures import lost_processes
+from composer.functional.dtensors import is_sharded, reshard
 
-__all__ = ["KeptMemory", "checkpoint_name", "pack_files", "save_checkpoint", "save_in_all_processes", "take_snapshot"]
+__all__ = [
+    "Message",
+    "Snapshot",
+    "Writers",
+    "checkpoint_name",
+    "failing_in_all",
+    "save_checkpoint",
+    "save_in_all_processes",
+    "take_snapshot",
+    "writers_of",
+]
 
-KeptMemory = dict[tuple[str, str], Tensor]
-"""Copies of an earlier save by file and name, which the next save fills again: new memory takes as long as a copy."""
-_NAMES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
-    torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
-"""The dtypes that all releases of safetensors have. Others are bytes in the header, and named in the layout."""
-_SHARDING = "DCP_SHARDING_INFO"
-"""The key of a file's metadata from which PyTorch's ``HuggingFaceStorageReader`` takes the offsets of cells."""
+ANSWER_TIMEOUT = 1800.0
+"""Seconds after which a message of another process that is missing makes a save fail."""
+_LONGER = 30.0
+"""Seconds that the other processes wait for the first one's decision after that."""
+_SECONDS_BETWEEN_CHECKS = 1.0
+"""How often a waiting process checks whether others have ended."""
 
 
 def save_checkpoint(
@@ -195,90 +229,319 @@ def take_snapshot(
     return Snapshot(data, contents, manifest, layout, writers)
 
 
-@torch.no_grad()  # a DTensor returns its local tensor much faster without a graph
-def pack_files(
-    tensors: Mapping[str, Mapping[str, Any]],
-    described: Described,
-    writes: Writes,
-    *,
-    copy: bool,
-    memory: KeptMemory | None = None,
-) -> dict[str, list[memoryview]]:
-    """Return the contents of the files that this process writes: the header, and the bytes of each tensor.
-
-    Tensors may be on any device, and of any dtype and strides. Two that share memory are both written, so that a model
-    finds each of its names.
+@attrs.define(eq=False)
+class Snapshot:
+    """What a process writes of a checkpoint; later changes of the run do not affect it, if the tensors are copies.
 
     Args:
-        tensors: The tensors by kind and name.
-        described: What :func:`describe_tensors` returned for them.
-        writes: The names of the tensors in each file, as :func:`plan_files` returns them for this rank.
-        copy: Whether the tensors may change before the contents are written.
-        memory: The copies of an earlier save that has been written, to be used again; those of this one replace them.
-
-    Raises:
-        NotSerializableError: A name or a tensor cannot be written.
+        data: The content of :data:`STATE`, which the first process writes.
+        contents: The contents of the files with this process's tensors, in pieces; or why there are none.
+        manifest: The manifest without ``files``, which are added when they are written.
+        layout: The layout without the checksums of the files.
+        writers: The processes that write.
+        timeout: Seconds to wait for other processes.
     """
-    memory = {} if memory is None else memory
-    kept: KeptMemory = {}
-    packed, devices = {}, set()
-    for file, names in writes.items():
-        # model-00001-of-00002.safetensors has tensors of the kind model.safetensors.
-        kind = re.sub(r"-.*", ".safetensors", file)
-        offsets = {}
-        for name in names:
-            tensor = tensors[kind][name]
-            local = tensor.to_local() if is_dtensor(tensor) else tensor
-            kept[file, name] = _on_cpu(name, local, memory.get((file, name)), copy=copy)
-            devices.add(local.device)
-            _, region = described[kind][name]
-            offsets[name] = {"saved_offsets": [*region.offset]}
-        copies = {name: kept[file, name] for name in names}
-        packed[file] = [memoryview(_header(copies, offsets)), *map(bytes_of, copies.values())]
-    for device in devices:
-        if device.type == "cuda":
-            # With CUDA, a copy to pinned memory may be incomplete when it returns: the host may read it only when the
-            # stream that copies has finished. One wait is enough for all copies, because a stream works in order; and
-            # what the next step requests of the same stream comes after them.
-            torch.cuda.current_stream(device).synchronize()
-    memory.clear()
-    memory.update(kept)
-    return packed
+
+    data: Any
+    contents: dict[str, list[memoryview]] | Exception
+    manifest: Manifest
+    layout: Layout
+    writers: Writers
+    timeout: float = attrs.field(factory=lambda: ANSWER_TIMEOUT)
+    number: int = attrs.field(init=False)
+    until: float = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.number = self.writers.saves
+        self.until = time.monotonic() + self.timeout + (_LONGER if self.writers.rank else 0.0)
+
+    def limit_waiting(self, seconds: float) -> None:
+        """Wait no longer than some seconds from now for other processes, which may have ended."""
+        self.until = min(self.until, time.monotonic() + seconds)
+
+    def write(
+        self,
+        folder: Folder,
+        name: str,
+        *,
+        overwrite: bool = False,
+        prepare: Callable[[], object] = lambda: None,
+        finish: Callable[[Manifest], object] = lambda _: None,
+    ) -> None:
+        """Write a checkpoint, unless an undamaged one of the same run and moment exists.
+
+        All processes that write have to call it, and until the checkpoint is complete it fails in all or in none. No
+        collectives are used.
+
+        Args:
+            folder: The folder.
+            name: The checkpoint's name.
+            overwrite: Whether to replace another checkpoint of the name.
+            prepare: Called in the first process before.
+            finish: Called in the first process when the checkpoint is complete; the others do not wait for it, as it
+                may take long, and only the first one raises its error.
+
+        Raises:
+            CheckpointSaveError: It could not be written, another checkpoint has the name, or a process has not written
+                its files in time. Existing checkpoints are unchanged.
+        """
+        save = _JointSave(self, folder, name)
+        if self.writers.rank == 0:
+            save.lead(prepare, finish, overwrite=overwrite)
+        else:
+            save.follow()
 
 
-def _on_cpu(name: str, tensor: Tensor, target: Tensor | None, *, copy: bool) -> Tensor:
-    """Return a contiguous tensor on the CPU: the tensor itself if it needs no copy, else a copy in ``target``."""
-    is_plain = tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
-    if is_plain and not copy:
-        return tensor
-    wanted = (tensor.shape, tensor.dtype, tensor.is_cuda)
-    if target is None or (target.shape, target.dtype, target.is_pinned()) != wanted:
-        target = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
-    try:
-        # A copy that is not waited for would conjugate or negate the values before it has them.
-        return target.copy_(tensor.resolve_conj().resolve_neg(), non_blocking=tensor.is_cuda)
-    except RuntimeError as error:
-        if "not implemented" not in str(error):
+@attrs.frozen
+class _JointSave:
+    """One save, which the first process leads and the others follow; alone, a process leads nobody.
+
+    ::
+
+        first process                       each other process
+
+        begin a draft        -- draft -->   write its files to it
+        write its own files
+                            <-- written --  which files, or why it failed
+        commit the draft    -- outcome -->  return, or raise why the save failed
+        finish
+
+    If an equal checkpoint exists, or the first process fails before the draft, the outcome takes the place of the
+    draft. All raise the error that came first: one that finds no draft any more may have failed after another.
+    """
+
+    snapshot: Snapshot
+    folder: Folder
+    name: str
+
+    def lead(self, prepare: Callable[[], object], finish: Callable[[Manifest], object], *, overwrite: bool) -> None:
+        """Write the first process's files, wait for the others, and commit the checkpoint."""
+        draft, awaited, failed = None, "draft", None
+        try:
+            prepare()
+            manifest = None if overwrite else self._existing()
+            if manifest is None:
+                draft = self.folder.begin(self.name)
+                self._send_all("draft", Message(draft=draft))
+                awaited = "outcome"
+                # The first process writes while the others do, and waits for them afterwards.
+                written = [self._write_files(draft)]
+                written += [
+                    self._receive(f"written by {rank}", rank) for rank in range(1, self.snapshot.writers.world_size)
+                ]
+                failed = next((message for message in written if message.error is not None), None)
+                if failed is not None:
+                    raise CheckpointSaveError(self.folder.at(self.name), str(failed.error))  # noqa: TRY301
+                manifest = self._commit(draft, written)
+            self._send_all(awaited, Message())
+        except BaseException as error:
+            with contextlib.suppress(Exception):  # this error is the one to raise
+                self._send_all(awaited, failed or Message.of(error, 0))
             raise
-        raise NotSerializableError(
-            name, f"a tensor of {tensor.dtype} cannot be saved, as torch cannot copy it."
-        ) from None
+        finally:
+            if draft is not None:
+                self.folder.abandon(draft)  # unfinished files, or a replaced checkpoint, for which no process waits
+        finish(manifest)
+
+    def follow(self) -> None:
+        """Write this process's files to the draft that the first process has begun, and wait for the outcome."""
+        rank, failed = self.snapshot.writers.rank, None
+        message = self._receive(f"draft for {rank}")
+        if message.draft is not None:
+            try:
+                written = self._write_files(message.draft)
+            except Exception as error:  # noqa: BLE001  (raised below)
+                written, failed = Message.of(error, rank), error
+            with contextlib.suppress(RuntimeError):  # the first process has ended, as the next line finds as well
+                self._send(f"written by {rank}", written)
+            message = self._receive(f"outcome for {rank}")
+            if failed is not None and (message == written or message.is_lost):
+                raise failed
+        if message.error is not None:
+            raise CheckpointSaveError(self.folder.at(self.name), message.error, outcome=message.outcome) from failed
+
+    def _existing(self) -> Manifest | None:
+        """Return the manifest of an undamaged checkpoint of the same run and moment; None if nothing has to be kept.
+
+        Raises:
+            CheckpointSaveError: Another checkpoint has the name.
+        """
+        folder, name, manifest = self.folder, self.name, self.snapshot.manifest
+        if not folder.exists(name):
+            return None
+        try:
+            existing = folder.manifest(name)
+            folder.check(name, existing)
+            saved = folder.data(name, existing)
+        except CheckpointError:
+            return None
+        if _moment(existing) == _moment(manifest):
+            # Since then an interrupted evaluation may have been completed, and the iteration that it belongs to.
+            was_interrupted = bool(dictionary(saved.get("extra")).get("interrupted"))
+            is_complete = existing.timestamp.counts[:2] == manifest.timestamp.counts[:2] and not was_interrupted
+            is_measured = manifest.metrics.items() <= existing.metrics.items()
+            return existing if is_complete and is_measured else None
+        raise CheckpointSaveError(
+            folder.at(name),
+            f"there is one already, of run {existing.run_name!r} at batch {existing.timestamp.count(TimeUnit.BATCH)}. "
+            "Set overwrite (save_overwrite=True of a Trainer) to replace it, or choose another folder or run_name.",
+        )
+
+    def _write_files(self, draft: str) -> Message:
+        """Write this process's files, and return what the first process needs of them."""
+        contents = self.snapshot.contents
+        if isinstance(contents, Exception):
+            raise contents
+        files = {file: Content(pieces) for file, pieces in contents.items()}
+        if self.snapshot.writers.rank == 0:
+            data = write_json(self.snapshot.data, sort=False)
+            if len(data) > MAX_STATE_BYTES:
+                reason = f"its {STATE} would have {len(data)} bytes, and none of more than {MAX_STATE_BYTES} is read. "
+                raise CheckpointSaveError(
+                    self.folder.at(self.name), f"{reason}Let large data in state_dict() be tensors."
+                )
+            files[STATE] = Content([memoryview(data)])
+        for file, content in files.items():
+            self.folder.put(self.name, draft, file, content)
+        return Message(
+            files={file: content.record for file, content in files.items()},
+            tensors={file: TensorFile(len(pieces[0]), files[file].blocks) for file, pieces in contents.items()},
+        )
+
+    def _commit(self, draft: str, written: Sequence[Message]) -> Manifest:
+        """Write the layout, and the manifest, which completes the checkpoint."""
+        tensors = {file: one for message in written for file, one in message.tensors.items()}
+        layout = attrs.evolve(self.snapshot.layout, files={file: tensors[file] for file in self.snapshot.layout.files})
+        content = Content([memoryview(layout.to_bytes())])
+        self.folder.put(self.name, draft, LAYOUT, content)
+        files = {file: record for message in written for file, record in message.files.items()}
+        manifest = attrs.evolve(self.snapshot.manifest, files=files | {LAYOUT: content.record})
+        self.folder.commit(self.name, draft, manifest)
+        return manifest
+
+    def _send_all(self, key: str, message: Message) -> None:
+        for rank in range(1, self.snapshot.writers.world_size):
+            self._send(f"{key} for {rank}", message)
+
+    def _send(self, key: str, message: Message) -> None:
+        # With the number of the save, so that a message of one that has failed is not taken for one of the next.
+        self.snapshot.writers.send(f"{self.snapshot.number}: {key}", message)
+
+    def _receive(self, key: str, rank: int = 0) -> Message:
+        """Return the message of a process, in which ``error`` is why there is none."""
+        message = self.snapshot.writers.receive(f"{self.snapshot.number}: {key}", lambda: self.snapshot.until)
+        silent = f"process {rank} has not answered in {self.snapshot.timeout:g} seconds; is it still running?"
+        return message or Message(error=silent)
 
 
-def _header(tensors: Mapping[str, Tensor], offsets: Mapping[str, Any]) -> bytes:
-    """Return the header of a file; not by the safetensors package, which would copy all tensors once more."""
-    if "__metadata__" in tensors:
-        raise NotSerializableError("__metadata__", "a tensor cannot be saved by this name, as safetensors uses it.")
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt", _SHARDING: json.dumps(offsets)}}
-    end = 0
-    for name, tensor in tensors.items():
-        begin, end = end, end + tensor.nbytes
-        shape = [*tensor.shape] if tensor.dtype in _NAMES else [tensor.nbytes]
-        entries[name] = {"dtype": _NAMES.get(tensor.dtype, "U8"), "shape": shape, "data_offsets": [begin, end]}
-    try:
-        content = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise NotSerializableError("", "a tensor has a name that is no valid string (UTF-8).") from None
-    # The format pads its header with spaces, so that the tensors are at multiples of 8 bytes.
-    content += b" " * (-len(content) % 8)
-    return len(content).to_bytes(8, "little") + content
+def _moment(manifest: Manifest) -> tuple[Any, ...]:
+    now = manifest.timestamp.counts
+    return manifest.run_name, manifest.weights_only, now.batch, now.sample, now.token
+
+
+@attrs.frozen
+class Message:
+    """What a process sends to another one during a save; an empty one states that nothing is left to do.
+
+    Args:
+        draft: Where to write files.
+        files: The files that the sender has written.
+        tensors: Of those with tensors, what the layout has of them.
+        error: Why the save has failed.
+        outcome: What is wrong then; see :class:`CheckpointSaveError`.
+        is_lost: Whether the sender has ended, as the receiver states in its place.
+    """
+
+    draft: str | None = None
+    files: dict[str, FileRecord] = attrs.field(factory=dict)
+    tensors: dict[str, TensorFile] = attrs.field(factory=dict)
+    error: str | None = None
+    outcome: str = NOT_SAVED
+    is_lost: bool = False
+
+    @classmethod
+    def of(cls, error: BaseException, rank: int) -> Message:
+        """Return the message of a process that has failed."""
+        if isinstance(error, CheckpointSaveError):
+            return cls(error=f"process {rank} failed: {error.reason.rstrip('.')}.", outcome=error.outcome)
+        return cls(error=f"process {rank} failed: {type(error).__name__}: {error}".rstrip(".") + ".")
+
+
+class Writers:
+    """The processes that write a checkpoint together: all, of a sharded model, or this one alone.
+
+    All processes have to construct it at the same time, unless it is for one.
+
+    Args:
+        is_alone: Whether this process writes alone.
+
+    Attributes:
+        saves: The number of saves so far.
+    """
+
+    def __init__(self, *, is_alone: bool) -> None:
+        self.is_alone = is_alone
+        self._exchange = None if is_alone else Exchange()
+        self.rank = 0 if self._exchange is None else self._exchange.rank
+        self.world_size = 1 if self._exchange is None else self._exchange.world_size
+        self.saves = 0
+        self._described: Described | None = None
+        self._planned: tuple[Layout, list[Writes]] = (Layout({}, {}), [])
+
+    def plan(self, described: Described) -> tuple[Layout, Writes]:
+        """Return the layout, and which tensors this process writes to which file; all processes have to call it.
+
+        The regions of all processes are exchanged only if those of one have changed since the last save.
+        """
+        has_changed = described != self._described
+        if has_changed if self.is_alone else any_rank(has_changed):
+            gathered = [described] if self.is_alone else all_gather_object(described)
+            self._described, self._planned = described, plan_files(gathered)
+        layout, writes = self._planned
+        self.saves += 1
+        return layout, writes[self.rank]
+
+    def send(self, key: str, message: Message) -> None:
+        """Send a message to the process that waits for the key."""
+        assert self._exchange is not None
+        self._exchange.put(key, json.dumps(to_data(message, Message)))
+
+    def receive(self, key: str, until: Callable[[], float]) -> Message | None:
+        """Return the message of a key; None if it does not come until a time, which may be changed meanwhile.
+
+        If processes have ended, it is a message with that error.
+        """
+        assert self._exchange is not None
+        text, lost = None, ""
+        try:
+            while text is None and not lost and time.monotonic() < until():
+                lost = lost_processes()  # what they have sent before is still there
+                latest = 0.0 if lost else min(until(), time.monotonic() + _SECONDS_BETWEEN_CHECKS)
+                text = self._exchange.take(key, latest)
+        except RuntimeError as error:  # as torch's errors of stores are
+            return Message(error=f"process 0 cannot be reached: {error}", is_lost=True)
+        if text is None:
+            return Message(error=f"{lost}.", is_lost=True) if lost else None
+        message: Message = from_data(json.loads(text), Message)
+        return message
+
+
+def writers_of(model: Any) -> Writers:
+    """Return the processes that write checkpoints of a model; if it is sharded, all processes have to call it."""
+    return _all_writers(torch.distributed.group.WORLD) if is_sharded(model) else Writers(is_alone=True)
+
+
+@functools.lru_cache(maxsize=1)
+def _all_writers(world: object) -> Writers:
+    """Return the writers of sharded models in a process group; the same until another one is used."""
+    del world
+    return Writers(is_alone=False)
+
+
+def failing_in_all(path: str) -> AbstractContextManager[None]:
+    """Fail in all processes if one fails: with its own error there, and with one that names it in the others.
+
+    Args:
+        path: The checkpoint, for the error.
+    """
+    return failing_in_all_processes("Saving a checkpoint", functools.partial(CheckpointSaveError, path))

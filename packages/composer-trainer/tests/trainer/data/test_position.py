@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
-from composer.checkpoint.saved_place import SavedPlace
+from composer.checkpoint.contents import SavedPlace
 from composer.core import DataSpec
 from composer.trainer.data.batches import Batches
 from composer.trainer.data.order import make_order

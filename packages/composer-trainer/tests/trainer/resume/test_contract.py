@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset, default_collate
 from torchmetrics import MeanMetric
 
-from composer.checkpoint.saved_place import SavedObjects
+from composer.checkpoint.contents import SavedObjects
 from composer.core import Algorithm, Callback, DataSpec, Event, saved
 from composer.core.components import transient
 from composer.models import ComposerClassifier

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader
 
-from composer.checkpoint.saved_place import SavedObjects, SavedPlace
+from composer.checkpoint.contents import SavedObjects, SavedPlace
 from composer.core import Timestamp
 from composer.core.data_spec import has_own_functions, move_batch
 from composer.core.packing import has_packed_rows

@@ -12,7 +12,7 @@ import math
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
-from composer.checkpoint.saved_place import SavedObjects, SavedPlace
+from composer.checkpoint.contents import SavedObjects, SavedPlace
 from composer.core.data_spec import length_of
 from composer.core.serialization import equal, plain
 from composer.distributed import ScheduledBatchSampler

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from composer.distributed import get_data_rank
 
 if TYPE_CHECKING:
-    from composer.checkpoint.saved_place import SavedPlace
+    from composer.checkpoint.contents import SavedPlace
     from composer.core import DataSpec
     from composer.trainer.data.iterable_order import DataOrder
 
@@ -194,7 +194,7 @@ class PlaceReader:
     Example:
         The place after 24 samples, saved by processes with 6 samples in a batch together, is that after 4 batches here.
 
-        >>> from composer.checkpoint.saved_place import SavedPlace
+        >>> from composer.checkpoint.contents import SavedPlace
         >>> from composer.core import DataSpec
         >>> from composer.trainer.data.order import make_order
         >>> reader = PlaceReader(DataSpec([1, 2, 3, 4, 5]), make_order([1, 2, 3, 4, 5], seed=17))

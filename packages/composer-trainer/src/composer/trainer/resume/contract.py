@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, IterableDataset
 
-from composer.checkpoint.saved_place import SavedObjects
+from composer.checkpoint.contents import SavedObjects
 from composer.core import Serializable
 from composer.core.components import saved_fields
 from composer.core.randomness import generator_state, is_generator, set_generator_state

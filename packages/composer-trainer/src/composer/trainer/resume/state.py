@@ -32,8 +32,8 @@ from attrs.validators import ge, optional
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from composer.checkpoint.contents import SavedObjects, SavedPlace
 from composer.checkpoint.errors import CheckpointMismatchError
-from composer.checkpoint.saved_place import SavedObjects, SavedPlace
 from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Event, Timestamp
 from composer.core.checks import bulleted, caller_level

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from composer.checkpoint.contents import IgnoreKeys
-    from composer.checkpoint.manifest import Manifest
+    from composer.checkpoint.folder import Manifest
     from composer.core import Engine, State
     from composer.core.passes import Passes
     from composer.trainer.resume.state import ResumeState
