@@ -1070,6 +1070,14 @@ def test_parts(runs, saved):
     assert runs.same_tensors(read.data["model"], state.get_model_state_dict())
 
 
+def test_references_are_not_searched_without_need(runs, saved, monkeypatch):
+    """If no weight is sharded, nothing depends on where the data refers to a tensor."""
+    monkeypatch.setattr("composer.checkpoint.loading.references", None)
+    monkeypatch.setattr("composer.checkpoint.reading.references", None)
+
+    assert load_checkpoint(saved, runs.make()).report.restored
+
+
 def test_ignored_weights_are_those_of_the_run(runs, saved):
     """In place of what is ignored, there is what the run has."""
     state = runs.make(seed=3)

@@ -409,7 +409,7 @@ class SavedRun:
         reshard(state.model)
         own, data = state.get_model_state_dict(), opened.data()
         with _naming_state(opened.path):
-            opened.check_layout(len(own) + len(references(data)))
+            opened.check_layout(len(own))
             likes = sharded_like(opened, own, data) if is_sharded(state.model) else {}
             is_schedule_free = weights_only and _has_training_weights(data)
             if weights_only:

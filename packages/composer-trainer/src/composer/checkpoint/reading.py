@@ -26,6 +26,7 @@ from composer.functional.dtensors import Region, is_dtensor, region_of
 __all__ = ["OpenCheckpoint", "references", "sharded_like"]
 
 _OTHER_TENSORS = 30_000
+_REFERENCE_BYTES = len('{"$tensor": ""}')
 _DIGITS = 32
 _READ_BYTES = 1 << 20
 """So many bytes are read at once that the processor's cache has them when they are hashed."""
@@ -63,23 +64,25 @@ class OpenCheckpoint:
         """Where the tensors are."""
         return Layout.from_bytes(self.folder.content(self.name, LAYOUT, self.manifest), f"{self.path}/{LAYOUT}")
 
-    def check_layout(self, tensors: int) -> None:
+    def check_layout(self, weights: int) -> None:
         """Check the size of the layout before it is read, which takes a second for each 50,000 tensors.
 
         Args:
-            tensors: The number of tensors that the run and the data refer to. The layout may list some more, of other
-                weights.
+            weights: The number of weights of the run. The layout also lists the tensors that the data refers to, and
+                may list some more, of other weights.
 
         Raises:
             CheckpointError: The layout is far larger.
         """
-        size = self.manifest.files[LAYOUT].size if LAYOUT in self.manifest.files else 0
+        sizes = {name: record.size for name, record in self.manifest.files.items()}
+        size, data_size = sizes.get(LAYOUT, 0), sizes.get(STATE, 0)
+        tensors = weights + data_size // _REFERENCE_BYTES + _OTHER_TENSORS
         # Of each tensor the names of two numbers and lists, and for each of its cells a file, a position and a cut.
-        if size > (_OTHER_TENSORS + tensors) * (200 + 40 * len(self.manifest.files)):
+        if size > tensors * (200 + 40 * len(sizes)):
             raise CheckpointError(
                 f"{self.path}/{LAYOUT}",
-                f"has {size} bytes, far more than for the {tensors} tensors that the model and {STATE} name. It is "
-                "damaged, or of another model.",
+                f"has {size} bytes, far more than for {weights} weights and the tensors that {data_size} bytes of "
+                f"{STATE} can name. It is damaged, or of another model.",
             )
 
     def shapes(self, kind: str) -> dict[str, Tensor]:
