@@ -21,7 +21,6 @@ from composer.checkpoint import (
 )
 from composer.checkpoint.local import LocalFolder
 from composer.checkpoint.run_folder import (
-    FileLinks,
     Names,
     RunFolder,
     delete_old,
@@ -34,7 +33,7 @@ from composer.core import Timestamp
 
 
 def make_folder(*, overwrite=False):
-    return RunFolder(overwrite, False, -1, None, FileLinks(False, False))
+    return RunFolder(overwrite, False, -1, None)
 
 
 def names_at(path):
@@ -78,7 +77,7 @@ class Unlisted(LocalFolder):
 def test_failing_list(runs, tmp_path):
     """A folder that cannot be listed after a save does not make it one that was not saved."""
     save_checkpoint(runs.make(batch=9), tmp_path / "ba9")
-    unlisted, folder = Unlisted(tmp_path), RunFolder(False, False, 1, None, FileLinks(False, False))
+    unlisted, folder = Unlisted(tmp_path), RunFolder(False, False, 1, None)
 
     with pytest.raises(CheckpointSaveError, match=r"ba9 is complete, and .*cannot be read: Permission denied"):
         folder.finish(unlisted, Names(str(tmp_path), "ba9", None, None, []), unlisted.manifest("ba9"))
@@ -307,16 +306,3 @@ def test_zero(folder, number):
     """In place of 0, the last checkpoint of a local folder is kept, and all at a URL."""
     with pytest.warns(DeprecationWarning, match="there are no other copies"):
         assert without_zero(0, folder) == number
-
-
-def test_links_are_removed(tmp_path):
-    """Only links are removed, and only if each checkpoint has one."""
-    (tmp_path / "ep1.pt").symlink_to("ep1")
-    (tmp_path / "ep2.pt").write_text("mine")
-    paths = [str(tmp_path / "ep1"), str(tmp_path / "ep2")]
-
-    FileLinks.of("ep{epoch}", "latest.pt").remove(paths)
-    assert (tmp_path / "ep1.pt").is_symlink()
-
-    FileLinks.of("ep{epoch}.pt", "latest").remove(paths)
-    assert [path.name for path in tmp_path.iterdir()] == ["ep2.pt"]

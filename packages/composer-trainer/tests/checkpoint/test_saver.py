@@ -451,6 +451,34 @@ class TestKeeping:
         assert (tmp_path / "best").resolve() == tmp_path / best
         assert saver.best_checkpoint == str(tmp_path / best)
 
+    def test_best_of_a_run_that_resumes_from_copies(self, make_trainer, tmp_path):
+        """In a new folder, the best value so far is that of a copy, which is the best checkpoint until a better one."""
+        url, values = f"memory://best{tmp_path}", iter([0.5, 0.9, 0.2, 0.3, 0.95])
+
+        class Claim(Callback):
+            def eval_after_all(self, state, logger):
+                state.eval_metric_values["MulticlassAccuracy"] = torch.tensor(next(values))
+
+        def resume(folder, duration, **options):
+            saver = CheckpointSaver(
+                tmp_path / folder,
+                remote_file_name=f"{url}/ep{{epoch}}",
+                save_interval="9ep",
+                num_checkpoints_to_keep=1,
+                keep_best=KeepBest(METRIC),
+            )
+            options |= {"evaluates": True, "callbacks": [Claim()], "max_duration": duration}
+            with make_trainer(saver, **options) as trainer:
+                trainer.fit()
+            return saver.best_checkpoint, [one.name for one in find_checkpoints(tmp_path / folder)]
+
+        resume("a", "3ep")
+        found = [resume(folder, f"{folder}ep", load_path=f"{url}/latest") for folder in ("4", "5")]
+
+        assert found == [(f"{url}/ep2", ["ep4-ba20"]), (str(tmp_path / "5" / "ep5-ba25"), ["ep5-ba25"])]
+        assert not (tmp_path / "4" / "best").exists()
+        assert (tmp_path / "5" / "best").resolve() == tmp_path / "5" / "ep5-ba25"
+
     @pytest.mark.parametrize("best_filename", [None, "{run_name}-best"])
     def test_best_filename(self, make_trainer, tmp_path, best_filename):
         """The link may have another name, or none."""
@@ -681,6 +709,7 @@ class TestSettings:
             ({"num_checkpoints_to_keep": -2}, ValueError, "num_checkpoints_to_keep"),
             ({"num_checkpoints_to_keep": True}, ValueError, "num_checkpoints_to_keep"),
             ({"keep_best": METRIC, "num_checkpoints_to_keep": 1}, TypeError, "KeepBest"),
+            ({"folder": "runs/ep{epoch}"}, ValueError, r"save_folder\) may have {run_name} and {rank} in it"),
             ({"save_interval": "often"}, ValueError, "often"),
             ({"save_interval": "-1ep"}, ValueError, "0 .never. or more"),
             ({"filename": "ep{epochs}"}, ValueError, "epochs"),

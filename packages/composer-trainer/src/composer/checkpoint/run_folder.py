@@ -24,7 +24,7 @@ from composer.core.checks import NamesArguments, integer, one_of
 from composer.core.evaluator import nearest_metric
 from composer.core.former import warn_former
 
-__all__ = ["FileLinks", "KeepBest", "Names", "RunFolder", "delete_old", "expired", "own_checkpoints"]
+__all__ = ["KeepBest", "Names", "RunFolder", "delete_old", "expired", "own_checkpoints"]
 
 _SUFFIX = ".pt"
 _log = logging.getLogger(__name__)
@@ -99,36 +99,6 @@ class KeepBest(NamesArguments):
         return None if checkpoint.manifest is None else checkpoint.manifest.metrics.get(self.metric)
 
 
-@attrs.frozen
-class FileLinks:
-    """Links with the ending of a file, ``ep1.pt``, beside the checkpoints of a local folder, for who opens such a file.
-
-    Args:
-        to_checkpoints: Whether each checkpoint has one, as its name was given with the ending.
-        to_latest: Whether the newest one has another, as the name of the link to it was given with the ending.
-    """
-
-    to_checkpoints: bool
-    to_latest: bool
-
-    @classmethod
-    def of(cls, filename: object, latest_filename: object) -> FileLinks:
-        """Return the links for names as they were given."""
-        return cls(str(filename).endswith(_SUFFIX), str(latest_filename).endswith(_SUFFIX))
-
-    def point_to(self, folder: Folder, name: str, latest: str | None, *, overwrite: bool) -> None:
-        """Point the links to a new checkpoint."""
-        for link, is_wanted in ((name, self.to_checkpoints), (latest, self.to_latest)):
-            if is_wanted and isinstance(folder, LocalFolder):
-                folder.set_file_link(f"{link}{_SUFFIX}", name, overwrite=overwrite)
-
-    def remove(self, paths: Iterable[str]) -> None:
-        """Remove the links to checkpoints that were deleted."""
-        for link in (Path(f"{path}{_SUFFIX}") for path in paths) if self.to_checkpoints else ():
-            if link.is_symlink():
-                link.unlink()
-
-
 @attrs.define(eq=False)
 class RunFolder:
     """The folder of a saver, in the process of rank 0; in the others, which write to drafts there, it is never opened.
@@ -142,7 +112,8 @@ class RunFolder:
         weights_only: Whether the checkpoints are of weights only.
         keep_last: The number of the last ones to keep; -1 keeps all.
         keep_best: The best ones to keep in addition.
-        links: Links with the ending of a file.
+        file_links: Whether each checkpoint has a link with the ending of a file, ``ep1.pt``, in a local folder, for who
+            opens such a file; and whether the newest one has another, at the name of the link to it.
 
     Attributes:
         opened: The folder while it is open.
@@ -154,11 +125,12 @@ class RunFolder:
     weights_only: bool
     keep_last: int
     keep_best: KeepBest | None
-    links: FileLinks
+    file_links: tuple[bool, bool] = (False, False)
     opened: Folder | None = attrs.field(default=None, init=False)
     saved: list[str] = attrs.field(factory=list, init=False)
     best: str | None = attrs.field(default=None, init=False)
     _copied: set[str] = attrs.field(factory=set, init=False)
+    _copies_before: list[FoundCheckpoint] = attrs.field(factory=list, init=False)
     _continues: bool = attrs.field(default=False, init=False)
     _lock: FolderLock | None = attrs.field(default=None, init=False)
 
@@ -192,7 +164,7 @@ class RunFolder:
 
     def forget(self) -> None:
         """Forget what an earlier run has saved and copied, which is then that of another run."""
-        self.saved, self.best, self._copied = [], None, set()
+        self.saved, self.best, self._copied, self._copies_before = [], None, set(), []
 
     def close(self) -> None:
         """Release the lock."""
@@ -200,12 +172,23 @@ class RunFolder:
             self._lock.release()
         self.opened = self._lock = None
 
-    def best_values(self, folder: Folder, run_name: str, until: Timestamp) -> list[float]:
-        """Return the values of the best checkpoints of a run that exist, the best first."""
+    def best_values(self, folder: Folder, names: Names, state: State) -> list[float]:
+        """Return the values of the best checkpoints of a run that exist, at least as copies; the best first."""
         if self.keep_best is None:
             return []
-        best = self.keep_best.best(own_checkpoints(folder, run_name, until, weights_only=self.weights_only))
+        places = map(open_folder, names.folders_of_copies())
+        self._copies_before = [one for place in places for one in self._own(place, state.run_name, state.timestamp)]
+        best = self._best(self._own(folder, state.run_name, state.timestamp))
         return [value for value in map(self.keep_best.value, best) if value is not None]
+
+    def _own(self, folder: Folder, run_name: str, until: Timestamp) -> list[FoundCheckpoint]:
+        return own_checkpoints(folder, run_name, until, weights_only=self.weights_only)
+
+    def _best(self, own: list[FoundCheckpoint]) -> list[FoundCheckpoint]:
+        """Return the best of the checkpoints, and of the copies of those that are not in this folder any more."""
+        one_of_each = {progress(one.manifest.timestamp): one for one in (*self._copies_before, *own) if one.manifest}
+        in_order = [one for _, one in sorted(one_of_each.items())]
+        return [] if self.keep_best is None else self.keep_best.best(in_order)
 
     def prepare(self, folder: Folder, name: str, *, for_link: bool = False) -> None:
         """Set aside what has the name of the next checkpoint, or link, and cannot be replaced, if the run continues."""
@@ -227,18 +210,23 @@ class RunFolder:
         self.saved = [*(one for one in self.saved if one != path), path]
         try:
             self._link(folder, names.latest, names.checkpoint)
-            self.links.point_to(folder, names.checkpoint, names.latest, overwrite=self.overwrite)
+            for link, is_wanted in zip((names.checkpoint, names.latest), self.file_links, strict=True):
+                if is_wanted and isinstance(folder, LocalFolder):
+                    folder.set_file_link(f"{link}{_SUFFIX}", names.checkpoint, overwrite=self.overwrite)
             for url in names.copies:
                 self._copy(folder, names, url)
             if self.keep_best is None and self.keep_last < 0:
                 return
-            own = own_checkpoints(folder, manifest.run_name, manifest.timestamp, weights_only=self.weights_only)
-            if self.keep_best is not None and (best := self.keep_best.best(own)):
-                self.best = folder.at(best[0].name)
-                self._link(folder, names.best, best[0].name)
+            own = self._own(folder, manifest.run_name, manifest.timestamp)
+            if best := self._best(own):
+                self.best = best[0].path
+                if best[0] in own:
+                    self._link(folder, names.best, best[0].name)
             # After the links were moved, which would otherwise point to deleted checkpoints for a moment.
             deleted = {folder.at(one) for one in delete_old(folder, own, self.keep_last, self.keep_best)}
-            self.links.remove(deleted)
+            for file in (Path(f"{one}{_SUFFIX}") for one in deleted):
+                if self.file_links[0] and file.is_symlink():
+                    file.unlink()
         except (CheckpointError, OSError, ImportError) as error:  # CheckpointSaveError is an OSError
             outcome = "is complete, and a link to it was not updated, a copy not written, or an old one not deleted"
             reason = f"{error.path}: {error.reason}" if isinstance(error, CheckpointSaveError) else str(error)

@@ -27,7 +27,7 @@ from composer.checkpoint.errors import CheckpointSaveError
 from composer.checkpoint.folder import check_folder, is_remote
 from composer.checkpoint.layout import KeptMemory
 from composer.checkpoint.local import open_folder
-from composer.checkpoint.run_folder import FileLinks, KeepBest, Names, RunFolder, without_suffix, without_zero
+from composer.checkpoint.run_folder import KeepBest, Names, RunFolder, without_suffix, without_zero
 from composer.checkpoint.saving import Snapshot, checkpoint_name, failing_in_all, take_snapshot
 from composer.core import Callback, Event, Interval, Logger, State, Time
 from composer.core.background import Background, ThreadError
@@ -131,7 +131,7 @@ class CheckpointSaver(Callback):
                 f"keep_best must be e.g. KeepBest('metrics/eval/MulticlassAccuracy', 3), got {keep_best!r}."
             )
         check_ignore_keys(ignore_keys, "ignore_keys (save_ignore_keys)")
-        links = FileLinks.of(filename, latest_filename)
+        file_links = str(filename).endswith(".pt"), str(latest_filename).endswith(".pt")
         self.folder, self.filename = str(folder), without_suffix(filename)
         self.latest_filename = None if latest_filename is None else without_suffix(latest_filename)
         self.best_filename = best_filename
@@ -146,7 +146,7 @@ class CheckpointSaver(Callback):
         self.background = background
         self.extra: Callable[[], Mapping[str, Any]] | None = None
         self.continues = False
-        self._run_folder = RunFolder(overwrite, weights_only, num_checkpoints_to_keep, keep_best, links)
+        self._run_folder = RunFolder(overwrite, weights_only, num_checkpoints_to_keep, keep_best, file_links)
         self._saving, self._memory = Background(), KeptMemory()
         self._last: _Save | None = None  # unless it failed
         self._begin()
@@ -196,7 +196,7 @@ class CheckpointSaver(Callback):
         with failing_in_all(names.folder):
             if state.rank == 0:
                 folder = self._run_folder.open(names, state, continues=self.continues)
-                self._due.values = self._run_folder.best_values(folder, state.run_name, state.timestamp)
+                self._due.values = self._run_folder.best_values(folder, names, state)
 
     def eval_end(self, state: State, logger: Logger) -> None:
         """Note that the weights have been evaluated, or the training metrics of an epoch computed."""
@@ -308,7 +308,7 @@ class CheckpointSaver(Callback):
 
     def _names(self, state: State) -> Names:
         """Return the names of a save now."""
-        folder = fill_in_run(self.folder, state, "folder (save_folder)")
+        folder = fill_in_run(self.folder, state, "folder (save_folder)", ["run_name", "rank"])
         name = checkpoint_name(self.filename, state, "filename (save_filename)")
         links = (self.latest_filename, "latest_filename (save_latest_filename)"), (self.best_filename, "best_filename")
         latest, best = (None if link is None else checkpoint_name(link, state, argument) for link, argument in links)
