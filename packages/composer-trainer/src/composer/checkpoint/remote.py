@@ -22,6 +22,7 @@ __all__ = ["RemoteFolder", "file_system", "set_storage_options", "url_in_store"]
 
 _CHUNK = 8 << 20
 _STORAGE_OPTIONS: dict[str, Mapping[str, Any]] = {}
+_NOT_OF_THE_CONNECTION = (TypeError, ValueError, FileNotFoundError, IsADirectoryError, PermissionError)
 T = TypeVar("T")
 
 
@@ -70,10 +71,6 @@ def url_in_store(path: str | os.PathLike[str], store: object, argument: str) -> 
     return str(path) if is_remote(path) else str(url_of(str(path)))
 
 
-def _without_slash(url: str) -> str:
-    return url.rstrip("/")
-
-
 def _file_name(entry: dict[str, Any]) -> str:
     return str(entry["name"]).rstrip("/").rpartition("/")[2]
 
@@ -84,6 +81,10 @@ def _is_file(entry: dict[str, Any]) -> bool:
 
 def _sizes(entries: list[dict[str, Any]]) -> dict[str, int | None]:
     return {_file_name(entry): int(entry["size"] or 0) for entry in entries if _is_file(entry)}
+
+
+def _without_slash(url: str) -> str:
+    return url.rstrip("/")
 
 
 @attrs.frozen
@@ -218,8 +219,8 @@ class RemoteFolder(Folder):
     def get_latest(self, latest: str) -> str | None:
         """Return the name of the checkpoint that ``latest`` points to; None if there is none."""
         try:
-            return self._tried(lambda: self._content(latest))
-        except Exception:  # noqa: BLE001  (each file system has its own errors)
+            return self._read(latest, partial(self._content, latest))
+        except (CheckpointError, ImportError):
             return None
 
     def _content(self, latest: str) -> str:
@@ -240,31 +241,27 @@ class RemoteFolder(Folder):
         return files, root.rstrip("/")
 
     def _read(self, path: str, call: Callable[[], T]) -> T:
-        try:
-            return self._tried(call)
-        except (CheckpointError, ImportError):
-            raise
-        except FileNotFoundError:
-            raise CheckpointError(path, "is missing.") from None
-        except Exception as error:
-            raise CheckpointError(path, f"cannot be read: {type(error).__name__}: {error}") from error
+        def failed(error: Exception) -> CheckpointError:
+            is_gone = isinstance(error, FileNotFoundError)
+            return CheckpointError(
+                path, "is missing." if is_gone else f"cannot be read: {type(error).__name__}: {error}"
+            )
+
+        return self._tried(call, failed)
 
     def _write(self, name: str, call: Callable[[], T]) -> T:
-        try:
-            return self._tried(call)
-        except (CheckpointError, CheckpointSaveError, ImportError):
-            raise
-        except Exception as error:
-            raise CheckpointSaveError(self.at(name), f"{type(error).__name__}: {error}") from error
+        return self._tried(call, lambda error: CheckpointSaveError(self.at(name), f"{type(error).__name__}: {error}"))
 
-    def _tried(self, call: Callable[[], T]) -> T:
-        for again in range(self.tries - 1):
+    def _tried(self, call: Callable[[], T], to_error: Callable[[Exception], Exception]) -> T:
+        """Call a function, several times if the connection fails; raise the file system's own error as one of ours."""
+        tries = 0
+        while True:
+            tries += 1
             try:
                 return call()
-            except (CheckpointSaveError, ImportError, TypeError, ValueError):
+            except (CheckpointError, CheckpointSaveError, ImportError):
                 raise
-            except (FileNotFoundError, IsADirectoryError, PermissionError):  # not a matter of the connection
-                raise
-            except Exception:  # noqa: BLE001  (each file system has its own errors; the last is raised below)
-                time.sleep(self.wait * 2**again)
-        return call()
+            except Exception as error:  # each file system has its own errors
+                if tries == self.tries or isinstance(error, _NOT_OF_THE_CONNECTION):
+                    raise to_error(error) from error
+                time.sleep(self.wait * 2 ** (tries - 1))
