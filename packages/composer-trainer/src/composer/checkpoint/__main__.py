@@ -17,17 +17,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code: 0; 1 if checkpoints differ or are damaged; 2 for wrong arguments."""
     parser = argparse.ArgumentParser(prog="python -m composer.checkpoint", description="Inspect checkpoints.")
     commands = parser.add_subparsers(dest="command", required=True)
-    for command, text in (
-        ("show", "print the clock, algorithms, metrics, sizes and largest modules"),
-        ("verify", "compare every file with its checksum"),
+    for command, text, *names in (
+        ("show", "print the clock, algorithms, metrics, sizes and largest modules", "path"),
+        ("verify", "compare every file with its checksum", "path"),
+        ("diff", "print how two differ", "path", "other"),
+        ("merge", "write the weights, which may be in parts, to one safetensors file", "path", "file"),
     ):
-        commands.add_parser(command, help=text).add_argument("path", help="a folder, URL or link")
-    compare = commands.add_parser("diff", help="print how two differ")
-    compare.add_argument("first", help="a folder, URL or link")
-    compare.add_argument("second", help="another")
-    merge = commands.add_parser("merge", help="write the weights, which may be in parts, to one safetensors file")
-    merge.add_argument("path", help="a folder, URL or link")
-    merge.add_argument("file", help="the file to write")
+        added = commands.add_parser(command, help=text)
+        for name in names:
+            added.add_argument(name, help="the file to write" if name == "file" else "a folder, URL or link")
     chosen = parser.parse_args(arguments)
     try:
         lines, code = _run(chosen)
@@ -48,7 +46,7 @@ def _run(chosen: argparse.Namespace) -> tuple[list[str], int]:
     if chosen.command == "merge":
         merge_weights(chosen.path, chosen.file)
         return [f"{chosen.file} has the weights of {chosen.path}."], 0
-    lines = diff_checkpoints(chosen.first, chosen.second)
+    lines = diff_checkpoints(chosen.path, chosen.other)
     return lines or ["There is no difference."], 1 if lines else 0
 
 

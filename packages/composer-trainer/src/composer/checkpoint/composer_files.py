@@ -12,6 +12,7 @@ import attrs
 import torch
 
 from composer.checkpoint.contents import SavedObjects, SavedPlace
+from composer.checkpoint.folder import dictionary
 from composer.core import Timestamp
 from composer.core.randomness import check_rng_state
 from composer.distributed import get_world_size
@@ -97,8 +98,8 @@ class ComposerFile:
     @classmethod
     def of(cls, content: object) -> ComposerFile | None:
         """Return the content of a file as such, or None if it is of another library."""
-        found = _mapping(content)
-        state = _mapping(found.get("state"))
+        found = dictionary(content)
+        state = dictionary(found.get("state"))
         is_composer = isinstance(state.get("model"), Mapping) and "timestamp" in state
         return cls(state, found.get("rng")) if is_composer else None
 
@@ -149,23 +150,23 @@ class ComposerFile:
         weights = dict(self.state["model"])
         ema = self._algorithms().get("EMA", {})
         if bool(ema.get("ema_weights_active")) is not averaged:  # EMA has the others
-            for part in _mapping(ema.get("ema_model")).values():
-                weights |= {name: value for name, value in _mapping(part).items() if name in weights}
+            for part in dictionary(ema.get("ema_model")).values():
+                weights |= {name: value for name, value in dictionary(part).items() if name in weights}
         return weights
 
     def optimizers(self, names: Mapping[str, str]) -> dict[str, Any] | None:
         """Return the state of the optimizers, with the names of parameters here; None if it has no names."""
         optimizers = {}
-        for key, saved in _mapping(self.state.get("optimizers")).items():
-            state, groups = _mapping(saved).get("state"), _mapping(saved).get("param_groups")
+        for key, saved in dictionary(self.state.get("optimizers")).items():
+            state, groups = dictionary(saved).get("state"), dictionary(saved).get("param_groups")
             if not isinstance(state, Mapping) or not isinstance(groups, list):
                 return None
             if not all(
-                isinstance(name, str) for group in groups for name in (*state, *_mapping(group).get("params", ()))
+                isinstance(name, str) for group in groups for name in (*state, *dictionary(group).get("params", ()))
             ):
                 return None
             optimizers[key] = {
-                "state": {names.get(name, name): dict(_mapping(values)) for name, values in state.items()},
+                "state": {names.get(name, name): dict(dictionary(values)) for name, values in state.items()},
                 "param_groups": [
                     {**group, "params": [names.get(name, name) for name in group["params"]]} for group in groups
                 ],
@@ -174,7 +175,7 @@ class ComposerFile:
 
     def timestamp(self) -> Timestamp | None:
         """Return the clock; None if it is not plain data."""
-        saved = _mapping(_mapping(self.state.get("timestamp")).get("Timestamp"))
+        saved = dictionary(dictionary(self.state.get("timestamp")).get("Timestamp"))
         counts = {name: saved[name] for name in _COUNTS if type(saved.get(name)) is int and saved[name] >= 0}
         if not counts.keys() >= {"epoch", "batch", "sample", "token"}:
             return None
@@ -184,7 +185,7 @@ class ComposerFile:
 
     def scheduler(self, key: str, own: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state of a scheduler, with the values that the file has of it."""
-        saved = _mapping(_mapping(self.state.get("schedulers")).get(key))
+        saved = dictionary(dictionary(self.state.get("schedulers")).get(key))
         return {name: saved.get(name, value) for name, value in own.items()}
 
     def resume_data(self, rng: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,7 +199,7 @@ class ComposerFile:
         rng = rng or [own] * (saved or get_world_size())
         clock = self.timestamp() or Timestamp()
         done = clock.counts.batch_in_epoch
-        loader = _mapping(self.state.get("dataset_state")).get("train")
+        loader = dictionary(self.state.get("dataset_state")).get("train")
         place = SavedPlace(clock.counts.epoch, done, loader=loader, is_over=not done, as_sampler=True)
         each = {"data": attrs.asdict(place), "loggers": {}, "metrics": {}, "objects": attrs.asdict(SavedObjects())}
         return {
@@ -234,11 +235,7 @@ class ComposerFile:
         saved = self.state.get("algorithms")
         items = list(saved.items()) if isinstance(saved, Mapping) else saved if isinstance(saved, list) else []
         pairs = [item for item in items if isinstance(item, (tuple, list)) and len(item) == 2]
-        return {name: _mapping(state) for name, state in pairs if isinstance(name, str)}
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+        return {name: dictionary(state) for name, state in pairs if isinstance(name, str)}
 
 
 def _generators(states: Mapping[str, Any]) -> dict[str, Any]:

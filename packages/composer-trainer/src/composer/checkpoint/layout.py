@@ -365,15 +365,11 @@ def _split(name: str, shape: tuple[int, ...], held: Sequence[tuple[int, Region]]
     regions = sorted(ranks)
     cuts = [sorted({offset[dimension] for offset, _ in regions}) for dimension in range(len(shape))]
     lengths = [
-        dict(zip(begins, (b - a for a, b in itertools.pairwise([*begins, whole])), strict=True))
+        [end - begin for begin, end in itertools.pairwise([*begins, whole])]
         for begins, whole in zip(cuts, shape, strict=True)
     ]
-    is_grid = [offset for offset, _ in regions] == [*itertools.product(*cuts)] and all(
-        length == expected[start] and 0 in expected
-        for offset, size in regions
-        for start, length, expected in zip(offset, size, lengths, strict=True)
-    )
-    if not is_grid:
+    grid = [*zip(itertools.product(*cuts), itertools.product(*lengths), strict=True)]
+    if regions != grid or any(begins[0] > 0 for begins in cuts):
         raise ValueError(f"the parts of {name!r} in the processes do not fill its shape {list(shape)} exactly once")
     return _Split(cuts, [(math.prod(region.shape), ranks[region]) for region in regions])
 

@@ -110,7 +110,8 @@ def read_torch_file(path: Path) -> Any:
             path, f"is not a complete file of torch.save: {error}. Files of torch before 1.6 have to be saved again."
         ) from None
     except Exception as error:  # noqa: BLE001  (what is wrong in a file shows in any error)
-        reason = str(error) if isinstance(error, _NotDataError) else _first_line(error)
+        line = (str(error).strip().splitlines() or [""])[0]
+        reason = f"is no file of torch.save that holds only data: {type(error).__name__}: {line:.200}"
         raise CheckpointError(path, reason) from None
 
 
@@ -129,10 +130,6 @@ def _check_sizes(archive: zipfile.ZipFile, path: Path) -> None:
         raise CheckpointError(path, "is a compressed archive, which torch.save does not write.")
     if sum(record.file_size for record in records) > path.stat().st_size:
         raise CheckpointError(path, "is an archive whose parts overlap, which torch.save does not write.")
-
-
-class _NotDataError(Exception):
-    """A file holds an object that is not data."""
 
 
 class _Mapping(dict[Any, Any]):
@@ -169,9 +166,10 @@ class _Reader(pickle.Unpickler):
         try:
             return _CONSTRUCTED[module, name]
         except KeyError:
-            raise _NotDataError(
+            raise CheckpointError(
+                self.archive.filename,
                 f"holds {module}.{name}, which is not data, so nothing of it was loaded. If you trust it, save only "
-                "its weights again: torch.save(model.state_dict(), ...)."
+                "its weights again: torch.save(model.state_dict(), ...).",
             ) from None
 
     def persistent_load(self, pid: Any) -> tuple[Tensor, torch.dtype]:
@@ -227,11 +225,6 @@ _CONSTRUCTED: dict[tuple[str, str], Any] = {
     ("numpy._core.multiarray", "_reconstruct"): _array,
 }
 """What is constructed for a name in a file."""
-
-
-def _first_line(error: Exception) -> str:
-    reason = (str(error).strip().splitlines() or [""])[0]
-    return f"is no file of torch.save that holds only data: {type(error).__name__}: {reason:.200}"
 
 
 def _inside(content: Any, nest: tuple[str, ...]) -> dict[str, Tensor]:
