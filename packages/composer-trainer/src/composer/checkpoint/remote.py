@@ -253,7 +253,7 @@ class RemoteFolder(Folder):
         return self._tried(call, lambda error: CheckpointSaveError(self.at(name), f"{type(error).__name__}: {error}"))
 
     def _tried(self, call: Callable[[], T], to_error: Callable[[Exception], Exception]) -> T:
-        """Call a function, several times if the connection fails; raise the file system's own error as one of ours."""
+        """Call a function, again if the connection fails, and raise what ``to_error`` returns for the last error."""
         tries = 0
         while True:
             tries += 1
