@@ -24,7 +24,7 @@ from torch.utils.data import (
 import composer.trainer.data.batches
 import composer.trainer.data.iterable_order
 from composer import functional as cf
-from composer.checkpoint.saved_place import SavedObjects
+from composer.checkpoint.contents import SavedObjects
 from composer.core import Callback, DataSpec
 from composer.distributed import get_sampler
 from composer.models import ComposerClassifier
