@@ -525,7 +525,8 @@ class TestStateOfALoader:
         own, resumed = (Batches(DataSpec(make()), -1, torch.device("cpu"), seed=3) for _ in range(2))
         for _ in range(5):
             own.next()
-        resumed.load(attrs.evolve(own.save(), place=6, has_ended=True))
+        loader, states = own._order.save(in_epoch=True)
+        resumed.load(attrs.evolve(own.save(), place=6, has_ended=True, loader=loader, objects=SavedObjects(states)))
 
         rest = []
         for batches in (own, resumed):
