@@ -63,7 +63,7 @@ HOMES = (
 """The modules of the methods that have a card."""
 
 TASKS = {
-    "fashion_mnist_each": "Fashion-MNIST, 78 steps",
+    "fashion_mnist_each": "Fashion-MNIST",
     "few_labels": "few labels",
     "language_model_each": "language model",
     "tables_each": "tables",
@@ -368,7 +368,10 @@ def effects() -> str:
         baseline, *others = one.rows
         for row in others:
             if len(row.arm) == 1 and row.difference is not None:
-                found[card_of(row.arm[0], one)][task] = f"{_verdict(one, row)}: {_effect(one, row, baseline)}"
+                cells = found[card_of(row.arm[0], one)]  # Flips and Augment are two settings of one method
+                cells[task] = "; ".join(
+                    [*filter(None, [cells.get(task)]), f"{_verdict(one, row)}: {_effect(one, row, baseline)}"]
+                )
     cards = {
         path.read_text().partition("\n")[0].removeprefix("# "): path.name for path in sorted(DOCS.glob("methods/*.md"))
     }
