@@ -80,15 +80,20 @@ def number(default: float | None, low: float, high: float = math.inf, **options:
         Traceback (most recent call last):
         ValueError: smoothing must lie in [0, 1], got 2. It is a weight.
     """
-    return _field(default, number_between(low, high, **options), kw_only=False)
+    return _field(default, number_between(low, high, **options))
 
 
-def integer(default: int | None, least: int, *, meaning: str, kw_only: bool = False) -> Any:
-    """Return an attrs field of a whole number, ``least`` or more; also None if this is the default."""
+def integer(default: int | None, least: int, *, meaning: str, kw_only: bool | None = None) -> Any:
+    """Return an attrs field of a whole number, ``least`` or more; also None if this is the default.
+
+    It is passed by name if ``kw_only``; None leaves this to the class.
+    """
     return _field(default, whole_number_from(least, meaning=meaning), kw_only)
 
 
-def _field(default: float | None, check: Callable[[Any, attrs.Attribute[Any], Any], None], kw_only: bool) -> Any:
+def _field(
+    default: float | None, check: Callable[[Any, attrs.Attribute[Any], Any], None], kw_only: bool | None = None
+) -> Any:
     validator = attrs.validators.optional(check) if default is None else check
     return attrs.field(default=default, validator=validator, kw_only=kw_only)
 
