@@ -235,7 +235,9 @@ def _as_text(path: _Path) -> str:
 def _encode(value: Any, kind: Any, path: str, depth: int) -> Any:
     """Return a value of a declared type as plain data."""
     kind = types.NoneType if kind is None else getattr(kind, "__supertype__", kind)  # of a NewType
-    if (kind is Tensor and isinstance(value, Tensor)) or _is_free(kind):  # averages have a tensor for each weight
+    if (kind is Tensor and isinstance(value, Tensor)) or _accepts_any_data(
+        kind
+    ):  # averages have a tensor for each weight
         return encode_plain(value, path, depth)
     _check_depth(path, depth)
     if _is_union(kind):
@@ -255,7 +257,7 @@ def _encode(value: Any, kind: Any, path: str, depth: int) -> Any:
 def _encode_instance(value: Any, kind: Any, path: str, depth: int) -> Any:
     """Return an instance of a class as plain data."""
     expected = typing.get_origin(kind) or kind
-    if _is_bare(kind) or expected in _PLAIN or isinstance(value, Tensor):
+    if _has_no_item_types(kind) or expected in _PLAIN or isinstance(value, Tensor):
         return encode_plain(value, path, depth)
     for base, (write, _) in _CODECS.items():
         if issubclass(expected, base):
@@ -436,7 +438,8 @@ def from_data(data: Any, kind: Any = Any, path: str = "") -> Any:
     """
     try:
         value = _CONVERTER.structure(data, kind)
-        canonical = _encode(value, kind, "", -MAX_DEPTH)  # the value may be saved as part of several containers
+        # The value was encoded without the containers around it, which count in a file: so twice the depth, as there.
+        canonical = _encode(value, kind, "", -MAX_DEPTH)
     except Exception as error:  # noqa: BLE001  (data of another program fails in many ways)
         raise ValueError(" ".join(_sentences(error, data, kind, path))) from None
     if not equal(canonical, data):  # cattrs converts where it can, as 3 to '3'
@@ -491,11 +494,11 @@ def _is_union(kind: Any) -> bool:
     return typing.get_origin(kind) in {typing.Union, types.UnionType}
 
 
-def _is_free(kind: Any) -> bool:
-    return kind is Any or kind is object or (_is_union(kind) and any(map(_is_free, typing.get_args(kind))))
+def _accepts_any_data(kind: Any) -> bool:
+    return kind is Any or kind is object or (_is_union(kind) and any(map(_accepts_any_data, typing.get_args(kind))))
 
 
-def _is_bare(kind: Any) -> bool:
+def _has_no_item_types(kind: Any) -> bool:
     return kind in (list, tuple, dict, dict[Any, Any]) or (
         kind in (collections.abc.Sequence, collections.abc.Mapping, typing.List, typing.Dict, typing.Tuple)  # noqa: UP006
     )
@@ -534,6 +537,19 @@ def _to_dtype(name: str, _: Any) -> torch.dtype:
 _PLAIN = frozenset({bool, int, float, types.NoneType})
 
 # How values are encoded and decoded. The first type that fits is used: a StrEnum is an Enum and a str.
+# Where a type is handled. To add one, add it here, which serves both directions, and through ENCODED the codes of
+# components. from_data() encodes again and compares: a codec that loses anything raises an error.
+#
+#   type                                       encoded by          decoded by
+#   Any, object, a union with one of them      encode_plain        as it is
+#   bool, int, float, None, Tensor             encode_plain        _read_instance
+#   containers without types of items          encode_plain        _read_instance
+#   the keys of _CODECS, and subclasses        _CODECS             _CODECS
+#   other unions                               _encode_choice      _read_choice: the first member that fits
+#   attrs classes                              _encode_container   _make_reader
+#   Sequence[X], Iterable[X], Collection[X]    _encode_container   _read_sequence
+#   list[X], dict[X, Y], sets, dataclasses     _encode_container   cattrs
+#   Literal, Annotated, Final, TypedDict       _encode             cattrs
 _CODECS: Mapping[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
     enum.Enum: (operator.attrgetter("value"), _read_instance),
     str: (lambda text: str(text.value if isinstance(text, enum.Enum) else text), _read_instance),
@@ -572,12 +588,12 @@ def _make_converter() -> cattrs.Converter:
         converter.register_structure_hook(kind, read)
     converter.register_structure_hook_factory(attrs.has, _make_reader)
     converter.register_structure_hook(Tensor, _read_instance)
-    converter.register_structure_hook_func(_is_bare, _read_instance)
-    converter.register_structure_hook_func(_is_free, lambda data, _: data)
+    converter.register_structure_hook_func(_has_no_item_types, _read_instance)
+    converter.register_structure_hook_func(_accepts_any_data, lambda data, _: data)
     # Lists and tuples are both of these, and each must remain what it is.
     either: set[Any] = {collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection}
     converter.register_structure_hook_func(lambda kind: typing.get_origin(kind) in either, _read_sequence)
-    converter.register_structure_hook_func(lambda kind: _is_union(kind) and not _is_free(kind), _read_choice)
+    converter.register_structure_hook_func(lambda kind: _is_union(kind) and not _accepts_any_data(kind), _read_choice)
     return converter
 
 

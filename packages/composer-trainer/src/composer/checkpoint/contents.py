@@ -258,8 +258,8 @@ class SavedPlace:
         order: A digest of the order up to the place, if it may be another in a resumed run.
         loader: The state of a loader that saves itself.
         objects: The objects that the loader consists of, as they were at the start of the epoch, if it has begun. Of a
-            loader that saves itself, what :class:`~composer.trainer.data.iterable_order.StatefulOrder` needs besides:
-            ``"before"``, its state before requests that a resumed run repeats, and ``"generators"``, their states.
+            loader that saves itself, also what ``StatefulOrder`` needs besides its state, as ``"before"`` and
+            ``"generators"``.
         has_ended: Whether this process has trained on all of its own batches of the epoch, and others have not.
         is_over: Whether all data has been taken, and not only a part of it; at a start, in the epoch before.
         as_sampler: Whether the order is the sampler's own, as in a checkpoint of MosaicML Composer.

@@ -72,7 +72,7 @@ class BatchShare:
     seconds: float = 0.0
     stop: bool = False
     logs: bool = False
-    has_terms: bool | None = False
+    has_terms: bool | None = False  # None only in totals: BatchWeights.totals() then raises an error in all processes
 
     @classmethod
     def of(cls, shares: Sequence[BatchShare], layer_size: int = 1) -> BatchShare:
@@ -194,7 +194,7 @@ class BatchWeights:
         return self._had_terms if now is None else now
 
     def _weights_by_terms(self, terms: Sequence[Tensor]) -> Sequence[Tensor]:
-        self._usual = None  # these weights need no correction
+        self._usual = None  # correction() then returns 1: these weights are exact already
         own = torch.stack([*terms])
         own = own.double() if own.device.type == "cpu" else own.float()  # doubles are slow on most other devices
         total = own.sum()

@@ -18,7 +18,7 @@ import itertools
 import logging
 import math
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader
@@ -31,7 +31,7 @@ from composer.distributed import all_agree, all_gather_object, get_data_world_si
 from composer.distributed.samplers import END, in_step, is_split_by_rank, num_repeated_samples, unequal_lengths
 from composer.functional.datasets import by_epoch
 from composer.functional.nested import leaves
-from composer.trainer.data.iterable_order import StatefulOrder
+from composer.trainer.data.iterable_order import OWN_STATES, StatefulOrder
 from composer.trainer.data.order import make_order
 from composer.trainer.data.position import EpochPosition, PlaceReader
 from composer.trainer.resume.contract import LoaderObjects, load_objects, save_objects
@@ -51,6 +51,15 @@ _MANY_BATCHES = 100_000
 
 # The numbers of each tensor by which first batches are compared between processes.
 _COMPARED = 1000
+
+
+class _Ahead(NamedTuple):
+    """A batch that was loaded before it is asked for, and the states before it, which a save contains until then."""
+
+    batch: Batch
+    is_own: bool
+    loader: tuple[Any, dict[str, Any]]  # as DataOrder.save returns it
+    objects: SavedObjects
 
 
 class Batches:
@@ -77,7 +86,6 @@ class Batches:
         places: Reads saved places.
         usual_samples: The number of samples in nearly all batches of each of several processes; None if it is not
             known, or not the same.
-        objects_before: The states of the loader's objects before a batch that is loaded ahead, by name; else none.
         checks_model: Whether the model has still to be checked, which must keep the documents of packed rows apart.
 
     Raises:
@@ -118,7 +126,7 @@ class Batches:
         self._is_exact = False  # whether a batch that ends before the data does certainly has usual_samples
         self.checks_model = has_packed_rows(self._loader)
         self._objects_at_start = save_objects(self.objects.replayed)  # of the epoch
-        self._ahead: tuple[Batch, bool] | None
+        self._ahead: _Ahead | None
         self._batches: Iterator[tuple[Batch, bool]] | None
         self._continue_with(None)
         # Between processes: an end that only the loader, or its sampler at the start of an epoch, can show may differ.
@@ -132,6 +140,11 @@ class Batches:
     def objects(self) -> LoaderObjects:
         """The objects that the loader consists of, and the transforms of the spec, which may be replaced."""
         return LoaderObjects.of(self.spec, skips=self._order.skips)
+
+    @property
+    def objects_before(self) -> SavedObjects:
+        """The states of the loader's objects before a batch that is loaded ahead, by name; else none."""
+        return _NO_OBJECTS if self._ahead is None else self._ahead.objects
 
     @property
     def last_is_regular(self) -> bool:
@@ -170,8 +183,8 @@ class Batches:
             ValueError: The loader returned no batch in the epoch, or None as a batch.
         """
         position = self.position
-        batch, is_own = self._ahead or self._load()
-        self._ahead, self.objects_before = None, _NO_OBJECTS
+        ahead, self._ahead = self._ahead, None
+        batch, is_own = self._load() if ahead is None else (ahead.batch, ahead.is_own)
         if batch is END:
             self._check_end()
             position.exhaust()
@@ -212,7 +225,7 @@ class Batches:
     def save(self) -> SavedPlace:
         """Return the place in the data, and what restores and verifies it."""
         position, in_epoch = self.position, self.position.is_in_epoch
-        loader, states = self._order.save(in_epoch=in_epoch) if self._ahead is None else self._loader_before
+        loader, states = self._order.save(in_epoch=in_epoch) if self._ahead is None else self._ahead.loader
         # In an epoch the states from its start, because a resumed run draws its order again.
         objects = self._objects_at_start if in_epoch else save_objects(self.objects.replayed)
         return SavedPlace(
@@ -240,13 +253,16 @@ class Batches:
         order.as_sampler = saved.as_sampler
         position.move_to(self.places.place_here(saved), is_over=saved.is_over, is_copy=saved.has_ended)
         in_epoch = position.is_in_epoch
-        states = {name: state for name, state in saved.objects.states.items() if name not in ("before", "generators")}
+        states = {name: state for name, state in saved.objects.states.items() if name not in OWN_STATES}
         self._objects_at_start = SavedObjects(states, saved.objects.generators)
         load_objects(self._objects_at_start, self.objects.replayed)
-        # The next batch is found by the loader's own state, by skipping keys of its sampler, or by loading all before.
+        # Four ways to find the next batch: the loader's own state (StatefulOrder), keys of the sampler that are skipped
+        # (_skip), batches that are loaded again (_replay), or a new epoch, which needs nothing.
         if saved.loader is not None and isinstance(order, StatefulOrder):
             order.load(saved)
-            if saved.has_ended and in_epoch:  # iterated over, a loader at the end of its data may begin again
+            # This process has no own batches left: in_step takes a copy of another process's, which does not count.
+            # Iterated over, a loader at the end of its data may begin again.
+            if saved.has_ended and in_epoch:
                 self._continue_with(self._aligned(iter(())))
         elif in_epoch:
             counted = self._skip(saved) if order.skips else self._replay()
@@ -335,7 +351,7 @@ class Batches:
         if found is _NONE_LEFT:
             position.exhaust()
         else:
-            self._ahead, self._loader_before, self.objects_before = found, loader, objects
+            self._ahead = _Ahead(*found, loader, objects)
             position.extend()
 
     def _load(self) -> tuple[Batch, bool]:
@@ -349,8 +365,7 @@ class Batches:
 
         Nothing begins before the first batch is asked for.
         """
-        self._batches, self.objects_before = batches, _NO_OBJECTS
-        self._ahead = None
+        self._batches, self._ahead = batches, None
 
     def _check_end(self) -> None:
         """Raise an error if the end of the loader is not that of an epoch."""

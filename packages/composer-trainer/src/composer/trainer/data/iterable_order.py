@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
     from composer.core import Batch, Timestamp
 
-__all__ = ["DataOrder", "OpaqueOrder", "StatefulOrder"]
+__all__ = ["OWN_STATES", "DataOrder", "OpaqueOrder", "StatefulOrder"]
+
+OWN_STATES = ("before", "generators")
+"""The names in ``SavedPlace.objects.states`` that :class:`StatefulOrder` saves; the others are objects of the user."""
 
 
 class DataOrder:
@@ -142,13 +145,25 @@ class StatefulOrder(OpaqueOrder):
     - The last ones in an epoch, if the loader's ``__iter__`` is a generator function. The start of the function runs
       with the first batch, and what it draws would change the draws of the batch to continue with.
 
+    ================  =============================  =======================================
+    saved             ``SavedPlace.loader``          ``SavedPlace.objects.states["before"]``
+    ================  =============================  =======================================
+    within an epoch   the present state              all of ``_before``, if not empty
+    between epochs    ``_before["state"]``           ``_before`` without ``state``
+    nothing repeated  the present state              missing
+    ================  =============================  =======================================
+
     Generators of the loader and its samplers have their states at the start of the epoch when it is iterated over, and
     then those that were saved, unless the loader restores them itself.
 
     Attributes:
         _loaded: The saved place, from :meth:`load` until the loader is iterated over.
-        _before: The state before the last requests, the epoch and the number of the first of them, and how many
-            there were; empty if it is not needed.
+        _before: What a resumed run repeats: requests for batches, and the state before them. Empty if nothing is.
+            ``state`` and ``generators`` are those before the first of these requests, ``epoch`` and ``number`` its
+            epoch and number. Without a number, ``state`` is that at the start of the first epoch, or at the end of the
+            epoch before a load. ``requests`` counts them, and ``has_ended`` is whether the last found the end of the
+            data. Before the first request of an epoch of a generator function, these are still the requests that ended
+            the former epoch: place 1 is resumed by beginning the epoch again.
         _at_start: The states of the generators at the start of the epoch.
     """
 
@@ -170,7 +185,10 @@ class StatefulOrder(OpaqueOrder):
         if not self._before:
             return self._copied_state(), states
         before = dict(self._before)
-        return self._copied_state() if in_epoch else before.pop("state"), {"before": before, **states}
+        if in_epoch:
+            return self._copied_state(), {"before": before, **states}
+        state = before.pop("state")  # begin() inserts it again
+        return state, {"before": before, **states}
 
     def load(self, saved: SavedPlace) -> None:
         """Load a state into the loader; the next call of :meth:`begin` continues from it."""
@@ -189,13 +207,14 @@ class StatefulOrder(OpaqueOrder):
         now = generators.get("now", {})
         # Another epoch begins with the states that were saved, also if this process had ended before the others.
         self._at_start = generators.get("start", {}) if place else now
-        if not place:
+        if not place:  # between epochs: repeat what ended the former one
             return self._next_epoch(epoch, {"state": saved.loader, "generators": now, **before})
-        if before:
-            # The generator's start draws as in the uninterrupted run, where it ran with the first batch.
+        if before:  # within an epoch of a generator function: repeat from the last copy
+            # The function's start draws as in the uninterrupted run, where it ran with the first request, of number 0.
             batches = self._next_epoch(epoch, before) if place == 1 else self._repeat(before, seed=0)[0]
             if place == 1:
                 next(batches, None)
+            # Only if this has reached the saved state; otherwise the loader's own state decides.
             if equal(plain(self.loader.state_dict(), mappings=True), saved.loader):
                 self._set(now)
                 return batches
@@ -222,7 +241,7 @@ class StatefulOrder(OpaqueOrder):
         """Repeat requests from the state before them; return the iterator, and what it has returned last."""
         self._load(before["state"], before.get("generators", {}))
         batches, last = self._iterate(before["epoch"], before, before["number"], seed), END
-        for _ in range(before.get("requests", 1)):
+        for _ in range(before["requests"]):
             last = next(batches, END)
         return batches, last
 
@@ -238,21 +257,22 @@ class StatefulOrder(OpaqueOrder):
         if not isinstance(batches, GeneratorType):
             if before and number and not equal(former, self._generators()):
                 self._set(before.get("generators", {}))  # it has drawn its order again
-            return self._follow(batches, {}, epoch, number, keeps=False)
+            return self._follow(batches, {}, epoch, number, copies=False)
         if not before:
             before = self._before or {"state": self._copied_state(), "generators": former}
-        return self._follow(batches, before, epoch, number, keeps=True)
+        return self._follow(batches, before, epoch, number, copies=True)
 
     def _follow(
-        self, batches: Iterator[Batch], before: dict[str, Any], epoch: int, first: int, *, keeps: bool
+        self, batches: Iterator[Batch], before: dict[str, Any], epoch: int, first: int, *, copies: bool
     ) -> Iterator[Batch]:
         """Yield the batches, and keep the state before some of them, or only before the last request."""
         self.has_ended = False
         for number in itertools.count(first):
-            if (keeps and number % _EVERY == 1) or number == self.last_request:
+            is_copied = (copies and number % _COPY_EVERY == 1) or number == self.last_request
+            if is_copied:
                 state, generators = self._copied_state(), self._generators()
                 before = {"state": state, "generators": generators, "epoch": epoch, "number": number, "requests": 0}
-            if number and before:
+            if before and (number or is_copied):  # without a copy, those at number 0 belong to the former epoch
                 before = {**before, "requests": before.get("requests", 0) + 1}
             batch = next(batches, END)
             if batch is END:
@@ -261,7 +281,7 @@ class StatefulOrder(OpaqueOrder):
                 return
             self._before = before
             yield batch
-            if not keeps:
+            if not copies:
                 before = {}
 
     def _generators(self) -> dict[str, Any]:
@@ -282,7 +302,7 @@ class StatefulOrder(OpaqueOrder):
         return _copied(self.loader.state_dict())
 
 
-_EVERY = 8
+_COPY_EVERY = 8
 """Of how many batches one is preceded by a copy of the state, from which a resumed run repeats the others: a checkpoint
 can be saved after any step, by ``Trainer.save_checkpoint`` too."""
 

@@ -167,7 +167,7 @@ class IndexedOrder(_CopiedOrder):
     def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
         """Return the epoch's batches from a place on, without loading those before it."""
         self._set_epoch(epoch)
-        keys = self._draw(epoch, place)
+        keys = self._keys_from(epoch, place)
         if not self._is_plain:
             keys = zip(
                 itertools.count(seeding.first_key(self.seed, get_data_rank(), epoch) + place, self.place_distance), keys
@@ -175,9 +175,9 @@ class IndexedOrder(_CopiedOrder):
         self._keys.next = keys
         return self._iterate(epoch)
 
-    def _draw(self, epoch: int, place: int) -> Iterator[Any]:
+    def _keys_from(self, epoch: int, place: int) -> Iterator[Any]:
         """Return the keys of the epoch's batches from a place on."""
-        drawn = _draw(self._sampler, self._order_seed, epoch)
+        drawn = _keys_of_epoch(self._sampler, self._order_seed, epoch)
         # Another sampler may draw other keys in a resumed run.
         self._drawn = iter(drawn) if _is_known(self._sampler) else _WithDigests(iter(drawn), length_of(drawn))
         for _ in itertools.islice(self._drawn, place):
@@ -242,7 +242,7 @@ class SharedOrder(IndexedOrder):
         drops = sampler is not self._sampler and self._sampler.drop_last
         return end - max(0, end - place) % self.place_distance if drops else end
 
-    def _draw(self, epoch: int, place: int) -> Iterator[Any]:
+    def _keys_from(self, epoch: int, place: int) -> Iterator[Any]:
         """Return the keys of this process: those at the places ``place + rank :: num_replicas`` of the order.
 
         If the last ones are fewer than the processes, the others get one of the first, which only keeps them in step.
@@ -327,13 +327,13 @@ def _is_known(sampler: Any) -> bool:
     return type(sampler) in (*samplers.ORDERED_BY_SEED, ScheduledBatchSampler)
 
 
-def _draw(sampler: Any, seed: int, epoch: int) -> Iterable[Any]:
+def _keys_of_epoch(sampler: Any, seed: int, epoch: int) -> Iterable[Any]:
     """Return a sampler's keys for an epoch, which have a length unless there is no end."""
     key = derive_seed(seed, "order", epoch)
     if _is_known(sampler) or type(sampler) is BatchSampler:
         drawing = copy.copy(sampler)
         if type(sampler) is BatchSampler:
-            drawing.sampler = _draw(sampler.sampler, seed, epoch)
+            drawing.sampler = _keys_of_epoch(sampler.sampler, seed, epoch)
         else:
             drawing.generator = torch.Generator().manual_seed(key)
         return drawing  # type: ignore[no-any-return]
