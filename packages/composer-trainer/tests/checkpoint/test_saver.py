@@ -181,7 +181,7 @@ class TestWhat:
 
     def test_background_save(self, make_trainer, tmp_path, before_each_file):
         """A checkpoint has the weights at its time, although it is written after later steps."""
-        go, written = threading.Event(), []
+        go, written, waited = threading.Event(), [], []
 
         class Watch(Callback):
             def batch_end(self, state, logger):
@@ -191,11 +191,12 @@ class TestWhat:
                     written.append(names_in(tmp_path))
                     go.set()
 
-        before_each_file(lambda: go.wait(20))
+        before_each_file(lambda: waited.append(go.wait(20)))
         saver = CheckpointSaver(tmp_path, save_interval=lambda state, event: int(state.timestamp.batch) == 1)
         make_trainer(saver, max_duration="4ba", callbacks=[Watch()]).fit()
 
         weight, during = written
+        assert waited[0]
         assert not any(name.startswith("ep") for name in during)
         assert torch.equal(load_file(tmp_path / "ep0-ba1" / "model.safetensors")["module.weight"], weight)
 

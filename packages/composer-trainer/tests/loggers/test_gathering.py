@@ -25,12 +25,14 @@ class Gathering(GatheringLogger):
 
 
 def test_written_at_intervals_and_ends(make_loop):
-    """Of three batches per epoch the second is due; the end of an epoch writes, too."""
+    """Of three batches per epoch the second is due; the end of an epoch and of the training write, too."""
     logger = Gathering()
 
     make_loop(logger).fit()
+    logger.log_metrics({}, step="end")
+    logger.fit_end(None, None)
 
-    assert logger.calls == ["open", [0, 1], [2], [3, 4], [5]]
+    assert logger.calls == ["open", [0, 1], [2], [3, 4], [5], ["end"]]
 
 
 def test_evaluation_without_training_opens_and_writes(make_loop):

@@ -247,6 +247,10 @@ class FormerState:
 
     __slots__ = ()
 
+    def __dir__(self) -> list[str]:
+        """Return the names of the attributes without these, so that tools which read all of them get no warnings."""
+        return [name for name in super().__dir__() if name not in _FORMER]
+
 
 # Without annotations, as type checkers name what does not exist. A __getattr__ would be shorter, but with one Python
 # reads every attribute of a state several times as slowly, in each step.

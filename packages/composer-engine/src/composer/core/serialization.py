@@ -215,7 +215,7 @@ def _join(  # noqa: PLR0911  (one for each form)
             return tuple(join(items, path))
         case {"$dict": list(pairs), **others} if not others and all(map(_is_pair, pairs)):
             keys = [join(key, path) for key, _ in pairs]
-            with contextlib.suppress(TypeError):  # a list is no key
+            if not any(isinstance(key, list | dict) for key in keys):
                 return {key: join(item, (path, key)) for key, (_, item) in zip(keys, pairs, strict=True)}
     raise ValueError(f"{_as_text(path)}: must be as split_tensors() writes it, got {shortened(data)}.")
 

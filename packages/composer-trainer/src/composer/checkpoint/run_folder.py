@@ -176,8 +176,12 @@ class RunFolder:
         """Return the values of the best checkpoints of a run that exist, at least as copies; the best first."""
         if self.keep_best is None:
             return []
-        places = map(open_folder, names.folders_of_copies())
-        self._copies_before = [one for place in places for one in self._own(place, state.run_name, state.timestamp)]
+        self._copies_before = []
+        for place in names.folders_of_copies():
+            try:
+                self._copies_before += self._own(open_folder(place), state.run_name, state.timestamp)
+            except CheckpointError as error:  # a copy that fails does not end a run, either
+                _log.warning("The best values of the copies in %s are not known: %s", place, error)
         best = self._best(self._own(folder, state.run_name, state.timestamp))
         return [value for value in map(self.keep_best.value, best) if value is not None]
 

@@ -373,11 +373,11 @@ def _factor(rows: int, columns: int, rule: str | None) -> float:
 
 
 def _complete(part: Tensor, weight: Tensor) -> Tensor:
-    """Return the complete tensor from the parts of all processes; not sharded, it is the tensor itself."""
+    """Return the complete tensor, in 16 bits, from the parts of all processes; not sharded, it is the tensor itself."""
     if not is_dtensor(weight):
         return part
-    # Half as much is exchanged in the precision of the products, if this is bfloat16.
-    sharded: Any = torch.empty_like(weight, dtype=product_dtype(weight.device), requires_grad=False)
+    # Always, also if the products are in float32: only some of the machines may have another kind of CPU.
+    sharded: Any = torch.empty_like(weight, dtype=torch.bfloat16, requires_grad=False)
     sharded.to_local().copy_(part)
     complete: Tensor = sharded.full_tensor()
     return complete

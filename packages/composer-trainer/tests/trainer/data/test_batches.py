@@ -461,6 +461,43 @@ class SavedGenerator(OwnGenerator):
         self.generator.set_state(state["generator"])
 
 
+class DrawingEach(OwnGenerator):
+    """The same, which draws with each batch, and whose iterator is no generator."""
+
+    def __iter__(self):
+        return map(self.noisy, self.batches(torch.zeros(5)))
+
+    def noisy(self, batch):
+        inputs, targets = batch
+        return inputs + torch.rand((), generator=self.generator), targets
+
+
+class AnnouncingFew(Drawing):
+    """The same, which counts its epochs at their starts, announces 3 batches, and has 8."""
+
+    def __init__(self):
+        self.epoch, self.is_loaded = 0, False
+
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        if not self.is_loaded:
+            self.place, self.epoch = 0, self.epoch + 1
+        self.is_loaded = False
+        return map(self.batch, iter(lambda: self.place < 8, False))
+
+    def batch(self, _):
+        self.place += 1
+        return torch.full((4, 4), float(100 * self.epoch + self.place)), torch.randint(3, (4,))
+
+    def state_dict(self):
+        return {"place": self.place, "epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        self.place, self.epoch, self.is_loaded = state["place"], state["epoch"], True
+
+
 class Shuffling(Drawing):
     """The same, whose state depends on its draws."""
 
@@ -493,6 +530,8 @@ class TestStateOfALoader:
         [
             *itertools.product([Drawing, DrawingLate, RestoringLate, Shuffling], [-1, 3, 1]),
             *itertools.product([CountingEpochs, OwnGenerator, OwnGeneratorLate, SavedGenerator], [-1, 3, 1]),
+            *itertools.product([DrawingEach], [-1, 3, 1]),
+            *itertools.product([AnnouncingFew], [-1, 3, 5, 6]),
         ],
     )
     def test_resumes_exactly(self, make, subset, tmp_path, monkeypatch):

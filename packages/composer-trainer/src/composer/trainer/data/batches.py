@@ -312,7 +312,7 @@ class Batches:
         """Return the loader's batches of the epoch from a place on."""
         self._objects_at_start = save_objects(self.objects.replayed)
         length = math.inf if self.position.length is None else self.position.length
-        self._order.last_request = min(self.position.limit - 1, length)
+        self._order.last_requests = (self.position.limit - 1, length)
         # After the states were saved, because the order may draw from these objects.
         batches = self._order.begin(self._epoch, place)
         return _watched(batches) if self.position.length is None else batches

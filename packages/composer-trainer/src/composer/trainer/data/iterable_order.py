@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
@@ -52,8 +51,8 @@ class DataOrder:
         is_scheduled: Whether a place is a number of batches of all processes, whose sizes depend on the clock.
         as_sampler: Whether a ``DistributedSampler`` gives its own order, without the run's seed.
         has_ended: Whether the last iteration, or none yet, has reached the end of the data.
-        last_request: The number of the request that ends an epoch, if it is known: that for the last batch of a part of
-            the data, or the one after the last batch of all. ``Batches`` sets it.
+        last_requests: The numbers of requests that may end an epoch: that for the last batch of a subset, and the
+            number of batches that the loader announces, as this request finds the end. ``Batches`` sets them.
 
     Example:
         >>> order = DataOrder([1, 2, 3], seed=17)
@@ -69,7 +68,7 @@ class DataOrder:
     is_scheduled = False
     as_sampler = False
     has_ended = True
-    last_request: float = math.inf
+    last_requests: tuple[float, ...] = ()
 
     def __init__(self, loader: Iterable[Batch], seed: int) -> None:
         self.loader, self.seed = loader, seed
@@ -141,7 +140,8 @@ class StatefulOrder(OpaqueOrder):
     A loaded state takes effect when the loader is iterated over, and it depends on the loader whether it then continues
     or first ends. A resumed run therefore repeats the last requests for a batch, from the state before them:
 
-    - Those that ended an epoch, before it begins the next one. A loader may count its epochs with the last of them.
+    - Those that ended an epoch, before it begins the next one. A loader may count its epochs with the last of them; if
+      its iterator is no generator, and its announced length is missing or wrong, it then counts this one twice.
     - The last ones in an epoch, if the loader's ``__iter__`` is a generator function. The start of the function runs
       with the first batch, and what it draws would change the draws of the batch to continue with.
 
@@ -227,7 +227,8 @@ class StatefulOrder(OpaqueOrder):
         if "number" in before:
             last = self._repeat(before)[1]
             if (last is END) is not before.get("has_ended", False):
-                self.loader.load_state_dict(before["state"])  # at the end of its data it begins the next epoch
+                # A batch came where the run got the end, or the reverse: the state alone begins the next epoch.
+                self.loader.load_state_dict(before["state"])
         else:
             self._load(before["state"], before.get("generators", {}))
             batches = self._iterate(epoch, before)
@@ -255,8 +256,8 @@ class StatefulOrder(OpaqueOrder):
         former = self._generators()
         batches = iter(self.loader)
         if not isinstance(batches, GeneratorType):
-            if before and number and not equal(former, self._generators()):
-                self._set(before.get("generators", {}))  # it has drawn its order again
+            if before and number:
+                self._set(before.get("generators", {}))
             return self._follow(batches, {}, epoch, number, copies=False)
         if not before:
             before = self._before or {"state": self._copied_state(), "generators": former}
@@ -268,7 +269,7 @@ class StatefulOrder(OpaqueOrder):
         """Yield the batches, and keep the state before some of them, or only before the last request."""
         self.has_ended = False
         for number in itertools.count(first):
-            is_copied = (copies and number % _COPY_EVERY == 1) or number == self.last_request
+            is_copied = (copies and number % _COPY_EVERY == 1) or number in self.last_requests
             if is_copied:
                 state, generators = self._copied_state(), self._generators()
                 before = {"state": state, "generators": generators, "epoch": epoch, "number": number, "requests": 0}

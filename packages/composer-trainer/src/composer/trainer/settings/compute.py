@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from composer.core import Precision
-from composer.core.checks import by_name, is_flag, nearest
+from composer.core.checks import by_name, caller_level, is_flag, nearest
 from composer.distributed import device_of_process
 from composer.functional.training.orthogonalization import product_dtype
 
@@ -83,7 +83,7 @@ class Compute:
             warnings.warn(
                 "precision='amp_bf16' is many times slower than 'fp32' on this CPU, which has no AVX-512: use 'fp32'.",
                 UserWarning,
-                stacklevel=2,
+                stacklevel=caller_level(),
             )
 
     def check_fp8(self) -> None:
