@@ -55,7 +55,7 @@ def test_every_algorithm_has_a_case():
 
 
 @each_case
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore:precision='amp_bf16' is many times slower:UserWarning")
 def test_a_loop_with_an_adapter(case):
     """A loop that calls the adapter gets the weights of our Trainer."""
     assert_same(train(case), our_weights(case))
