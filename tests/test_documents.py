@@ -33,6 +33,8 @@ os.environ["MPLBACKEND"] = "agg"
 for stream in (1, 2):
     os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
 warnings.simplefilter("error")
+# The Trainer warns of it, on a CPU without AVX-512 only.
+warnings.filterwarnings("ignore", "precision='amp_bf16' is many times slower", UserWarning)
 for kind in (DeprecationWarning, SyntaxWarning):  # in torchao's sources, which Transformers imports
     warnings.filterwarnings("ignore", "invalid escape sequence", kind)
 try:
