@@ -16,7 +16,7 @@ from composer.core.checks import nearest
 from composer.functional import orthogonalize
 from composer.functional.checks import check_choice, check_flags, check_interval, check_modules
 from composer.functional.dtensors import is_dtensor, local_parts, own_region
-from composer.functional.training.orthogonalization import Coefficients, check_orthogonalization, product_dtype
+from composer.functional.training.orthogonalization import Coefficients, check_orthogonalization
 from composer.optim.stepping import (
     Group,
     Params,
@@ -212,8 +212,7 @@ class Muon(SteppingOptimizer):
         torch._foreach_lerp_(held, new, 1 - group["momentum"])
         updates = torch._foreach_lerp(new, held, group["momentum"]) if group["nesterov"] else held  # noqa: SLF001
         shape = _matrix_shape(weights[0], group["flatten"])
-        dtype = product_dtype(updates[0].device)
-        stacked = torch.empty((len(weights), *weights[0].shape), dtype=dtype, device=updates[0].device)
+        stacked = torch.empty((len(weights), *weights[0].shape), dtype=torch.bfloat16, device=updates[0].device)
         torch._foreach_copy_(list(stacked), list(map(_complete, updates, weights)))
         result = orthogonalize(stacked.view(-1, *shape), group["ns_coefficients"], group["ns_steps"], group["eps"]).to(
             weights[0].dtype
@@ -376,7 +375,6 @@ def _complete(part: Tensor, weight: Tensor) -> Tensor:
     """Return the complete tensor, in 16 bits, from the parts of all processes; not sharded, it is the tensor itself."""
     if not is_dtensor(weight):
         return part
-    # Always, also if the products are in float32: only some of the machines may have another kind of CPU.
     sharded: Any = torch.empty_like(weight, dtype=torch.bfloat16, requires_grad=False)
     sharded.to_local().copy_(part)
     complete: Tensor = sharded.full_tensor()
