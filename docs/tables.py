@@ -278,7 +278,7 @@ def trials(task: str) -> str:
         ("settings", f"{one.settings.metric.removeprefix('eval/')} on validation data", "difference", "relative time"),
         (
             (
-                ", ".join(f"`{name}`" for name in row.arm) or "before the search",
+                ", ".join(f"`{name}`" for name in row.arm) or "where the search began",
                 f"{row.metric:.4g}",
                 _interval(row.difference, "{:+.2g}"),
                 "" if row.time_ratio is None else f"{row.time_ratio.mean:.2f}",

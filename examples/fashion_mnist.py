@@ -144,7 +144,7 @@ def augment(*, shift: bool) -> Algorithm:
 
 
 METHODS: dict[str, Callable[[], Algorithm] | Mapping[str, Any]] = {
-    "Muon": {"optimizer": "muon", "lr": 2e-2},
+    "Muon": {"optimizer": "muon", "lr": 3e-2, "momentum": 0.8, "ns_steps": 3},
     "ProgressiveResizing": lambda: ProgressiveResizing(
         initial_scale=20 / 28, finetune_fraction=0.5, delay_fraction=0.2, size_increment=4
     ),
@@ -170,11 +170,11 @@ METHODS: dict[str, Callable[[], Algorithm] | Mapping[str, Any]] = {
     "WeightStandardization": WeightStandardization,
     "GhostBatchNorm": lambda: GhostBatchNorm(ghost_batch_size=32),
 }
-LENGTHS: Mapping[str, Mapping[str, Any]] = {"SixTenths": {"length": 0.6}, "NineTenths": {"length": 0.9}}
+LENGTHS: Mapping[str, Mapping[str, Any]] = {"Length0.45": {"length": 0.45}, "Length0.9": {"length": 0.9}}
 """No methods: the training, and its schedule, end after that part of the images."""
-RECIPE = ["Muon", "LabelSmoothing", "LayerFreezing", "SixTenths"]
-"""It ends after 0.6 of the images, with about the baseline's accuracy."""
-ACCURATE = ["Muon", "LabelSmoothing", "NineTenths"]
+RECIPE = ["Muon", "LabelSmoothing", "Length0.45"]
+"""It ends after less than half of the images, with about the baseline's accuracy."""
+ACCURATE = ["Muon", "LabelSmoothing", "Length0.9"]
 """A recipe for as much time as the baseline's."""
 
 BEFORE_SEARCH: Mapping[str, Any] = {"lr": 1e-2, "batch_size": 128}
@@ -182,16 +182,20 @@ BEFORE_SEARCH: Mapping[str, Any] = {"lr": 1e-2, "batch_size": 128}
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     f"{name}={value}": {name: value}
     for name, values in {
-        "lr": [5e-3, 1e-2, 2e-2, 4e-2, 0.1],
-        "weight_decay": [5e-4, 0.1],
-        "batch_size": [32, 64, 256],
+        "lr": [5e-3, 1e-2, 1.5e-2, 2e-2, 3e-2, 4e-2, 0.1],
+        "weight_decay": [5e-4, 0.02, 0.1],
+        "batch_size": [32, 64, 128, 256],
+        "beta1": [0.8, 0.95],
         "beta2": [0.95, 0.99],
-        "warmup": ["0.2dur"],
-        "schedule": ["linear"],
+        "warmup": ["0.05dur", "0.2dur"],
+        "schedule": ["linear", "stable"],
         "optimizer": ["sgd"],
         "precision": ["fp32"],
-        "length": [0.5, 0.55, 0.6, 0.67, 0.7, 0.9, 1.0, 1.2],
-        "adamw_lr": [5e-3],
+        "length": [0.4, 0.45, 0.5, 0.55, 0.6, 0.67, 0.7, 0.9, 1.0, 1.2],
+        "adamw_lr": [5e-3, 1e-2, 4e-2],
+        "momentum": [0.7, 0.8, 0.9],
+        "ns_steps": [2, 3, 4],
+        "cautious": [True],
     }.items()
     for value in values
 }
@@ -228,6 +232,33 @@ TRIALS: list[list[str]] = [
     *([*MUON, *more] for more in (["LayerFreezing 0.8", "length=1.2"], ["LayerFreezing 0.4", "length=1.0"])),
 ]
 """What the search compares; the first are trials of the baseline."""
+SHORT = ["Muon", "LabelSmoothing", "momentum=0.8", "ns_steps=3"]
+REFINED: list[list[str]] = [
+    *([name] for name in ("beta1=0.8", "beta1=0.95", "lr=0.015", "lr=0.03", "weight_decay=0.02", "weight_decay=0.1")),
+    *([*SHORT, length] for length in ("length=0.4", "length=0.45", "length=0.5")),
+    *([*SHORT[:2], *more, "length=0.45"] for more in ([], ["ns_steps=3"], ["momentum=0.8"])),
+    *([*SHORT[:2], *more, "length=0.45"] for more in (["momentum=0.9", "ns_steps=3"], ["momentum=0.8", "ns_steps=2"])),
+    *([*SHORT[:2], *more, "length=0.45"] for more in (["momentum=0.7", "ns_steps=3"], ["momentum=0.8", "ns_steps=4"])),
+    *([*SHORT, one, "length=0.45"] for one in ("schedule=linear", "schedule=stable", "warmup=0.05dur")),
+    *([*SHORT, one, "length=0.45"] for one in ("lr=0.015", "lr=0.03", "weight_decay=0.1", "cautious=True")),
+    *([*SHORT, one, "length=0.45"] for one in ("adamw_lr=0.01", "adamw_lr=0.04", "LabelSmoothing 0.1", "EMA")),
+    *([*SHORT, *more, "length=0.45"] for more in (["batch_size=128", "lr=0.03"], ["batch_size=32"])),
+    *([*SHORT, one, "length=0.5"] for one in ("cautious=True", "LayerFreezing 0.4", "LayerFreezing 0.8")),
+    *([*SHORT, one, "length=0.55"] for one in ("LayerFreezing 0.8", "ProgressiveResizing")),
+    *([*SHORT, length] for length in ("length=0.9", "length=1.0")),
+    [*SHORT, "cautious=True", "length=0.9"],
+    [*SHORT[:2], "length=0.9"],
+]
+"""The second search, from the settings that the first has selected."""
+LAST = (
+    [["beta1=0.8"], ["beta1=0.8", "lr=0.015"]]
+    + [
+        [*SHORT[:2], *more, "ns_steps=3", "length=0.45"]
+        for more in (["momentum=0.8"], ["momentum=0.8", "lr=0.03"], ["momentum=0.9"], ["momentum=0.9", "lr=0.03"])
+    ]
+    + [[*SHORT, "adamw_lr=0.04", "length=0.45"]]
+)
+"""The last search, with three seeds."""
 
 
 def make_trainer(
@@ -239,8 +270,12 @@ def make_trainer(
     weight_decay: float = 0.05,
     batch_size: int = 64,
     batches: Literal["equal", "scheduled"] = "equal",
+    beta1: float = 0.9,
     beta2: float = 0.99,
     adamw_lr: float | None = None,
+    momentum: float = 0.95,
+    ns_steps: int = 5,
+    cautious: bool = False,
     warmup: str = "0.1dur",
     schedule: Literal["cosine", "linear", "stable"] = "cosine",
     precision: str = PRECISION,
@@ -270,10 +305,18 @@ def make_trainer(
     )
     # The weights of convolutions are stored as the kernels of a CPU read them, which is ChannelsLast.
     model = ComposerClassifier(make_network().to(memory_format=torch.channels_last), num_classes=10, train_metrics=[])
-    groups, betas = parameter_groups(model, weight_decay=weight_decay), (0.9, beta2)
+    groups, betas = parameter_groups(model, weight_decay=weight_decay), (beta1, beta2)
     if optimizer == "muon":
         chosen: torch.optim.Optimizer = muon_with_adamw(
-            model, lr=lr, adamw_lr=adamw_lr, weight_decay=weight_decay, betas=betas
+            model,
+            lr=lr,
+            weight_decay=weight_decay,
+            momentum=momentum,
+            adamw_lr=adamw_lr,
+            ns_steps=ns_steps,
+            betas=betas,
+            cautious_weight_decay=cautious,
+            cautious_update=cautious,
         )
     elif optimizer == "cautious":
         groups = parameter_groups(model, weight_decay=weight_decay * lr)
@@ -311,6 +354,8 @@ def main() -> None:
         "recipe": [RECIPE, ACCURATE, *left_out],
         "repeat": [RECIPE, ACCURATE],
         "search": [*TRIALS],
+        "refine": [*REFINED],
+        "last": [*LAST],
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--study", choices=studies, default="recipe", help="default: %(default)s")
@@ -322,13 +367,15 @@ def main() -> None:
     parser.add_argument("--clock", choices=["wall", "processor"], default="wall", help="default: %(default)s")
     parser.add_argument("--output", type=Path, default=Path("runs/fashion_mnist"), help="folder (default: %(default)s)")
     options = parser.parse_args()
-    search = options.study == "search"
+    search = options.study in ("search", "refine", "last")
     data = options.data.resolve() if options.data else None
 
     def make(algorithms: Sequence[Algorithm], seed: int, **settings: Any) -> Trainer:
         if search:
-            settings = {**BEFORE_SEARCH, "images": "validation", "evaluations": 1, **settings}
-        evaluations = 1 if options.study == "methods" else 10
+            settings = {"images": "validation", **settings}
+        if options.study == "search":
+            settings = {**BEFORE_SEARCH, **settings}
+        evaluations = 10 if options.study in ("recipe", "repeat") else 1
         settings = {"evaluations": evaluations, "train_size": options.images, "data": data, **settings}
         return make_trainer(algorithms, seed, progress_bar=False, **settings)
 

@@ -1,6 +1,7 @@
 """The table, the data, the picture and the command line."""
 
 import json
+import math
 
 import pytest
 
@@ -19,6 +20,15 @@ class TestRows:
         assert rows["good"].speed_up == 5.0
         assert rows["good"].time_ratio.mean == pytest.approx(0.5)
         assert (rows["bad"].reached, rows["bad"].speed_up) == (0, 0.0)
+
+    def test_half_of_the_runs_reach_the_quality(self):
+        """There is no speed-up, and not the mean of one and none."""
+        accuracy = {0: 0.95, 1: 0.7}
+        half = [Result(("half",), seed, ((1.0, 0.1), (2.0, accuracy[seed])), 2.0) for seed in (0, 1)]
+
+        row = Study(SETTINGS, [*(one for one in runs() if one.seed in accuracy and not one.arm), *half]).rows[1]
+
+        assert (row.reached, row.seconds_to_quality, row.speed_up) == (1, math.inf, 0.0)
 
 
 class TestData:

@@ -190,6 +190,7 @@ class Study:
         values = list(self.final_values(arm).values())
         seconds = self._seconds(arm)
         to_quality = self._times_to_quality(runs)
+        median = statistics.median(to_quality.values()) if to_quality else None
         speed_ups = [
             0.0 if math.isinf(to_quality[seed]) else theirs / to_quality[seed]
             for seed, theirs in self._times_to_quality(baseline).items()
@@ -203,8 +204,9 @@ class Study:
             self.improvement(arm) if arm else None,
             seconds=statistics.fmean(seconds.values()) if seconds else None,
             time_ratio=paired_ratio(seconds, self._seconds(())) if arm else None,
-            seconds_to_quality=statistics.median(to_quality.values()) if to_quality else None,
-            speed_up=statistics.median(speed_ups) if arm and speed_ups else None,
+            seconds_to_quality=median,
+            # of two seeds of which one does not reach the quality, the mean of 0 and a ratio would say nothing
+            speed_up=(0.0 if median == math.inf else statistics.median(speed_ups)) if arm and speed_ups else None,
             reached=sum(map(math.isfinite, to_quality.values())),
             memory=max((one.memory for one in runs.values() if one.memory is not None), default=None),
             failures=failures,
