@@ -205,7 +205,7 @@ class Study:
             seconds=statistics.fmean(seconds.values()) if seconds else None,
             time_ratio=paired_ratio(seconds, self._seconds(())) if arm else None,
             seconds_to_quality=median,
-            # of two seeds of which one does not reach the quality, the mean of 0 and a ratio would say nothing
+            # of two seeds of which one does not reach the quality, the mean of 0 and a ratio means nothing
             speed_up=(0.0 if median == math.inf else statistics.median(speed_ups)) if arm and speed_ups else None,
             reached=sum(map(math.isfinite, to_quality.values())),
             memory=max((one.memory for one in runs.values() if one.memory is not None), default=None),
