@@ -200,7 +200,7 @@ class ComposerFile:
         clock = self.timestamp() or Timestamp()
         done = clock.counts.batch_in_epoch
         loader = dictionary(self.state.get("dataset_state")).get("train")
-        place = SavedPlace(clock.counts.epoch, done, loader=loader, is_over=not done, as_sampler=True)
+        place = SavedPlace(clock.counts.epoch, done, loader=loader, as_sampler=True)
         each = {"data": attrs.asdict(place), "loggers": {}, "metrics": {}, "objects": attrs.asdict(SavedObjects())}
         return {
             "clock_before": clock.state_dict(),  # the file has none

@@ -261,7 +261,7 @@ class SavedPlace:
             loader that saves itself, also what ``StatefulOrder`` needs besides its state, as ``"before"`` and
             ``"generators"``.
         has_ended: Whether this process has trained on all of its own batches of the epoch, and others have not.
-        is_over: Whether all data has been taken, and not only a part of it; at a start, in the epoch before.
+        is_over: Whether all data has been taken, and not only a part of it.
         as_sampler: Whether the order is the sampler's own, as in a checkpoint of MosaicML Composer.
     """
 

@@ -1,7 +1,6 @@
 """The orders of loaders that are not torch's ``DataLoader``."""
 
 import random
-import sys
 
 import numpy as np
 import torch
@@ -64,52 +63,3 @@ class TestOtherLoaders:
         rest = list(order.begin(5, 2))
 
         assert (rest, loader.epoch) == ([1, 2, 3], 5)
-
-
-class Shuffled:
-    """A loader whose state, which it changes in place, has a list of all samples that are left, and their sum."""
-
-    def __init__(self):
-        self.state = {"left": list(range(10_000)), "sums": [[0]]}
-
-    def __iter__(self):
-        while self.state["left"]:
-            sample = self.state["left"].pop()
-            self.state["sums"][0][0] += sample
-            yield sample
-
-    def state_dict(self):
-        return self.state
-
-    def load_state_dict(self, state):
-        self.state = state
-
-
-class TestCopiesOfAState:
-    """The state of a loader whose ``__iter__`` is a generator function is copied before some of its batches."""
-
-    def test_are_independent(self):
-        """A copy keeps its values when the loader goes on."""
-        order = make_order(Shuffled(), seed=17)
-        batches = order.begin(0)
-        next(batches)
-        next(batches)  # the first one after the start that is preceded by a copy
-
-        state, states = order.save(in_epoch=True)
-        next(batches)
-
-        assert (state["left"][-1], state["sums"]) == (9_997, [[9_999 + 9_998]])
-        assert (states["before"]["state"]["left"][-1], states["before"]["state"]["sums"]) == (9_998, [[9_999]])
-
-    def test_are_cheap(self):
-        """The numbers of a long list are copied without a call for each."""
-        batches = make_order(Shuffled(), seed=17).begin(0)
-        next(batches)
-        calls = []
-        sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
-        try:
-            next(batches)
-        finally:
-            sys.setprofile(None)
-
-        assert len(calls) < 1000

@@ -31,9 +31,9 @@ from composer.distributed import all_agree, all_gather_object, get_data_world_si
 from composer.distributed.samplers import END, in_step, is_split_by_rank, num_repeated_samples, unequal_lengths
 from composer.functional.datasets import by_epoch
 from composer.functional.nested import leaves
-from composer.trainer.data.iterable_order import OWN_STATES, StatefulOrder
 from composer.trainer.data.order import make_order
 from composer.trainer.data.position import EpochPosition, PlaceReader
+from composer.trainer.data.stateful_order import STATES, StatefulOrder
 from composer.trainer.resume.contract import LoaderObjects, load_objects, save_objects
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ class Batches:
             loader=loader,
             objects=SavedObjects({**objects.states, **states}, objects.generators),
             has_ended=position.last_is_copy,
-            is_over=position.data_is_over if position.place else self._order.has_ended,
+            is_over=position.data_is_over,
             as_sampler=self._order.as_sampler,
         )
 
@@ -253,7 +253,7 @@ class Batches:
         order.as_sampler = saved.as_sampler
         position.move_to(self.places.place_here(saved), is_over=saved.is_over, is_copy=saved.has_ended)
         in_epoch = position.is_in_epoch
-        states = {name: state for name, state in saved.objects.states.items() if name not in OWN_STATES}
+        states = {name: state for name, state in saved.objects.states.items() if name not in STATES}
         self._objects_at_start = SavedObjects(states, saved.objects.generators)
         load_objects(self._objects_at_start, self.objects.replayed)
         # Four ways to find the next batch: the loader's own state (StatefulOrder), keys of the sampler that are skipped
@@ -311,8 +311,9 @@ class Batches:
     def _begin(self, place: int = 0) -> Iterator[Batch]:
         """Return the loader's batches of the epoch from a place on."""
         self._objects_at_start = save_objects(self.objects.replayed)
-        length = math.inf if self.position.length is None else self.position.length
-        self._order.last_requests = (self.position.limit - 1, length)
+        if isinstance(self._order, StatefulOrder):
+            length = math.inf if self.position.length is None else self.position.length
+            self._order.last_requests = (self.position.limit - 1, length)
         # After the states were saved, because the order may draw from these objects.
         batches = self._order.begin(self._epoch, place)
         return _watched(batches) if self.position.length is None else batches

@@ -1,8 +1,8 @@
 """Order and randomness of the data: they depend only on seed and epoch, for any number of workers.
 
 Each type of loader has a ``DataOrder`` (``data/iterable_order.py``), which iterates over any epoch from any place on;
-:func:`make_order` chooses it. It is created with its ``Batches``, and changes a copy of the loader, not the user's. The
-evaluation uses it to find samples that processes repeat.
+:func:`make_order` chooses it. It is created with its ``Batches``, and changes a copy of a ``DataLoader``, not the
+user's. The evaluation uses it to find samples that processes repeat.
 
 ====================  ===========================================  =======================  ==========================
 order                 loader                                       a place counts           batches before a place
@@ -41,7 +41,8 @@ from composer.distributed import ScheduledBatchSampler, get_world_size, samplers
 from composer.distributed.environment import get_data_rank
 from composer.functional.datasets import by_epoch
 from composer.trainer.data import seeding
-from composer.trainer.data.iterable_order import DataOrder, OpaqueOrder, StatefulOrder
+from composer.trainer.data.iterable_order import DataOrder, OpaqueOrder
+from composer.trainer.data.stateful_order import StatefulOrder
 from composer.trainer.resume.contract import has_state, takes_position
 
 if TYPE_CHECKING:

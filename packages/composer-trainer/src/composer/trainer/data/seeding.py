@@ -2,7 +2,7 @@
 
 Data sets and transforms draw from the global generators of Python, NumPy and torch. As each batch has its own seed,
 these draws depend neither on the workers nor on where an epoch continues. Layers draw from torch's global generator,
-which is restored after each batch. ``data/order.py`` and ``data/iterable_order.py`` call it.
+which is restored after each batch. The modules of orders call it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,270 @@
+"""The order of a loader that saves its own state, such as torchdata's ``StatefulDataLoader``.
+
+A loaded state takes effect when the loader is iterated over, and it depends on the loader whether it then continues, or
+ends first. :class:`StatefulOrder` therefore does not only load a state. It also repeats requests for batches, from a
+copy of an earlier state:
+
+- Those that ended an epoch, before it begins the next one. A loader may count its epochs with the last of them.
+- The last ones in an epoch, if the iterator of the loader is a generator. The start of its function runs with the
+  first request, and its draws would change the draws of the batch to continue with.
+
+If an epoch has 11 batches, because of ``train_subset_num_batches``, these are the requests and the copies before them::
+
+    epoch       0                                   1
+    request     0  1  2  3  4  5  6  7  8  9  10    0  1  2
+    generator   |  |                       |  |        |
+    iterator                                  |
+
+A run that is resumed before request 5 of a generator repeats the requests 1 to 4. One that is resumed before request 0
+of epoch 1, or in a generator before request 1, repeats request 10 of epoch 0 and begins epoch 1.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from types import GeneratorType
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from composer.checkpoint.contents import SavedObjects
+from composer.core.serialization import equal, plain
+from composer.distributed.samplers import END, set_epoch
+from composer.trainer.data.iterable_order import OpaqueOrder
+from composer.trainer.data.seeding import seeded_batches
+from composer.trainer.resume.contract import load_objects, save_objects
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Iterator
+
+    from composer.checkpoint.contents import SavedPlace
+    from composer.core import Batch
+
+__all__ = ["STATES", "StatefulOrder"]
+
+STATES = ("before", "generators")
+"""The names in ``SavedPlace.objects.states`` that :class:`StatefulOrder` saves; the others are objects of the user."""
+
+_COPY_EVERY = 8
+"""Of how many batches of a generator one is preceded by a copy: a checkpoint can be saved after any step."""
+
+_ATOMS = frozenset((bool, int, float, str, bytes, type(None)))
+
+
+@attrs.define
+class _Copy:
+    """A copy of the loader's state, and the requests for batches since then, which a resumed run repeats.
+
+    Attributes:
+        state: The state.
+        generators: The states of the generators of the loader and its samplers at the same time.
+        epoch: The epoch of the requests; None for a copy between two epochs, which no request follows.
+        number: The number of the first request in its epoch.
+        requests: How many requests followed.
+        has_ended: Whether the last of them found the end of the data.
+    """
+
+    state: Any
+    generators: dict[str, Any] = attrs.field(factory=dict)
+    epoch: int | None = None
+    number: int = 0
+    requests: int = 0
+    has_ended: bool = False
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the fields as a checkpoint contains them; those of requests only if there are some."""
+        has_requests = self.epoch is not None
+        return attrs.asdict(
+            self, recurse=False, filter=lambda field, _: has_requests or field.name in {"state", "generators"}
+        )
+
+
+class StatefulOrder(OpaqueOrder):
+    """A loader that saves its own state; the module states how it resumes.
+
+    ================  =============================  ============================================
+    saved             ``SavedPlace.loader``          ``SavedPlace.objects.states["before"]``
+    ================  =============================  ============================================
+    within an epoch   the present state              the copy, if there is one
+    between epochs    the state of the copy          the other fields of the copy
+    without a copy    the present state              missing
+    ================  =============================  ============================================
+
+    Generators that are attributes of the loader or its samplers have two saved states, in ``states["generators"]``: at
+    the start of the epoch, which they get before the loader is iterated over, and at the place, which they get after.
+    A loader that restores its generators itself is left alone.
+
+    Attributes:
+        last_requests: The numbers of the requests that may end an epoch: that for the last batch of a subset, and that
+            after as many batches as the loader announces, which finds the end. ``Batches`` sets them.
+        _loaded: The saved place, from :meth:`load` until the loader is iterated over.
+        _copy: The copy that a save would contain. Before request 1 of a generator this is still the copy of the former
+            epoch, from which a resumed run begins the epoch again.
+        _at_start: The states of the generators at the start of the epoch.
+    """
+
+    def __init__(self, loader: Iterable[Batch], seed: int) -> None:
+        super().__init__(loader, seed)
+        self.last_requests: tuple[float, ...] = ()
+        self._loaded: SavedPlace | None = None
+        self._copy: _Copy | None = None
+        parts = {"loader": loader, **{name: getattr(loader, name, None) for name in ("batch_sampler", "sampler")}}
+        self._parts = {name: part for name, part in parts.items() if part is not None}
+        self._at_start = self._generators()
+
+    def save(self, *, in_epoch: bool) -> tuple[Any, dict[str, Any]]:
+        """Return the state of the loader, and what a resumed run needs besides; ``load`` gets both."""
+        if self._loaded is not None:
+            return self._loaded.loader, self._loaded.objects.states
+        states: dict[str, Any] = {}
+        if generators := self._generators():
+            states["generators"] = {"start": self._at_start if in_epoch else generators, "now": generators}
+        if self._copy is None:
+            return self._copied_state(), states
+        states["before"] = before = self._copy.to_data()
+        return self._copied_state() if in_epoch else before.pop("state"), states
+
+    def load(self, saved: SavedPlace) -> None:
+        """Load a state into the loader; the next call of :meth:`begin` continues from it."""
+        load_objects(SavedObjects({"train_dataloader": _copied(saved.loader)}), {"train_dataloader": self.loader})
+        self._loaded = saved
+
+    def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
+        """Return the batches from a place on, which is 0 or that of the loaded state."""
+        set_epoch(self.loader, epoch)
+        saved, self._loaded = self._loaded, None
+        if saved is None:
+            self._at_start = self._generators()
+            return self._begin_epoch(epoch)
+        before = saved.objects.states.get("before", {})
+        generators = saved.objects.states.get("generators", {})
+        at_place = generators.get("now", {})
+        # Not the saved start before an epoch: a process that had ended before others saved that of its last epoch.
+        self._at_start = generators.get("start", {}) if place else at_place
+        saved_copy = _Copy(**{"state": saved.loader, "generators": at_place, **before})
+        if not place:
+            return self._begin_after(saved_copy, epoch)
+        if before:
+            batches = self._repeat_within(saved_copy, epoch)
+            # A state at the end of a subset is the copy's. If another one is not reached, it decides alone.
+            if "state" not in before or equal(plain(self.loader.state_dict(), mappings=True), saved.loader):
+                self._set(at_place)
+                return batches
+        self._load(_Copy(saved.loader, at_place, epoch, place))  # again, if the state depends on draws
+        return self._iterate(epoch, place)
+
+    def _begin_epoch(self, epoch: int) -> Iterator[Batch]:
+        """Return the batches of an epoch, from the present state on.
+
+        If the former epoch, or a loaded state, ended exactly where the data does, an iteration may have no batch, and
+        the next one begins with the first.
+        """
+        batches = self._iterate(epoch)
+        first = next(batches, END)
+        if first is END:
+            self._set(self._at_start)
+            return self._iterate(epoch)
+        return itertools.chain([first], batches)
+
+    def _begin_after(self, former: _Copy, epoch: int) -> Iterator[Batch]:
+        """Return the batches of an epoch, from a copy between it and the former one, or before the former one's end."""
+        if former.epoch is None:
+            self._load(former)
+            return self._begin_epoch(epoch)
+        had_ended = former.has_ended
+        _, last = self._repeat(former, former.epoch)
+        if (last is END) is not had_ended:
+            # The loader ends where it continued in the run, or the reverse: its state alone begins the next epoch.
+            self.loader.load_state_dict(_copied(former.state))
+        self._set(self._at_start)
+        return self._begin_epoch(epoch)
+
+    def _repeat_within(self, before: _Copy, epoch: int) -> Iterator[Batch]:
+        """Return the batches of a generator from a place in an epoch on, by repeating the requests before it."""
+        if before.epoch == epoch:
+            # The start of the function draws as in the run, where it ran with the first request, of number 0.
+            return self._repeat(before, epoch, seed=0)[0]
+        batches = self._begin_after(before, epoch)  # before request 1
+        next(batches, None)
+        return batches
+
+    def _repeat(self, before: _Copy, epoch: int, seed: int | None = None) -> tuple[Iterator[Batch], Batch]:
+        """Repeat the requests after a copy; return the iterator, and what it has returned last."""
+        self._load(before)
+        requests, before.requests, before.has_ended = before.requests, 0, False
+        batches, last = self._iterate(epoch, before.number, seed), END
+        for _ in range(requests):
+            last = next(batches, END)
+        return batches, last
+
+    def _iterate(self, epoch: int, number: int = 0, seed: int | None = None) -> Iterator[Batch]:
+        """Iterate from the batch with a number on, which is also the number of its seed unless that is given."""
+        seeds = itertools.chain([number if seed is None else seed], itertools.count(number + 1))
+        return seeded_batches(lambda: self._open(epoch, number), self.seed, epoch, seeds)
+
+    def _open(self, epoch: int, number: int) -> Iterator[Batch]:
+        generators = self._generators()
+        batches = iter(self.loader)
+        if isinstance(batches, GeneratorType):
+            self._copy = self._copy or _Copy(self._copied_state(), generators)
+            return self._follow_generator(batches, self._copy, epoch, number)
+        if number and self._copy is not None:  # iter() may have drawn an order from the states at the start
+            self._set(self._copy.generators)
+        return self._follow_iterator(batches, epoch, number)
+
+    def _follow_generator(
+        self, batches: Generator[Batch, None, None], before: _Copy, epoch: int, first: int
+    ) -> Iterator[Batch]:
+        """Yield the batches of a generator, copy the state before some of them, and count the requests since then."""
+        for number in itertools.count(first):
+            if number % _COPY_EVERY == 1 or number in self.last_requests:
+                before = _Copy(self._copied_state(), self._generators(), epoch, number)
+            batch = next(batches, END)
+            if before.epoch == epoch:  # else request 0, before which the former epoch has the last copy
+                before.requests += 1
+                before.has_ended = batch is END
+            self._copy = before
+            if batch is END:
+                return
+            yield batch
+
+    def _follow_iterator(self, batches: Iterator[Batch], epoch: int, first: int) -> Iterator[Batch]:
+        """Yield the batches of an iterator, and copy the state before a request that may end the epoch."""
+        for number in itertools.count(first):
+            before = None
+            if number in self.last_requests:
+                before = _Copy(self._copied_state(), self._generators(), epoch, number, requests=1)
+            batch = next(batches, END)
+            if before is not None:
+                before.has_ended = batch is END
+            self._copy = before
+            if batch is END:
+                return
+            yield batch
+
+    def _generators(self) -> dict[str, Any]:
+        """Return the states of the generators that are attributes of the loader or of its samplers."""
+        return save_objects({}, self._parts).generators
+
+    def _set(self, generators: dict[str, Any]) -> None:
+        load_objects(SavedObjects({}, generators), {}, self._parts)
+
+    def _load(self, before: _Copy) -> None:
+        """Load a copy, and the generators' states at the start of the epoch, unless the loader restores its own."""
+        self._copy = before
+        self.loader.load_state_dict(_copied(before.state))
+        if not equal(self._generators(), before.generators):
+            self._set(self._at_start)
+
+    def _copied_state(self) -> Any:
+        """Return a copy of the loader's state, because a loader may change it in place."""
+        return _copied(self.loader.state_dict())
+
+
+def _copied(value: Any) -> Any:
+    """Return a deep copy; of long lists of numbers in a tenth of the time, as a state is copied often."""
+    if type(value) is dict:
+        return {name: _copied(inner) for name, inner in value.items()}
+    is_flat = type(value) is list and _ATOMS.issuperset(map(type, value))
+    return value.copy() if is_flat else copy.deepcopy(value)
