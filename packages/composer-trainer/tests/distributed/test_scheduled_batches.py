@@ -210,6 +210,29 @@ class TestTraining:
 
         assert sizes == [2, 2, 2, 4, 4, 2, 2, 2]
 
+    @pytest.mark.parametrize("schedule", [{"0ba": 2, "4ba": 5, "6ba": 8}, {"0sp": 2, "13sp": 5, "24sp": 8}])
+    def test_resume_of_data_that_is_given_within_an_epoch(self, schedule, tmp_path):
+        """Sizes follow the clock from the batch on at which other data was replaced, also in a resumed run."""
+        data = vectors(40)
+
+        def loader():
+            return DataLoader(data, batch_sampler=ScheduledBatchSampler(data, schedule))
+
+        sizes = [[], []]
+        trainer = small_run(train_dataloader=DataLoader(data, batch_size=4))
+        trainer.engine.on("batch_start", lambda state, logger: sizes[0].append(len(state.batch[0])))
+        trainer.fit(duration="3ba")
+        trainer.fit(train_dataloader=loader(), duration="2ba")
+        path = trainer.save_checkpoint(tmp_path / "saved")
+        trainer.fit(duration="4ba")
+        resumed = small_run(train_dataloader=None, load_path=path)
+        resumed.engine.on("batch_start", lambda state, logger: sizes[1].append(len(state.batch[0])))
+
+        resumed.fit(train_dataloader=loader(), duration="4ba")
+
+        assert sizes == [[4, 4, 4, 2, 5, 5, 8, 8, 8], [5, 8, 8, 8]]
+        assert torch.equal(weights(trainer), weights(resumed))
+
     def test_rates_that_follow_the_size(self):
         """A schedule may read the size of the next batch."""
         data, rates = vectors(), []

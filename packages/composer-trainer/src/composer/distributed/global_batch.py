@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from composer.core.step import Microbatch
 
-__all__ = ["BatchShare", "BatchWeights", "CountExchange", "GlobalBatch"]
-
 
 _MOST_SECONDS, _MOST_BATCHES = 0.25, 128
 """The longest time between two exchanges, if batches take as long as before, and the most batches without one."""

@@ -41,16 +41,6 @@ from composer.functional.datasets import by_epoch
 if TYPE_CHECKING:
     from composer.core import Batch, DataSpec
 
-__all__ = [
-    "check_lengths",
-    "check_sampler",
-    "get_sampler",
-    "num_real_samples",
-    "num_real_samples_in_loader",
-    "real_parts",
-    "set_epoch",
-]
-
 ORDERED_BY_SEED = {SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler}
 """Samplers whose order the trainer makes depend only on seed and epoch, so that all processes get the same samples."""
 

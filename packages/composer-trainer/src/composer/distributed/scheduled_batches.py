@@ -15,8 +15,6 @@ from composer.core.randomness import derive_seed
 from composer.distributed.environment import get_data_rank, get_data_world_size
 from composer.functional.checks import check_flags, check_whole
 
-__all__ = ["ScheduledBatchSampler"]
-
 _UNITS = (TimeUnit.BATCH, TimeUnit.SAMPLE, TimeUnit.EPOCH)
 
 

@@ -14,8 +14,8 @@ compute its gradients, ``Step`` calls ``_split`` for the microbatches, which beg
 computes a batch again in smaller microbatches if it does not fit into memory.
 
 Several processes exchange fewer counts where batches are *regular*: each process certainly has the usual number of
-samples. ``Batches.last_is_regular`` states this of the data, and :meth:`~BatchGradients.prepare` checks that nothing
-else in this run changes a number. ``CountExchange`` of ``distributed/global_batch.py`` makes use of it.
+samples. ``Batches.usual`` states this of the data, and :meth:`~BatchGradients.prepare` checks that nothing else in this
+run changes a number. ``CountExchange`` of ``distributed/global_batch.py`` makes use of it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from composer.core.data_spec import count_tokens
-from composer.core.packing import check_packed_model
+from composer.core.data_spec import count_tokens, has_own_functions
+from composer.core.packing import check_packed_model, has_packed_rows
 from composer.core.randomness import global_rng_states
 from composer.core.step import Step, is_out_of_memory
 from composer.distributed import BatchShare, BatchWeights, all_reduce_min, get_data_world_size, get_world_size
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from composer.trainer.optimization import Optimization
     from composer.trainer.run import Clock
     from composer.trainer.stopping import StopSignals
-
-__all__ = ["BatchGradients", "MicrobatchSearch", "split_microbatches"]
 
 _log = logging.getLogger(__name__)
 
@@ -101,8 +99,10 @@ class BatchGradients:
         self._asks_model = not by_tokens or spec._get_num_tokens_in_batch is count_tokens  # noqa: SLF001
         self._is_sum = bool(getattr(state.model, "loss_is_sum", False))
         # Batches have equal numbers of samples but not of tokens, so that these cannot be known in advance.
-        self._usual = None if by_tokens or self._is_sum else batches.usual_samples
-        self._keeps_numbers = False
+        self._usual = None if by_tokens or self._is_sum else batches.usual.samples
+        self._is_regular = False  # whether every full batch is
+        # The model must keep the documents of packed rows apart.
+        self._checks_model = has_packed_rows(spec.dataloader)
         # The search reduces the size itself, and one that is larger than a batch is not a mistake of the user.
         self._may_warn_of_size = not state.auto_microbatching
         self.num_samples = self._num_counted = 0
@@ -116,7 +116,8 @@ class BatchGradients:
         is_incomplete = self._parallel.is_connected or state.scaler is not None
         self.step.complete = self._complete if is_incomplete else None
         selects = any(algorithm.selects_samples for algorithm in state.algorithms)
-        self._keeps_numbers = self._usual is not None and not (state.auto_microbatching or selects)
+        changes_numbers = state.auto_microbatching or selects or has_own_functions(self._spec)
+        self._is_regular = self._usual is not None and self._batches.usual.is_exact and not changes_numbers
 
     def begin(self, batch: Batch) -> None:
         """Make this the batch of the state: the one that ``batches`` returned last."""
@@ -133,8 +134,8 @@ class BatchGradients:
         if size is not None or spec.microbatch_transforms is not None:
             self._warn_of_size(size)
             microbatches = split_microbatches(state.batch, spec, size, self._count_elements)
-        if self._batches.checks_model:
-            self._batches.checks_model = False
+        if self._checks_model:
+            self._checks_model = False
             check_packed_model(state, microbatches[0][0])
         is_part = len(microbatches) > 1 or parallel.is_connected
         terms = self._terms_of(microbatches) if is_part else None
@@ -205,7 +206,7 @@ class BatchGradients:
             own.counted = self._count_elements(state.batch) if state.batch_counts else 0
             if not parallel.is_trial:  # after the trials the batch begins once more
                 own.seconds = self._clock.elapsed() / 1e6
-        is_regular = self._keeps_numbers and self._batches.last_is_regular
+        is_regular = self._is_regular and self._batches.position.last_batch_is_full
         self.weights = parallel.begin_batch(own, usual=self._usual, is_regular=is_regular)
 
     def _complete(self) -> None:
@@ -294,7 +295,12 @@ class MicrobatchSearch:
                 return step.compute_gradients()
             state.device_train_microbatch_size = self._next_size(tried, failure)
             del failure
-            self._free_memory()
+            for optimizer in state.optimizers:
+                optimizer.zero_grad()
+            # Tensors in cycles of references are freed only by the collector.
+            gc.collect()
+            if state.device.type == "cuda":
+                torch.cuda.empty_cache()
 
     def _try(self) -> RuntimeError | None:
         """Compute the gradients in the current size, and return the error if there is not enough memory."""
@@ -327,14 +333,6 @@ class MicrobatchSearch:
             ) from failure
         _log.info("%d samples do not fit into the memory of '%s': trying %d.", tried, self._state.device, size)
         return size
-
-    def _free_memory(self) -> None:
-        for optimizer in self._state.optimizers:
-            optimizer.zero_grad()
-        # Tensors in cycles of references are freed only by the collector.
-        gc.collect()
-        if self._state.device.type == "cuda":
-            torch.cuda.empty_cache()
 
 
 class _Snapshot:

@@ -22,7 +22,7 @@ import torch
 from composer.core import Engine, Event, TimeUnit
 from composer.core.evaluator import enter_training_mode
 from composer.distributed import GlobalBatch
-from composer.trainer.data.batches import END
+from composer.distributed.samplers import END
 from composer.trainer.evaluation.metrics import log_train_metrics
 from composer.trainer.gradients import BatchGradients
 from composer.trainer.stopping import Stopped, StopSignals
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from composer.trainer.optimization import Optimization
     from composer.trainer.resume.state import ResumeState
     from composer.trainer.schedules import Schedules
-
-__all__ = ["Clock", "Run"]
 
 
 class Run:

@@ -73,7 +73,7 @@ def test_restored_end_of_an_epoch():
 
     position.move_to(2, is_over=True)
 
-    assert (before, position.is_in_epoch, position.data_is_over) == (True, False, True)
+    assert (before, position.is_in_epoch, position.data_end) == (True, False, 2)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import sys
 import attrs
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import composer.trainer.data.stateful_order
 from composer.checkpoint.contents import SavedObjects
@@ -13,6 +14,7 @@ from composer.core import DataSpec
 from composer.trainer.data.batches import Batches
 from composer.trainer.data.order import make_order
 from fixtures import record, small_run
+from fixtures.data import vectors
 
 
 class Saving:
@@ -240,6 +242,15 @@ class TestStateOfALoader:
         batches, _ = self.fit(make, 5, max_duration="1ep"), self.fit(make, subset, max_duration="2ep", **saving)
 
         assert self.fit(make, 5, max_duration="1ep", load_path=tmp_path / f"{subset}-0") == batches[subset:]
+
+    def test_a_loader_that_cannot_load_the_state_warns(self, tmp_path):
+        """The order of a DataLoader is another one than that of the loader whose place within an epoch was saved."""
+        saving = {"save_folder": tmp_path, "save_interval": "1ba", "save_filename": "{batch}-{epoch}"}
+        self.fit(lambda: Saving(3), -1, max_duration="1ep", **saving)
+        loader = DataLoader(vectors(12), batch_size=4)
+
+        with pytest.warns(UserWarning, match="saved its own state before the run stopped, and this one has no"):
+            self.fit(lambda: loader, -1, load_path=tmp_path / "2-0")
 
     @pytest.mark.parametrize("place", [2, 3])
     def test_end_of_own_batches_is_kept(self, place):

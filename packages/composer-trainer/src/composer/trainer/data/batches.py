@@ -25,24 +25,22 @@ from torch.utils.data import DataLoader
 
 from composer.checkpoint.contents import SavedObjects, SavedPlace
 from composer.core import Timestamp
-from composer.core.data_spec import has_own_functions, move_batch
-from composer.core.packing import has_packed_rows
+from composer.core.data_spec import move_batch
 from composer.distributed import all_agree, all_gather_object, get_data_world_size, get_world_size
 from composer.distributed.samplers import END, in_step, is_split_by_rank, num_repeated_samples, unequal_lengths
 from composer.functional.datasets import by_epoch
 from composer.functional.nested import leaves
-from composer.trainer.data.order import make_order
+from composer.trainer.data.iterable_order import UsualCount
+from composer.trainer.data.order import SharedOrder, make_order
 from composer.trainer.data.position import EpochPosition, PlaceReader
 from composer.trainer.data.stateful_order import STATES, StatefulOrder
-from composer.trainer.resume.contract import LoaderObjects, load_objects, save_objects
+from composer.trainer.resume.contract import LoaderObjects, load_objects, save_objects, takes_position
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from composer.core import Batch, DataSpec
     from composer.trainer.data.iterable_order import DataOrder
-
-__all__ = ["END", "Batches", "batch_is_none", "warn_of_repeats"]
 
 _log = logging.getLogger(__name__)
 
@@ -84,9 +82,7 @@ class Batches:
     Attributes:
         position: The place of the next batch, and where the epoch ends.
         places: Reads saved places.
-        usual_samples: The number of samples in nearly all batches of each of several processes; None if it is not
-            known, or not the same.
-        checks_model: Whether the model has still to be checked, which must keep the documents of packed rows apart.
+        usual: The number of samples in nearly all batches of each of several processes; unknown unless it is the same.
 
     Raises:
         ValueError: The loader has no batches.
@@ -122,9 +118,7 @@ class Batches:
                 "train_dataloader has no batches: its data set is empty, or smaller than one batch of all processes "
                 "with drop_last=True."
             )
-        self.usual_samples: int | None = None
-        self._is_exact = False  # whether a batch that ends before the data does certainly has usual_samples
-        self.checks_model = has_packed_rows(self._loader)
+        self.usual = UsualCount()
         self._objects_at_start = save_objects(self.objects.replayed)  # of the epoch
         self._ahead: _Ahead | None
         self._batches: Iterator[tuple[Batch, bool]] | None
@@ -144,12 +138,7 @@ class Batches:
     @property
     def objects_before(self) -> SavedObjects:
         """The states of the loader's objects before a batch that is loaded ahead, by name; else none."""
-        return _NO_OBJECTS if self._ahead is None else self._ahead.objects
-
-    @property
-    def last_is_regular(self) -> bool:
-        """Whether each process certainly has ``usual_samples`` in the last batch."""
-        return self._is_exact and self.position.last_batch_is_full and not has_own_functions(self.spec)
+        return SavedObjects() if self._ahead is None else self._ahead.objects
 
     def agree(self) -> None:
         """Agree with the other processes on the length of an epoch, that of the longest loader, and on usual batches.
@@ -161,16 +150,16 @@ class Batches:
                 or only some of them have a known length.
         """
         order, position = self._order, self.position
-        found = all_gather_object((order.usual_samples, order.is_exact, position.data_end, position.length))
-        is_known = [end is not None for *_, end, _ in found]
+        gathered = all_gather_object((order.usual, position.data_end, position.length))
+        is_known = [end is not None for _, end, _ in gathered]
         if any(is_known) and not all(is_known):
             raise ValueError(
                 "train_dataloader must be of the same kind in every process: the number of its batches is known before "
                 f"they are loaded in some of them and not in others, got {is_known} by rank."
             )
-        if len({one[:3] for one in found}) == 1 < len(found):
-            self.usual_samples, self._is_exact = order.usual_samples, order.is_exact
-        lengths: list[Any] = [length for *_, length in found]
+        if len({(usual, end) for usual, end, _ in gathered}) == 1 < len(gathered):
+            self.usual = order.usual
+        lengths: list[Any] = [length for *_, length in gathered]
         if self._may_end_apart:
             position.expect(None if None in lengths else max(lengths))
         elif len({*lengths}) > 1:
@@ -208,13 +197,11 @@ class Batches:
             _warn_if_equal(batch if position.last_batch_counts else None)
         return batch
 
-    def rewind(self, epoch: int | None = None) -> None:
-        """Start the next epoch, or the given one, with the next batch."""
+    def rewind(self, epoch: int | None = None, saved: SavedPlace | None = None) -> None:
+        """Start the next epoch, or the given one, with the next batch; ``saved`` is the place to load in it, if any."""
         self._epoch = self._epoch + 1 if epoch is None else epoch
         self._continue_with(None)
-        now = self._clock().counts
-        begun = now.batch - now.batch_in_epoch, now.sample - now.sample_in_epoch
-        self._order.rewind(Timestamp(epoch=self._epoch, batch=begun[0], sample=begun[1]))
+        self._order.rewind(self._clock(), saved)
         self.position.move_to(0)
 
     def close(self) -> None:
@@ -233,39 +220,42 @@ class Batches:
             place=position.place,
             global_batch_size=self._order.global_batch_size,
             sizes=self.places.sizes,
-            order=self._order.fingerprint(position.place) if in_epoch else None,
+            order=self._order.fingerprint(position.place),
             loader=loader,
             objects=SavedObjects({**objects.states, **states}, objects.generators),
             has_ended=position.last_is_copy,
-            is_over=position.data_is_over,
-            as_sampler=self._order.as_sampler,
+            is_over=position.data_end is not None and position.place >= position.data_end,
+            as_sampler=isinstance(self._order, SharedOrder) and self._order.as_sampler,
         )
 
     def load(self, saved: SavedPlace, samples: int | None = None) -> None:
         """Restore a saved place. Batches before it that have to be loaded are loaded now.
 
+        The next batch is found in one of four ways: by the own state of a loader (``StatefulOrder``); in an epoch, by
+        skipping keys of a sampler or batches of a list, or by loading batches again; otherwise an epoch begins.
+
         Args:
             saved: What :meth:`save` returned.
             samples: The number of samples in the batches before the place, if it is known.
         """
-        self.rewind(saved.epoch)
-        position, order, counted = self.position, self._order, None
-        order.as_sampler = saved.as_sampler
+        self.rewind(saved.epoch, saved)
+        if isinstance(self._order, SharedOrder):
+            self._order.as_sampler = saved.as_sampler
+        position, counted = self.position, None
         position.move_to(self.places.place_here(saved), is_over=saved.is_over, is_copy=saved.has_ended)
         in_epoch = position.is_in_epoch
         states = {name: state for name, state in saved.objects.states.items() if name not in STATES}
         self._objects_at_start = SavedObjects(states, saved.objects.generators)
         load_objects(self._objects_at_start, self.objects.replayed)
-        # Four ways to find the next batch: the loader's own state (StatefulOrder), keys of the sampler that are skipped
-        # (_skip), batches that are loaded again (_replay), or a new epoch, which needs nothing.
-        if saved.loader is not None and isinstance(order, StatefulOrder):
-            order.load(saved)
+        if isinstance(self._order, StatefulOrder) and saved.loader is not None:
+            self._order.load(saved)
             # This process has no own batches left: in_step takes a copy of another process's, which does not count.
             # Iterated over, a loader at the end of its data may begin again.
             if saved.has_ended and in_epoch:
                 self._continue_with(self._aligned(iter(())))
         elif in_epoch:
-            counted = self._skip(saved) if order.skips else self._replay()
+            _warn_of_other_kind(self._loader, saved)
+            counted = self._skip(saved) if self._order.skips else self._replay()
         if in_epoch:
             _warn_of_any_order(self._loader)
         if position.place:
@@ -286,9 +276,9 @@ class Batches:
         if not self.spin:
             self.position.move_to(0)
             return None
-        given = self.position.num_batches
+        done = self.position.num_batches
         warnings.warn(
-            f"train_dataloader cannot begin in the middle of an epoch: its first {given} batches are loaded again, and "
+            f"train_dataloader cannot begin in the middle of an epoch: its first {done} batches are loaded again, and "
             "training continues with the next one. The result is exact only if the loader returns the same batches "
             "again, as it does if it draws from the global generators or from generators that are its attributes. A "
             "DataLoader of a map-style dataset, or a loader with state_dict() and load_state_dict() such as "
@@ -298,7 +288,7 @@ class Batches:
         from tqdm.auto import tqdm  # noqa: PLC0415  (only here)
 
         batches, last, samples = self._begin(), END, 0
-        for last in tqdm(itertools.islice(batches, given), desc="loading to the resume point", total=given):
+        for last in tqdm(itertools.islice(batches, done), desc="loading to the resume point", total=done):
             samples += self._count_samples(last)
         self._continue_with(self._aligned(batches, last))
         return samples if self.spec.batch_transforms is None else None
@@ -341,18 +331,16 @@ class Batches:
         called when all objects have their states. After an announced length that was too low, nothing is loaded ahead,
         as with a loader without a length: it would require the states of all objects before each batch.
         """
-        position = self.position
-        if position.is_longer:
-            position.extend()
-        if not position.has_expected_length:
-            return
-        used = {f"train_dataloader.{name}": one for name, one in self.objects.loading.items()}
-        loader, objects = self._order.save(in_epoch=True), save_objects(used)
-        found = self._load()
-        if found is _NONE_LEFT:
-            position.exhaust()
-        else:
-            self._ahead = _Ahead(*found, loader, objects)
+        position, beyond = self.position, self.position.beyond_length
+        if beyond == 0:
+            used = {f"train_dataloader.{name}": part for name, part in self.objects.loading.items()}
+            loader, objects = self._order.save(in_epoch=True), save_objects(used)
+            loaded = self._load()
+            if loaded is _NONE_LEFT:
+                position.exhaust()
+                return
+            self._ahead = _Ahead(*loaded, loader, objects)
+        if beyond is not None and beyond >= 0:
             position.extend()
 
     def _load(self) -> tuple[Batch, bool]:
@@ -384,7 +372,6 @@ class Batches:
 
 
 _NONE_LEFT = (END, True)
-_NO_OBJECTS = SavedObjects()
 
 
 def batch_is_none(what: str, number: int) -> ValueError:
@@ -426,6 +413,16 @@ def _warn_of_workers(loader: Any, order: DataOrder) -> None:
         )
 
 
+def _warn_of_other_kind(loader: Any, saved: SavedPlace) -> None:
+    """Warn, within an epoch, if a place was saved with the own state of a loader, and this one cannot load it."""
+    if saved.loader is not None and not takes_position(getattr(loader, "dataset", None)):
+        warnings.warn(
+            "train_dataloader saved its own state before the run stopped, and this one has no load_state_dict(), so "
+            "some samples of this epoch may come twice and others not at all. Give the same kind of loader.",
+            stacklevel=3,
+        )
+
+
 def _warn_of_any_order(loader: Any) -> None:
     """Warn, within an epoch, if a loader returns batches in another order than that of its sampler."""
     if not getattr(loader, "in_order", True) and loader.num_workers > 1:
@@ -439,8 +436,8 @@ def _warn_of_any_order(loader: Any) -> None:
 def _warn_if_equal(batch: Batch | None) -> None:
     """Warn if all processes have the same first batch, by the first numbers of each tensor; None if one has none."""
     tensors = [value for value in leaves(batch) if isinstance(value, torch.Tensor)]
-    dense = [one for one in tensors if one.layout is torch.strided and not one.is_nested]
-    beginnings = [(tuple(one.shape), one.reshape(-1)[:_COMPARED].tolist()) for one in dense]
+    dense = [tensor for tensor in tensors if tensor.layout is torch.strided and not tensor.is_nested]
+    beginnings = [(tuple(tensor.shape), tensor.reshape(-1)[:_COMPARED].tolist()) for tensor in dense]
     if all_agree(beginnings) and beginnings:
         warnings.warn(
             f"train_dataloader returned the same first batch in all {get_world_size()} processes, so that each "

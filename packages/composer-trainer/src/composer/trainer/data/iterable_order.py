@@ -7,27 +7,38 @@ contains that of a loader that saves its own state, and ``data/order.py`` those 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from composer.core.data_spec import length_of
 from composer.distributed import ScheduledBatchSampler
 from composer.distributed.samplers import set_epoch
-from composer.trainer.data.seeding import seeded_batches
+from composer.trainer.data.seeding import seed_of_rank, seeded_batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from composer.checkpoint.contents import SavedPlace
     from composer.core import Batch, Timestamp
 
-__all__ = ["DataOrder", "OpaqueOrder"]
+
+class UsualCount(NamedTuple):
+    """The number of samples in nearly all batches of a process.
+
+    Attributes:
+        samples: The number; None if it is not known.
+        is_exact: Whether every batch that ends before the data does certainly has so many in each process.
+    """
+
+    samples: int | None = None
+    is_exact: bool = False
 
 
 class DataOrder:
     """Iterates over any epoch of a loader, from any place on; here of a list of batches.
 
     It is called with the epoch and the place, which ``Batches`` and ``EpochPosition`` count. A place is a number of
-    batches. Only with a ``DistributedSampler``, which gives each process a part of one order, is it the
-    number of samples before it in this order; it is then the same for any number of processes.
+    batches. Only with a ``DistributedSampler``, which gives each process a part of one order, is it the number of
+    samples before it in this order; it is then the same for any number of processes.
 
     Args:
         loader: The loader.
@@ -36,12 +47,10 @@ class DataOrder:
     Attributes:
         skips: Whether an epoch can start in its middle without loading the batches before.
         place_distance: The distance between the places of two batches.
-        usual_samples: The number of samples in nearly all batches of this process; None if it is not known.
-        is_exact: Whether every batch that ends before the data does certainly has ``usual_samples`` in each process.
+        usual: The number of samples in nearly all batches of this process.
         global_batch_size: The number of samples in a batch of all processes, if a place is a number of samples;
             otherwise None.
         is_scheduled: Whether a place is a number of batches of all processes, whose sizes depend on the clock.
-        as_sampler: Whether a ``DistributedSampler`` gives its own order, without the run's seed.
 
     Example:
         >>> order = DataOrder([1, 2, 3], seed=17)
@@ -51,11 +60,9 @@ class DataOrder:
 
     skips = True
     place_distance = 1
-    usual_samples: int | None = None
-    is_exact = False
+    usual = UsualCount()
     global_batch_size: int | None = None
     is_scheduled = False
-    as_sampler = False
 
     def __init__(self, loader: Iterable[Batch], seed: int) -> None:
         self.loader, self.seed = loader, seed
@@ -70,8 +77,8 @@ class DataOrder:
         del place
         return length_of(self.loader) if self.skips else None
 
-    def rewind(self, clock: Timestamp) -> None:
-        """Forget the order of an epoch, as another one begins, at a time of the training."""
+    def rewind(self, clock: Timestamp, saved: SavedPlace | None = None) -> None:
+        """Forget the order of an epoch, as another one begins now, or one continues at a saved place."""
 
     def save(self, *, in_epoch: bool) -> tuple[Any, dict[str, Any]]:
         """Return the state of a loader that saves itself, and more states by name; else None and nothing."""
@@ -97,8 +104,8 @@ class DataOrder:
         loader: Any = self.loader
         size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", 0)
         dataset: Any = getattr(loader, "dataset", None)
-        found = {"samples a batch": size, "samples": length_of(dataset)}
-        return {name: number for name, number in found.items() if type(number) is int and number}
+        sizes = {"samples a batch": size, "samples": length_of(dataset)}
+        return {name: number for name, number in sizes.items() if type(number) is int and number}
 
 
 class OpaqueOrder(DataOrder):
@@ -113,7 +120,7 @@ class OpaqueOrder(DataOrder):
                 f"A ScheduledBatchSampler requires the clock, which a {type(loader).__name__} would not give it: use "
                 "torch.utils.data.DataLoader, which resumes exactly, too."
             )
-        super().__init__(loader, seed)
+        super().__init__(loader, seed_of_rank(seed))
 
     def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
         """Return the batches from a place on; those before it are loaded."""

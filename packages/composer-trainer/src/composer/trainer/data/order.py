@@ -16,8 +16,17 @@ order                 loader                                       a place count
 ``StreamOrder``       ``DataLoader`` of an ``IterableDataset``     batches                  are loaded, unless it skips
 ====================  ===========================================  =======================  ==========================
 
-An order that processes share is drawn from the run's seed and the epoch. All other draws also depend on the rank and on
-the initial seed of a loader's own ``generator``, and those of loading a batch on its number.
+All draws depend on the run's seed and the epoch, and on the following:
+
+===================  ==========================================  =====================================
+drawn                by ``IndexedOrder`` and its kinds           by the others
+===================  ==========================================  =====================================
+order of the data    seed of the loader's ``generator``, unless  not by the order
+                     processes share it
+by loading a batch   the same seed, rank, place of the batch     rank, number of the batch, and in
+                                                                 a stream the ``generator``'s seed
+by torch's loader    seed of the ``generator``                   in a stream rank and ``generator``
+===================  ==========================================  =====================================
 
 Copies of torch's samplers draw from a seeded generator. An unknown sampler may draw from any: it is read at once, with
 the global generators seeded, and digests of its keys show later whether a resumed run has the same order.
@@ -35,22 +44,22 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_collate, default_convert
 
+from composer.core import Timestamp
 from composer.core.data_spec import length_of
 from composer.core.randomness import derive_seed, preserve_rng_state, seed_globals
 from composer.distributed import ScheduledBatchSampler, get_world_size, samplers
 from composer.distributed.environment import get_data_rank
 from composer.functional.datasets import by_epoch
 from composer.trainer.data import seeding
-from composer.trainer.data.iterable_order import DataOrder, OpaqueOrder
+from composer.trainer.data.iterable_order import DataOrder, OpaqueOrder, UsualCount
 from composer.trainer.data.stateful_order import StatefulOrder
 from composer.trainer.resume.contract import has_state, takes_position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from composer.core import Batch, Timestamp
-
-__all__ = ["DataOrder", "make_order"]
+    from composer.checkpoint.contents import SavedPlace
+    from composer.core import Batch
 
 
 def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
@@ -67,15 +76,13 @@ def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
         >>> list(order.begin(epoch=0, place=1))
         [2, 3]
     """
-    # Processes share the order of a dataset, of which each has a part. All other draws differ by rank.
-    own = seed if get_data_rank() == 0 else derive_seed(seed, "rank", get_data_rank())
     if has_state(loader):
-        return StatefulOrder(loader, own)
+        return StatefulOrder(loader, seed)
     # A subclass with its own __iter__ may use the sampler in any way, or not at all.
     if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
-        return DataOrder(loader, own) if isinstance(loader, (list, tuple, Tensor)) else OpaqueOrder(loader, own)
+        return DataOrder(loader, seed) if isinstance(loader, (list, tuple, Tensor)) else OpaqueOrder(loader, seed)
     if isinstance(loader.dataset, IterableDataset):
-        return StreamOrder(loader, own)
+        return StreamOrder(loader, seed)
     _, sampler = _sampler_of(loader)
     if isinstance(sampler, ScheduledBatchSampler):
         return ScheduledOrder(loader, seed)
@@ -95,13 +102,11 @@ class _CopiedOrder(DataOrder):
 
     Attributes:
         loader: The copy.
-        is_shared: Whether places are samples of an order that all processes share.
         _given: The user's own.
         _is_plain: Whether loading a batch is certain to draw nothing, so that no generator has to be seeded for it.
     """
 
     loader: DataLoader[Any]
-    is_shared = False
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         generator, copied, self._given = loader.generator, copy.copy(loader), loader
@@ -111,8 +116,7 @@ class _CopiedOrder(DataOrder):
         copied.generator = torch.Generator()
         # A batch of one sample is often a ready-made batch, which a function takes out.
         if loader.batch_size is not None and (loader.batch_size > 1 or loader.collate_fn is default_collate):
-            self.usual_samples = loader.batch_size
-            self.is_exact = self.is_shared and loader.collate_fn is default_collate
+            self.usual = UsualCount(loader.batch_size)
         draws_nothing = loader.collate_fn in (default_collate, default_convert)
         self._is_plain = draws_nothing and seeding.draws_nothing(loader.dataset)
 
@@ -144,12 +148,12 @@ class IndexedOrder(_CopiedOrder):
 
     Attributes:
         _sampler: The user's own, of indices or of batches of indices.
-        _drawn: The iterator over its keys in the current epoch.
+        _digests: The keys of the current epoch with their digests, if the type of the sampler is unknown.
         _source: The data set, which seeds the generators for each batch if it draws.
         _loads_here: Whether batches are loaded without torch's loader, as without workers.
     """
 
-    _drawn: Iterator[Any] = iter(())
+    _digests: _WithDigests | None = None
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         super().__init__(loader, seed)
@@ -179,27 +183,28 @@ class IndexedOrder(_CopiedOrder):
     def _keys_from(self, epoch: int, place: int) -> Iterator[Any]:
         """Return the keys of the epoch's batches from a place on."""
         drawn = _keys_of_epoch(self._sampler, self._order_seed, epoch)
-        # Another sampler may draw other keys in a resumed run.
-        self._drawn = iter(drawn) if _is_known(self._sampler) else _WithDigests(iter(drawn), length_of(drawn))
-        for _ in itertools.islice(self._drawn, place):
+        keys = iter(drawn)
+        if not _is_known(self._sampler):  # it may draw other keys in a resumed run
+            keys = self._digests = _WithDigests(keys, length_of(drawn))
+        for _ in itertools.islice(keys, place):
             pass
-        return self._drawn
+        return keys
 
     def end(self, place: int) -> int | None:
         """Return the number of batches; that of an unknown sampler is known when the epoch has begun."""
         del place
-        if isinstance(self._drawn, _WithDigests):
-            return self._drawn.length
+        if self._digests is not None:
+            return self._digests.length
         return length_of(self._sampler) if _is_known(self._sampler) else None
 
-    def rewind(self, clock: Timestamp) -> None:
-        """Forget the order of an epoch, as another one begins."""
-        del clock
-        self._drawn = iter(())
+    def rewind(self, clock: Timestamp, saved: SavedPlace | None = None) -> None:
+        """Forget the order of an epoch."""
+        del clock, saved
+        self._digests = None
 
     def fingerprint(self, place: int) -> str | None:
         """Return a digest of the epoch's keys if the type of the sampler is unknown."""
-        return self._drawn.fingerprint(place) if isinstance(self._drawn, _WithDigests) else None
+        return None if self._digests is None else self._digests.fingerprint(place)
 
     def _iterate(self, epoch: int) -> Iterator[Batch]:
         if not self._loads_here:
@@ -224,12 +229,17 @@ class SharedOrder(IndexedOrder):
         >>> order = make_order(DataLoader(range(10), batch_size=2, sampler=sampler), seed=17)
         >>> list(order.begin(epoch=0, place=4)), order.end(place=4)
         ([tensor([6, 9])], 10)
+
+    Attributes:
+        as_sampler: Whether the sampler gives its own order, without the run's seed, as in MosaicML Composer.
     """
 
-    is_shared = True
+    as_sampler = False
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         super().__init__(loader, seed)
+        is_exact = self.usual.samples is not None and loader.collate_fn is default_collate
+        self.usual = UsualCount(self.usual.samples, is_exact)
         is_batched = type(self._sampler) is BatchSampler
         self._distributed: Any = self._sampler.sampler if is_batched else self._sampler
         self.place_distance = getattr(self._sampler, "batch_size", 1) * self._distributed.num_replicas
@@ -268,9 +278,15 @@ class ScheduledOrder(IndexedOrder):
 
     is_scheduled = True
 
-    def rewind(self, clock: Timestamp) -> None:
+    def rewind(self, clock: Timestamp, saved: SavedPlace | None = None) -> None:
         """Set the clock at the start of the epoch, on which the sizes of its batches depend."""
-        self._sampler.begin_epoch(clock)
+        now, batches, samples = clock.counts, 0, 0
+        if saved is not None:
+            batches, samples = now.batch_in_epoch, now.sample_in_epoch
+            # The data was given within the epoch, in place of other data. A digest of other samplers is longer.
+            if saved.place < batches and saved.order is not None and len(saved.order) < 2 * _DIGEST_BYTES:
+                batches, samples = saved.place, int(saved.order)
+        self._sampler.begin_epoch(Timestamp(epoch=now.epoch, batch=now.batch - batches, sample=now.sample - samples))
 
     def fingerprint(self, place: int) -> str:
         """Return the number of samples up to a place, which other sizes would change."""
@@ -284,7 +300,7 @@ class StreamOrder(_CopiedOrder):
     """
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
-        super().__init__(loader, seed)
+        super().__init__(loader, seeding.seed_of_rank(seed))
         self._next_epoch = 0
         self.skips = takes_position(loader.dataset) and loader.batch_size is not None
         self._stream = self.loader.__dict__["dataset"] = seeding.SeededStream(

@@ -18,21 +18,22 @@ if TYPE_CHECKING:
     from composer.core import DataSpec
     from composer.trainer.data.iterable_order import DataOrder
 
-__all__ = ["EpochPosition", "PlaceReader"]
-
 
 class EpochPosition:
     """The place of the next batch in an epoch, and the places where the data and the epoch end.
 
     A place is a number in the order of an epoch, in the unit of its :class:`DataOrder`: samples of all processes, or
     batches. Each batch advances it by ``place_distance``; ``length`` and ``num_batches`` are numbers of batches. The
-    epoch ends at the first of two places: where ``subset_num_batches`` ends, and where the data ends (``data_end``).
-    What is known of the latter changes in an epoch:
+    epoch ends at the first of two places: where ``subset_num_batches`` ends (``limit``, which never changes), and where
+    the data ends (``data_end``). ``Batches`` sets the latter as soon as it is known, and with it the ``length``:
 
-    - known from the start, of a list or of a sampler of torch: ``DataOrder.end``;
-    - known when the order has been drawn and processes have exchanged their ends: :meth:`set_end`;
-    - never known, of a stream: at the length that its loader announces, ``Batches`` loads a batch ahead, and calls
+    - from the start, of a list or of a sampler of torch: ``DataOrder.end``;
+    - when the order has been drawn and processes have exchanged their ends: :meth:`set_end`;
+    - at the end, of a stream: at the length that its loader announces, ``Batches`` loads a batch ahead, and calls
       :meth:`extend` if there is one, or else :meth:`exhaust`. Beyond that length it is a loader without a length.
+
+    Until then, the length is the expected one: that of the loader, or of the longest one of several processes, which
+    :meth:`expect` sets once, before the first epoch.
 
     Args:
         spec: The loader.
@@ -135,31 +136,18 @@ class EpochPosition:
         return math.ceil(self.place / self.place_distance)
 
     @property
-    def data_is_over(self) -> bool:
-        """Whether all data has been taken; False while only the loader can show it."""
-        return self.data_end is not None and self.place >= self.data_end
-
-    @property
     def epoch_is_over(self) -> bool:
         """Whether the epoch has no batch left; False while only the loader can show it."""
-        # Continued by another number of processes, an epoch may end between the places of two batches. The condition of
-        # data_is_over is repeated, because a property is a further call in each step.
+        # Continued by another number of processes, an epoch may end between the places of two batches.
         place, end = self.place, self.data_end
         return place >= self._limit_place or (end is not None and place >= end)
 
     @property
-    def has_expected_length(self) -> bool:
-        """Whether the epoch has its expected length, and only the loader can show if it has more batches."""
-        return self._may_go_on and self.num_batches == self._expected_length
-
-    @property
-    def is_longer(self) -> bool:
-        """Whether the epoch is longer than expected, and only the loader can show where it ends."""
-        return self._may_go_on and self._expected_length is not None and self.num_batches > self._expected_length
-
-    @property
-    def _may_go_on(self) -> bool:
-        return self.data_end is None and not self.epoch_is_over
+    def beyond_length(self) -> int | None:
+        """How many batches more than expected are done; None unless only the loader can show if there are others."""
+        if self._expected_length is None or self.data_end is not None or self.epoch_is_over:
+            return None
+        return self.num_batches - self._expected_length
 
     @property
     def is_in_epoch(self) -> bool:
@@ -211,7 +199,7 @@ class PlaceReader:
         samples = saved.sizes.get("samples")
         if self._order.is_scheduled:
             is_same = saved.global_batch_size is None and samples == self.sizes.get("samples")
-            return is_same and saved.order in (None, self._order.fingerprint(saved.place))
+            return is_same and (saved.is_over or saved.order in (None, self._order.fingerprint(saved.place)))
         is_shared = None not in (saved.global_batch_size, self._order.global_batch_size, samples)
         return is_shared and samples == self.sizes.get("samples")
 
@@ -246,11 +234,13 @@ class PlaceReader:
             return
         counted = f"samples in the first {batches} batches"
         former, sizes = {**saved.sizes, counted: before}, {**self.sizes, counted: now}
-        changed = [one for one in sizes if None not in (sizes[one], former.get(one)) and sizes[one] != former[one]]
+        pairs = {name: (former.get(name), size) for name, size in sizes.items()}
+        changed = [(name, *pair) for name, pair in pairs.items() if None not in pair and pair[0] != pair[1]]
         if changed:
+            name, size_before, size_now = changed[0]
             warnings.warn(
-                f"train_dataloader had {former[changed[0]]} {changed[0]} when the run stopped in an epoch, and has "
-                f"{sizes[changed[0]]}, so some samples of this epoch may come twice and others not at all. Is it the "
+                f"train_dataloader had {size_before} {name} when the run stopped in an epoch, and has "
+                f"{size_now}, so some samples of this epoch may come twice and others not at all. Is it the "
                 "same data, with the same batch size and number of workers?",
                 stacklevel=3,
             )

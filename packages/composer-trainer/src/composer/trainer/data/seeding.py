@@ -15,19 +15,10 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
 
 from composer.core.randomness import derive_seed, seed_globals
+from composer.distributed.environment import get_data_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-__all__ = [
-    "SeededDataset",
-    "SeededStream",
-    "draws_nothing",
-    "first_key",
-    "items",
-    "preserve_torch_rng_state",
-    "seeded_batches",
-]
 
 
 def draws_nothing(dataset: Any) -> bool:
@@ -35,6 +26,11 @@ def draws_nothing(dataset: Any) -> bool:
     if type(dataset) in (Subset, ConcatDataset):
         return all(map(draws_nothing, [dataset.dataset] if type(dataset) is Subset else dataset.datasets))
     return type(dataset) in (TensorDataset, list, tuple, Tensor, range)
+
+
+def seed_of_rank(seed: int) -> int:
+    """Return the seed of this process; processes with the same samples have the same one."""
+    return seed if get_data_rank() == 0 else derive_seed(seed, "rank", get_data_rank())
 
 
 def first_key(*words: object) -> int:

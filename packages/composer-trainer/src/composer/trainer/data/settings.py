@@ -23,8 +23,6 @@ from composer.distributed.collectives import failing_in_all_processes
 from composer.trainer.data.batches import Batches
 from composer.trainer.evaluation.metrics import SupportsMetrics, metrics_of, reduce_over_data
 
-__all__ = ["TrainingData", "check_model", "check_trainable"]
-
 
 @attrs.define
 class TrainingData:

@@ -36,12 +36,10 @@ from composer.trainer.data.seeding import seeded_batches
 from composer.trainer.resume.contract import load_objects, save_objects
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from composer.checkpoint.contents import SavedPlace
     from composer.core import Batch
-
-__all__ = ["STATES", "StatefulOrder"]
 
 STATES = ("before", "generators")
 """The names in ``SavedPlace.objects.states`` that :class:`StatefulOrder` saves; the others are objects of the user."""
@@ -74,10 +72,8 @@ class _Copy:
 
     def to_data(self) -> dict[str, Any]:
         """Return the fields as a checkpoint contains them; those of requests only if there are some."""
-        has_requests = self.epoch is not None
-        return attrs.asdict(
-            self, recurse=False, filter=lambda field, _: has_requests or field.name in {"state", "generators"}
-        )
+        fields = attrs.asdict(self, recurse=False)
+        return {"state": self.state, "generators": self.generators} if self.epoch is None else fields
 
 
 class StatefulOrder(OpaqueOrder):
@@ -121,9 +117,9 @@ class StatefulOrder(OpaqueOrder):
         if generators := self._generators():
             states["generators"] = {"start": self._at_start if in_epoch else generators, "now": generators}
         if self._copy is None:
-            return self._copied_state(), states
+            return _copied(self.loader.state_dict()), states
         states["before"] = before = self._copy.to_data()
-        return self._copied_state() if in_epoch else before.pop("state"), states
+        return _copied(self.loader.state_dict()) if in_epoch else before.pop("state"), states
 
     def load(self, saved: SavedPlace) -> None:
         """Load a state into the loader; the next call of :meth:`begin` continues from it."""
@@ -146,7 +142,12 @@ class StatefulOrder(OpaqueOrder):
         if not place:
             return self._begin_after(saved_copy, epoch)
         if before:
-            batches = self._repeat_within(saved_copy, epoch)
+            if saved_copy.epoch == epoch:
+                # The start of the function draws as in the run, where it ran with the first request, of number 0.
+                batches, _ = self._repeat(saved_copy, epoch, seed=0)
+            else:  # before request 1 of a generator, the copy is that of the former epoch
+                batches = self._begin_after(saved_copy, epoch)
+                next(batches, None)
             # A state at the end of a subset is the copy's. If another one is not reached, it decides alone.
             if "state" not in before or equal(plain(self.loader.state_dict(), mappings=True), saved.loader):
                 self._set(at_place)
@@ -180,15 +181,6 @@ class StatefulOrder(OpaqueOrder):
         self._set(self._at_start)
         return self._begin_epoch(epoch)
 
-    def _repeat_within(self, before: _Copy, epoch: int) -> Iterator[Batch]:
-        """Return the batches of a generator from a place in an epoch on, by repeating the requests before it."""
-        if before.epoch == epoch:
-            # The start of the function draws as in the run, where it ran with the first request, of number 0.
-            return self._repeat(before, epoch, seed=0)[0]
-        batches = self._begin_after(before, epoch)  # before request 1
-        next(batches, None)
-        return batches
-
     def _repeat(self, before: _Copy, epoch: int, seed: int | None = None) -> tuple[Iterator[Batch], Batch]:
         """Repeat the requests after a copy; return the iterator, and what it has returned last."""
         self._load(before)
@@ -207,41 +199,28 @@ class StatefulOrder(OpaqueOrder):
         generators = self._generators()
         batches = iter(self.loader)
         if isinstance(batches, GeneratorType):
-            self._copy = self._copy or _Copy(self._copied_state(), generators)
-            return self._follow_generator(batches, self._copy, epoch, number)
-        if number and self._copy is not None:  # iter() may have drawn an order from the states at the start
+            self._copy = self._copy or _Copy(_copied(self.loader.state_dict()), generators)
+        elif number and self._copy is not None:  # iter() may have drawn an order from the states at the start
             self._set(self._copy.generators)
-        return self._follow_iterator(batches, epoch, number)
+        return self._follow(batches, epoch, number)
 
-    def _follow_generator(
-        self, batches: Generator[Batch, None, None], before: _Copy, epoch: int, first: int
-    ) -> Iterator[Batch]:
-        """Yield the batches of a generator, copy the state before some of them, and count the requests since then."""
+    def _follow(self, batches: Iterator[Batch], epoch: int, first: int) -> Iterator[Batch]:
+        """Yield the batches, copy the state before some of them, and count the requests since then."""
+        is_generator = isinstance(batches, GeneratorType)
+        before = self._copy if is_generator else None
         for number in itertools.count(first):
-            if number % _COPY_EVERY == 1 or number in self.last_requests:
-                before = _Copy(self._copied_state(), self._generators(), epoch, number)
+            if (is_generator and number % _COPY_EVERY == 1) or number in self.last_requests:
+                before = _Copy(_copied(self.loader.state_dict()), self._generators(), epoch, number)
             batch = next(batches, END)
-            if before.epoch == epoch:  # else request 0, before which the former epoch has the last copy
+            if before is not None and before.epoch == epoch:  # a former epoch's does not count request 0
                 before.requests += 1
                 before.has_ended = batch is END
             self._copy = before
             if batch is END:
                 return
             yield batch
-
-    def _follow_iterator(self, batches: Iterator[Batch], epoch: int, first: int) -> Iterator[Batch]:
-        """Yield the batches of an iterator, and copy the state before a request that may end the epoch."""
-        for number in itertools.count(first):
-            before = None
-            if number in self.last_requests:
-                before = _Copy(self._copied_state(), self._generators(), epoch, number, requests=1)
-            batch = next(batches, END)
-            if before is not None:
-                before.has_ended = batch is END
-            self._copy = before
-            if batch is END:
-                return
-            yield batch
+            if not is_generator:  # its state is enough, unless the last request ended the epoch
+                before = None
 
     def _generators(self) -> dict[str, Any]:
         """Return the states of the generators that are attributes of the loader or of its samplers."""
@@ -257,13 +236,9 @@ class StatefulOrder(OpaqueOrder):
         if not equal(self._generators(), before.generators):
             self._set(self._at_start)
 
-    def _copied_state(self) -> Any:
-        """Return a copy of the loader's state, because a loader may change it in place."""
-        return _copied(self.loader.state_dict())
-
 
 def _copied(value: Any) -> Any:
-    """Return a deep copy; of long lists of numbers in a tenth of the time, as a state is copied often."""
+    """Return a deep copy, as a loader may change its state in place; of a long list of numbers in little time."""
     if type(value) is dict:
         return {name: _copied(inner) for name, inner in value.items()}
     is_flat = type(value) is list and _ATOMS.issuperset(map(type, value))
