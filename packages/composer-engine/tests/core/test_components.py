@@ -228,6 +228,41 @@ class TestCoded:
         assert new.held == [TimeUnit.BATCH, Colour.RED]
         assert other.held == [TimeUnit.BATCH, 2]
 
+    @pytest.mark.parametrize(
+        "held",
+        [
+            {"$coded": ["Time", "3ba"]},
+            {"$coded": 5},
+            {"$coded": {"$coded": TimeUnit.BATCH}, "more": 1},
+            {("$coded", "Time", "3ba"): 1, TimeUnit.BATCH: 2},
+            {("$coded",): [{"$coded": ["TimeUnit", "ba"]}]},
+            {"$coded.1": 1, "$tensor": "name"},
+        ],
+    )
+    def test_keys_like_those_of_codes(self, held):
+        """Dictionaries of a user that look like encoded values are loaded as they were saved."""
+        new = Named()
+        data, tensors = split_tensors(State(model=None, callbacks=[Named(held)]).state_dict())
+
+        State(model=None, callbacks=[new]).load_state_dict(join_tensors(json.loads(json.dumps(data)), tensors))
+
+        assert new.held == held
+        assert [*map(type, new.held)] == [*map(type, held)]
+
+    def test_a_state_that_contains_itself(self):
+        """The error states the place."""
+        held = []
+        held.append(held)
+
+        with pytest.raises(NotSerializableError, match=r"^callbacks\.Named\.state\.held\[0\].*or contains itself"):
+            State(model=None, callbacks=[Named(held)]).state_dict()
+
+    @pytest.mark.parametrize("data", [5, ["Time"], [3, "3ba"]])
+    def test_a_code_of_another_form(self, data):
+        """What is not written by this library, as by a former version for a user's dictionary, is no code."""
+        assert like(None, {"$coded": data}) == {"$coded": data}
+        assert like(None, {("$coded", 5): 1}) == {("$coded", 5): 1}
+
     def test_a_class_of_an_unregistered_module(self):
         """The module of a class may be missing in sys.modules, as of one that a program executed from a string."""
         owner = type("Owner", (), {"__module__": "executed"})

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import enum
 import functools
 import json
 import math
@@ -45,6 +46,11 @@ class SavedWatch(Callback):
     window: int = 3
     seen: list[float] = saved(factory=list)
     last: Time | None = saved(default=None)
+
+
+class Unit(enum.StrEnum):
+    STEP = "step"
+    EPOCH = "epoch"
 
 
 class OwnWatch(Callback):
@@ -500,6 +506,21 @@ class TestErrors:
         state.load_state_dict(saved_state)
 
         assert scheduler.phases == ["warmup", 3, [0.1, "cosine"]]
+
+    def test_other_types_in_scheduler_state(self):
+        """Times, and what looks like the code of one, are loaded as they were saved."""
+        optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+        held = [Time(3, "ba"), {"$coded": ["Time", "3ba"]}]
+        scheduler.unit, scheduler.held = Unit.STEP, held
+        state = State(model=None, optimizers=optimizer, schedulers=scheduler)
+        saved_state = through_files(state.state_dict())
+        scheduler.unit, scheduler.held = Unit.EPOCH, []
+
+        state.load_state_dict(saved_state, strict=True)
+
+        assert scheduler.held == held
+        assert scheduler.unit is Unit.STEP
 
     def test_scaler_with_other_fields(self):
         """It is checked before it is loaded."""

@@ -9,17 +9,17 @@ import sys
 import types
 import typing
 import warnings
-from collections import Counter
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from typing import Any, TypeVar, overload
 
 import attrs
-from torch.utils._pytree import tree_map_only
 
 from composer.core.checks import NamesArguments, describe, error_text, nearest
-from composer.core.serialization import ENCODED, NotSerializableError, at, field_types, from_data, to_data
+from composer.core.serialization import ENCODED, NotSerializableError, at, check_depth, field_types, from_data, to_data
 
 T = TypeVar("T")
+_CODED = "$coded"
 
 
 def numbered(names: Iterable[str]) -> list[str]:
@@ -337,26 +337,46 @@ def is_unsaved(data: Any) -> bool:
     return isinstance(data, dict) and data.keys() == {"unsaved"} and isinstance(data["unsaved"], str)
 
 
-def coded(value: Any, path: str = "") -> Any:
+def coded(value: Any, path: str = "", depth: int = 0) -> Any:
     """Return data in which members of enumerations, times, dtypes and paths are encoded, with the names of their types.
+
+    A value becomes ``{"$coded": [type, data]}``, a dictionary's key ``("$coded", type, data)``. Keys of the user that
+    begin so are encoded, too: ``("$coded", "key", key)``.
+
+    Args:
+        value: Plain data, and values of these types.
+        path: The place of the value, for the error.
+        depth: The number of containers around it.
+
+    Raises:
+        NotSerializableError: The value is nested too deep, or contains itself.
 
     Example:
         >>> from composer.core import Time, TimeUnit
         >>> coded({"unit": TimeUnit.BATCH, "at": [Time(3, "ba")]})
         {'unit': {'$coded': ['TimeUnit', 'ba']}, 'at': [{'$coded': ['Time', '3ba']}]}
     """
+    check_depth(path, depth)
+    if isinstance(value, ENCODED):
+        return {_CODED: [*_code(value)]}
+    # Other kinds of dictionaries, which a plain one cannot replace, are left to plain(), which rejects them.
+    if isinstance(value, dict) and not isinstance(value, (OrderedDict, defaultdict)):
+        return {_coded_key(key): coded(item, at(path, key), depth + 1) for key, item in value.items()}
+    if type(value) in {list, tuple}:
+        return type(value)(coded(item, at(path, index), depth + 1) for index, item in enumerate(value))
+    return value
 
-    def is_keyed(one: Any) -> bool:
-        return isinstance(one, dict) and any(isinstance(key, ENCODED) for key in one)
 
-    def encode(one: Any) -> Any:
-        if isinstance(one, dict):
-            keys = [("$coded", *encode(key)["$coded"]) if isinstance(key, ENCODED) else key for key in one]
-            return {key: coded(item, path) for key, item in zip(keys, one.values(), strict=True)}
-        base = next(base for base in ENCODED if isinstance(one, base))
-        return {"$coded": [(type(one) if base is enum.Enum else base).__name__, to_data(one, type(one), path)]}
+def _code(value: Any) -> tuple[str, Any]:
+    base = next(base for base in ENCODED if isinstance(value, base))
+    return (type(value) if base is enum.Enum else base).__name__, to_data(value, type(value))
 
-    return tree_map_only((*ENCODED, dict), encode, value, is_leaf=is_keyed)
+
+def _coded_key(key: Any) -> Any:
+    if isinstance(key, ENCODED):
+        return (_CODED, *_code(key))
+    is_like_a_code = key == _CODED or (type(key) is tuple and key[:1] == (_CODED,))
+    return (_CODED, "key", key) if is_like_a_code else key
 
 
 def like(own: Any, saved: Any, owner: type = object, path: str = "") -> Any:
@@ -379,9 +399,9 @@ def like(own: Any, saved: Any, owner: type = object, path: str = "") -> Any:
         >>> like({"at": None}, {"at": {"$coded": ["Time", "3ba"]}, "more": 4})
         {'at': Time(3, TimeUnit.BATCH), 'more': 4}
     """
-    if type(saved) is dict and saved.keys() == {"$coded"}:
-        name, data = saved["$coded"]
-        return from_data(data, _coded_type(name, data, own, owner, path))
+    match saved:
+        case {"$coded": [str(name), data], **others} if not others:
+            return from_data(data, _coded_type(name, data, own, owner, path))
     if isinstance(own, ENCODED) and saved is not None:  # former versions have saved no name
         return from_data(saved, type(own))
     if isinstance(own, Counter) and isinstance(saved, dict):
@@ -399,9 +419,13 @@ def like(own: Any, saved: Any, owner: type = object, path: str = "") -> Any:
 
 
 def _decoded_key(key: Any, known: dict[Any, Any], owner: type, path: str) -> Any:
-    if type(key) is not tuple or key[:1] != ("$coded",):
-        return key
-    _, name, data = key
+    match key:
+        case ("$coded", "key", own_key):
+            return own_key
+        case ("$coded", str(name), data):
+            pass
+        case _:
+            return key
     own = next((one for one in known if type(one).__name__ == name), None)
     return from_data(data, _coded_type(name, data, own, owner, path))
 

@@ -158,8 +158,9 @@ def state_to_data(state: SavableState) -> dict[str, Any]:
     for kind in ("algorithms", "callbacks"):
         data[kind] = [_component_to_data(kind, key, one) for key, one in _components(state, kind).items()]
     data["schedulers"] = [
-        {"key": key, "state": plain(scheduler.state_dict(), f"schedulers.{key}", mappings=True)}
+        {"key": key, "state": plain(coded(scheduler.state_dict(), path), path, mappings=True)}
         for key, scheduler in by_key(state.schedulers).items()
+        for path in (f"schedulers.{key}",)
     ]
     data["scaler"] = None if state.scaler is None else plain(state.scaler.state_dict(), "scaler")
     return data
@@ -450,7 +451,10 @@ def _check_components(kind: str, own: Mapping[str, Any], saved: Mapping[str, Any
 
 def _check_scheduler(path: str, scheduler: Any, saved: SchedulerRecord, findings: _Findings) -> None:
     own = scheduler.state_dict()
-    findings["problems"] += model_state.check_settings(path, own, saved.state)
+    try:
+        findings["problems"] += model_state.check_settings(path, own, _typed(path, scheduler, saved.state))
+    except ValueError as error:
+        findings["problems"].append(f"{path}: {error}")
     findings["unexpected"] += [
         f"{path}.{name} is saved, and this scheduler has no such field." for name in saved.state if name not in own
     ]
@@ -560,7 +564,7 @@ def _load_optimizers(state: SavableState, saved: Mapping[str, Any]) -> Callable[
 
 
 def _typed(path: str, component: Any, saved: dict[str, Any]) -> Any:
-    """Return the saved state of an algorithm or callback with its types of enumerations, times, dtypes and paths."""
+    """Return the saved state of a component with its types of enumerations, times, dtypes and paths."""
     try:
         own = component.state_dict()
     except Exception:  # noqa: BLE001  (of a user's component that has no state before it has run)
@@ -573,9 +577,7 @@ def _load_component(path: str, component: Any, saved: dict[str, Any], loaded: li
         if path.startswith("schedulers."):  # makes whatever it loads its own attribute, under any name
             own = component.state_dict()
             saved = {name: value for name, value in saved.items() if name in own}
-            component.load_state_dict(like(own, saved, path=path))
-        else:
-            component.load_state_dict(_typed(path, component, saved))
+        component.load_state_dict(_typed(path, component, saved))
     except Exception as error:
         error.add_note(
             f"{path} raised an error on the saved state, although the check before had found no problem in it."

@@ -112,7 +112,7 @@ def encode_plain(
     if kind not in {list, tuple, dict}:
         expected = "A checkpoint holds numbers, strings, lists, tuples, dictionaries, None and tensors"
         raise NotSerializableError(path, f"{describe(value)} cannot be saved. {expected}{_remedy(value)}.")
-    _check_depth(path, depth)
+    check_depth(path, depth)
     encode = functools.partial(encode_plain, depth=depth + 1, mappings=mappings, name_of=name_of)
     if kind is not dict:
         items = [encode(item, at(path, index)) for index, item in enumerate(value)]
@@ -239,7 +239,7 @@ def _encode(value: Any, kind: Any, path: str, depth: int) -> Any:
         kind
     ):  # averages have a tensor for each weight
         return encode_plain(value, path, depth)
-    _check_depth(path, depth)
+    check_depth(path, depth)
     if _is_union(kind):
         return _encode_choice(value, kind, path, depth)
     expected, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
@@ -339,7 +339,8 @@ def _in_order(items: list[Any]) -> list[Any]:
         return sorted(items, key=lambda item: (type(item).__name__, repr(item)))
 
 
-def _check_depth(path: str, depth: int) -> None:
+def check_depth(path: str, depth: int) -> None:
+    """Raise a NotSerializableError if data is nested too deep, or contains itself."""
     if depth > MAX_DEPTH:
         raise NotSerializableError(
             path, f"cannot be saved: it is nested more than {MAX_DEPTH} deep, or contains itself."
@@ -560,7 +561,6 @@ _CODECS: Mapping[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] =
     torch.device: (str, lambda name, _: torch.device(name)),
     pathlib.PurePath: (str, lambda text, kind: kind(text)),
 }
-
 
 ENCODED = tuple(kind for kind in _CODECS if kind is not str)
 """The types whose values are encoded as strings, numbers or dictionaries, and which the data do not name."""
