@@ -139,6 +139,18 @@ def test_reports_unused_parameters():
     assert LayerFreezing().find_unused_parameters
 
 
+def test_the_last_batch_exceeds_the_duration(deep, make_engine, step, batch, end_epoch):
+    """If the last batch has more samples than are left of the duration, the training is complete and not more."""
+    samples = len(batch[0])
+    engine = make_engine(deep(), LayerFreezing(freeze_start=0.0), max_duration=f"{2 * samples - 1}sp")
+
+    for _ in range(2):
+        step(engine, batch)
+    end_epoch(engine)
+
+    assert frozen_layers(engine) == [True, True, True, True, False]
+
+
 def test_missing_max_duration_raises(deep, make_engine, end_epoch):
     """Fractions without a max_duration raise."""
     engine = make_engine(deep(), LayerFreezing())

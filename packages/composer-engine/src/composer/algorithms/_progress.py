@@ -11,7 +11,9 @@ FRACTION_OF_TRAINING = number_between(0, 1, meaning="It is a fraction of the tra
 
 
 def elapsed_duration(algorithm: Algorithm, state: State) -> float:
-    """Return the fraction of the training that is complete.
+    """Return the fraction of the training that is complete, at most 1.
+
+    The last batch may have more samples or tokens than are left of the duration.
 
     Raises:
         ValueError: The length of the training is unknown.
@@ -22,4 +24,4 @@ def elapsed_duration(algorithm: Algorithm, state: State) -> float:
             f"{type(algorithm).__name__} needs the length of the training, which is not set: "
             "set State.max_duration, e.g. '10ep'."
         )
-    return elapsed.value
+    return min(1.0, elapsed.value)

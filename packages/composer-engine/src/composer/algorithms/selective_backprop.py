@@ -96,7 +96,7 @@ class SelectiveBackprop(Algorithm):
         if self.scope == "global":
             check_processes("SelectiveBackprop(scope='global')", "use scope='local', or the Trainer", state)
         batch_idx = int(state.timestamp.count(TimeUnit.BATCH, in_epoch=True))
-        elapsed = min(1.0, elapsed_duration(self, state))
+        elapsed = elapsed_duration(self, state)
         if elapsed < self.start:
             self._is_due = True
         return cf.should_selective_backprop(elapsed, batch_idx, self.start, self.end, self.interrupt)
