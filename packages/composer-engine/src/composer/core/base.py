@@ -367,9 +367,17 @@ def run_surgery(state: State, logger: Logger, passes: Sequence[AlgorithmPass]) -
         for algorithm in apply_passes(listed, event, passes).algorithms:
             key = state.component_key(algorithm)
             if algorithm.match(event, state):
-                with seeded_draws(state.generator(f"{key}/{event}").initial_seed()):
-                    algorithm.apply(event, state, logger)
+                call_with_own_draws(state, key, event, partial(algorithm.apply, event, state, logger))
             ownership.check(key)
+
+
+def call_with_own_draws(state: State, key: str, event: Event, call: Call) -> None:
+    """Make a call of a component that may draw new weights, with torch's generator seeded for the component and event.
+
+    So the weights do not depend on what other components draw, and other draws not on the component.
+    """
+    with seeded_draws(state.generator(f"{key}/{event}").initial_seed()):
+        call()
 
 
 def algorithm_classes(classes: Iterable[type[Algorithm]] = ()) -> dict[str, list[type[Algorithm]]]:

@@ -11,27 +11,22 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import record_function
 
-from composer.core.base import Algorithm, Callback, overrides
+from composer.core.base import Algorithm, Callback, call_with_own_draws, overrides
 from composer.core.checks import caller_level, nearest
 from composer.core.components import ObservableList
 from composer.core.event import MODEL_EVENTS, STEP_EVENTS, Event
 from composer.core.interval import Call, checked_interval, only_when_due
 from composer.core.logger import Logger, LoggerDestination, Trace, check_state
-from composer.core.optimizers import Ownership, held_parameters
+from composer.core.optimizers import OptimizerWatch, Ownership
 from composer.core.passes import AlgorithmPass, Passes, all_passes, check_pass
 from composer.core.plan import Entry, Plan, Subscription, check_function
 from composer.core.planning import build_plan
-from composer.core.randomness import seeded_draws
 from composer.core.time import TimeUnit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from torch.optim import Optimizer
-    from torch.utils.hooks import RemovableHandle
 
     from composer.core.declarations import ServedFields
     from composer.core.state import State
@@ -294,7 +289,7 @@ class Engine:
         checked: list[Call] = [ownership.begin]
         for entry, call in zip(entries, calls, strict=True):
             is_algorithm = entry.kind == "algorithm"
-            checked.append(partial(_with_own_draws, self.state, f"{entry.key}/{event}", call) if is_algorithm else call)
+            checked.append(partial(call_with_own_draws, self.state, entry.key, event, call) if is_algorithm else call)
             if entry.kind != "logger":
                 checked.append(partial(ownership.check, entry.key))
         return (*checked, ownership.end)
@@ -359,12 +354,6 @@ def _run_if_matching(algorithm: Algorithm, event: Event, state: State, logger: L
         algorithm.apply(event, state, logger)
 
 
-def _with_own_draws(state: State, key: str, call: Call) -> None:
-    """Make a call that may draw new weights with a derived seed, and restore torch's generator."""
-    with seeded_draws(state.generator(key).initial_seed()):
-        call()
-
-
 def _run_traced(algorithm: Algorithm, event: Event, state: State, logger: Logger, trace: Trace) -> None:
     runs = algorithm.match(event, state)
     exit_code = algorithm.apply(event, state, logger) if runs else None
@@ -386,7 +375,7 @@ class _LoopCheck:
 
     def __init__(self, state: State, on_step: Callable[[], object] = lambda: None) -> None:
         self._state = state
-        self._optimizers = _OptimizerWatch(state, on_step)
+        self._optimizers = OptimizerWatch(state, on_step)
         self._ran: set[Event] = set()
         self._prepared: dict[Event, list[object]] = {event: [] for event in Event if event in MODEL_EVENTS}
         self._reported: set[tuple[str, Event]] = set()
@@ -449,77 +438,3 @@ class _LoopCheck:
 
     def _epoch(self) -> int:
         return int(self._state.timestamp.count(TimeUnit.EPOCH))
-
-
-# Weak, so that an engine that is never closed is still freed.
-_observers: weakref.WeakSet[_OptimizerWatch] = weakref.WeakSet()
-_handles: list[RemovableHandle] = []
-"""The hook of torch's optimizers that reports to the observers, if there are any."""
-
-
-def _note_step(optimizer: Optimizer, *_: object) -> None:
-    for watch in list(_observers):
-        watch.note(optimizer)
-
-
-class _OptimizerWatch:
-    """Records which optimizers step: those of the state, or others with the same parameters.
-
-    An optimizer that has not stepped may be correct: gradients are accumulated over several batches, or were infinite.
-    It is an error if another optimizer, such as the one that it wraps, has stepped instead.
-    """
-
-    def __init__(self, state: State, on_step: Callable[[], object]) -> None:
-        self._state, self._on_step = state, on_step
-        self._own: list[Optimizer] = []
-        self._others: list[Optimizer] = []
-        self._has_begun = False
-
-    def begin(self) -> None:
-        """Observe all optimizers of the process, as the loop may step any of them."""
-        if not self._has_begun:
-            self._has_begun = True
-            _observers.add(self)
-            if not _handles:
-                _handles.append(register_optimizer_step_post_hook(_note_step))
-
-    def end(self) -> None:
-        """Stop observing optimizers; not to be called by a step of one, which iterates over its hooks."""
-        _observers.discard(self)
-        if not _observers and _handles:
-            _handles.pop().remove()
-
-    def note(self, optimizer: Optimizer) -> None:
-        """Record the step of an optimizer, if it is in the state or shares parameters with one that is."""
-        is_own = _is_in(optimizer, self._state.optimizers)
-        noted = self._own if is_own else self._others
-        if not _is_in(optimizer, noted) and (is_own or any(_shares(optimizer, one) for one in self._state.optimizers)):
-            noted.append(optimizer)
-            self._on_step()
-
-    def passed_over(self) -> Iterator[str]:
-        """Yield a sentence for each optimizer of the state instead of which another one has stepped."""
-        if not self._own and not self._others:
-            return
-        self.end()
-        for optimizer in self._state.optimizers:
-            # The steps of a class that does not call Optimizer.__init__ run no hooks.
-            is_seen = getattr(type(optimizer).step, "hooked", False)
-            instead = [one for one in self._others if _shares(one, optimizer)]
-            if is_seen and instead and not _is_in(optimizer, self._own):
-                yield (
-                    f"{type(optimizer).__name__} is in state.optimizers and has not stepped, but "
-                    f"{type(instead[0]).__name__}, which is not, has stepped with its parameters. Algorithms may "
-                    "replace the optimizers before training: take them from state.optimizers after the events 'init' "
-                    "to 'fit_start'."
-                )
-        self._own, self._others = [], []
-
-
-def _is_in(optimizer: Optimizer, optimizers: Iterable[Optimizer]) -> bool:
-    return any(optimizer is one for one in optimizers)
-
-
-def _shares(one: Optimizer, other: Optimizer) -> bool:
-    parameters = {id(parameter) for parameter in held_parameters(one.param_groups)}
-    return any(id(parameter) in parameters for parameter in held_parameters(other.param_groups))
