@@ -11,51 +11,20 @@ import attrs
 
 from composer.core.event import Event
 
-FIELDS = frozenset(
-    {
-        "algorithms",
-        "batch",
-        "batch.input",
-        "batch.target",
-        "callbacks",
-        "dataloader",
-        "dataloader_len",
-        "eval_metrics",
-        "evaluators",
-        "gradients",
-        "iteration_length",
-        "loss",
-        "losses",
-        "max_duration",
-        "model",
-        "optimizers",
-        "outputs",
-        "scaler",
-        "schedulers",
-        "timestamp",
-        "train_dataloader",
-        "train_metrics",
-    }
-)
+FIELDS = frozenset({
+    "batch", "batch.input", "batch.target", "outputs", "loss", "losses", "gradients",
+    "model", "optimizers", "schedulers", "scaler", "algorithms", "callbacks",
+    "train_dataloader", "dataloader", "dataloader_len", "evaluators", "train_metrics", "eval_metrics",
+    "timestamp", "max_duration", "iteration_length",
+})  # fmt: skip
 """The fields that ``Algorithm.reads`` and ``Algorithm.writes`` may contain. Further items of a batch are
 ``"batch.<key>"``; ``"batch"`` is all of it. ``"losses"`` is the loss of each sample,
 ``State.compute_loss(outputs, batch, reduction="none")``."""
 
-ALWAYS_SERVED = frozenset(
-    {
-        "component_key",
-        "dataloader_label",
-        "device",
-        "device_train_microbatch_size",
-        "microbatch",
-        "precision",
-        "profiler",
-        "rank",
-        "rank_zero_seed",
-        "run_name",
-        "seed",
-    }
-)
+ALWAYS_SERVED = frozenset({
+    "run_name", "rank", "rank_zero_seed", "seed", "device", "precision", "profiler", "component_key",
+    "dataloader_label", "device_train_microbatch_size", "microbatch",
+})  # fmt: skip
 """Constants of a run: they need not be declared, and every host serves them."""
 
 OPTIONAL_EVENTS = frozenset(event for event in Event if event.startswith(("eval_", "predict_", "iteration_")))

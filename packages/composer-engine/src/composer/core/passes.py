@@ -17,15 +17,9 @@ import attrs
 from composer.core.event import CLOSING_EVENTS, MODEL_EVENTS, Event, Stage
 
 __all__ = [
-    "AlgorithmPass",
-    "set_filo_order",
-    "sort_fused_layernorm_last",
-    "sort_low_precision_layernorm_last",
-    "sort_selective_backprop_first",
-    "sort_to_back",
-    "sort_to_front",
-    "warn_if_multiple_loss_interpolation",
-]
+    "AlgorithmPass", "set_filo_order", "sort_fused_layernorm_last", "sort_low_precision_layernorm_last",
+    "sort_selective_backprop_first", "sort_to_back", "sort_to_front", "warn_if_multiple_loss_interpolation",
+]  # fmt: skip
 
 T = TypeVar("T")
 
