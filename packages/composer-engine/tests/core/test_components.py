@@ -1,13 +1,9 @@
 """Observable lists, saved fields, and the states of components; each algorithm has a round trip through files."""
 
-import enum
 import inspect
 import json
-import pathlib
-import signal
 import types
 import typing
-import uuid
 from typing import Any
 
 import attrs
@@ -24,38 +20,13 @@ from composer.core import (
     NotSerializableError,
     State,
     Time,
-    TimeUnit,
     join_tensors,
     rebuild_algorithm,
     saved,
     split_tensors,
 )
-from composer.core.components import ObservableList, coded, is_unsaved, like, settings_to_data, transient
+from composer.core.components import ObservableList, is_unsaved, settings_to_data, transient
 from composer.core.serialization import field_types
-
-
-class Colour(enum.IntEnum):
-    RED = 1
-
-
-def make_local_mode():
-    class Mode(enum.Enum):
-        FAST = "fast"
-
-    return Mode.FAST
-
-
-class Named(Callback):
-    """Has a state whose values a new object lacks."""
-
-    def __init__(self, held=None):
-        self.held = held
-
-    def state_dict(self):
-        return {"held": self.held}
-
-    def load_state_dict(self, state):
-        self.held = state["held"]
 
 
 def magnitude(number):
@@ -187,87 +158,6 @@ def test_equality():
     assert ObservableList(["a"], check) != ["b"]
     with pytest.raises(TypeError, match="unhashable"):
         hash(ObservableList([], check))
-
-
-class TestCoded:
-    """Values of enumerations and other types in the state of a callback."""
-
-    @pytest.mark.parametrize("own", [None, Colour.RED, TimeUnit.EPOCH, pathlib.Path("own"), Time(1, "ep")])
-    @pytest.mark.parametrize(
-        "value", [TimeUnit.BATCH, signal.SIGTERM, Colour.RED, Time(3, "ba"), pathlib.Path("saved"), uuid.SafeUUID.safe]
-    )
-    def test_the_saved_type_decides(self, own, value):
-        """Whatever the new object has at that place, the loaded value has the type that was saved."""
-        new = Named(own)
-
-        State(model=None, callbacks=[new]).load_state_dict(State(model=None, callbacks=[Named(value)]).state_dict())
-
-        assert new.held == value
-        assert type(new.held) is type(value)
-
-    def test_an_unknown_enumeration(self):
-        """The value of an enumeration that is local to a function is loaded, with a warning that names the place."""
-        new = Named()
-        written = State(model=None, callbacks=[Named([make_local_mode()])]).state_dict()
-
-        with pytest.warns(UserWarning, match=r"callbacks\.Named\.held\[0\]: a member of Mode was saved"):
-            State(model=None, callbacks=[new]).load_state_dict(written)
-
-        assert new.held == ["fast"]
-
-    def test_a_renamed_enumeration(self):
-        """The own value shows what an enumeration is called now; a value that this lacks is loaded with a warning."""
-        new, other = Named([TimeUnit.EPOCH, Colour.RED]), Named([TimeUnit.EPOCH, Colour.RED])
-        former = [{"$coded": ["FormerUnit", "ba"]}, {"$coded": ["FormerColour", 1]}]
-        removed = [former[0], {"$coded": ["FormerColour", 2]}]
-
-        new.load_state_dict(like(new.state_dict(), {"held": former}, Named))
-        with pytest.warns(UserWarning, match="a member of FormerColour was saved"):
-            other.load_state_dict(like(other.state_dict(), {"held": removed}, Named))
-
-        assert new.held == [TimeUnit.BATCH, Colour.RED]
-        assert other.held == [TimeUnit.BATCH, 2]
-
-    @pytest.mark.parametrize(
-        "held",
-        [
-            {"$coded": ["Time", "3ba"]},
-            {"$coded": 5},
-            {"$coded": {"$coded": TimeUnit.BATCH}, "more": 1},
-            {("$coded", "Time", "3ba"): 1, TimeUnit.BATCH: 2},
-            {("$coded",): [{"$coded": ["TimeUnit", "ba"]}]},
-            {"$coded.1": 1, "$tensor": "name"},
-        ],
-    )
-    def test_keys_like_those_of_codes(self, held):
-        """Dictionaries of a user that look like encoded values are loaded as they were saved."""
-        new = Named()
-        data, tensors = split_tensors(State(model=None, callbacks=[Named(held)]).state_dict())
-
-        State(model=None, callbacks=[new]).load_state_dict(join_tensors(json.loads(json.dumps(data)), tensors))
-
-        assert new.held == held
-        assert [*map(type, new.held)] == [*map(type, held)]
-
-    def test_a_state_that_contains_itself(self):
-        """The error states the place."""
-        held = []
-        held.append(held)
-
-        with pytest.raises(NotSerializableError, match=r"^callbacks\.Named\.state\.held\[0\].*or contains itself"):
-            State(model=None, callbacks=[Named(held)]).state_dict()
-
-    @pytest.mark.parametrize("data", [5, ["Time"], [3, "3ba"]])
-    def test_a_code_of_another_form(self, data):
-        """What is not written by this library, as by a former version for a user's dictionary, is no code."""
-        assert like(None, {"$coded": data}) == {"$coded": data}
-        assert like(None, {("$coded", 5): 1}) == {("$coded", 5): 1}
-
-    def test_a_class_of_an_unregistered_module(self):
-        """The module of a class may be missing in sys.modules, as of one that a program executed from a string."""
-        owner = type("Owner", (), {"__module__": "executed"})
-
-        assert like(None, coded(TimeUnit.BATCH), owner) is TimeUnit.BATCH
 
 
 class TestSavedFields:

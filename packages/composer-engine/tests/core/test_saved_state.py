@@ -312,7 +312,9 @@ class TestCheck:
 
         report = other.check_state_dict(run.state_dict())
 
-        assert report.missing == ("callbacks.SavedWatcher is not saved; did you mean 'SavedWatch'?",)
+        assert report.missing == (
+            "callbacks.SavedWatcher is not saved, and starts from its initial state; did you mean 'SavedWatch'?",
+        )
         assert report.unexpected == (
             "callbacks.SavedWatch is saved, and this run has none; did you mean 'SavedWatcher'?",
         )

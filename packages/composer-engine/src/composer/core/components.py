@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import enum
-import pathlib
-import signal
-import sys
-import types
 import typing
-import warnings
-from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from typing import Any, TypeVar, overload
 
 import attrs
 
 from composer.core.checks import NamesArguments, describe, error_text, nearest
-from composer.core.serialization import ENCODED, NotSerializableError, at, check_depth, field_types, from_data, to_data
+from composer.core.plain_data import NotSerializableError
+from composer.core.serialization import field_types, from_data, to_data
 
 T = TypeVar("T")
-_CODED = "$coded"
 
 
 def numbered(names: Iterable[str]) -> list[str]:
@@ -335,125 +328,3 @@ def settings_to_data(component: Serializable) -> dict[str, Any]:
 def is_unsaved(data: Any) -> bool:
     """Return whether a saved setting is only described."""
     return isinstance(data, dict) and data.keys() == {"unsaved"} and isinstance(data["unsaved"], str)
-
-
-def coded(value: Any, path: str = "", depth: int = 0) -> Any:
-    """Return data in which members of enumerations, times, dtypes and paths are encoded, with the names of their types.
-
-    A value becomes ``{"$coded": [type, data]}``, a dictionary's key ``("$coded", type, data)``. Keys of the user that
-    begin so are encoded, too: ``("$coded", "key", key)``.
-
-    Args:
-        value: Plain data, and values of these types.
-        path: The place of the value, for the error.
-        depth: The number of containers around it.
-
-    Raises:
-        NotSerializableError: The value is nested too deep, or contains itself.
-
-    Example:
-        >>> from composer.core import Time, TimeUnit
-        >>> coded({"unit": TimeUnit.BATCH, "at": [Time(3, "ba")]})
-        {'unit': {'$coded': ['TimeUnit', 'ba']}, 'at': [{'$coded': ['Time', '3ba']}]}
-    """
-    check_depth(path, depth)
-    if isinstance(value, ENCODED):
-        return {_CODED: [*_code(value)]}
-    # Other kinds of dictionaries, which a plain one cannot replace, are left to plain(), which rejects them.
-    if isinstance(value, dict) and not isinstance(value, (OrderedDict, defaultdict)):
-        return {_coded_key(key): coded(item, at(path, key), depth + 1) for key, item in value.items()}
-    if type(value) in {list, tuple}:
-        return type(value)(coded(item, at(path, index), depth + 1) for index, item in enumerate(value))
-    return value
-
-
-def _code(value: Any) -> tuple[str, Any]:
-    base = next(base for base in ENCODED if isinstance(value, base))
-    return (type(value) if base is enum.Enum else base).__name__, to_data(value, type(value))
-
-
-def _coded_key(key: Any) -> Any:
-    if isinstance(key, ENCODED):
-        return (_CODED, *_code(key))
-    is_like_a_code = key == _CODED or (type(key) is tuple and key[:1] == (_CODED,))
-    return (_CODED, "key", key) if is_like_a_code else key
-
-
-def like(own: Any, saved: Any, owner: type = object, path: str = "") -> Any:
-    """Return saved data with the types that :func:`coded` has named, or that ``own`` has at the same places.
-
-    Also a Counter, as in torch's MultiStepLR. An enumeration that is not found, such as a renamed one, is that of
-    ``own`` if it has the value; otherwise the saved value remains, with a warning.
-
-    Args:
-        own: The state of a new object.
-        saved: What was saved of one.
-        owner: Its class. Enumerations that ``own`` lacks are found in this class, its module, and the modules that are
-            imported there, and in :mod:`composer.core` and :mod:`signal`; those of its bases likewise.
-        path: The place of the data, for the warning.
-
-    Raises:
-        ValueError: A value is none of the type.
-
-    Example:
-        >>> like({"at": None}, {"at": {"$coded": ["Time", "3ba"]}, "more": 4})
-        {'at': Time(3, TimeUnit.BATCH), 'more': 4}
-    """
-    match saved:
-        case {"$coded": [str(name), data], **others} if not others:
-            return from_data(data, _coded_type(name, data, own, owner, path))
-    if isinstance(own, ENCODED) and saved is not None:  # former versions have saved no name
-        return from_data(saved, type(own))
-    if isinstance(own, Counter) and isinstance(saved, dict):
-        return Counter(saved)
-    if type(saved) is dict:
-        known = own if isinstance(own, dict) else {}
-        keys = [_decoded_key(key, known, owner, path) for key in saved]
-        pairs = zip(keys, saved.values(), strict=True)
-        return {key: like(known.get(key), item, owner, at(path, key)) for key, item in pairs}
-    if type(saved) in {list, tuple}:
-        items = own if type(own) is type(saved) and len(own) == len(saved) else [None] * len(saved)
-        indexed = enumerate(zip(items, saved, strict=True))
-        return type(saved)(like(one, item, owner, at(path, index)) for index, (one, item) in indexed)
-    return saved
-
-
-def _decoded_key(key: Any, known: dict[Any, Any], owner: type, path: str) -> Any:
-    match key:
-        case ("$coded", "key", own_key):
-            return own_key
-        case ("$coded", str(name), data):
-            pass
-        case _:
-            return key
-    own = next((one for one in known if type(one).__name__ == name), None)
-    return from_data(data, _coded_type(name, data, own, owner, path))
-
-
-def _coded_type(name: str, data: Any, own: Any, owner: type, path: str) -> Any:
-    """Return a type that :func:`coded` has named; Any, with a warning, for an enumeration that is not found.
-
-    Saved data do not decide what is imported: modules are those of the classes, and what these have imported.
-    """
-    kind = type(own)
-    modules = [sys.modules.get(base.__module__) for base in owner.__mro__]
-    near = [item for scope in [*owner.__mro__, *filter(None, modules)] for item in tuple(vars(scope).values())]
-    for one in [kind, *near]:
-        if isinstance(one, enum.EnumType) and one.__name__ == name:
-            return one
-    base = next((base for base in ENCODED if base.__name__ == name), None)
-    if base is not None:
-        known = kind if issubclass(kind, base) else base
-        return pathlib.Path if known is pathlib.PurePath else known
-    for module in [*(one for one in near if isinstance(one, types.ModuleType)), sys.modules["composer.core"], signal]:
-        found = vars(module).get(name)
-        if isinstance(found, enum.EnumType):
-            return found
-    if isinstance(kind, enum.EnumType) and any(data == one.value for one in kind):
-        return kind
-    warnings.warn(
-        f"{path or 'The value'}: a member of {name} was saved, and its value is loaded in its place: define or import "
-        f"this enumeration in {owner.__module__}.",
-        stacklevel=2,
-    )
-    return Any

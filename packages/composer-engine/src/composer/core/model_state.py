@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 from composer.core.checks import nearest, shortened
 from composer.core.components import by_key
 from composer.core.optimizers import held_parameters, unwrapped
-from composer.core.serialization import NotSerializableError, from_data, is_number, plain
+from composer.core.plain_data import NotSerializableError, is_number, plain
+from composer.core.serialization import from_data
 from composer.functional.dtensors import is_dtensor, shard_like, without_repeats
 
 # torch.compile, activation checkpointing and FSDP 1 put these into the names of weights.
@@ -98,7 +99,10 @@ def check_weights(own: Mapping[str, Any], saved: Mapping[str, Any]) -> tuple[lis
         for name, value in saved.items()
         if name in own and _describe_shape(value) != _describe_shape(own[name])
     ]
-    return wrong, *compare_names("model.", own, saved, "the model has no such weight")
+    only_own, only_saved = compare_names(own, saved)
+    missing = [f"model.{name} is not saved." for name in only_own]
+    unexpected = [f"model.{name} is saved, and the model has no such weight{end}" for name, end in only_saved.items()]
+    return wrong, missing, unexpected
 
 
 def conflicting_ties(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
@@ -120,28 +124,22 @@ def _differ(one: Any, other: Any) -> bool:
     return not torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
-def compare_names(
-    path: str, own: Iterable[str], saved: Iterable[str], lack: str, end: str | None = None
-) -> tuple[list[str], list[str]]:
-    """Return sentences about the names that only the run has, and about those that only the saved state has.
+def compare_names(own: Iterable[str], saved: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the names that only the run has, and those that only the saved state has.
 
-    Args:
-        path: The beginning of the names.
-        own: The names in the run.
-        saved: The saved names.
-        lack: The end of the second sentences: ``"the model has no such weight"``.
-        end: If given, the first sentences name a similar saved one, and end so.
+    Each has the end of a sentence: a similar name of the other ones, or a full stop.
+
+    Example:
+        >>> compare_names(["weight", "bias"], ["bias", "weigth", "scale"])
+        ({'weight': "; did you mean 'weigth'?"}, {'weigth': "; did you mean 'weight'?", 'scale': '.'})
     """
     own, saved = dict.fromkeys(own), dict.fromkeys(saved)
-    only_own, only_saved = ([name for name in one if name not in other] for one, other in ((own, saved), (saved, own)))
-    missing = [
-        f"{path}{name} is not saved{'.' if end is None else nearest(name, only_saved, end)}" for name in only_own
-    ]
-    unexpected = [
-        f"{path}{name} is saved, and {lack}{nearest(name, only_own) if index < _HINTS else '.'}"
-        for index, name in enumerate(only_saved)
-    ]
-    return missing, unexpected
+    only_own, only_saved = [name for name in own if name not in saved], [name for name in saved if name not in own]
+    return _with_ends(only_own, only_saved), _with_ends(only_saved, only_own)
+
+
+def _with_ends(names: list[str], others: list[str]) -> dict[str, str]:
+    return {name: nearest(name, others) if index < _HINTS else "." for index, name in enumerate(names)}
 
 
 def changed_dtypes(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
@@ -180,6 +178,12 @@ def _sharded_like(value: Any, own: Any) -> Any:
     return value
 
 
+def _named_parameters(model: Any, optimizer: Optimizer) -> dict[str, Any]:
+    """Return the parameters of an optimizer by the names of :func:`_parameter_names`."""
+    names = itertools.chain.from_iterable(_parameter_names(model, optimizer))
+    return dict(zip(names, held_parameters(optimizer.param_groups), strict=True))
+
+
 def _parameter_names(model: Any, optimizer: Optimizer) -> list[list[str]]:
     """Return the parameters' names by group; a parameter that the model does not have is named by its index."""
     known = (
@@ -209,15 +213,14 @@ def optimizer_states(model: Any, optimizers: Sequence[Optimizer]) -> dict[str, A
 
 def _named_state(model: Any, key: str, optimizer: Optimizer) -> dict[str, Any]:
     by_group, numbered = _parameter_names(model, optimizer), optimizer.state_dict()
-    names = [*itertools.chain.from_iterable(by_group)]
-    name_of = dict(zip(held_parameters(numbered["param_groups"]), names, strict=True))
+    parameters = _named_parameters(model, optimizer)
+    name_of = dict(zip(held_parameters(numbered["param_groups"]), parameters, strict=True))
     groups = zip(numbered["param_groups"], by_group, strict=True)
     state = {
         "state": {name_of[number]: dict(held) for number, held in numbered["state"].items()},
         "param_groups": [{**group, "params": group_names} for group, group_names in groups],
     }
     named: dict[str, Any] = plain(state, f"optimizers.{key}")
-    parameters = dict(zip(names, held_parameters(optimizer.param_groups), strict=True))
     for name, held in named["state"].items():
         _check_sharded(f"optimizers.{key}.state.{name}", held, parameters[name])
     return named
@@ -261,9 +264,10 @@ def _has_other_type(own: Any, saved: Any) -> bool:
     if own is None or saved is None:
         return False
     if isinstance(own, (list, tuple)):
-        return not isinstance(saved, (list, tuple)) or any(
-            all(_has_other_type(like, one) for like in own) for one in saved if own
-        )
+        if not isinstance(saved, (list, tuple)):
+            return True
+        # Each saved item must be like one of the own items, unless there are none to compare with.
+        return bool(own) and any(all(_has_other_type(own_item, item) for own_item in own) for item in saved)
     if is_number(own):
         return not is_number(saved) and not isinstance(saved, Tensor)
     return isinstance(own, str) and not isinstance(saved, str)
@@ -290,7 +294,11 @@ def check_optimizers(
     """Compare saved optimizer states with optimizers; returns the same three lists as :func:`check_weights`."""
     own = by_key(map(unwrapped, optimizers))
     wrong: list[str] = []
-    missing, unexpected = compare_names("optimizers.", own, saved, "the run has no such optimizer", ".")
+    only_own, only_saved = compare_names(own, saved)
+    missing = [f"optimizers.{key} is not saved{end}" for key, end in only_own.items()]
+    unexpected = [
+        f"optimizers.{key} is saved, and the run has no such optimizer{end}" for key, end in only_saved.items()
+    ]
     for key, optimizer in own.items():
         if key not in saved:
             continue
@@ -313,7 +321,9 @@ def check_optimizers(
 def _compare_groups(own: list[list[str]], saved: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
     group_of = {name: index for index, group in enumerate(own) for name in group}
     saved_group_of = {name: index for index, group in enumerate(saved) for name in group["params"]}
-    missing, unexpected = compare_names("", group_of, saved_group_of, "the optimizer does not hold it")
+    only_own, only_saved = compare_names(group_of, saved_group_of)
+    missing = [f"{name} is not saved." for name in only_own]
+    unexpected = [f"{name} is saved, and the optimizer does not hold it{end}" for name, end in only_saved.items()]
     unexpected += [
         f"{name} was saved in group {saved_group_of[name]}, and is in group {index}."
         for name, index in group_of.items()
@@ -346,9 +356,7 @@ def load_optimizers(model: Any, optimizers: Sequence[Optimizer], saved: Mapping[
         if key in saved:
             former.append((optimizer, optimizer.state, optimizer.param_groups))
             try:
-                names = itertools.chain.from_iterable(_parameter_names(model, optimizer))
-                parameters = dict(zip(names, held_parameters(optimizer.param_groups), strict=True))
-                _load_named_state(parameters, optimizer, saved[key])
+                _load_named_state(_named_parameters(model, optimizer), optimizer, saved[key])
             except Exception as error:
                 undo()
                 # This is a limit of the machine, and not an error in the saved state.

@@ -11,7 +11,7 @@ import contextlib
 import copy
 import types
 import warnings
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,11 +21,12 @@ from torch.utils._pytree import tree_leaves
 
 from composer.core import model_state
 from composer.core.checks import abridged, bulleted, nearest
-from composer.core.components import by_key, coded, is_unsaved, like, read_field, saved_fields, settings_to_data
+from composer.core.components import by_key, is_unsaved, read_field, saved_fields, settings_to_data
 from composer.core.declarations import check_conflicts
 from composer.core.former import ClockData
 from composer.core.passes import all_passes
-from composer.core.serialization import NotSerializableError, equal, field_types, from_data, plain, to_data
+from composer.core.plain_data import NotSerializableError, equal, plain
+from composer.core.serialization import coded, decoded, field_types, from_data, to_data
 
 if TYPE_CHECKING:
     from composer.core.passes import AlgorithmPass, Passes
@@ -115,6 +116,25 @@ class LoadReport:
         )
 
 
+@attrs.define
+class _Findings:
+    """What the checks of a saved state find: the lines of a :class:`LoadReport`, and why loading is impossible."""
+
+    restored: list[str] = attrs.Factory(list)
+    overridden: list[str] = attrs.Factory(list)
+    missing: list[str] = attrs.Factory(list)
+    unexpected: list[str] = attrs.Factory(list)
+    changed: list[str] = attrs.Factory(list)
+    problems: list[str] = attrs.Factory(list)
+
+    def to_report(self, *, strict: bool) -> LoadReport:
+        report = LoadReport(*(tuple(map(abridged, getattr(self, field.name))) for field in attrs.fields(LoadReport)))
+        problems = [*self.problems, *(report.differences if strict else ())]
+        if problems:
+            raise StateMismatchError(problems)
+        return report
+
+
 @attrs.frozen
 class SchedulerRecord:
     """What is saved of a learning rate scheduler."""
@@ -124,28 +144,34 @@ class SchedulerRecord:
 
 
 @attrs.frozen
-class CallbackRecord(SchedulerRecord):
+class CallbackRecord:
     """What is saved of a callback."""
 
+    key: str
+    state: dict[Any, Any]
     name: str
     settings: dict[Any, Any]
 
 
 @attrs.frozen
-class AlgorithmRecord(CallbackRecord):
+class AlgorithmRecord:
     """What is saved of an algorithm."""
 
+    key: str
+    state: dict[Any, Any]
+    name: str
+    settings: dict[Any, Any]
     required_on_load: bool
 
 
-_RECORDS: Mapping[str, type[SchedulerRecord]] = {
+_RECORDS: Mapping[str, type] = {
     "algorithms": AlgorithmRecord,
     "callbacks": CallbackRecord,
     "schedulers": SchedulerRecord,
 }
+"""The kinds of components, by the names of their lists in a state and in a saved one."""
+
 _MOST_BUFFERS = 1 << 30
-_Findings = defaultdict[str, list[str]]
-"""The lines of a :class:`LoadReport` by its fields, and ``problems``: the reasons why loading is impossible."""
 
 
 def state_to_data(state: SavableState) -> dict[str, Any]:
@@ -155,33 +181,32 @@ def state_to_data(state: SavableState) -> dict[str, Any]:
         value = getattr(state, field.name)
         is_mapping = isinstance(value, Mapping)
         data[name] = plain(value, name, mappings=True) if is_mapping else to_data(value, kinds[field.name], name)
-    for kind in ("algorithms", "callbacks"):
-        data[kind] = [_component_to_data(kind, key, one) for key, one in _components(state, kind).items()]
-    data["schedulers"] = [
-        {"key": key, "state": plain(coded(scheduler.state_dict(), path), path, mappings=True)}
-        for key, scheduler in by_key(state.schedulers).items()
-        for path in (f"schedulers.{key}",)
-    ]
+    for kind in _RECORDS:
+        data[kind] = [_component_to_data(kind, key, component) for key, component in _components(state, kind).items()]
     data["scaler"] = None if state.scaler is None else plain(state.scaler.state_dict(), "scaler")
     return data
 
 
 def _component_to_data(kind: str, key: str, component: Any) -> dict[str, Any]:
-    name = type(component).__name__
+    """Return the fields of the record of a component."""
+    name, path = type(component).__name__, f"{kind}.{key}"
     try:
         state = component.state_dict()
     except NotSerializableError as error:
-        raise NotSerializableError(f"{kind}.{key}.{error.path.removeprefix(f'{name}.')}", error.reason) from None
-    state = plain(coded(state, f"{kind}.{key}.state"), f"{kind}.{key}.state")
-    data = {"key": key, "name": name, "settings": settings_to_data(component), "state": state}
+        raise NotSerializableError(f"{path}.{error.path.removeprefix(f'{name}.')}", error.reason) from None
+    # Schedulers save all their attributes, such as the Counter of MultiStepLR; other components choose what they save.
+    is_scheduler = kind == "schedulers"
+    data = {"key": key, "state": plain(coded(state, f"{path}.state"), f"{path}.state", mappings=is_scheduler)}
+    if not is_scheduler:
+        data |= {"name": name, "settings": settings_to_data(component)}
     return data | ({"required_on_load": component.required_on_load()} if kind == "algorithms" else {})
 
 
 def _components(state: SavableState, kind: str) -> dict[str, Any]:
-    """Return the ``"algorithms"``, ``"callbacks"`` or ``"schedulers"`` of a state by their keys."""
+    """Return the components of a kind by their keys."""
     if kind == "schedulers":
         return by_key(state.schedulers)
-    return {state.component_key(one): one for one in getattr(state, kind)}
+    return {state.component_key(component): component for component in getattr(state, kind)}
 
 
 @attrs.frozen(eq=False)
@@ -316,7 +341,7 @@ def check_state(
     needed = records["algorithms"] if rebuild and "model" in saved else {}
     rebuilt = _rebuild_missing(state, needed, excluded, passes)
     trial = rebuilt.rehearse()
-    findings: _Findings = defaultdict(list)
+    findings = _Findings()
     _check_fields(trial, saved, findings)
     for kind in _RECORDS:
         _check_components(kind, _components(trial, kind), records[kind], findings)
@@ -324,10 +349,10 @@ def check_state(
     for part in ("model", "optimizers"):
         if part in saved:
             _check_part(trial, part, saved[part], findings)
-    if rebuilt.made and "optimizers" in saved and not findings["problems"]:
+    if rebuilt.made and "optimizers" in saved and not findings.problems:
         # Before the run gets the algorithms. Without them, an optimizer that rejects its state changes nothing.
         _load_optimizers(rebuilt.try_out(), saved)
-    return CheckedState(state, saved, _to_report(findings, strict=strict), rebuilt, _load_state)
+    return CheckedState(state, saved, findings.to_report(strict=strict), rebuilt, _load_state)
 
 
 def check_part(
@@ -342,18 +367,10 @@ def check_part(
     """Check only the ``"model"`` or the ``"optimizers"``, and change nothing; see :meth:`State.load_model_state`."""
     records = _read_records("algorithms", saved.get("algorithms", []) if part == "model" else [])
     rebuilt = _rebuild_missing(state, records, excluded, passes)
-    findings: _Findings = defaultdict(list)
+    findings = _Findings()
     _check_part(rebuilt.rehearse(), part, saved.get(part), findings)
     load_into = _load_weights if part == "model" else _load_optimizers
-    return CheckedState(state, saved, _to_report(findings, strict=strict), rebuilt, load_into)
-
-
-def _to_report(findings: _Findings, *, strict: bool) -> LoadReport:
-    report = LoadReport(*(tuple(map(abridged, findings[field.name])) for field in attrs.fields(LoadReport)))
-    problems = [*findings["problems"], *(report.differences if strict else ())]
-    if problems:
-        raise StateMismatchError(problems)
-    return report
+    return CheckedState(state, saved, findings.to_report(strict=strict), rebuilt, load_into)
 
 
 def _read_components(state: SavableState, saved: Any) -> dict[str, dict[str, Any]]:
@@ -417,13 +434,13 @@ def _check_fields(state: SavableState, saved: Mapping[str, Any], findings: _Find
         try:
             value = read_field(field, kinds[field.name], saved[name], name)
         except ValueError as error:
-            findings["problems"].append(str(error))
+            findings.problems.append(str(error))
             continue
         own = getattr(state, field.name)
         if not _is_kept(field, own):
-            findings["restored"].append(name)
+            findings.restored.append(name)
         elif own != value:
-            findings["overridden"].append(f"{name}: {own} stays, {value} was saved.")
+            findings.overridden.append(f"{name}: {own} stays, {value} was saved.")
 
 
 def _is_kept(field: attrs.Attribute[Any], own: Any) -> bool:
@@ -432,49 +449,45 @@ def _is_kept(field: attrs.Attribute[Any], own: Any) -> bool:
 
 
 def _check_components(kind: str, own: Mapping[str, Any], saved: Mapping[str, Any], findings: _Findings) -> None:
-    missing, unexpected = model_state.compare_names(
-        f"{kind}.", own, saved, "this run has none", ", and starts from its initial state."
-    )
-    findings["missing"] += missing
-    findings["unexpected"] += unexpected
-    findings["unexpected"] += [
+    missing, unexpected = model_state.compare_names(own, saved)
+    findings.missing += [
+        f"{kind}.{key} is not saved, and starts from its initial state{end}" for key, end in missing.items()
+    ]
+    findings.unexpected += [f"{kind}.{key} is saved, and this run has none{end}" for key, end in unexpected.items()]
+    findings.unexpected += [
         f"{kind}.{key} had averages to evaluate with, and this run evaluates with the training weights."
-        for key, record in saved.items()
-        if key not in own and record.state.get("averaged_weights")
+        for key in unexpected
+        if saved[key].state.get("averaged_weights")
     ]
     check = _check_scheduler if kind == "schedulers" else _check_component
     for key in own:
         if key in saved:
-            check(f"{kind}.{key}", own[key], saved[key], findings)
-            findings["restored"].append(f"{kind}.{key}")
+            try:
+                check(f"{kind}.{key}", own[key], saved[key], findings)
+            except (ValueError, TypeError) as error:
+                findings.problems.append(f"{kind}.{key}: {error}")
+            findings.restored.append(f"{kind}.{key}")
 
 
 def _check_scheduler(path: str, scheduler: Any, saved: SchedulerRecord, findings: _Findings) -> None:
     own = scheduler.state_dict()
-    try:
-        findings["problems"] += model_state.check_settings(path, own, _typed(path, scheduler, saved.state))
-    except ValueError as error:
-        findings["problems"].append(f"{path}: {error}")
-    findings["unexpected"] += [
+    findings.unexpected += [
         f"{path}.{name} is saved, and this scheduler has no such field." for name in saved.state if name not in own
     ]
+    findings.problems += model_state.check_settings(path, own, _decoded(path, scheduler, saved.state))
 
 
 def _check_component(path: str, component: Any, saved: CallbackRecord, findings: _Findings) -> None:
     name = type(component).__name__
     if saved.name != name:
-        findings["problems"].append(f"{path}: is a {name}, and a {saved.name} was saved.")
-        return
-    try:
-        component.check_state_dict(_typed(path, component, saved.state))
-    except (ValueError, TypeError) as error:
-        findings["problems"].append(f"{path}: {error}")
+        raise ValueError(f"is a {name}, and a {saved.name} was saved.")
     own = settings_to_data(component)
     for setting in {**own, **saved.settings}:
         values = [settings.get(setting, _ABSENT) for settings in (saved.settings, own)]
         if not equal(*values):
             was, now = _from_first_difference(*map(_reported, values))
-            findings["changed"].append(f"{path}.{setting}: {was} was saved, {now} is set.")
+            findings.changed.append(f"{path}.{setting}: {was} was saved, {now} is set.")
+    component.check_state_dict(_decoded(path, component, saved.state))
 
 
 _ABSENT = object()
@@ -499,33 +512,35 @@ def _from_first_difference(one: str, other: str) -> tuple[str, str]:
 def _check_scaler(state: SavableState, saved: Any, findings: _Findings) -> None:
     own = None if state.scaler is None else state.scaler.state_dict()
     if saved is not None and not isinstance(saved, dict):
-        findings["problems"].append(f"scaler: must be a dictionary or None, got {type(saved).__name__}.")
+        findings.problems.append(f"scaler: must be a dictionary or None, got {type(saved).__name__}.")
     elif own is None and saved is not None:
-        findings["unexpected"].append("scaler: one was saved, and this run has none.")
+        findings.unexpected.append("scaler: one was saved, and this run has none.")
     elif own is not None and saved is None:
-        findings["missing"].append("scaler: none was saved, and the loss scale starts from its initial value.")
+        findings.missing.append("scaler: none was saved, and the loss scale starts from its initial value.")
     elif own is not None and saved is not None:
         expected, got = sorted(own), sorted(map(str, saved))
         problems = model_state.check_settings("scaler", own, saved)
-        findings["problems"] += problems if expected == got else [f"scaler: must hold {expected}, got {got}."]
-        findings["restored"].append("scaler")
+        findings.problems += problems if expected == got else [f"scaler: must hold {expected}, got {got}."]
+        findings.restored.append("scaler")
 
 
 def _check_part(state: SavableState, part: str, saved: Any, findings: _Findings) -> None:
     """Compare the saved ``"model"`` or ``"optimizers"`` with those of a state."""
     if not isinstance(saved, Mapping):
-        findings["problems"].append(f"{part}: must be a dictionary, got {type(saved).__name__}.")
+        findings.problems.append(f"{part}: must be a dictionary, got {type(saved).__name__}.")
         return
     if part == "model":
         own = model_state.weights(state.model)
         differences = model_state.check_weights(own, saved)
-        findings["problems"] += model_state.conflicting_ties(state.model, saved)
-        findings["changed"] += model_state.changed_dtypes(own, saved)
+        findings.problems += model_state.conflicting_ties(state.model, saved)
+        findings.changed += model_state.changed_dtypes(own, saved)
     else:
         differences = model_state.check_optimizers(state.model, state.optimizers, saved)
-    for name, lines in zip(("problems", "missing", "unexpected"), differences, strict=True):
-        findings[name] += lines
-    findings["restored"].append(part)
+    problems, missing, unexpected = differences
+    findings.problems += problems
+    findings.missing += missing
+    findings.unexpected += unexpected
+    findings.restored.append(part)
 
 
 def _load_state(state: SavableState, saved: Mapping[str, Any]) -> None:
@@ -539,7 +554,7 @@ def _load_state(state: SavableState, saved: Mapping[str, Any]) -> None:
             saved_states = {record["key"]: record["state"] for record in saved[kind]}
             for key, component in _components(state, kind).items():
                 if key in saved_states:
-                    _load_component(f"{kind}.{key}", component, saved_states[key], loaded)
+                    _load_component(kind, key, component, saved_states[key], loaded)
         on_error.pop_all()
     if state.scaler is not None and saved["scaler"]:
         state.scaler.load_state_dict(saved["scaler"])
@@ -563,21 +578,22 @@ def _load_optimizers(state: SavableState, saved: Mapping[str, Any]) -> Callable[
         raise StateMismatchError([str(error)]) from error
 
 
-def _typed(path: str, component: Any, saved: dict[str, Any]) -> Any:
-    """Return the saved state of a component with its types of enumerations, times, dtypes and paths."""
+def _decoded(path: str, component: Any, saved: dict[str, Any]) -> Any:
+    """Return the saved state of a component with the types that its values had."""
     try:
         own = component.state_dict()
     except Exception:  # noqa: BLE001  (of a user's component that has no state before it has run)
         own = None
-    return like(own, saved, type(component), path)
+    return decoded(own, saved, type(component), path)
 
 
-def _load_component(path: str, component: Any, saved: dict[str, Any], loaded: list[str]) -> None:
+def _load_component(kind: str, key: str, component: Any, saved: dict[str, Any], loaded: list[str]) -> None:
+    path = f"{kind}.{key}"
     try:
-        if path.startswith("schedulers."):  # makes whatever it loads its own attribute, under any name
+        if kind == "schedulers":  # makes whatever it loads its own attribute, under any name
             own = component.state_dict()
             saved = {name: value for name, value in saved.items() if name in own}
-        component.load_state_dict(_typed(path, component, saved))
+        component.load_state_dict(_decoded(path, component, saved))
     except Exception as error:
         error.add_note(
             f"{path} raised an error on the saved state, although the check before had found no problem in it."

@@ -1,7 +1,8 @@
-"""What a checkpoint holds: plain data and tensors, encoded from typed values and decoded with all checks.
+"""Values of other types than plain data, encoded as plain data and decoded with all checks.
 
-:func:`to_data` encodes a value by its declared type and :func:`from_data` decodes it, through one cattrs converter.
-:func:`split_tensors` splits plain data into JSON and tensors, which :func:`join_tensors` puts together again.
+:func:`to_data` and :func:`from_data` encode and decode a value by its declared type, such as that of a field. Where no
+type is declared, as in the state of a user's object, :func:`coded` and :func:`decoded` write the name of the type
+beside the data.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ import contextlib
 import dataclasses
 import datetime as dt
 import enum
-import functools
-import itertools
-import math
 import numbers
 import operator
 import pathlib
+import signal
 import sys
 import types
 import typing
+import warnings
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import attrs
 import cattrs
@@ -31,23 +32,8 @@ from cattrs.errors import ForbiddenExtraKeysError
 from torch import Tensor
 
 from composer.core.checks import describe, error_text, nearest, shortened
-from composer.core.former import ClockData
+from composer.core.plain_data import ENCODED, MAX_DEPTH, NotSerializableError, at, check_depth, equal, plain, to_number
 from composer.core.time import Time, Timestamp
-
-# Both are far below what Python limits, recursion and digits of a number, so that no saved data exceeds it.
-MAX_DEPTH = 64
-MAX_BITS = 4096
-
-_Path: TypeAlias = "tuple[_Path, object] | None"
-"""A place in JSON data: that of the container, and the key in it. Only an error formats it as a string."""
-
-
-class NotSerializableError(TypeError):
-    """A value that is neither plain data nor a tensor cannot be saved; ``path`` is its place, ``reason`` the cause."""
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{path}: {reason}" if path else reason)
-        self.path, self.reason = path, reason
 
 
 def to_data(value: Any, kind: Any = Any, path: str = "") -> Any:
@@ -72,173 +58,12 @@ def to_data(value: Any, kind: Any = Any, path: str = "") -> Any:
     return _encode(value, kind, path, 0)
 
 
-def plain(value: Any, path: str = "", *, mappings: bool = False) -> Any:
-    """Return a copy of plain data: new containers, the same tensors, and Python's numbers in place of NumPy's.
-
-    Args:
-        value: Numbers, strings, None, tensors, and lists, tuples and dictionaries of them.
-        path: The place of the value, for the error.
-        mappings: Whether other mappings, such as the Counter in torch's MultiStepLR, are saved as dictionaries.
-
-    Raises:
-        NotSerializableError: The value contains something else.
-
-    Example:
-        >>> plain({"step": 3, "when": print}, "EMA")
-        Traceback (most recent call last):
-        composer.core.serialization.NotSerializableError: EMA.when: function builtins.print cannot be saved. ...
-    """
-    return encode_plain(value, path, 0, mappings=mappings)
-
-
-def encode_plain(
-    value: Any, path: str, depth: int, *, mappings: bool = False, name_of: Callable[[Tensor, str], str] | None = None
-) -> Any:
-    """Return a copy of plain data; in the form of JSON if ``name_of`` is given, which names and stores tensors."""
-    kind, to_json = type(value), name_of is not None
-    if value is None or kind is bool or kind is str:
-        return value
-    if isinstance(value, Tensor):
-        _check_tensor(value, path)
-        if name_of is None:
-            return value
-        return {"$tensor": name_of(value.detach() if value.requires_grad else value, path or "tensor")}
-    if is_number(value):
-        number = plain_number(value, path)
-        is_finite = isinstance(number, int) or math.isfinite(number)
-        return number if is_finite or not to_json else {"$float": str(number)}
-    if kind is ClockData or (mappings and isinstance(value, collections.abc.Mapping)):
-        kind = dict
-    if kind not in {list, tuple, dict}:
-        expected = "A checkpoint holds numbers, strings, lists, tuples, dictionaries, None and tensors"
-        raise NotSerializableError(path, f"{describe(value)} cannot be saved. {expected}{_remedy(value)}.")
-    check_depth(path, depth)
-    encode = functools.partial(encode_plain, depth=depth + 1, mappings=mappings, name_of=name_of)
-    if kind is not dict:
-        items = [encode(item, at(path, index)) for index, item in enumerate(value)]
-        return {"$tuple": items} if to_json and kind is tuple else kind(items)
-    pairs = []
-    for key, item in value.items():
-        if to_json and any(isinstance(part, Tensor) for part in (key if isinstance(key, tuple) else (key,))):
-            raise NotSerializableError(path, "a tensor cannot be a dictionary's key.")
-        pairs.append([key if type(key) is str else encode(key, path), encode(item, at(path, key))])
-    is_json = all(isinstance(key, str) and not key.startswith("$") for key, _ in pairs)
-    return dict(pairs) if is_json or not to_json else {"$dict": pairs}
-
-
-@torch.no_grad()  # a DTensor returns its local tensor much faster without a graph
-def split_tensors(state: Any) -> tuple[Any, dict[str, Tensor]]:
-    """Return ``(data, tensors)``: data for JSON, and the tensors by the names that replace them in the data.
-
-    ``join_tensors(json.loads(json.dumps(data)), tensors)`` returns an equal ``state``. Values that JSON cannot
-    represent become a dictionary of one key that begins with ``$``: ``{"$tensor": name}``, ``{"$tuple": [...]}``,
-    ``{"$float": "nan"}``, and ``{"$dict": [[key, value], ...]}`` if a key is no string or begins with ``$``.
-
-    Args:
-        state: Numbers, strings, None, tensors, and lists, tuples and dictionaries of them.
-
-    Returns:
-        The data and the tensors. Tensors are detached and not copied; tensors of the same memory are returned once.
-
-    Raises:
-        NotSerializableError: ``state`` contains something else.
-
-    Example:
-        >>> data, tensors = split_tensors({"average": torch.ones(2), "betas": (0.9, float("inf"))})
-        >>> data
-        {'average': {'$tensor': 'average'}, 'betas': {'$tuple': [0.9, {'$float': 'inf'}]}}
-        >>> tensors
-        {'average': tensor([1., 1.])}
-    """
-    tensors: dict[str, Tensor] = {}
-    names: dict[tuple[Any, ...], str] = {}
-
-    def name_of(tensor: Tensor, path: str) -> str:
-        held: Any = tensor
-        if hasattr(held, "device_mesh"):  # a DTensor has no memory of its own
-            held = held.to_local()
-        view = tensor.is_conj(), tensor.is_neg(), tuple(tensor.shape), tensor.stride()
-        memory = (tensor.device, tensor.dtype, held.data_ptr(), *view)
-        if not held.numel() or memory not in names:
-            candidates = itertools.chain([path], (f"{path}#{number}" for number in itertools.count(1)))
-            names[memory] = next(name for name in candidates if name not in tensors)
-            tensors[names[memory]] = tensor
-        return names[memory]
-
-    return encode_plain(state, "", 0, name_of=name_of), tensors
-
-
-def join_tensors(data: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the state from which :func:`split_tensors` made ``data`` and ``tensors``.
-
-    Args:
-        data: The data, as it was or after a round trip through JSON.
-        tensors: The tensors by name.
-
-    Raises:
-        ValueError: The data refers to a tensor that is missing, or is not as :func:`split_tensors` writes it, or does
-            not refer to one of the tensors.
-
-    Example:
-        >>> join_tensors({"betas": {"$tuple": [0.9, {"$float": "inf"}]}}, {})
-        {'betas': (0.9, inf)}
-    """
-    used: set[str] = set()
-    state = _join(data, None, 0, tensors, used)
-    unused = sorted(set(tensors) - used)
-    if unused:
-        raise ValueError(f"These tensors have no place in the data: {', '.join(map(repr, unused))}.")
-    return state
-
-
-def _join(  # noqa: PLR0911  (one for each form)
-    data: Any, path: _Path, depth: int, tensors: Mapping[str, Tensor], used: set[str]
-) -> Any:
-    if depth > 2 * MAX_DEPTH:
-        raise ValueError(f"{_as_text(path)[:80]}...: is nested more than {2 * MAX_DEPTH} deep.")
-    join = functools.partial(_join, depth=depth + 1, tensors=tensors, used=used)
-    match data:
-        case None | bool() | int() | float() | str():
-            return data
-        case list():
-            return [join(item, (path, index)) for index, item in enumerate(data)]
-        case dict() if all(isinstance(key, str) and not key.startswith("$") for key in data):
-            return {key: join(item, (path, key)) for key, item in data.items()}
-        case {"$tensor": name, **others} if not others:
-            if not isinstance(name, str) or name not in tensors:
-                raise ValueError(f"{_as_text(path)}: there is no tensor {name!r}{nearest(name, tensors)}")
-            used.add(name)
-            return tensors[name]
-        case {"$float": ("nan" | "inf" | "-inf") as number, **others} if not others:
-            return float(number)
-        case {"$tuple": list(items), **others} if not others:
-            return tuple(join(items, path))
-        case {"$dict": list(pairs), **others} if not others and all(map(_is_pair, pairs)):
-            keys = [join(key, path) for key, _ in pairs]
-            if not any(isinstance(key, list | dict) for key in keys):
-                return {key: join(item, (path, key)) for key, (_, item) in zip(keys, pairs, strict=True)}
-    raise ValueError(f"{_as_text(path)}: must be as split_tensors() writes it, got {shortened(data)}.")
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2
-
-
-def _as_text(path: _Path) -> str:
-    keys = []
-    while path is not None:
-        path, key = path
-        keys.append(shortened(key)[1:-1] if isinstance(key, str) and len(key) > 80 else key)
-    return functools.reduce(at, reversed(keys), "")
-
-
 def _encode(value: Any, kind: Any, path: str, depth: int) -> Any:
     """Return a value of a declared type as plain data."""
     kind = types.NoneType if kind is None else getattr(kind, "__supertype__", kind)  # of a NewType
-    if (kind is Tensor and isinstance(value, Tensor)) or _accepts_any_data(
-        kind
-    ):  # averages have a tensor for each weight
-        return encode_plain(value, path, depth)
+    # Tensors first, because averages have one for each weight.
+    if (kind is Tensor and isinstance(value, Tensor)) or _accepts_any_data(kind):
+        return plain(value, path, depth)
     check_depth(path, depth)
     if _is_union(kind):
         return _encode_choice(value, kind, path, depth)
@@ -258,7 +83,7 @@ def _encode_instance(value: Any, kind: Any, path: str, depth: int) -> Any:
     """Return an instance of a class as plain data."""
     expected = typing.get_origin(kind) or kind
     if _has_no_item_types(kind) or expected in _PLAIN or isinstance(value, Tensor):
-        return encode_plain(value, path, depth)
+        return plain(value, path, depth)
     for base, (write, _) in _CODECS.items():
         if issubclass(expected, base):
             return write(value)
@@ -324,7 +149,7 @@ def _is_instance(value: Any, expected: type) -> bool:
     """Return whether decoding yields an equal value of the same type: subclasses of containers would be lost."""
     if expected in {int, float}:
         number = numbers.Integral if expected is int else numbers.Real
-        return is_number(value) and isinstance(value, number) and not isinstance(value, bool)
+        return isinstance(value, number) and not isinstance(value, (bool, enum.Enum))
     if expected in _PLAIN or issubclass(expected, (collections.abc.Set, Tensor, *_CODECS)):
         return isinstance(value, collections.abc.Set if issubclass(expected, collections.abc.Set) else expected)
     return type(value) is expected or (
@@ -337,59 +162,6 @@ def _in_order(items: list[Any]) -> list[Any]:
         return sorted(items)
     except TypeError:
         return sorted(items, key=lambda item: (type(item).__name__, repr(item)))
-
-
-def check_depth(path: str, depth: int) -> None:
-    """Raise a NotSerializableError if data is nested too deep, or contains itself."""
-    if depth > MAX_DEPTH:
-        raise NotSerializableError(
-            path, f"cannot be saved: it is nested more than {MAX_DEPTH} deep, or contains itself."
-        )
-
-
-def _check_tensor(tensor: Tensor, path: str) -> None:
-    layout = "a nested" if tensor.is_nested else "a sparse" if tensor.layout is not torch.strided else None
-    reason = layout or ("a quantized" if tensor.is_quantized else "a meta" if tensor.is_meta else None)
-    if reason is not None:
-        raise NotSerializableError(path, f"{reason} tensor cannot be saved; convert it to a dense one that has data.")
-
-
-def _remedy(value: Any) -> str:
-    if isinstance(value, enum.Enum):
-        return "; save its value"
-    if isinstance(value, dict):
-        return "; convert it by dict(...)"
-    if isinstance(value, collections.abc.Set):
-        return "; convert it to a list by sorted(...)"
-    if isinstance(value, tuple(_CODECS)):
-        return "; annotate the field with its type, or save it as a string"
-    return "; save the values that it is constructed from"
-
-
-def at(path: str, key: object) -> str:
-    """Return the path of an item of the container at ``path``."""
-    if isinstance(key, str):
-        return f"{path}.{key}" if path else key
-    return f"{path}[{key!r}]"
-
-
-def is_number(value: object) -> bool:
-    """Return whether a value is a number, including NumPy's and truth values, excluding members of enumerations."""
-    return isinstance(value, numbers.Real) and enum.Enum not in type(value).__mro__
-
-
-def plain_number(value: Any, path: str = "") -> int | float:
-    """Return a number, such as one of NumPy's, as one of Python's.
-
-    Raises:
-        NotSerializableError: It has too many digits.
-    """
-    if not isinstance(value, numbers.Integral):
-        return float(value)
-    number = operator.index(value)
-    if number.bit_length() > MAX_BITS:
-        raise NotSerializableError(path, f"a whole number of more than {MAX_BITS} bits cannot be saved.")
-    return number
 
 
 _KNOWN_TYPES: weakref.WeakKeyDictionary[type, dict[str, Any]] = weakref.WeakKeyDictionary()
@@ -446,20 +218,6 @@ def from_data(data: Any, kind: Any = Any, path: str = "") -> Any:
     if not equal(canonical, data):  # cattrs converts where it can, as 3 to '3'
         raise ValueError(_must_be(kind, data, path))
     return value
-
-
-def equal(one: Any, other: Any) -> bool:
-    """Return whether plain data are equal; NaN equals NaN, True is not 1, and a tuple is not a list."""
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        are_tensors = isinstance(one, Tensor) and isinstance(other, Tensor)
-        return one is other or (are_tensors and one.dtype == other.dtype and torch.equal(one.cpu(), other.cpu()))
-    if isinstance(one, (list, tuple)):
-        return type(one) is type(other) and len(one) == len(other) and all(map(equal, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(equal(item, other[key]) for key, item in one.items())
-    if isinstance(one, bool) is not isinstance(other, bool):
-        return False
-    return bool(one == other) or (one != one and other != other)  # noqa: PLR0124  (not a number)
 
 
 def _sentences(error: Exception, data: Any, kind: Any, path: str) -> list[str]:
@@ -525,7 +283,7 @@ def _read_instance(value: Any, kind: Any) -> Any:
         return kind(value)
     if not _is_instance(value, kind):
         raise TypeError(f"got {shortened(value)}")
-    return plain_number(value) if kind in {int, float} else value
+    return to_number(value) if kind in {int, float} else value
 
 
 def _to_dtype(name: str, _: Any) -> torch.dtype:
@@ -537,14 +295,14 @@ def _to_dtype(name: str, _: Any) -> torch.dtype:
 
 _PLAIN = frozenset({bool, int, float, types.NoneType})
 
-# How values are encoded and decoded. The first type that fits is used: a StrEnum is an Enum and a str.
-# Where a type is handled. To add one, add it here, which serves both directions, and through ENCODED the codes of
-# components. from_data() encodes again and compares: a codec that loses anything raises an error.
+# Where a type is encoded and decoded. To add one, add the type to ENCODED, and its two functions to _CODECS in the same
+# order: the first type that fits is used, as a StrEnum is an Enum and a str. from_data() encodes again and compares, so
+# that a codec that loses anything raises an error.
 #
 #   type                                       encoded by          decoded by
-#   Any, object, a union with one of them      encode_plain        as it is
-#   bool, int, float, None, Tensor             encode_plain        _read_instance
-#   containers without types of items          encode_plain        _read_instance
+#   Any, object, a union with one of them      plain               as it is
+#   bool, int, float, None, Tensor             plain               _read_instance
+#   containers without types of items          plain               _read_instance
 #   the keys of _CODECS, and subclasses        _CODECS             _CODECS
 #   other unions                               _encode_choice      _read_choice: the first member that fits
 #   attrs classes                              _encode_container   _make_reader
@@ -561,9 +319,6 @@ _CODECS: Mapping[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] =
     torch.device: (str, lambda name, _: torch.device(name)),
     pathlib.PurePath: (str, lambda text, kind: kind(text)),
 }
-
-ENCODED = tuple(kind for kind in _CODECS if kind is not str)
-"""The types whose values are encoded as strings, numbers or dictionaries, and which the data do not name."""
 
 
 def _make_reader(kind: Any) -> Callable[[Any, Any], Any]:
@@ -598,3 +353,127 @@ def _make_converter() -> cattrs.Converter:
 
 
 _CONVERTER = _make_converter()
+
+
+_CODED = "$coded"
+
+
+def coded(value: Any, path: str = "", depth: int = 0) -> Any:
+    """Return data in which members of enumerations, times, dtypes and paths are encoded, with the names of their types.
+
+    A value becomes ``{"$coded": [type, data]}``, a dictionary's key ``("$coded", type, data)``. Keys of the user that
+    begin so are encoded, too: ``("$coded", "$key", key)``.
+
+    Args:
+        value: Plain data, and values of these types.
+        path: The place of the value, for the error.
+        depth: The number of containers around it.
+
+    Raises:
+        NotSerializableError: The value is nested too deep, or contains itself.
+
+    Example:
+        >>> from composer.core import Time, TimeUnit
+        >>> coded({"unit": TimeUnit.BATCH, "at": [Time(3, "ba")]})
+        {'unit': {'$coded': ['TimeUnit', 'ba']}, 'at': [{'$coded': ['Time', '3ba']}]}
+    """
+    check_depth(path, depth)
+    if isinstance(value, ENCODED):
+        return {_CODED: [*_code(value)]}
+    # Other kinds of dictionaries, which a plain one cannot replace, are left to plain(), which rejects them.
+    if isinstance(value, dict) and not isinstance(value, (OrderedDict, defaultdict)):
+        return {_coded_key(key): coded(item, at(path, key), depth + 1) for key, item in value.items()}
+    if type(value) in {list, tuple}:
+        return type(value)(coded(item, at(path, index), depth + 1) for index, item in enumerate(value))
+    return value
+
+
+def _code(value: Any) -> tuple[str, Any]:
+    base = next(base for base in ENCODED if isinstance(value, base))
+    return (type(value) if base is enum.Enum else base).__name__, to_data(value, type(value))
+
+
+def _coded_key(key: Any) -> Any:
+    if isinstance(key, ENCODED):
+        return (_CODED, *_code(key))
+    is_like_a_code = key == _CODED or (type(key) is tuple and key[:1] == (_CODED,))
+    return (_CODED, "$key", key) if is_like_a_code else key
+
+
+def decoded(own: Any, saved: Any, owner: type = object, path: str = "") -> Any:
+    """Return saved data with the types that :func:`coded` has named, or that ``own`` has at the same places.
+
+    Also a Counter, as in torch's MultiStepLR. An enumeration that is not found, such as a renamed one, is that of
+    ``own`` if it has the value; otherwise the saved value remains, with a warning.
+
+    Args:
+        own: The state of a new object.
+        saved: What was saved of one.
+        owner: Its class. Enumerations that ``own`` lacks are found in this class, its module, and the modules that are
+            imported there, and in :mod:`composer.core` and :mod:`signal`; those of its bases likewise.
+        path: The place of the data, for the warning.
+
+    Raises:
+        ValueError: A value is none of the type.
+
+    Example:
+        >>> decoded({"at": None}, {"at": {"$coded": ["Time", "3ba"]}, "more": 4})
+        {'at': Time(3, TimeUnit.BATCH), 'more': 4}
+    """
+    match saved:
+        case {"$coded": [str(name), data], **others} if not others:
+            return from_data(data, _coded_type(name, data, own, owner, path))
+    if isinstance(own, ENCODED) and saved is not None:  # former versions have saved no name
+        return from_data(saved, type(own))
+    if type(saved) is dict:
+        own_items = own if isinstance(own, dict) else {}
+        keys = [_decoded_key(key, own_items, owner, path) for key in saved]
+        pairs = zip(keys, saved.values(), strict=True)
+        items = {key: decoded(own_items.get(key), item, owner, at(path, key)) for key, item in pairs}
+        return Counter(items) if isinstance(own, Counter) else items
+    if type(saved) in {list, tuple}:
+        is_alike = type(own) is type(saved) and len(own) == len(saved)
+        indexed = enumerate(zip(own if is_alike else [None] * len(saved), saved, strict=True))
+        return type(saved)(decoded(own_item, item, owner, at(path, index)) for index, (own_item, item) in indexed)
+    return saved
+
+
+def _decoded_key(key: Any, own_keys: Iterable[Any], owner: type, path: str) -> Any:
+    match key:
+        case ("$coded", "$key", user_key):
+            return user_key
+        case ("$coded", str(name), data):
+            similar = next((own_key for own_key in own_keys if type(own_key).__name__ == name), None)
+            return from_data(data, _coded_type(name, data, similar, owner, path))
+    return key
+
+
+def _coded_type(name: str, data: Any, own: Any, owner: type, path: str) -> Any:
+    """Return a type that :func:`coded` has named; Any, with a warning, for an enumeration that is not found.
+
+    Saved data do not decide what is imported: modules are those of the classes, and what these have imported.
+    """
+    own_type = type(own)
+    modules = [sys.modules.get(base.__module__) for base in owner.__mro__]
+    scopes = [*owner.__mro__, *filter(None, modules)]
+    nearby = [item for scope in scopes for item in tuple(vars(scope).values())]
+    for candidate in [own_type, *nearby]:
+        if isinstance(candidate, enum.EnumType) and candidate.__name__ == name:
+            return candidate
+    base = next((base for base in ENCODED if base.__name__ == name), None)
+    if base is not None:
+        kind = own_type if issubclass(own_type, base) else base
+        return pathlib.Path if kind is pathlib.PurePath else kind
+    imported = (item for item in nearby if isinstance(item, types.ModuleType))
+    for module in [*imported, sys.modules["composer.core"], signal]:
+        candidate = vars(module).get(name)
+        if isinstance(candidate, enum.EnumType):
+            return candidate
+    if isinstance(own_type, enum.EnumType) and any(data == member.value for member in own_type):
+        return own_type
+    warnings.warn(
+        f"{path or 'The value'}: a member of {name} was saved, and its value is loaded in its place: define or import "
+        f"this enumeration in {owner.__module__}.",
+        stacklevel=2,
+    )
+    return Any

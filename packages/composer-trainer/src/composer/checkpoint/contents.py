@@ -30,7 +30,7 @@ from torch import Tensor
 from composer.checkpoint.folder import EXTRA, MODEL, OPTIMIZERS
 from composer.core import State, saved_state, split_tensors
 from composer.core.checks import abridged
-from composer.core.serialization import plain
+from composer.core.plain_data import plain
 
 __all__ = [
     "IgnoreKeys",

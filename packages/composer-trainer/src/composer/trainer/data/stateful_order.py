@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from composer.checkpoint.contents import SavedObjects
-from composer.core.serialization import equal, plain
+from composer.core.plain_data import equal, plain
 from composer.distributed.samplers import END, set_epoch
 from composer.trainer.data.iterable_order import OpaqueOrder
 from composer.trainer.data.seeding import seeded_batches

@@ -28,8 +28,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from composer.checkpoint.contents import SavedObjects
 from composer.core import Serializable
 from composer.core.components import saved_fields
+from composer.core.plain_data import at, is_number, plain
 from composer.core.randomness import generator_state, is_generator, set_generator_state
-from composer.core.serialization import at, is_number, plain
 
 if TYPE_CHECKING:
     from composer.core import DataSpec
