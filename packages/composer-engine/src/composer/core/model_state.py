@@ -73,7 +73,8 @@ def first_names(model: nn.Module) -> dict[str, str]:
     """
     first: dict[int, str] = {}
     named = bare_model(model).named_parameters(remove_duplicate=False)
-    return {bare: first.setdefault(id(one), bare) for name, one in named for bare in (bare_name(name),)}
+    bare_named = ((bare_name(name), parameter) for name, parameter in named)
+    return {name: first.setdefault(id(parameter), name) for name, parameter in bare_named}
 
 
 def on_meta(tensor: Tensor) -> Tensor:
@@ -186,12 +187,11 @@ def _named_parameters(model: Any, optimizer: Optimizer) -> dict[str, Any]:
 
 def _parameter_names(model: Any, optimizer: Optimizer) -> list[list[str]]:
     """Return the parameters' names by group; a parameter that the model does not have is named by its index."""
-    known = (
-        {id(one): bare_name(name) for name, one in bare_model(model).named_parameters()} if model is not None else {}
-    )
+    named = bare_model(model).named_parameters() if model is not None else ()
+    names = {id(parameter): bare_name(name) for name, parameter in named}
     return [
-        [known.get(id(one), f"group {group} parameter {index}") for index, one in enumerate(held["params"])]
-        for group, held in enumerate(optimizer.param_groups)
+        [names.get(id(one), f"group {index} parameter {place}") for place, one in enumerate(group["params"])]
+        for index, group in enumerate(optimizer.param_groups)
     ]
 
 

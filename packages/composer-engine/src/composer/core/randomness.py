@@ -88,21 +88,21 @@ def seeded_draws(seed: int) -> Iterator[None]:
 
 def global_rng_states(device: torch.device) -> list[tuple[Callable[[Any], object], Any]]:
     """Return ``(set_state, state)`` of each of torch's global generators, which layers draw from."""
-    found = global_generators(device)
-    return [(found[name].set_state, found[name].get_state()) for name in ("torch", "cuda") if name in found]
+    generators = [generator for name, generator in global_generators(device).items() if name in ("torch", "cuda")]
+    return [(generator.set_state, generator.get_state()) for generator in generators]
 
 
 def global_generators(device: torch.device) -> dict[str, Any]:
     """Return the global generators of Python, torch, NumPy if it is imported, and a CUDA device."""
-    found: dict[str, Any] = {"python": random._inst, "torch": torch.default_generator}  # noqa: SLF001
+    generators: dict[str, Any] = {"python": random._inst, "torch": torch.default_generator}  # noqa: SLF001
     if "numpy" in sys.modules:
-        found["numpy"] = sys.modules["numpy"].random.mtrand._rand  # noqa: SLF001
+        generators["numpy"] = sys.modules["numpy"].random.mtrand._rand  # noqa: SLF001
     if device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]  # creates them
-        found["cuda"] = torch.cuda.default_generators[
+        generators["cuda"] = torch.cuda.default_generators[
             torch.cuda.current_device() if device.index is None else device.index
         ]
-    return found
+    return generators
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:

@@ -233,14 +233,15 @@ class RebuiltAlgorithms:
         """
         if not self.made:
             return self.state
-        held = [one for optimizer in self.state.optimizers for one in tree_leaves(dict(optimizer.state))]
-        own = [*self.state.model.parameters(), *self.state.model.buffers()]
+        weights = [*self.state.model.parameters(), *self.state.model.buffers()]
+        values = [value for optimizer in self.state.optimizers for value in tree_leaves(dict(optimizer.state))]
         try:
             check_conflicts(_merged(self.state.algorithms, self.made))
             with torch.device("meta"):
-                copies = {id(one): model_state.on_meta(one) for one in (*own, *filter(torch.is_tensor, held))}
+                tensors = (*weights, *filter(torch.is_tensor, values))
+                copies = {id(tensor): model_state.on_meta(tensor) for tensor in tensors}
                 rehearsed = self.try_out(copies)
-            _check_buffers(rehearsed.model.buffers(), own)
+            _check_buffers(rehearsed.model.buffers(), weights)
         except ValueError as error:
             raise StateMismatchError([f"algorithms, which the weights need: {error}"]) from error
         except (RuntimeError, TypeError):  # an algorithm that computes with the weights
@@ -271,9 +272,9 @@ class RebuiltAlgorithms:
         state.algorithms = _merged(state.algorithms, self.made)
 
 
-def _check_buffers(buffers: Iterable[Any], own: Iterable[Any]) -> None:
+def _check_buffers(buffers: Iterable[Any], weights: Iterable[Any]) -> None:
     """Raise a ValueError for large buffers: those that are not saved have no shape to compare with."""
-    size, before = (sum(one.nbytes for one in tensors) for tensors in (buffers, own))
+    size, before = (sum(tensor.nbytes for tensor in tensors) for tensors in (buffers, weights))
     if size > max(_MOST_BUFFERS, 4 * before):
         raise ValueError(f"they would add buffers of {size} bytes to a model of {before} bytes.")
 
@@ -470,6 +471,7 @@ def _check_components(kind: str, own: Mapping[str, Any], saved: Mapping[str, Any
 
 
 def _check_scheduler(path: str, scheduler: Any, saved: SchedulerRecord, findings: _Findings) -> None:
+    """Compare the fields of a scheduler, which loads any state: by their names and the kinds of their values."""
     own = scheduler.state_dict()
     findings.unexpected += [
         f"{path}.{name} is saved, and this scheduler has no such field." for name in saved.state if name not in own
@@ -478,6 +480,7 @@ def _check_scheduler(path: str, scheduler: Any, saved: SchedulerRecord, findings
 
 
 def _check_component(path: str, component: Any, saved: CallbackRecord, findings: _Findings) -> None:
+    """Compare the settings of an algorithm or callback, and raise an error if it cannot load its saved state."""
     name = type(component).__name__
     if saved.name != name:
         raise ValueError(f"is a {name}, and a {saved.name} was saved.")

@@ -173,14 +173,17 @@ class State(FormerState):
             a loop sets it that weights each process's loss by its number of samples in ``batch``, and by 0 if
             ``batch_counts`` is False; None in other loops.
 
-    A loop updates ``timestamp`` (by ``timestamp.to_next_batch(samples=32)``) and sets ``microbatch`` to the index of
-    the microbatch, -1 before the batch is split, -2 between batches; both determine the seeds of :meth:`generator`.
-    ``batch_counts`` is False if this process has no sample to train on, and only takes part in the step of others.
-    ``metric_outputs`` is what ``update_metric`` returned last, or ``{}``. ``total_loss_dict`` has the losses of the
-    last batch by the names in logs, of this process if nothing is logged. ``loss_share`` is the weight of a mean over
-    the batch in ``loss``, if that is a sum divided by the labels of several batches, and ``microbatch_weight`` that of
-    its loss in the gradients. ``made_on_load`` lists algorithms constructed by loading, which have changed the model.
-    ``stop_reason`` is why :meth:`stop_training` was called last; None in a training that it has not ended.
+    Attributes:
+        timestamp: The clock, which the loop advances after each batch: ``timestamp.to_next_batch(samples=32)``.
+        microbatch: The index of the microbatch, -1 before the batch is split, -2 between batches. The loop sets it; the
+            seeds of :meth:`generator` depend on it and on the clock.
+        batch_counts: False if this process has no sample to train on, and only takes part in the step of others.
+        loss_share: The weight of a mean over the batch in a ``loss`` that is divided by the labels of several batches.
+        microbatch_weight: The weight of the loss of the microbatch in the gradients.
+        total_loss_dict: The losses of the last batch by their names in logs; of this process if nothing is logged.
+        metric_outputs: The last return value of ``update_metric``, or ``{}``.
+        made_on_load: The algorithms that loading has constructed, which have changed the model.
+        stop_reason: Why :meth:`stop_training` was called last; None in a training that it has not ended.
 
     Raises:
         TypeError: An optimizer, algorithm or callback is of another type, or a class instead of an object.
