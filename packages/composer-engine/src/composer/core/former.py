@@ -209,6 +209,16 @@ class ClockData(dict[str, Any]):
         return OrderedDict, (), None, None, iter(self.items())
 
 
+def with_clock(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a saved state in which the clock, if there is one, is a :class:`ClockData`.
+
+    Example:
+        >>> with_clock({"timestamp": {"batch": 3}})["timestamp"]["Timestamp"]
+        {'batch': 3}
+    """
+    return data | ({"timestamp": ClockData(data["timestamp"])} if "timestamp" in data else {})
+
+
 def _no_config(state: Any) -> None:
     if is_sharded(state.model):
         raise AttributeError(f"The configuration of a sharded model is not in its state: {_CONFIG}.")

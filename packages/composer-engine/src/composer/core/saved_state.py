@@ -23,7 +23,6 @@ from composer.core import model_state
 from composer.core.checks import abridged, bulleted, nearest
 from composer.core.components import by_key, is_unsaved, read_field, saved_fields, settings_to_data
 from composer.core.declarations import check_conflicts
-from composer.core.former import ClockData
 from composer.core.passes import all_passes
 from composer.core.plain_data import NotSerializableError, equal, plain
 from composer.core.serialization import coded, decoded, field_types, from_data, to_data
@@ -59,16 +58,6 @@ class SavableState(Protocol):
         self, algorithms: Sequence[Any], passes: Sequence[AlgorithmPass], logger: Any = None
     ) -> SavableState:
         """Return this state with these algorithms only, after they have changed its model."""
-
-
-def with_clock(data: dict[str, Any]) -> dict[str, Any]:
-    """Return a saved state in which the clock, if there is one, is a :class:`ClockData`.
-
-    Example:
-        >>> with_clock({"timestamp": {"batch": 3}})["timestamp"]["Timestamp"]
-        {'batch': 3}
-    """
-    return data | ({"timestamp": ClockData(data["timestamp"])} if "timestamp" in data else {})
 
 
 class StateMismatchError(ValueError):

@@ -20,7 +20,7 @@ from composer.core.checks import calling_function, check_run_name
 from composer.core.components import ObservableList, by_key, saved_fields
 from composer.core.data_spec import Batch, BatchKey, DataSpec, batch_get, batch_set, ensure_data_spec, length_of
 from composer.core.evaluator import Evaluator, MetricValues, ensure_evaluator
-from composer.core.former import FormerState, to_batches, to_device
+from composer.core.former import FormerState, to_batches, to_device, with_clock
 from composer.core.logger import Logger
 from composer.core.precision import Precision
 from composer.core.randomness import derive_seed
@@ -434,7 +434,7 @@ class State(FormerState):
             >>> state.state_dict()["max_duration"], state.state_dict()["timestamp"]["epoch"]
             ('10ep', 0)
         """
-        return saved_state.with_clock(saved_state.state_to_data(self))
+        return with_clock(saved_state.state_to_data(self))
 
     @property
     def serialized_attributes(self) -> tuple[str, ...]:

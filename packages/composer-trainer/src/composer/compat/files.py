@@ -19,8 +19,8 @@ from composer.checkpoint.remote import url_in_store
 from composer.checkpoint.torch_files import read_torch_file
 from composer.core import Logger, State, Timestamp
 from composer.core.data_spec import move_batch
+from composer.core.former import with_clock
 from composer.core.passes import Passes
-from composer.core.saved_state import with_clock
 from composer.distributed import (
     get_global_rank,
     get_local_rank,
