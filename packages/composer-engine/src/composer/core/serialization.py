@@ -35,6 +35,20 @@ from composer.core.checks import describe, error_text, nearest, shortened
 from composer.core.plain_data import ENCODED, MAX_DEPTH, NotSerializableError, at, check_depth, equal, plain, to_number
 from composer.core.time import Time, Timestamp
 
+# Where a type is encoded and decoded. To add one, add the type to ENCODED and its two functions to _CODECS. from_data()
+# encodes again and compares, so that a codec that loses anything raises an error.
+#
+#   type                                       encoded by          decoded by
+#   Any, object, a union with one of them      plain               as it is
+#   bool, int, float, None, Tensor             plain               _read_instance
+#   containers without types of items          plain               _read_instance
+#   the keys of _CODECS, and subclasses        _CODECS             _CODECS
+#   other unions                               _encode_choice      _read_choice: the first member that fits
+#   attrs classes                              _encode_container   _make_reader
+#   Sequence[X], Iterable[X], Collection[X]    _encode_container   _read_sequence
+#   list[X], dict[X, Y], sets, dataclasses     _encode_container   cattrs
+#   Literal, Annotated, Final, TypedDict       _encode             cattrs
+
 
 def to_data(value: Any, kind: Any = Any, path: str = "") -> Any:
     """Encode a value of a declared type as plain data and tensors.
@@ -118,6 +132,7 @@ def _encode_container(value: Any, kind: Any, path: str, depth: int) -> Any:
 
 
 def _reject(value: Any, kind: Any, path: str) -> typing.NoReturn:
+    """Raise the error for a value that is not of its declared type."""
     plain(value, path)  # raises the more precise error for what is no data
     raise NotSerializableError(path, f"{describe(value)} cannot be saved as {_type_name(kind)}.")
 
@@ -158,6 +173,7 @@ def _is_instance(value: Any, expected: type) -> bool:
 
 
 def _in_order(items: list[Any]) -> list[Any]:
+    """Return the items of a set in an order that is the same in each process."""
     try:
         return sorted(items)
     except TypeError:
@@ -271,6 +287,7 @@ def _read_sequence(data: Any, kind: Any) -> Any:
 
 
 def _read_choice(data: Any, kind: Any) -> Any:
+    """Return data decoded as the first member of a union that accepts it."""
     for member in typing.get_args(kind):
         with contextlib.suppress(ValueError):
             return from_data(data, member)
@@ -295,20 +312,7 @@ def _to_dtype(name: str, _: Any) -> torch.dtype:
 
 _PLAIN = frozenset({bool, int, float, types.NoneType})
 
-# Where a type is encoded and decoded. To add one, add the type to ENCODED, and its two functions to _CODECS in the same
-# order: the first type that fits is used, as a StrEnum is an Enum and a str. from_data() encodes again and compares, so
-# that a codec that loses anything raises an error.
-#
-#   type                                       encoded by          decoded by
-#   Any, object, a union with one of them      plain               as it is
-#   bool, int, float, None, Tensor             plain               _read_instance
-#   containers without types of items          plain               _read_instance
-#   the keys of _CODECS, and subclasses        _CODECS             _CODECS
-#   other unions                               _encode_choice      _read_choice: the first member that fits
-#   attrs classes                              _encode_container   _make_reader
-#   Sequence[X], Iterable[X], Collection[X]    _encode_container   _read_sequence
-#   list[X], dict[X, Y], sets, dataclasses     _encode_container   cattrs
-#   Literal, Annotated, Final, TypedDict       _encode             cattrs
+# The order is that of ENCODED, with str second, as a StrEnum is an Enum and a str: the first type that fits is used.
 _CODECS: Mapping[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
     enum.Enum: (operator.attrgetter("value"), _read_instance),
     str: (lambda text: str(text.value if isinstance(text, enum.Enum) else text), _read_instance),

@@ -1,4 +1,9 @@
-"""The step of a training batch, the same in every loop, and its parts where a host has one function for a step."""
+"""The step of a training batch, which is the same in every loop.
+
+:class:`Step` runs it. The second half is for hosts of other libraries, whose users write forward pass and loss in one
+function: :class:`SplitStep` splits such a function, and :func:`check_first_loss` detects a loss that the forward pass
+has computed before algorithms changed its targets.
+"""
 
 from __future__ import annotations
 
