@@ -64,6 +64,17 @@ class Counting(Dataset):
         self.count = state["count"]
 
 
+class Recreating(Drawing):
+    """Draws from a generator that ``load_state_dict`` creates again."""
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        del state
+        self.generator = torch.Generator().manual_seed(3)
+
+
 class Forgetting(Counting):
     """The same without the methods."""
 
@@ -234,6 +245,7 @@ EXACT = {
     "a dataset's numpy Philox": lambda: loader(Drawing(lambda: np.random.Generator(np.random.Philox(3)))),
     "a dataset's numpy RandomState": lambda: loader(Drawing(lambda: np.random.RandomState(3))),
     "a dataset's state_dict": lambda: loader(Counting()),
+    "a dataset's state_dict and generator": lambda: loader(Recreating()),
     "a collate_fn's": lambda: loader(TensorDataset(INPUTS, TARGETS), collate_fn=Collate()),
     "a transform's generator": lambda: {
         "train_dataloader": DataSpec(

@@ -187,7 +187,7 @@ def load_objects(saved: SavedObjects, objects: Mapping[str, Any], components: Ma
     Raises:
         ValueError: An object rejects its state.
     """
-    found, missing = generators_of({**objects, **(components or {})}), []
+    missing = []
     for path, state in saved.states.items():
         if not has_state(objects.get(path)):
             missing.append(path)
@@ -200,12 +200,14 @@ def load_objects(saved: SavedObjects, objects: Mapping[str, Any], components: Ma
                 f"load_state_dict() of {path} rejected what was saved of it: is it the same object, of the same data? "
                 f"{type(error).__name__}: {error}"
             ) from error
+    # After the states, because load_state_dict() may create a generator again.
+    generators = generators_of({**objects, **(components or {})})
     for path, state in saved.generators.items():
-        if path not in found:
+        if path not in generators:
             missing.append(path)
             continue
         try:
-            set_generator_state(found[path], state)
+            set_generator_state(generators[path], state)
         except ValueError as error:
             raise ValueError(f"{path} {error}.") from error
     if missing:
