@@ -882,6 +882,13 @@ class TestIgnoreKeys:
         with pytest.warns(UserWarning, match=r"holds nothing that ignore_keys='modle/\*' would leave out.*model"):
             load_checkpoint(saved, later, ignore_keys="modle/*")
 
+    @pytest.mark.parametrize("keys", ["optimizers/*", "extra", "timestamp"])
+    def test_patterns_of_what_is_not_loaded(self, saved, later, keys):
+        """If only weights are loaded, a pattern of something else that the checkpoint contains gives no warning."""
+        loaded = load_checkpoint(saved, later, weights_only=True, ignore_keys=keys)
+
+        assert loaded.ignored == ()
+
     @pytest.mark.parametrize("weights_only", [True, False])
     def test_warnings_point_to_the_caller(self, saved, later, weights_only):
         """Warnings point to the caller's line."""

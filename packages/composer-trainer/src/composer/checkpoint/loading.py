@@ -384,6 +384,7 @@ class SavedRun:
             for a file, of which everything was read.
         likes: Like which DTensors the weights are read; see :func:`~composer.checkpoint.reading.sharded_like`.
         is_schedule_free: Whether the weights are those for training, of an optimizer that evaluates with others.
+        unread: What the checkpoint contains besides, if only the weights are wanted.
 
     Attributes:
         ignored: The paths of what was left out.
@@ -394,6 +395,7 @@ class SavedRun:
     opened: OpenCheckpoint | None = None
     likes: Mapping[str, Tensor] | None = None
     is_schedule_free: bool = False
+    unread: dict[str, Any] = attrs.field(factory=dict)
     ignored: tuple[str, ...] = attrs.field(default=(), init=False)
 
     @classmethod
@@ -412,8 +414,8 @@ class SavedRun:
             opened.check_layout(len(own))
             likes = sharded_like(opened, own, data) if is_sharded(state.model) else {}
             is_schedule_free = weights_only and _has_training_weights(data)
-            if weights_only:
-                data = {name: data[name] for name in ("model", "algorithms", "modules") if name in data}
+            needed = {"model", "algorithms", "modules"} if weights_only else data.keys()
+            unread = {name: data.pop(name) for name in [*data] if name not in needed}
             saved = _with_tensors(data, opened, likes, is_part=weights_only)
             if not isinstance(saved.get("model", {}), dict):
                 raise TypeError("'model' must be a dictionary.")
@@ -421,7 +423,7 @@ class SavedRun:
             saved["model"] = opened.shapes(MODEL) | saved.get("model", {})
         else:
             saved.pop("model", None)
-        return cls(opened.path, saved, opened, likes.get(MODEL), is_schedule_free)
+        return cls(opened.path, saved, opened, likes.get(MODEL), is_schedule_free, unread)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -439,10 +441,10 @@ class SavedRun:
         """
         saved = self.data
         self.ignored = ignored_keys(saved, keys)
-        if keys and not callable(keys) and not self.ignored:
+        if keys and not callable(keys) and not self.ignored and not ignored_keys(self.unread, keys):
             warnings.warn(
                 f"{self.path} holds nothing that ignore_keys={keys!r} would leave out. Its parts are "
-                f"{', '.join(saved)}; a pattern is such as 'model/head.*', 'optimizers/*' or 'algorithms/EMA'.",
+                f"{', '.join((*saved, *self.unread))}; a pattern is such as 'model/head.*', 'optimizers/*' or 'algorithms/EMA'.",
                 UserWarning,
                 stacklevel=4,
             )
