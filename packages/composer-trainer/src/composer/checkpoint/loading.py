@@ -2,11 +2,11 @@
 
 :func:`load_checkpoint` and the Trainer make a :class:`LoadRequest` of their arguments. A load has three stages:
 
-1. :class:`SavedRun`, what the checkpoint contains, without the data of the weights. Its methods each make one change
-   of it: leave out what is ignored, use averages as the weights, and read the weights that are still needed.
+1. :class:`SavedRun`, what the checkpoint contains, without the data of the weights. A file of MosaicML Composer is
+   converted to one. Its methods each make one change of it, such as leaving out what is ignored.
 2. :class:`CheckedCheckpoint`, which fits the run: :meth:`LoadRequest.check` compares the state with the run, or only
-   the weights, or that of a file of MosaicML Composer. Every mismatch is reported in one error. The weights are read
-   last, as only their names and shapes are compared.
+   the weights. Every mismatch is reported in one error. The weights are read last, as only their names and shapes are
+   compared.
 3. :class:`LoadedCheckpoint`, after :meth:`CheckedCheckpoint.load` has changed the run.
 """
 
@@ -38,7 +38,7 @@ from composer.checkpoint.folder import EXTRA, MODEL, OPTIMIZERS, STATE, Manifest
 from composer.checkpoint.reading import OpenCheckpoint, references, sharded_like
 from composer.checkpoint.torch_files import read_weights_file
 from composer.core import LoadReport, Logger, State, StateMismatchError, join_tensors, model_state, saved_state
-from composer.core.checks import to_strings
+from composer.core.checks import caller_level, to_strings
 from composer.core.passes import Passes
 from composer.core.randomness import rng_state
 from composer.core.serialization import from_data
@@ -272,14 +272,31 @@ class LoadRequest:
             )
         own = self.state.get_model_state_dict()
         names = names_here(weights, own)
-        if composer is None:
-            read = SavedRun(path, {"model": {new: weights[name] for name, new in names.items()}})
+        if composer is not None and not self.weights_only:
+            read = self._converted(path, composer, composer.model(names, own, averaged=False), names)
+            read.ignore(self.ignore_keys, self.state)
+            read.keep_own_values(self.state)
+            return self._check_all(read)
+        if composer is not None:
+            data = composer.model(names, own, averaged=True)
+            unread = {name: part for name, part in composer.state.items() if name not in data}
+            read = SavedRun(path, data, unread=unread)
         else:
-            read = SavedRun(path, composer.model(names, own, averaged=self.weights_only))
-            if not self.weights_only:
-                return self._check_composer(read, composer, names)
+            read = SavedRun(path, {"model": {new: weights[name] for name, new in names.items()}})
         read.ignore(self.ignore_keys, self.state)
         return self._check_weights(read)
+
+    def _converted(self, path: str, file: ComposerFile, model: Mapping[str, Any], names: Mapping[str, str]) -> SavedRun:
+        """Return what a file of MosaicML Composer contains of a run, as a checkpoint of this library would."""
+        device, progress = self.state.device, file.progress(names, self.state.state_dict())
+        rng = file.rng(device)
+        lacking = [*([] if rng else ["the generators of random numbers"]), *file.unread(progress)]
+        warning = (
+            f"{path} is a checkpoint of MosaicML Composer. The training continues from it, but not as it would "
+            f"have there: not restored are {', '.join(lacking)}."
+        )
+        data = {**model, **progress, "extra": file.resume_data(rng, rng_state(device))}
+        return SavedRun(path, data, warning=warning)
 
     def _compare(
         self, read: SavedRun, check: Callable[..., saved_state.CheckedState], *saved: Any, strict: bool = False
@@ -309,8 +326,9 @@ class LoadRequest:
         if problems:
             raise CheckpointMismatchError(read.path, problems)
         changes = changed_environment(read.beside("environment"), self.state.device)
-        warning = f"Training that resumes from {read.path} may not be bit-identical: {changes}." if changes else ""
-        return self._checked(read, fits, warning, extra=read.beside("extra"))
+        if changes:
+            read.warning = f"Training that resumes from {read.path} may not be bit-identical: {changes}."
+        return self._checked(read, fits, extra=read.beside("extra"))
 
     def _check_weights(self, read: SavedRun) -> CheckedCheckpoint:
         """Check the weights to evaluate with, and the algorithms that they need."""
@@ -319,9 +337,9 @@ class LoadRequest:
             raise CheckpointError(path, "cannot be loaded for its weights: ignore_keys leaves all of them out.")
         if "model" not in read.data:
             raise CheckpointError(path, "holds no weights: they were left out when it was saved.")
-        averages_of, warning = read.use_averages(self.state.model), ""
+        averages_of = read.use_averages(self.state.model)
         if read.is_schedule_free and not averages_of:
-            warning = (
+            read.warning = (
                 f"The weights from {path} are the training weights of a schedule-free optimizer, and the run was "
                 "evaluated with others, which only that optimizer computes. Save these: save_weights_only=True of a "
                 "Trainer, or trainer.save_checkpoint(..., weights_only=True)."
@@ -331,41 +349,15 @@ class LoadRequest:
         except CheckpointMismatchError as error:
             problems = [*error.problems, *changed_modules(self.state.model, read.beside("modules"))]
             raise CheckpointMismatchError(path, problems) from None
-        return self._checked(read, fits, warning, averages_of=averages_of)
+        return self._checked(read, fits, averages_of=averages_of)
 
-    def _check_composer(self, read: SavedRun, file: ComposerFile, names: Mapping[str, str]) -> CheckedCheckpoint:
-        """Check a checkpoint of MosaicML Composer; the run keeps what the file lacks."""
-        own, rng = self.state.state_dict(), file.rng(self.state.device)
-        read.data |= file.progress(names, own)
-        lacking = [*([] if rng else ["the generators of random numbers"]), *file.unread(read.data)]
-        extra = file.resume_data(rng, rng_state(self.state.device))
-        read.ignore(self.ignore_keys, self.state)
-        checked = self._compare(read, saved_state.check_state, own | read.data)
-        restored = tuple(name for name in read.data if name not in read.ignored)
-        report = attrs.evolve(checked.report, restored=restored)
-        problems = self._weights_that_differ(report)
-        if self.check_extra is not None:
-            problems += self.check_extra(extra, read.ignored)
-        if problems:
-            raise CheckpointMismatchError(read.path, problems)
-
-        def load_into(state: Any, state_dict: Mapping[str, Any]) -> None:
-            checked.load_into(state, state_dict)
-            state.previous_timestamp = state.timestamp  # the file has none
-
-        warning = (
-            f"{read.path} is a checkpoint of MosaicML Composer. The training continues from it, but not as it would "
-            f"have there: not restored are {', '.join(lacking)}."
-        )
-        fits = attrs.evolve(checked, report=report, load_into=load_into)
-        return self._checked(read, fits, warning, extra=extra)
-
-    def _checked(
-        self, read: SavedRun, fits: saved_state.CheckedState, warning: str, **result: Any
-    ) -> CheckedCheckpoint:
-        manifest = None if read.opened is None else read.opened.manifest
-        loaded = LoadedCheckpoint(read.path, fits.report, read.ignored, manifest=manifest, **result)
-        return CheckedCheckpoint(loaded, fits, self.logger, warning)
+    def _checked(self, read: SavedRun, fits: saved_state.CheckedState, **result: Any) -> CheckedCheckpoint:
+        manifest, report = None if read.opened is None else read.opened.manifest, fits.report
+        if read.kept:
+            restored = tuple(name for name in read.state if name not in (*read.kept, *read.ignored))
+            report = attrs.evolve(report, restored=restored)
+        loaded = LoadedCheckpoint(read.path, report, read.ignored, manifest=manifest, **result)
+        return CheckedCheckpoint(loaded, fits, self.logger, read.warning)
 
     def _weights_that_differ(self, report: LoadReport) -> list[str]:
         differences = (*report.missing, *report.unexpected) if self.strict_model_weights else ()
@@ -376,6 +368,10 @@ class LoadRequest:
 class SavedRun:
     """What was read of a run, and how it is changed before it is compared with the present one.
 
+    First :meth:`ignore` leaves out what is ignored, and the other methods keep to it: :meth:`keep_own_values` of a
+    file, then :meth:`match_neutral_callbacks` if all is compared, or :meth:`use_averages` if only weights are.
+    :meth:`read_weights` reads those that are left: at the end, or first for a function that may use their values.
+
     Args:
         path: The checkpoint or file.
         data: What was read, by the names of :mod:`~composer.checkpoint.contents`; of the model, its weights and what
@@ -385,9 +381,11 @@ class SavedRun:
         likes: Like which DTensors the weights are read; see :func:`~composer.checkpoint.reading.sharded_like`.
         is_schedule_free: Whether the weights are those for training, of an optimizer that evaluates with others.
         unread: What the checkpoint contains besides, if only the weights are wanted.
+        warning: What the user has to know when it is loaded.
 
     Attributes:
         ignored: The paths of what was left out.
+        kept: The parts of the state that a file lacks, so that the run's own values are in their place.
     """
 
     path: str
@@ -395,8 +393,10 @@ class SavedRun:
     opened: OpenCheckpoint | None = None
     likes: Mapping[str, Tensor] | None = None
     is_schedule_free: bool = False
-    unread: dict[str, Any] = attrs.field(factory=dict)
+    unread: Mapping[str, Any] = attrs.field(factory=dict)
+    warning: str = ""
     ignored: tuple[str, ...] = attrs.field(default=(), init=False)
+    kept: tuple[str, ...] = attrs.field(default=(), init=False)
 
     @classmethod
     def read(cls, opened: OpenCheckpoint, state: State, *, weights_only: bool) -> SavedRun:
@@ -441,12 +441,13 @@ class SavedRun:
         """
         saved = self.data
         self.ignored = ignored_keys(saved, keys)
-        if keys and not callable(keys) and not self.ignored and not ignored_keys(self.unread, keys):
+        if keys and not callable(keys) and not self.ignored and not ignored_keys({**self.unread}, keys):
             warnings.warn(
                 f"{self.path} holds nothing that ignore_keys={keys!r} would leave out. Its parts are "
-                f"{', '.join((*saved, *self.unread))}; a pattern is such as 'model/head.*', 'optimizers/*' or 'algorithms/EMA'.",
+                f"{', '.join((*saved, *self.unread))}; a pattern is such as 'model/head.*', 'optimizers/*' or "
+                "'algorithms/EMA'.",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=caller_level(),
             )
         own = state.state_dict() if self.ignored else {}
         for name, own_part in (("model", state.get_model_state_dict), ("optimizers", state.get_optim_state_dict)):
@@ -459,6 +460,12 @@ class SavedRun:
                 saved[name] += [record for record in own.get(name, []) if record["key"] == inner]
             elif isinstance(saved.get(name), dict) and inner in dictionary(own.get(name)):
                 saved[name][inner] = own[name][inner]
+
+    def keep_own_values(self, state: State) -> None:
+        """Add the run's own values of what a file lacks, so that they do not change."""
+        own = state.state_dict()
+        self.kept = tuple(name for name in own if name not in self.data)
+        self.data |= {name: own[name] for name in self.kept}
 
     def match_neutral_callbacks(self, state: State) -> None:
         """Ignore callbacks without settings and state that only the run or only the checkpoint has."""
