@@ -204,7 +204,6 @@ class ComposerFile:
         each = {"data": attrs.asdict(place), "loggers": {}, "metrics": {}, "objects": attrs.asdict(SavedObjects())}
         return {
             "clock_before": clock.state_dict(),  # the file has none
-            "cooldown": None,
             "interrupted": {},
             "microbatch_size": None,
             "processes": [{**each, "rng": states} for states in rng],

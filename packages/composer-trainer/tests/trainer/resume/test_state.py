@@ -19,6 +19,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassPrecision
 from torchmetrics.wrappers import ClasswiseWrapper
 
+from composer.callbacks import CheckpointSaver
 from composer.checkpoint import CheckpointMismatchError, save_checkpoint
 from composer.core import Callback
 from composer.loggers import FileLogger, InMemoryLogger, TensorboardLogger
@@ -248,6 +249,18 @@ class TestCheck:
         """A part of the data alone cannot be left out, and the error names the argument that does."""
         with pytest.raises(CheckpointMismatchError, match=f"missing; ignore '{ignored}' only together with all"):
             small_run(load_path=stopped, load_ignore_keys=ignored)
+
+
+class TestAttach:
+    def test_saver_that_is_added_later(self, tmp_path):
+        """Training resumes from a checkpoint of a saver that was added after the Trainer was constructed."""
+        trainer = small_run(max_duration="2ba")
+        trainer.state.callbacks.append(CheckpointSaver(tmp_path, filename="added"))
+        trainer.fit()
+
+        resumed = small_run(max_duration="4ba", load_path=tmp_path / "added")
+
+        assert resumed.fit().steps == 2
 
 
 class TestResume:

@@ -333,8 +333,7 @@ class Batches:
         """
         position, beyond = self.position, self.position.beyond_length
         if beyond == 0:
-            used = {f"train_dataloader.{name}": part for name, part in self.objects.loading.items()}
-            loader, objects = self._order.save(in_epoch=True), save_objects(used)
+            loader, objects = self._order.save(in_epoch=True), save_objects(self.objects.by_path("loading"))
             loaded = self._load()
             if loaded is _NONE_LEFT:
                 position.exhaust()

@@ -150,19 +150,19 @@ class Evaluations:
             self.install(state)
         state.eval_metrics = {label: own for label, own in state.eval_metrics.items() if label in self.labels()}
 
-    def run_if_due(self, engine: Engine, event: Event, signals: StopSignals, interrupted: dict[str, list[str]]) -> None:
+    def run_if_due(self, engine: Engine, event: Event, signals: StopSignals, stopped: dict[Event, list[str]]) -> None:
         """Evaluate with the evaluators that are due at an event.
 
         Args:
             engine: With the state that is trained.
             event: Where.
             signals: Those that stop the evaluation.
-            interrupted: The labels of the evaluators that a signal has left undone, by event; **changed in place**.
+            stopped: The labels of the evaluators that a signal has left undone, by event; **changed in place**.
 
         Raises:
             Stopped: A signal has stopped the evaluation, or the training before it.
         """
-        state, undone = engine.state, interrupted.pop(event, None)
+        state, undone = engine.state, stopped.pop(event, None)
         due = [one for one in due_evaluators(state, event) if undone is None or one.label in undone]
         if not due:
             return
@@ -171,7 +171,7 @@ class Evaluations:
             signals.check()
             evaluate(engine, due, self.subset_num_batches, signals, results)
         except Stopped:
-            interrupted[event.value] = [one.label for one in due if one.label not in results]
+            stopped[event] = [one.label for one in due if one.label not in results]
             raise
 
 

@@ -60,18 +60,19 @@ _HASHED = 1 << 20
 """The largest array whose contents are compared, in bytes."""
 
 
-def has_state(one: Any) -> bool:
+def has_state(value: Any) -> bool:
     """Return whether an object is saved by its own ``state_dict()``, without arguments, and ``load_state_dict()``.
 
     Example:
         >>> has_state(torch.nn.Linear(1, 1)), has_state([1, 2])
         (True, False)
     """
-    save = getattr(one, "state_dict", None)
-    if isinstance(one, type) or not callable(save) or not callable(getattr(one, "load_state_dict", None)):
+    save = getattr(value, "state_dict", None)
+    if isinstance(value, type) or not callable(save) or not callable(getattr(value, "load_state_dict", None)):
         return False
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return all(one.default is not one.empty or one.kind in variable for one in _parameters(save).values())
+    parameters = _parameters(save).values()
+    return all(parameter.default is not parameter.empty or parameter.kind in variable for parameter in parameters)
 
 
 def takes_position(dataset: Any) -> bool:
@@ -125,7 +126,7 @@ def objects_to_evaluate(loader: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         (['dataset', 'collate_fn', 'batch_sampler', 'sampler'], [])
     """
     objects = objects_of(loader)
-    streams = {name: objects.pop(name) for name, one in list(objects.items()) if isinstance(one, IterableDataset)}
+    streams = {name: objects.pop(name) for name, value in [*objects.items()] if isinstance(value, IterableDataset)}
     return objects, streams
 
 
@@ -147,16 +148,21 @@ class LoaderObjects(NamedTuple):
     @classmethod
     def of(cls, spec: DataSpec, *, skips: bool) -> LoaderObjects:
         """Return the objects of a loader; ``skips`` is whether an epoch can start in its middle without loading."""
-        objects = objects_of(spec.dataloader)
-        loading = {name: one for name, one in objects.items() if not name.endswith("sampler")}
-        samplers = {name: one for name, one in objects.items() if name not in loading}
+        loader, objects = spec.dataloader, objects_of(spec.dataloader)
+        samplers = {name: value for name, value in objects.items() if name.endswith("sampler")}
+        loading = {name: value for name, value in objects.items() if name not in samplers}
         names = ("batch_transforms", "microbatch_transforms")
-        transforms = {name: one for name in names if (one := getattr(spec, name)) is not None}
+        transforms = {name: value for name in names if (value := getattr(spec, name)) is not None}
         # A sampler draws its order when an epoch begins, and what loads samples again draws for them again.
-        replayed, own = (samplers, loading) if skips else (objects, {})
-        workers, persist = (getattr(spec.dataloader, name, 0) for name in ("num_workers", "persistent_workers"))
-        # Streams with non-persistent workers are excluded: they reload from the epoch's start.
-        return cls(replayed, own, transforms, loading if workers and (skips or persist) else {})
+        replayed, at_resume = (samplers, loading) if skips else (objects, {})
+        has_workers, is_persistent = getattr(loader, "num_workers", 0), getattr(loader, "persistent_workers", False)
+        # Workers that start with each epoch load again from its start, as before, if the loader cannot skip.
+        has_copies = has_workers and (skips or is_persistent)
+        return cls(replayed, at_resume, transforms, loading if has_copies else {})
+
+    def by_path(self, kind: str) -> dict[str, Any]:
+        """Return the objects of an attribute, such as ``"loading"``, by their paths in a checkpoint."""
+        return {f"train_dataloader.{name}": value for name, value in getattr(self, kind).items()}
 
 
 def save_objects(objects: Mapping[str, Any], components: Mapping[str, Any] | None = None) -> SavedObjects:
@@ -175,10 +181,11 @@ def save_objects(objects: Mapping[str, Any], components: Mapping[str, Any] | Non
         >>> list(saved.states), list(saved.generators)
         ([], ['sampler.generator'])
     """
-    states = {path: plain(one.state_dict(), path, mappings=True) for path, one in objects.items() if has_state(one)}
-    states = tree_map_only(Tensor, lambda one: one.detach().clone(), states)  # the objects go on
-    found = generators_of({**objects, **(components or {})})
-    return SavedObjects(states, {path: generator_state(one) for path, one in found.items()})
+    stateful = {path: value for path, value in objects.items() if has_state(value)}
+    states = {path: plain(value.state_dict(), path, mappings=True) for path, value in stateful.items()}
+    states = tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), states)  # the objects go on
+    generators = generators_of({**objects, **(components or {})})
+    return SavedObjects(states, {path: generator_state(generator) for path, generator in generators.items()})
 
 
 def load_objects(saved: SavedObjects, objects: Mapping[str, Any], components: Mapping[str, Any] | None = None) -> None:
@@ -224,8 +231,8 @@ def generators_of(objects: Mapping[str, Any]) -> dict[str, Any]:
     """
     return {
         at(path, name): value
-        for path, one in _holders(objects)
-        for name, value in _attributes(one).items()
+        for path, holder in _holders(objects)
+        for name, value in _attributes(holder).items()
         if is_generator(value)
     }
 
@@ -245,10 +252,10 @@ class Changes:
 
     def names(self) -> list[str]:
         """Return the paths of the attributes."""
-        now = _marks(self._objects)
-        unset = (None, "")
-        pairs = {path: (self._before.get(path, unset), now.get(path, unset)) for path in {**self._before, **now}}
-        return [path for path, (one, other) in pairs.items() if one[0] is not other[0] or one[1] != other[1]]
+        before, after, unset = self._before, _marks(self._objects), (None, "")
+        pairs = {path: (before.get(path, unset), after.get(path, unset)) for path in {**before, **after}}
+        # weakref.ref() returns the same reference as long as the object lives, and == would compare the tensors.
+        return [path for path, (old, new) in pairs.items() if old[0] is not new[0] or old[1] != new[1]]
 
 
 def warn_of_changes(changed: list[str], copied: list[str]) -> None:
@@ -268,35 +275,36 @@ def warn_of_changes(changed: list[str], copied: list[str]) -> None:
 
 
 def _holders(objects: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for path, one in objects.items():
-        if isinstance(one, nn.Module):
-            yield from ((at(path, name) if name else path, module) for name, module in one.named_modules())
+    """Return what has attributes: of a module all its modules, and any other object itself; with their paths."""
+    for path, value in objects.items():
+        if isinstance(value, nn.Module):
+            yield from ((at(path, name) if name else path, module) for name, module in value.named_modules())
         else:
-            yield path, one
+            yield path, value
 
 
-def _attributes(one: Any) -> dict[str, Any]:
+def _attributes(holder: Any) -> dict[str, Any]:
     """Return the attributes of an object, also those in the slots of an attrs class that are not transient."""
-    fields = attrs.fields(type(one)) if attrs.has(type(one)) else ()
-    kept = [field.name for field in fields if field.metadata.get("lifetime") != "transient"]
-    return {name: getattr(one, name, None) for name in kept} | getattr(one, "__dict__", {})
+    fields = attrs.fields(type(holder)) if attrs.has(type(holder)) else ()
+    names = [field.name for field in fields if field.metadata.get("lifetime") != "transient"]
+    return {name: getattr(holder, name, None) for name in names} | getattr(holder, "__dict__", {})
 
 
 def _marks(objects: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-    models = [one for one in objects.values() if isinstance(one, nn.Module)]
+    models = [value for value in objects.values() if isinstance(value, nn.Module)]
     # An attribute that refers to a weight is saved with the model.
     weights = {id(tensor) for model in models for tensor in (*model.parameters(), *model.buffers())}
     marks: dict[str, tuple[Any, str]] = {}
-    for path, one in _holders(objects):
-        if _is_of_package(type(one).__module__) or _saves_attributes(one):
+    for path, holder in _holders(objects):
+        if _is_of_package(type(holder).__module__) or _saves_attributes(holder):
             continue
-        found = {name: value for name, value in _attributes(one).items() if id(value) not in weights}
-        if isinstance(one, nn.Module):
-            found = {name: value for name, value in found.items() if name not in _HIDDEN}
-            found |= {name: one._buffers[name] for name in one._non_persistent_buffers_set}  # noqa: SLF001
-        if callable(getattr(one, "set_epoch", None)):  # it is called again in a resumed run
-            found = {name: value for name, value in found.items() if name not in ("epoch", "_epoch")}
-        marks |= {at(path, name): _mark(value) for name, value in found.items()}
+        compared = {name: value for name, value in _attributes(holder).items() if id(value) not in weights}
+        if isinstance(holder, nn.Module):
+            compared = {name: value for name, value in compared.items() if name not in _HIDDEN}
+            compared |= {name: holder._buffers[name] for name in holder._non_persistent_buffers_set}  # noqa: SLF001
+        if callable(getattr(holder, "set_epoch", None)):  # it is called again in a resumed run
+            compared = {name: value for name, value in compared.items() if name not in ("epoch", "_epoch")}
+        marks |= {at(path, name): _mark(value) for name, value in compared.items()}
     return marks
 
 
@@ -325,12 +333,12 @@ def _is_of_package(module: str) -> bool:
     return file is not None and bool({"site-packages", "dist-packages"}.intersection(Path(file).parts))
 
 
-def _saves_attributes(one: Any) -> bool:
+def _saves_attributes(holder: Any) -> bool:
     """Return whether the class of an object defines what is saved of it; those of torch and of this library do not."""
-    kind = type(one)
-    if isinstance(one, nn.Module):
-        is_metric = hasattr(one, "_update_count")  # torchmetrics; the trainer saves its states
+    kind = type(holder)
+    if isinstance(holder, nn.Module):
+        is_metric = hasattr(holder, "_update_count")  # torchmetrics; the trainer saves its states
         return is_metric or (kind.state_dict, kind.get_extra_state) != (nn.Module.state_dict, nn.Module.get_extra_state)
-    if isinstance(one, Serializable):
+    if isinstance(holder, Serializable):
         return kind.state_dict is not Serializable.state_dict or bool(saved_fields(kind))
-    return has_state(one)
+    return has_state(holder)

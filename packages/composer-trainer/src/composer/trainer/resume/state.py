@@ -1,9 +1,10 @@
 """The data of an exact resume that is not in the state: the place in the data, metrics, generators, and given objects.
 
 A checkpoint contains it as ``extra``: values of the run, and a record for each process (``_Saved``, ``_OfProcess``).
-:class:`ResumeState` lives as long as the Trainer. Loaded data passes through it in this order:
+:class:`ResumeState` lives as long as the Trainer. For a save, :meth:`~ResumeState.data_to_save` first makes the
+processes equal where a checkpoint has one value for all, and then :meth:`~ResumeState.to_data` collects the data.
+Loaded data passes through the class in this order:
 
-0. :meth:`~ResumeState.to_data` collects it for a save.
 1. :meth:`~ResumeState.check` compares it with the run, before anything is loaded.
 2. :meth:`~ResumeState.load` keeps it until ``fit``, which may be the first to get training data. Until then a save
    contains what was loaded.
@@ -49,7 +50,7 @@ from composer.trainer.evaluation.merging import merge_metrics
 from composer.trainer.evaluation.metrics import SavedMetrics, check_metrics, load_metrics, save_metrics
 from composer.trainer.reproducibility import seed_all
 from composer.trainer.resume import contract
-from composer.trainer.schedules import Cooldown
+from composer.trainer.schedules import Cooldown  # noqa: TC001  (the type of a field, which from_data reads)
 from composer.trainer.tools.hyperparameters import plain_settings
 
 if TYPE_CHECKING:
@@ -62,9 +63,6 @@ if TYPE_CHECKING:
     from composer.trainer.data.settings import TrainingData
 
 __all__ = ["ResumeState"]
-
-
-_COOLDOWN = Cooldown | None
 
 
 def _check_one_number(_: object, field: attrs.Attribute[Any], value: Tensor) -> None:
@@ -181,7 +179,7 @@ class _GivenObjects:
         state = self._state
         found: dict[str, Any] = {"model": state.model}
         for kind, held in (("algorithms", state.algorithms), ("callbacks", state.callbacks)):
-            found |= {f"{kind}.{state.component_key(one)}": one for one in held}
+            found |= {f"{kind}.{state.component_key(component)}": component for component in held}
         for evaluator in state.evaluators:
             _, streams = contract.objects_to_evaluate(evaluator.dataloader.dataloader)
             found |= _named(f"evaluators.{evaluator.label}", streams)
@@ -199,7 +197,7 @@ class _GivenObjects:
     def _of_training(self, kind: str) -> dict[str, Any]:
         """Return the objects of the training data that ``LoaderObjects`` names so; none without data."""
         batches = self._data.batches
-        return {} if batches is None else _named("train_dataloader", getattr(batches.objects, kind))
+        return {} if batches is None else batches.objects.by_path(kind)
 
 
 class ResumeState:
@@ -222,10 +220,9 @@ class ResumeState:
         self._objects = _GivenObjects(state, data, logger)
         self._optimizers = _arguments_of(state.optimizers)
         self.skipped_steps = torch.zeros((), dtype=torch.int64, device=state.device)
-        self.interrupted: dict[str, list[str]] = {}
+        self.interrupted: dict[Event, list[str]] = {}
         self.cooldown: Cooldown | None = None
-        self._loaded: _Saved | None = None  # from load() until resume()
-        self._path = ""  # of its checkpoint
+        self._pending: tuple[_Saved, str] | None = None  # with the path of its checkpoint, from load() until resume()
         self._restored_last: tuple[SavedObjects, Callable[[], None]] | None = None  # from resume() until begin()
         self._is_training = False  # from begin() until end()
 
@@ -233,21 +230,27 @@ class ResumeState:
         """Let the callbacks that save checkpoints save this data with the state."""
         for callback in callbacks:
             if isinstance(callback, CheckpointSaver):
-                callback.extra = partial(self.to_data, reports=not callback.weights_only)
+                callback.extra = partial(self.data_to_save, weights_only=callback.weights_only)
 
-    def to_data(self, *, reports: bool = True) -> dict[str, Any]:
-        """Return plain data and tensors; all processes must call it.
+    def data_to_save(self, *, weights_only: bool) -> dict[str, Any]:
+        """Prepare all processes for a save, and return what it contains beside the state; all must call it.
 
         Args:
-            reports: Whether to warn, once in a run, about changed attributes that are not saved.
+            weights_only: Whether only weights are saved. It then returns only what distinguishes two saves of a batch.
         """
-        state, batches = self._state, self._data.batches
+        state = self._state
         # A checkpoint contains the buffers of rank 0: without an interruption all must continue with these, too.
         broadcast_buffers(state.model)
         for algorithm in state.algorithms:
             algorithm.share_state(state)
-        if reports:
-            self._objects.report_changes()
+        if weights_only:
+            return {"interrupted": self._undone()}
+        self._objects.report_changes()
+        return self.to_data()
+
+    def to_data(self) -> dict[str, Any]:
+        """Return plain data and tensors; all processes must call it."""
+        state, batches = self._state, self._data.batches
         own = _OfProcess(
             data=None if batches is None else batches.save(),
             loggers=self._logger.state_dict(),
@@ -257,31 +260,33 @@ class ResumeState:
         )
         # Another process would unpickle a tensor on the device that it has here, and so occupy each GPU of the host.
         processes = all_gather_object(tree_map_only(Tensor, Tensor.cpu, to_data(own, _OfProcess, "extra")))
-        if self._loaded is not None:
+        if self._pending is not None:
             # Until resume(), the data of the run is the loaded one. Loggers have continued already.
-            runs = itertools.chain((one["loggers"] for one in processes), itertools.repeat({}))
-            loaded = zip(self._loaded.processes, runs, strict=False)
-            merged = [attrs.evolve(one, loggers=of_rank) for one, of_rank in loaded]
-            return to_data(attrs.evolve(self._loaded, processes=merged), _Saved, "extra")  # type: ignore[no-any-return]
-        return {
-            "clock_before": state.previous_timestamp.state_dict(),
-            "cooldown": to_data(self.cooldown, _COOLDOWN),
-            "interrupted": self._undone(),
-            "microbatch_size": state.device_train_microbatch_size if state.auto_microbatching else None,
-            "optimizers": self._optimizers,
-            "processes": processes,
-            "skipped_steps": self.skipped_steps,
-            "tensor_parallel": get_tensor_parallel_size(),
-            "world_size": get_world_size(),
-        }
+            loaded = to_data(self._pending[0], _Saved, "extra")
+            loggers = itertools.chain((process["loggers"] for process in processes), itertools.repeat({}))
+            for process, of_rank in zip(loaded["processes"], loggers, strict=False):
+                process["loggers"] = of_rank
+            return dict(loaded)
+        saved = _Saved(
+            clock_before=state.previous_timestamp,
+            interrupted=self._undone(),
+            microbatch_size=state.device_train_microbatch_size if state.auto_microbatching else None,
+            processes=[],
+            skipped_steps=self.skipped_steps,
+            tensor_parallel=get_tensor_parallel_size(),
+            world_size=get_world_size(),
+            cooldown=self.cooldown,
+            optimizers=self._optimizers,
+        )
+        return {**to_data(saved, _Saved, "extra"), "processes": processes}
 
-    def _undone(self) -> dict[str, list[str]]:
+    def _undone(self) -> dict[Event, list[str]]:
         """Return what a signal has left undone, and after the last batch the evaluation of the end, still ahead."""
         state = self._state
         if not self._is_training or state.max_duration is None or not state.has_reached(state.max_duration):
             return dict(self.interrupted)
-        due = [one.label for one in due_evaluators(state, Event.FIT_END)]
-        return {**({Event.FIT_END.value: due} if due else {}), **self.interrupted}
+        due = [evaluator.label for evaluator in due_evaluators(state, Event.FIT_END)]
+        return {**({Event.FIT_END: due} if due else {}), **self.interrupted}
 
     def check(self, saved: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:
         """Return the problems of saved data; none if a run can continue from it.
@@ -292,8 +297,7 @@ class ResumeState:
             saved: The data of :meth:`to_data`.
             ignored: The paths not to load; with ``"timestamp"`` the position in the run is not loaded.
         """
-        missing = [field.name for field in attrs.fields(_Saved) if field.name not in {**_ADDED, **saved}]
-        if missing:
+        if missing := [field.name for field in attrs.fields(_Saved) if field.name not in {**_ADDED, **saved}]:
             parts = [path for path in ignored if path.startswith("extra/")]
             reason = f"ignore {parts[0]!r} only together with all of 'extra'" if parts else "no Trainer has saved it"
             return [f"extra: {', '.join(missing)} missing; {reason}."]
@@ -301,17 +305,18 @@ class ResumeState:
             read = _read(saved)
         except ValueError as error:
             return [str(error)]
-        if read.world_size % read.tensor_parallel or len(read.processes) != read.world_size:
-            return [f"extra.processes must have an entry for each of world_size={read.world_size} processes."]
-        paths = {f"extra.processes[{rank}]": own for rank, own in enumerate(read.processes)}
-        problems = [problem for path, own in paths.items() for problem in self._check_process(own, path)]
+        world_size = read.world_size
+        if world_size % read.tensor_parallel or len(read.processes) != world_size:
+            return [f"extra.processes must have an entry for each of world_size={world_size} processes."]
+        paths = {f"extra.processes[{rank}]": process for rank, process in enumerate(read.processes)}
+        problems = [problem for path, process in paths.items() for problem in self._check_process(process, path)]
         if problems or "timestamp" in ignored:
             return problems
         if read.has_same_processes():
             problems += [
                 f"{path}.metrics.{problem}"
-                for path, own in paths.items()
-                for problem in check_metrics(self._state.train_metrics, own.metrics)
+                for path, process in paths.items()
+                for problem in check_metrics(self._state.train_metrics, process.metrics)
             ]
         return problems + _problems_of_place(read, self._data.batches)
 
@@ -321,17 +326,18 @@ class ResumeState:
         All processes must call it. None stands for batches that begin with an epoch.
         """
         with failing_in_all_processes("Comparing train_dataloader with the checkpoint", ValueError):
-            if self._loaded is not None and (problems := _problems_of_place(self._loaded, batches)):
-                raise CheckpointMismatchError(self._path, problems)
+            saved, path = self._pending or (None, "")
+            if saved is not None and (problems := _problems_of_place(saved, batches)):
+                raise CheckpointMismatchError(path, problems)
 
-    def _check_process(self, own: _OfProcess, path: str) -> list[str]:
+    def _check_process(self, process: _OfProcess, path: str) -> list[str]:
         problems = []
         try:
-            self._logger.check_state_dict(own.loggers)
+            self._logger.check_state_dict(process.loggers)
         except ValueError as error:
             problems.append(f"{path}.loggers: {error}")
         try:
-            check_rng_state(own.rng, self._state.device, f"{path}.rng")
+            check_rng_state(process.rng, self._state.device, f"{path}.rng")
         except ValueError as error:
             problems.append(str(error))
         return problems
@@ -346,17 +352,16 @@ class ResumeState:
                 beginning of an epoch.
         """
         # Ignored paths are written with slashes, the paths of generators with dots.
-        prefixes = tuple(f"{one.replace('/', '.')}." for one in ignored)
-        read, restarts = _read(saved), "timestamp" in ignored
-        for own in read.processes:
-            for name in [name for name in own.objects.generators if name.startswith(prefixes)]:
-                del own.objects.generators[name]
-        if restarts:
-            processes = [attrs.evolve(own, data=None, metrics={}) for own in read.processes]
+        prefixes = tuple(f"{key.replace('/', '.')}." for key in ignored)
+        read = _read(saved)
+        for process in read.processes:
+            for name in [name for name in process.objects.generators if name.startswith(prefixes)]:
+                del process.objects.generators[name]
+        if "timestamp" in ignored:
+            processes = [attrs.evolve(process, data=None, metrics={}) for process in read.processes]
             clock = self._state.timestamp
             read = attrs.evolve(read, processes=processes, clock_before=clock, cooldown=None, interrupted={})
-        self._path, self._loaded, self.cooldown = path, read, read.cooldown
-        self.interrupted = {event.value: labels for event, labels in read.interrupted.items()}
+        self._pending, self.cooldown, self.interrupted = (read, path), read.cooldown, dict(read.interrupted)
         self._warn_of_optimizers(read.optimizers)
         rank = get_global_rank()  # each process has its own files and runs
         self._logger.load_state_dict(read.processes[rank].loggers if rank < read.world_size else {})
@@ -364,11 +369,11 @@ class ResumeState:
     def _warn_of_optimizers(self, saved: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """Warn of arguments of optimizers that the program has changed, because the saved values are loaded."""
         lines = [
-            f"optimizers.{key}.param_groups[{index}].{name}: {was[name]} was saved, {now[name]} is set."
+            f"optimizers.{key}.param_groups[{index}].{name}: {before[name]} was saved, {group[name]} is set."
             for key in self._optimizers.keys() & saved.keys()
-            for index, (now, was) in enumerate(zip(self._optimizers[key], saved[key], strict=False))
-            for name in now
-            if name in was and now[name] != was[name]
+            for index, (group, before) in enumerate(zip(self._optimizers[key], saved[key], strict=False))
+            for name in group
+            if name in before and group[name] != before[name]
         ]
         if lines:
             title = (
@@ -379,7 +384,8 @@ class ResumeState:
 
     def resume(self) -> None:
         """Restore data, metrics and clock from what :meth:`load` stored, once; :meth:`begin` restores the rest."""
-        saved, self._loaded = self._loaded, None
+        saved, _ = self._pending or (None, "")
+        self._pending = None
         if saved is None:
             return
         state, batches = self._state, self._data.batches
@@ -406,7 +412,7 @@ class ResumeState:
         """Restore what does not depend on the number of processes, and warn of the rest."""
         state, batches, place = self._state, self._data.batches, saved.processes[0].data
         # The processes of a group of tensor parallelism have the same samples, so one of each group is counted.
-        metrics = [own.metrics for own in saved.processes[:: saved.tensor_parallel]]
+        metrics = [process.metrics for process in saved.processes[:: saved.tensor_parallel]]
         merged = merge_metrics(state.train_metrics, metrics, is_first=get_data_rank() == 0)
         load_metrics(state.train_metrics, merged, state.device)
         # Not the seed of the beginning, whose draws the run has used.
@@ -425,7 +431,9 @@ class ResumeState:
         )
 
     def begin(self) -> None:
-        """Restore own objects and the global generators, as the last step before the first batch."""
+        """Restore the objects of the user and the global generators, as the last step before the first batch."""
+        # Savers that were added since the construction; what a program sets as ``extra`` stays.
+        self.attach_to(callback for callback in self._state.callbacks if getattr(callback, "extra", self) is None)
         last, self._restored_last, self._is_training = self._restored_last, None, True
         if last is not None:
             objects, restore_draws = last
@@ -442,7 +450,7 @@ class ResumeState:
 
     def forget(self) -> None:
         """Discard loaded data, and what a stop has left undone."""
-        self._loaded, self._restored_last, self.interrupted, self.cooldown = None, None, {}, None
+        self._pending, self._restored_last, self.interrupted, self.cooldown = None, None, {}, None
         for metric in self._state.train_metrics.values():
             metric.reset()
 
@@ -477,4 +485,4 @@ def _read(saved: Mapping[str, Any]) -> _Saved:
 
 
 def _named(path: str, objects: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"{path}.{name}": one for name, one in objects.items()}
+    return {f"{path}.{name}": value for name, value in objects.items()}

@@ -152,7 +152,7 @@ class Assembly:
         """
         check_flags(weights_only=weights_only)
         self._parallel.activate()
-        extra = self._resume_state.to_data(reports=not weights_only)
+        extra = self._resume_state.data_to_save(weights_only=weights_only)
         return save_in_all_processes(self.state, name, extra=extra, weights_only=weights_only)
 
     def save_checkpoint_to_save_folder(self) -> None:
