@@ -403,7 +403,7 @@ class TestWrite:
 
         others = f"process {failing} failed: the disk is full."
         assert reasons == (["the disk is full.", others] if failing == 0 else [others, "the disk is full."])
-        assert (names_in(tmp_path), group.finished) == ([], [])
+        assert (names_in(tmp_path), group.finished, group.store.num_keys()) == ([], [], 0)
         assert group.errors(*[group.start(one) for one in group.snapshots()]) == [None, None]
 
     def test_a_missing_part(self, tmp_path):

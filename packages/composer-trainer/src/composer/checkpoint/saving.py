@@ -307,7 +307,8 @@ class _JointSave:
         finish
 
     If an equal checkpoint exists, or the first process fails before the draft, the outcome takes the place of the
-    draft. All raise the error that came first: one that finds no draft any more may have failed after another.
+    draft. All raise the error of the lowest rank, or their own if that is it. Each message is read, also if a process
+    has failed: the first one waits for the others before it removes the draft to which they write.
     """
 
     snapshot: Snapshot
@@ -316,49 +317,59 @@ class _JointSave:
 
     def lead(self, prepare: Callable[[], object], finish: Callable[[Manifest], object], *, overwrite: bool) -> None:
         """Write the first process's files, wait for the others, and commit the checkpoint."""
-        draft, awaited, failed = None, "draft", None
         try:
             prepare()
             manifest = None if overwrite else self._existing()
-            if manifest is None:
-                draft = self.folder.begin(self.name)
-                self._send_all("draft", Message(draft=draft))
-                awaited = "outcome"
-                # The first process writes while the others do, and waits for them afterwards.
-                written = [self._write_files(draft)]
-                written += [
-                    self._receive(f"written by {rank}", rank) for rank in range(1, self.snapshot.writers.world_size)
-                ]
-                failed = next((message for message in written if message.error is not None), None)
-                if failed is not None:
-                    raise CheckpointSaveError(self.folder.at(self.name), str(failed.error))  # noqa: TRY301
-                manifest = self._commit(draft, written)
-            self._send_all(awaited, Message())
+            draft = self.folder.begin(self.name) if manifest is None else ""
+            self._send_all("draft", Message(draft=draft))
         except BaseException as error:
             with contextlib.suppress(Exception):  # this error is the one to raise
-                self._send_all(awaited, failed or Message.of(error, 0))
+                self._send_all("draft", Message.of(error, 0))
+            raise
+        finish(manifest or self._write_all(draft))
+
+    def _write_all(self, draft: str) -> Manifest:
+        """Let all processes write to a draft, commit it if none has failed, and send the outcome."""
+        try:
+            # The first process writes while the others do, and waits for them afterwards.
+            written, own_error = self._try_to_write(draft)
+            others = range(1, self.snapshot.writers.world_size)
+            messages = [written, *(self._receive(f"written by {rank}", rank) for rank in others)]
+            outcome = next((message for message in messages if message.error is not None), Message())
+            manifest = self._commit(draft, messages) if outcome.error is None else None
+            self._send_all("outcome", outcome)
+        except BaseException as error:
+            with contextlib.suppress(Exception):  # this error is the one to raise
+                self._send_all("outcome", Message.of(error, 0))
             raise
         finally:
-            if draft is not None:
-                self.folder.abandon(draft)  # unfinished files, or a replaced checkpoint, for which no process waits
-        finish(manifest)
+            self.folder.abandon(draft)  # unfinished files, or a replaced checkpoint, for which no process waits
+        if manifest is None:
+            raise own_error or CheckpointSaveError(
+                self.folder.at(self.name), str(outcome.error), outcome=outcome.outcome
+            )
+        return manifest
 
     def follow(self) -> None:
         """Write this process's files to the draft that the first process has begun, and wait for the outcome."""
-        rank, failed = self.snapshot.writers.rank, None
+        rank, error = self.snapshot.writers.rank, None
         message = self._receive(f"draft for {rank}")
-        if message.draft is not None:
-            try:
-                written = self._write_files(message.draft)
-            except Exception as error:  # noqa: BLE001  (raised below)
-                written, failed = Message.of(error, rank), error
+        if message.draft:
+            written, error = self._try_to_write(message.draft)
             with contextlib.suppress(RuntimeError):  # the first process has ended, as the next line finds as well
                 self._send(f"written by {rank}", written)
             message = self._receive(f"outcome for {rank}")
-            if failed is not None and (message == written or message.is_lost):
-                raise failed
+            if error is not None and (message == written or message.is_lost):
+                raise error
         if message.error is not None:
-            raise CheckpointSaveError(self.folder.at(self.name), message.error, outcome=message.outcome) from failed
+            raise CheckpointSaveError(self.folder.at(self.name), message.error, outcome=message.outcome) from error
+
+    def _try_to_write(self, draft: str) -> tuple[Message, Exception | None]:
+        """Write this process's files, and return what to send to the first process, with the error if it failed."""
+        try:
+            return self._write_files(draft), None
+        except Exception as error:  # noqa: BLE001  (raised when all know of it)
+            return Message.of(error, self.snapshot.writers.rank), error
 
     def _existing(self) -> Manifest | None:
         """Return the manifest of an undamaged checkpoint of the same run and moment; None if nothing has to be kept.
@@ -444,7 +455,7 @@ class Message:
     """What a process sends to another one during a save; an empty one states that nothing is left to do.
 
     Args:
-        draft: Where to write files.
+        draft: Where to write files; empty if nowhere.
         files: The files that the sender has written.
         tensors: Of those with tensors, what the layout has of them.
         error: Why the save has failed.
@@ -452,7 +463,7 @@ class Message:
         is_lost: Whether the sender has ended, as the receiver states in its place.
     """
 
-    draft: str | None = None
+    draft: str = ""
     files: dict[str, FileRecord] = attrs.field(factory=dict)
     tensors: dict[str, TensorFile] = attrs.field(factory=dict)
     error: str | None = None
