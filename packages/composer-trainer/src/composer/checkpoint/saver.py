@@ -3,13 +3,13 @@
 A save has four parts, the first three in all processes at the same batches:
 
 1. At the events of checkpoints, :class:`DueSaves` decides whether to save.
-2. :meth:`CheckpointSaver.save` does nothing if the last :class:`_Save` was of this moment, and waits for that one, so
-   that there is never more than one copy of the run.
-3. It copies the run into the :class:`~composer.checkpoint.saving.Snapshot` of a new :class:`_Save`.
+2. :meth:`CheckpointSaver.save` does nothing if the last save was of this moment, ``_last``. Otherwise it waits for the
+   one that is in progress, ``_running``, so that there is never more than one copy of the run.
+3. It copies the run into a :class:`~composer.checkpoint.saving.Snapshot`.
 4. A thread writes it, and then updates the :class:`~composer.checkpoint.run_folder.RunFolder`.
 
-If the write fails, ``_repeatable`` forgets the save, so that the same batch may be saved again, and raises the error:
-at the next batch, or in several processes, which have to raise it at the same one, at the next save.
+If the write fails, ``_repeatable`` forgets the save, so that the same batch can be saved again. One process raises the
+error at the next batch. Several raise it at the next save, because all of them have to raise it at the same batch.
 """
 
 from __future__ import annotations
@@ -148,7 +148,8 @@ class CheckpointSaver(Callback):
         self.continues = False
         self._run_folder = RunFolder(overwrite, weights_only, num_checkpoints_to_keep, keep_best, file_links)
         self._saving, self._memory = Background(), KeptMemory()
-        self._last: _Save | None = None  # unless it failed
+        self._last: _Moment | None = None  # of the last save, unless it failed
+        self._running: _Running | None = None  # in all processes, from the start of a save until all have waited for it
         self._begin()
 
     def _begin(self) -> None:
@@ -199,10 +200,12 @@ class CheckpointSaver(Callback):
                 self._due.values = self._run_folder.best_values(folder, names, state)
 
     def eval_end(self, state: State, logger: Logger) -> None:
-        """Note that the weights have been evaluated, or the training metrics of an epoch computed."""
+        """Note that the weights have been evaluated."""
         self._due.measured[str(state.dataloader_label)] = int(state.timestamp.batch)
 
-    epoch_end = eval_end
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        """Note that the training metrics of an epoch have been computed."""
+        self.eval_end(state, logger)
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """Save if a checkpoint is due, and raise the error of a save in the background."""
@@ -223,13 +226,13 @@ class CheckpointSaver(Callback):
 
     def close(self, state: State, logger: Logger) -> None:
         """Wait until the last checkpoint is written, and release the folder."""
-        if self._last is not None and self._last.snapshot is not None:
-            self._last.snapshot.limit_waiting(_LAST_WAIT)  # after an error, other processes may have ended
+        if self._running is not None and self._running.snapshot is not None:
+            self._running.snapshot.limit_waiting(_LAST_WAIT)  # after an error, other processes may have ended
         try:
             with self._repeatable():
                 self._saving.wait()
         finally:
-            self._last = None
+            self._last = self._running = None
             self._run_folder.close()
             self._memory.clear()
 
@@ -247,7 +250,7 @@ class CheckpointSaver(Callback):
         extra = None if self.extra is None else self.extra()
         moment = _Moment(names.checkpoint, batch, (extra or {}).get("interrupted"), self._due.best_at == batch)
         last = self._last
-        if last is not None and last.moment == moment:
+        if last == moment:
             return
         # Before the copy, so that there is only one in memory. CUDA fills pinned memory at any time after the copy is
         # requested, also while a thread still writes the former contents to a file.
@@ -268,16 +271,17 @@ class CheckpointSaver(Callback):
             measured=[label for label, at in self._due.measured.items() if at == batch],
         )
         # If all write, with collectives, which must not be in the block below.
-        self._last = save = _Save(moment, path, take() if are_all_writing else None)
+        running = _Running(path, take() if are_all_writing else None)
+        self._last, self._running = moment, running
         with self._repeatable(), failing_in_all(path):
             if state.rank == 0 and not are_all_writing:
-                save.snapshot = take()
-            if save.snapshot is not None:
+                running.snapshot = take()
+            if running.snapshot is not None:
                 write = partial(
-                    save.snapshot.write,
+                    running.snapshot.write,
                     folder,
                     names.checkpoint,
-                    overwrite=self.overwrite or (last is not None and last.moment[:2] == moment[:2]),
+                    overwrite=self.overwrite or (last is not None and last[:2] == moment[:2]),
                     prepare=partial(self._run_folder.prepare, folder, names.checkpoint),
                     finish=partial(self._run_folder.finish, folder, names),
                 )
@@ -287,13 +291,11 @@ class CheckpointSaver(Callback):
 
     def _wait(self) -> None:
         """Wait for the last save; if it failed, raise an error in all processes."""
-        last = self._last
         # In all processes, or only some would take part in a repeated save.
-        block = contextlib.nullcontext() if last is None or last.is_over else failing_in_all(last.path)
+        block = contextlib.nullcontext() if self._running is None else failing_in_all(self._running.path)
         with self._repeatable(), block:
             self._saving.wait()
-        if last is not None:
-            last.snapshot, last.is_over = None, True
+        self._running = None
 
     @contextlib.contextmanager
     def _repeatable(self) -> Iterator[None]:
@@ -301,9 +303,9 @@ class CheckpointSaver(Callback):
         try:
             yield
         except BaseException as error:
-            last, self._last = self._last, None
-            if isinstance(error, ThreadError) and last is not None:
-                raise CheckpointSaveError(last.path, str(error)) from error
+            running, self._running, self._last = self._running, None, None
+            if isinstance(error, ThreadError) and running is not None:
+                raise CheckpointSaveError(running.path, str(error)) from error
             raise
 
     def _names(self, state: State) -> Names:
@@ -398,17 +400,13 @@ class _Moment(NamedTuple):
 
 
 @attrs.define(eq=False)
-class _Save:
-    """A save, which is in progress until all processes have waited for it.
+class _Running:
+    """A save in progress.
 
     Args:
-        moment: The moment that it saves.
         path: The checkpoint.
-        snapshot: While it is in progress, what this process writes; None if it writes nothing.
-        is_over: Whether all processes have waited for it.
+        snapshot: What this process writes; None if it writes nothing.
     """
 
-    moment: _Moment
     path: str
     snapshot: Snapshot | None
-    is_over: bool = False
