@@ -1,8 +1,9 @@
 """From a path or URL to a checkpoint that all processes load: its folder, or the newest checkpoint of a folder.
 
-:func:`locate` follows links and chooses within a folder, where it never chooses an incomplete checkpoint; each process
-looks for itself. By :func:`agreed_path` and :func:`agreed_newest`, which all processes have to call, rank 0 chooses,
-and each one verifies that it sees the same there. Nothing here changes a folder.
+:func:`follow` follows a path and links to a checkpoint, or to a folder of checkpoints. :func:`candidates` and
+:func:`damage_of` choose the newest undamaged one in a folder. Each process looks for itself by :func:`locate`, which
+does both. With several processes, which all have to call :func:`agreed_path` or :func:`agreed_newest`, rank 0 does it
+alone, and ``_agree_on`` verifies that the others see its checkpoint. Nothing here changes a folder.
 """
 
 from __future__ import annotations
@@ -179,15 +180,31 @@ def agreed_path(own: str | None, argument: str, folder: str | os.PathLike[str] |
         if newest is None:
             raise without_any(open_folder(chosen))
         return newest
+    return _agree_on(chosen, own, argument)
+
+
+def _agree_on(chosen: str | None, own: str | None, argument: str) -> str | None:
+    """Return what rank 0 has chosen, after verifying that all processes see the same there; all must call it.
+
+    Args:
+        chosen: The checkpoint or file of weights of rank 0; None if it has none, and then no process may have one.
+        own: What this process has found by itself.
+        argument: The Trainer's argument with the path, for the error.
+
+    Raises:
+        CheckpointError: In every process, if one sees something else.
+    """
+    if get_world_size() == 1:
+        return chosen
     seen = all_gather_object(_Seen(own) if chosen is None else _Seen.at(chosen))
     first = seen[0]
     advice = f"Let {argument} be on storage that all processes share."
-    for rank, one in enumerate(seen):
-        process = f"process {rank} (host {one.host!r})"
-        if chosen is None and one.path is not None:
-            raise CheckpointError(one.path, f"is seen by {process}, and process 0 has no checkpoint. {advice}")
-        if chosen is not None and (one.digest, one.problem is None) != (first.digest, first.problem is None):
-            reason = one.problem or "it has another manifest there."
+    for rank, view in enumerate(seen):
+        process = f"process {rank} (host {view.host!r})"
+        if chosen is None and view.path is not None:
+            raise CheckpointError(view.path, f"is seen by {process}, and process 0 has no checkpoint. {advice}")
+        if chosen is not None and (view.digest, view.problem is None) != (first.digest, first.problem is None):
+            reason = view.problem or "it has another manifest there."
             raise CheckpointError(chosen, f"is what process 0 loads, and {process} does not see it: {reason} {advice}")
     return chosen
 
@@ -201,10 +218,10 @@ def agreed_newest(
 ) -> str | None:
     """Return the newest undamaged checkpoint of a folder that all processes load; None if there is none.
 
-    All processes have to call it. Rank 0 decides which checkpoints there are. Files with tensors are
-    distributed over the processes, which compare them with their checksums; each process compares all other files, so
-    that none waits longer than ``dist_timeout`` for another. Processes that see other checkpoints raise an error as in
-    :func:`agreed_path`: one that does not see rank 0's compares nothing before.
+    All processes have to call it. Rank 0 decides which checkpoints there are, and all compare them with their
+    checksums, the newest first. Each compares a part of the files with tensors, so that none waits longer than
+    ``dist_timeout`` for another, and all other files. A process that does not see a checkpoint of rank 0 compares
+    nothing of it; it raises an error, as in :func:`agreed_path`, if that one is chosen.
 
     Args:
         folder: A path or URL.
@@ -219,16 +236,18 @@ def agreed_newest(
     opened, failed = open_folder(folder), partial(CheckpointError, folder)
     with failing_in_all_processes("cannot be loaded from: looking for a checkpoint", failed):
         own = candidates(opened, run_name, weights_only=weights_only)
-    listed = from_rank_zero([(one.name, one.problem) for one in own])
+    listed = from_rank_zero([(candidate.name, candidate.problem) for candidate in own])
     for name, known in listed:
         with failing_in_all_processes("cannot be loaded from: reading a checkpoint", failed):
             problem = known or damage_of(opened, name, get_global_rank(), get_world_size())
-        problems = [one for one in all_gather_object(problem) if one is not None]
-        if not problems:
-            return agreed_path(opened.at(name), argument)
-        warn_of_skipped(problems[0])
+        problem = next(filter(None, all_gather_object(problem)), None)
+        if problem is None:
+            return _agree_on(opened.at(name), None, argument)
+        warn_of_skipped(problem)
+    # Rank 0 has none. A complete one that only another process sees is on storage that they do not share.
     names = {name for name, _ in listed}
-    return agreed_path(next((one.path for one in own if one.is_complete and one.name not in names), None), argument)
+    unlisted = (candidate.path for candidate in own if candidate.is_complete and candidate.name not in names)
+    return _agree_on(None, next(unlisted, None), argument)
 
 
 def is_weights_file(path: str | os.PathLike[str]) -> bool:
