@@ -106,9 +106,9 @@ class Parallelism:
         self._model: nn.Module | None = None
         self._trainable: list[nn.Parameter] = []
         self._needs_equal_number = False  # of microbatches in all processes
-        # The wrapper that reduces gradients in the backward pass, None if nothing does, and whether it does so now.
+        # The wrapper that reduces gradients in the backward pass, None if nothing does, and what it was set to last.
         self._reducing: Any = None
-        self._reduces = True
+        self._reduces: bool | None = None
         self._exchange: CountExchange | None = None  # with several processes
 
     def activate(self) -> None:
@@ -142,7 +142,8 @@ class Parallelism:
         if config.sync_batchnorm and self.is_connected:
             config.check_device(state.device)
             state.model = model = _with_sync_batchnorm(model)
-        self.forward = model
+        # The hooks of the last wrapper are removed with it, before those of a new one are added.
+        self.forward, self._reducing, self._reduces = model, None, None
         if config.tp is not None and config.layer_size == 1:
             layer_styles(model, config.tp)  # checks the names, as with a degree above 1
         if not is_sharded(model):
@@ -152,12 +153,9 @@ class Parallelism:
                 broadcast_model(model)
                 self._wrap(state)
         is_ddp = isinstance(self.forward, nn.parallel.DistributedDataParallel)
-        is_reducing = is_ddp or callable(getattr(self.forward, "set_requires_gradient_sync", None))
-        reducing = self.forward if is_reducing else None
-        if reducing is not self._reducing:
-            self._reducing, self._reduces = reducing, True  # a new wrapper reduces until it is disabled
-        is_multi = config.strategy is DDPSyncStrategy.MULTI_AUTO_SYNC
-        runs_together = is_multi or config.sync_batchnorm or is_sharded(model)
+        if is_ddp or callable(getattr(self.forward, "set_requires_gradient_sync", None)):
+            self._reducing = self.forward
+        runs_together = config.strategy is DDPSyncStrategy.MULTI_AUTO_SYNC or config.sync_batchnorm or is_sharded(model)
         self._needs_equal_number = self.is_connected and runs_together
         # Of the model as it is now, as sharding replaces its parameters.
         self._model = model
@@ -285,7 +283,6 @@ class Parallelism:
 
     def _wrap(self, state: State) -> None:
         """Wrap the model by DDP, unless it reduces nothing during the backward pass."""
-        self._reducing = None  # removes the hooks of the last wrapper before new ones are added
         is_trained = any(parameter.requires_grad for parameter in state.model.parameters())
         if self.config.strategy is DDPSyncStrategy.FORCED_SYNC or not is_trained:
             return
