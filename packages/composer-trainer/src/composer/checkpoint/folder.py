@@ -182,10 +182,8 @@ class FileRecord:
     @classmethod
     def of(cls, pieces: Iterable[bytes | memoryview]) -> FileRecord:
         """Return the record of a content that comes in pieces."""
-        content = Content([memoryview(piece) for piece in pieces])
-        for _ in content:
-            pass
-        return content.record
+        content = b"".join(pieces)
+        return cls(len(content), xxhash.xxh3_128_hexdigest(content))
 
 
 @attrs.define(eq=False)
@@ -288,6 +286,9 @@ def _reject_constant(constant: str) -> None:
 
 def foreign_files(names: Iterable[str]) -> list[str]:
     """Return which files in a checkpoint are not ours and not hidden, so that nothing deletes them.
+
+    Only the name decides, as a checkpoint may have no manifest. :meth:`Folder.manifest` warns of files that the
+    manifest does not list, which may have such a name.
 
     Example:
         >>> foreign_files(["manifest.json", "state.json", ".DS_Store", "notes.txt"])

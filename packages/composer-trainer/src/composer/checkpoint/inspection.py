@@ -236,9 +236,7 @@ def _diff_tensors(file: str, one: dict[str, Tensor], other: dict[str, Tensor]) -
             continue
         first, second = one[name], other[name]
         if (first.dtype, first.shape) != (second.dtype, second.shape):
-            looks = [
-                f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}" for tensor in (first, second)
-            ]
+            looks = [f"{tuple(side.shape)} of {str(side.dtype).removeprefix('torch.')}" for side in (first, second)]
             lines.append(f"{file} {name}: {looks[0]} and {looks[1]}")
         elif not torch.equal(_bytes(first), _bytes(second)):
             wide = torch.complex128 if first.is_complex() else torch.float64

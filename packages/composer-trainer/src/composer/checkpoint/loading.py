@@ -272,22 +272,29 @@ class LoadRequest:
             )
         own = self.state.get_model_state_dict()
         names = names_here(weights, own)
-        if composer is not None and not self.weights_only:
-            read = self._converted(path, composer, composer.model(names, own, averaged=False), names)
-            read.ignore(self.ignore_keys, self.state)
-            read.keep_own_values(self.state)
-            return self._check_all(read)
-        if composer is not None:
+        if composer is None:
+            read = SavedRun(path, {"model": {new: weights[name] for name, new in names.items()}})
+        elif self.weights_only:
             data = composer.model(names, own, averaged=True)
             unread = {name: part for name, part in composer.state.items() if name not in data}
             read = SavedRun(path, data, unread=unread)
         else:
-            read = SavedRun(path, {"model": {new: weights[name] for name, new in names.items()}})
+            read = self._converted(path, composer, names, own)
         read.ignore(self.ignore_keys, self.state)
-        return self._check_weights(read)
+        if self.weights_only:
+            return self._check_weights(read)
+        read.keep_own_values(self.state)
+        return self._check_all(read)
 
-    def _converted(self, path: str, file: ComposerFile, model: Mapping[str, Any], names: Mapping[str, str]) -> SavedRun:
-        """Return what a file of MosaicML Composer contains of a run, as a checkpoint of this library would."""
+    def _converted(self, path: str, file: ComposerFile, names: Mapping[str, str], own: Mapping[str, Any]) -> SavedRun:
+        """Return what a file of MosaicML Composer contains of a run, as a checkpoint of this library would.
+
+        Args:
+            path: The file.
+            file: Its content.
+            names: The names here of its weights.
+            own: The weights of the run.
+        """
         device, progress = self.state.device, file.progress(names, self.state.state_dict())
         rng = file.rng(device)
         lacking = [*([] if rng else ["the generators of random numbers"]), *file.unread(progress)]
@@ -295,7 +302,7 @@ class LoadRequest:
             f"{path} is a checkpoint of MosaicML Composer. The training continues from it, but not as it would "
             f"have there: not restored are {', '.join(lacking)}."
         )
-        data = {**model, **progress, "extra": file.resume_data(rng, rng_state(device))}
+        data = {**file.model(names, own, averaged=False), **progress, "extra": file.resume_data(rng, rng_state(device))}
         return SavedRun(path, data, warning=warning)
 
     def _compare(
@@ -316,7 +323,8 @@ class LoadRequest:
         read.match_neutral_callbacks(self.state)
         try:
             fits = self._compare(read, saved_state.check_state, read.state)
-            problems = self._weights_that_differ(fits.report)
+            differences = (*fits.report.missing, *fits.report.unexpected) if self.strict_model_weights else ()
+            problems = [line for line in differences if line.startswith("model.")]
         except CheckpointMismatchError as error:
             problems = [*error.problems]
         if self.check_extra is not None and "extra" not in read.ignored:
@@ -358,10 +366,6 @@ class LoadRequest:
             report = attrs.evolve(report, restored=restored)
         loaded = LoadedCheckpoint(read.path, report, read.ignored, manifest=manifest, **result)
         return CheckedCheckpoint(loaded, fits, self.logger, read.warning)
-
-    def _weights_that_differ(self, report: LoadReport) -> list[str]:
-        differences = (*report.missing, *report.unexpected) if self.strict_model_weights else ()
-        return [line for line in differences if line.startswith("model.")]
 
 
 @attrs.define

@@ -2,6 +2,14 @@
 
 Files are written to a draft, a hidden folder, which gets the checkpoint's name when all of it is on the disk: a reader,
 or a process that is killed, finds the former checkpoint or the new one, and never a part.
+
+Three kinds of hidden names are beside the checkpoints:
+
+- ``.NAME.PID-DIGITS.tmp``: a draft, a link that is not in place yet, or a checkpoint that is being deleted.
+  :meth:`LocalFolder.tidy` deletes those that killed processes have left.
+- ``.NAME.replaced``: the former checkpoint of a name, while the new one gets it. If the process is killed in between,
+  :meth:`LocalFolder.names` lists this one in place of the missing one.
+- ``.NAME.aside-DIGITS``: what :meth:`LocalFolder.set_aside` has renamed. Nothing deletes it.
 """
 
 from __future__ import annotations

@@ -290,7 +290,8 @@ def sharded_like(
     for kind, of_kind in kinds.items():
         for name, one in of_kind.items():
             weight: Any = sharded.get(weight_of.get(name, ""))
-            if weight is None or (one.placements is None if was_sharded else kind == EXTRA):
+            has_shards = one.placements is not None if was_sharded else kind != EXTRA
+            if weight is None or not has_shards:
                 continue
             if one.shape == [*weight.shape]:
                 likes[kind][name] = weight

@@ -242,10 +242,8 @@ class RemoteFolder(Folder):
 
     def _read(self, path: str, call: Callable[[], T]) -> T:
         def failed(error: Exception) -> CheckpointError:
-            is_gone = isinstance(error, FileNotFoundError)
-            return CheckpointError(
-                path, "is missing." if is_gone else f"cannot be read: {type(error).__name__}: {error}"
-            )
+            is_gone, kind = isinstance(error, FileNotFoundError), type(error).__name__
+            return CheckpointError(path, "is missing." if is_gone else f"cannot be read: {kind}: {error}")
 
         return self._tried(call, failed)
 

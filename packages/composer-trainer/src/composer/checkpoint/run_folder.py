@@ -112,8 +112,8 @@ class RunFolder:
         weights_only: Whether the checkpoints are of weights only.
         keep_last: The number of the last ones to keep; -1 keeps all.
         keep_best: The best ones to keep in addition.
-        file_links: Whether each checkpoint has a link with the ending of a file, ``ep1.pt``, in a local folder, for who
-            opens such a file; and whether the newest one has another, at the name of the link to it.
+        file_links: Whether a local folder also has links with the ending ``.pt``, for programs that open a file: one
+            for each checkpoint, and one for the newest.
 
     Attributes:
         opened: The folder while it is open.

@@ -141,14 +141,9 @@ class ParallelismConfig:
             ValueError: A setting does not exist, or two contradict each other.
         """
         sections = translate_sections(_checked_sections(config))
-        kinds: dict[str, type[Settings]] = {
-            "ddp": DDPSettings,
-            "fsdp": FSDPSettings,
-            "tp": TensorParallelSettings,
-            "mesh": MeshSettings,
-        }
+        kinds: tuple[type[Settings], ...] = (DDPSettings, FSDPSettings, TensorParallelSettings, MeshSettings)
         settings: dict[str, Any] = {
-            name: kind.from_config(sections[name]) for name, kind in kinds.items() if name in sections
+            kind.section: kind.from_config(sections[kind.section]) for kind in kinds if kind.section in sections
         }
         if "tp" in sections and "tp" not in sections.get("mesh", {}):
             raise ValueError(

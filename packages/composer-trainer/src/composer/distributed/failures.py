@@ -91,6 +91,7 @@ def explain_loss(error: BaseException) -> bool:
     If a connection was closed, waits up to three seconds for its process to end, which happens later. After a timeout
     there is nothing to wait for. Other errors are unchanged.
     """
+    # An error may pass several of these functions: its note states what the first one has found.
     known = [note for note in getattr(error, "__notes__", ()) if note.startswith(_LOST)]
     if known:
         return any(note.startswith(_GONE) for note in known)

@@ -98,9 +98,8 @@ class FSDPSettings(Settings):
         low = _LOW.get(precision)
         if low is None or self.mixed_precision == "FULL":
             return MixedPrecisionPolicy()
-        return MixedPrecisionPolicy(
-            param_dtype=low, reduce_dtype=low if self.mixed_precision == "PURE" else torch.float32
-        )
+        reduced = low if self.mixed_precision == "PURE" else torch.float32
+        return MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduced)
 
 
 def check_replicas(settings: FSDPSettings | None, mesh: MeshSettings | None, device: torch.device) -> None:
@@ -253,10 +252,7 @@ def _blocks(model: nn.Module, auto_wrap: bool | tuple[str | type[nn.Module], ...
         yield from found.items()
         return
     own_choice = getattr(model, "fsdp_wrap_fn", None)
-    if callable(own_choice):
-        yield from chosen_modules(model, own_choice)
-        return
-    yield from repeated_blocks(model)
+    yield from chosen_modules(model, own_choice) if callable(own_choice) else repeated_blocks(model)
 
 
 def _uses(module: nn.Module) -> Counter[nn.Parameter]:
