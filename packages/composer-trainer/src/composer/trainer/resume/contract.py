@@ -157,8 +157,7 @@ class LoaderObjects(NamedTuple):
         replayed, at_resume = (samplers, loading) if skips else (objects, {})
         has_workers, is_persistent = getattr(loader, "num_workers", 0), getattr(loader, "persistent_workers", False)
         # Workers that start with each epoch load again from its start, as before, if the loader cannot skip.
-        has_copies = has_workers and (skips or is_persistent)
-        return cls(replayed, at_resume, transforms, loading if has_copies else {})
+        return cls(replayed, at_resume, transforms, loading if has_workers and (skips or is_persistent) else {})
 
     def by_path(self, kind: str) -> dict[str, Any]:
         """Return the objects of an attribute, such as ``"loading"``, by their paths in a checkpoint."""
