@@ -16,6 +16,7 @@ from composer.compat.files import (
     format_name_with_dist_and_time,
     get_hf_config_from_composer_state_dict,
     get_save_filename,
+    partial_format,
     safe_torch_load,
 )
 from composer.core import State, Timestamp
@@ -148,3 +149,8 @@ def test_hidden_files(tmp_path):
     (tmp_path / "two").touch()
     with pytest.raises(FileExistsError, match="two exists"):
         ensure_folder_is_empty(tmp_path)
+
+
+def test_formats_of_fields_that_remain():
+    """A field without a value keeps its format; the others are filled in."""
+    assert partial_format("{run_name}/ba{batch:04d}-{:>3}-{}", "a", run_name="mine") == "mine/ba{batch:04d}-  a-{}"

@@ -214,6 +214,13 @@ def test_names_of_a_module_are_listed():
     assert {"dist", "reproducibility", "ensure_tuple"} <= set(variables["packages"])
 
 
+def test_all_names_of_a_module_are_imported():
+    """A former module has the names that it has here, and none that would be an error."""
+    variables, _ = run("from composer.utils import *")
+
+    assert {"dist", "ensure_tuple", "get_device"} <= set(variables)
+
+
 def test_the_warning_is_at_the_line_that_imports():
     """Python shows the warning in the main program by default: it belongs to the importing line."""
     source = "import composer\n\nfrom composer.utils import dist, get_device\n"

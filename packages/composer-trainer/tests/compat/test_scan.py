@@ -72,6 +72,13 @@ def test_full_names():
     ]
 
 
+def test_all_names_of_a_module():
+    """The import of all names is reported where it is of a former module."""
+    source = "from composer.utils import *\nfrom composer.algorithms import *\n"
+
+    assert found(source) == [(1, "composer.utils.*", True)]
+
+
 def test_names_that_do_not_exist():
     """A name that neither library has, and a private one of Composer, are reported."""
     source = (

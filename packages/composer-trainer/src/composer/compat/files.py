@@ -108,14 +108,21 @@ def get_save_filename(state: State, filename: str = "ep{epoch}-ba{batch}-rank{ra
     return PartialFilePath(filename).format(state)
 
 
+class _Field(str):
+    """The name of a field that remains, with its format."""
+
+    def __format__(self, spec: str) -> str:
+        return "".join(["{", self, ":" if spec else "", spec, "}"])
+
+
 def partial_format(s: str, *args: object, **kwargs: object) -> str:
     """Return a string with the fields filled in that are given; the others remain.
 
     Example:
-        >>> partial_format("{run_name}/ba{batch}", run_name="mine")
-        'mine/ba{batch}'
+        >>> partial_format("{run_name}/ba{batch:04d}", run_name="mine")
+        'mine/ba{batch:04d}'
     """
-    named = {name: f"{{{name}}}" for _, name, _, _ in string.Formatter().parse(s) if name and name.isidentifier()}
+    named = {name: _Field(name) for _, name, _, _ in string.Formatter().parse(s) if name and name.isidentifier()}
     return s.format(*args, *["{}"] * s.count("{}"), **(named | kwargs))
 
 

@@ -52,6 +52,9 @@ class _FormerModule(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         former = f"{self.__name__}.{name}"
+        if name == "__all__":  # what `from composer.utils import *` imports
+            names = (entry.former.removeprefix(f"{self.__name__}.") for entry in entries().values() if entry.module)
+            return sorted(name for name in names if name.isidentifier() and not name.startswith("_"))
         if name.startswith("__") and former not in entries():
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         if former in former_modules():

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import composer
-from composer.compat.table import ARGUMENTS, ATTRIBUTES, entries
+from composer.compat.table import ARGUMENTS, ATTRIBUTES, entries, former_modules
 from composer.trainer.tools.names import WITHOUT_EFFECT
 
 UNREADABLE = "the file"
@@ -213,6 +213,8 @@ class _Visitor(ast.NodeVisitor):
             name = node.module if alias.name == "*" else f"{node.module}.{alias.name}"
             self._imported[alias.asname or alias.name] = name
             self.check(alias.lineno, name)
+            if alias.name == "*" and name in former_modules():
+                self._add(alias.lineno, f"{name}.*", "import the names that are used, one by one", works=True)
 
     def visit_Try(self, node: ast.Try) -> None:
         start = len(self.findings)
