@@ -110,12 +110,13 @@ class BatchWeights:
         1.0
     """
 
-    __slots__ = ("_exchange", "_had_terms", "_shares", "_totals", "_usual", "own")
+    __slots__ = ("_exchange", "_had_terms", "_is_exact", "_shares", "_totals", "_usual", "own")
 
     def __init__(self, own: BatchShare, usual: int | None = None, exchange: CountExchange | None = None) -> None:
         self.own, self._usual, self._exchange = own, usual, exchange
         self._totals: GlobalBatch | None = own if exchange is None else None
         self._shares = 1 if exchange is None else exchange.data_size
+        self._is_exact = self._shares == 1  # whether the weights need no correction
         # Read now, as finishing the exchange of this batch replaces it.
         self._had_terms = own.has_terms if exchange is None else exchange.last.has_terms
 
@@ -154,7 +155,7 @@ class BatchWeights:
         Raises:
             ValueError: As :meth:`totals`.
         """
-        if self._usual is None or self._shares == 1:
+        if self._usual is None or self._is_exact:
             return 1.0
         return self._usual * self._shares / self.totals().counted
 
@@ -192,7 +193,7 @@ class BatchWeights:
         return self._had_terms if now is None else now
 
     def _weights_by_terms(self, terms: Sequence[Tensor]) -> Sequence[Tensor]:
-        self._usual = None  # correction() then returns 1: these weights are exact already
+        self._is_exact = True
         own = torch.stack([*terms])
         own = own.double() if own.device.type == "cpu" else own.float()  # doubles are slow on most other devices
         total = own.sum()

@@ -128,34 +128,45 @@ class BatchGradients:
 
     def _split(self) -> Iterable[Microbatch]:
         """Return the microbatches, each with its weight in the batch of all processes."""
-        state, spec, parallel = self._state, self._spec, self._parallel
-        size = state.device_train_microbatch_size
-        microbatches: Sequence[Microbatch] = ((state.batch, 1.0),)
-        if size is not None or spec.microbatch_transforms is not None:
-            self._warn_of_size(size)
-            microbatches = split_microbatches(state.batch, spec, size, self._count_elements)
-        if self._checks_model:
-            self._checks_model = False
-            check_packed_model(state, microbatches[0][0])
-        is_part = len(microbatches) > 1 or parallel.is_connected
+        microbatches = self._microbatches()
+        is_part = len(microbatches) > 1 or self._parallel.is_connected
         terms = self._terms_of(microbatches) if is_part else None
         is_first = self.step.times_computed == 1
         if is_first:  # further computations of the batch have the same counts
             self._exchange_counts(len(microbatches), has_terms=terms is not None)
+        if is_part or self._is_sum:
+            microbatches = self._weighted(microbatches, terms)
+        # Of several computations in a step, the metrics use the first outputs.
+        measures = is_first and bool(self._state.train_metrics)
+        if measures or len(microbatches) > 1:
+            return self._each(microbatches, measures=measures)
+        self._parallel.begin_microbatch(True)  # without a generator in each step
+        return microbatches
+
+    def _microbatches(self) -> Sequence[Microbatch]:
+        """Return the microbatches, each with its fraction of this process's share."""
+        batch, size = self._state.batch, self._state.device_train_microbatch_size
+        microbatches: Sequence[Microbatch] = ((batch, 1.0),)
+        if size is not None or self._spec.microbatch_transforms is not None:
+            self._warn_of_size(size)
+            microbatches = split_microbatches(batch, self._spec, size, self._count_elements)
+        if self._checks_model:
+            self._checks_model = False
+            check_packed_model(self._state, microbatches[0][0])
+        return microbatches
+
+    def _weighted(self, microbatches: Sequence[Microbatch], terms: list[Tensor] | None) -> Sequence[Microbatch]:
+        """Return the microbatches with their weights in the batch of all processes, in each process equally many."""
+        state, weights = self._state, self.weights
         if self._is_sum:
             # All are added; gradients are averaged over the processes, and a batch that does not count adds nothing.
             weight = float(get_data_world_size() if state.batch_counts else 0)
             microbatches = [(batch, weight) for batch, _ in microbatches]
-        elif is_part:
-            microbatches = self.weights.weigh(microbatches, terms, state.device)
-        if size is not None:
+        else:
+            microbatches = weights.weigh(microbatches, terms, state.device)
+        if state.device_train_microbatch_size is not None:
             # A forward pass of a sharded model gathers weights from all processes, so all need as many.
-            microbatches = parallel.padded(microbatches, self.weights)
-        # Of several computations in a step, the metrics use the first outputs.
-        measures = is_first and bool(state.train_metrics)
-        if measures or len(microbatches) > 1:
-            return self._each(microbatches, measures=measures)
-        parallel.begin_microbatch(True)  # without a generator in each step
+            microbatches = self._parallel.padded(microbatches, weights)
         return microbatches
 
     def _each(self, microbatches: Sequence[Microbatch], *, measures: bool) -> Iterator[Microbatch]:
