@@ -236,16 +236,17 @@ def agreed_newest(
     opened, failed = open_folder(folder), partial(CheckpointError, folder)
     with failing_in_all_processes("cannot be loaded from: looking for a checkpoint", failed):
         own = candidates(opened, run_name, weights_only=weights_only)
-    listed = from_rank_zero([(candidate.name, candidate.problem) for candidate in own])
-    for name, known in listed:
+    # With the paths of rank 0, from which all load: other processes may have looked in another folder.
+    listed = from_rank_zero([(candidate.name, candidate.path, candidate.problem) for candidate in own])
+    for name, path, known in listed:
         with failing_in_all_processes("cannot be loaded from: reading a checkpoint", failed):
             problem = known or damage_of(opened, name, get_global_rank(), get_world_size())
         problem = next(filter(None, all_gather_object(problem)), None)
         if problem is None:
-            return _agree_on(opened.at(name), None, argument)
+            return _agree_on(path, None, argument)
         warn_of_skipped(problem)
     # Rank 0 has none. A complete one that only another process sees is on storage that they do not share.
-    names = {name for name, _ in listed}
+    names = {name for name, *_ in listed}
     unlisted = (candidate.path for candidate in own if candidate.is_complete and candidate.name not in names)
     return _agree_on(None, next(unlisted, None), argument)
 
