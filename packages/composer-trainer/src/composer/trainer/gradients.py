@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from composer.core.data_spec import count_tokens, has_own_functions
-from composer.core.packing import check_packed_model, has_packed_rows
+from composer.core.packing import check_packed_model
 from composer.core.randomness import global_rng_states
 from composer.core.step import Step, is_out_of_memory
 from composer.distributed import BatchShare, BatchWeights, all_reduce_min, get_data_world_size, get_world_size
@@ -101,8 +101,6 @@ class BatchGradients:
         # Batches have equal numbers of samples but not of tokens, so that these cannot be known in advance.
         self._usual = None if by_tokens or self._is_sum else batches.usual.samples
         self._is_regular = False  # whether every full batch is
-        # The model must keep the documents of packed rows apart.
-        self._checks_model = has_packed_rows(spec.dataloader)
         # The search reduces the size itself, and one that is larger than a batch is not a mistake of the user.
         self._may_warn_of_size = not state.auto_microbatching
         self.num_samples = self._num_counted = 0
@@ -150,8 +148,8 @@ class BatchGradients:
         if size is not None or self._spec.microbatch_transforms is not None:
             self._warn_of_size(size)
             microbatches = split_microbatches(batch, self._spec, size, self._count_elements)
-        if self._checks_model:
-            self._checks_model = False
+        if self._batches.checks_model:  # once for the data, and not again in a further call of fit
+            self._batches.checks_model = False
             check_packed_model(self._state, microbatches[0][0])
         return microbatches
 

@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader
 from composer.checkpoint.contents import SavedObjects, SavedPlace
 from composer.core import Timestamp
 from composer.core.data_spec import move_batch
+from composer.core.packing import has_packed_rows
 from composer.distributed import all_agree, all_gather_object, get_data_world_size, get_world_size
 from composer.distributed.samplers import END, in_step, is_split_by_rank, num_repeated_samples, unequal_lengths
 from composer.functional.datasets import by_epoch
@@ -83,6 +84,7 @@ class Batches:
         position: The place of the next batch, and where the epoch ends.
         places: Reads saved places.
         usual: The number of samples in nearly all batches of each of several processes; unknown unless it is the same.
+        checks_model: Whether the model has still to be checked, which must keep the documents of packed rows apart.
 
     Raises:
         ValueError: The loader has no batches.
@@ -119,6 +121,7 @@ class Batches:
                 "with drop_last=True."
             )
         self.usual = UsualCount()
+        self.checks_model = has_packed_rows(self._loader)
         self._objects_at_start = save_objects(self.objects.replayed)  # of the epoch
         self._ahead: _Ahead | None
         self._batches: Iterator[tuple[Batch, bool]] | None
