@@ -786,6 +786,15 @@ class TestOptimizers:
 
         assert text.startswith("SGD is in state.optimizers and has not stepped, but SGD, which is not, has stepped")
 
+    def test_optimizer_replaced_after_its_step(self, state, sgd, loop):
+        """An optimizer that was in the state when it stepped gives no warning."""
+
+        def step_and_replace():
+            state.optimizers[0].step()
+            state.optimizers = [sgd(state)]
+
+        assert loop(Engine(state), step_and_replace) == []
+
     def test_warns_after_gradient_accumulation(self, state, sgd, loop):
         """With accumulated gradients the warning is given after the first batch with a step."""
         engine, other = Engine(state), sgd(state)

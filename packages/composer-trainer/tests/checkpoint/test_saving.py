@@ -439,6 +439,22 @@ class TestWrite:
 
         assert reason == ("the disk is full." if error else "process 0 cannot be reached: Broken pipe")
 
+    def test_a_draft_that_cannot_be_sent(self, group, tmp_path):
+        """The first process removes the draft, whose name no other one knows."""
+        first, _ = group.snapshots()
+
+        class Unreachable:
+            """A store to which nothing can be sent."""
+
+            def set(self, *_):
+                raise torch.distributed.DistNetworkError("Broken pipe")
+
+        first.writers._exchange._store = Unreachable()
+
+        with pytest.raises(torch.distributed.DistNetworkError, match="Broken pipe"):
+            group.errors(group.start(first))
+        assert names_in(tmp_path) == []
+
     def test_limited_waiting(self, group):
         """A process that ends waits no longer than a moment for the others."""
         began = time.monotonic()

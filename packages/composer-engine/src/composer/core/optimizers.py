@@ -156,7 +156,7 @@ class OptimizerWatch:
 
     def __init__(self, state: HasOptimizers, on_step: Callable[[], object]) -> None:
         self._state, self._on_step = state, on_step
-        self._stepped: list[Optimizer] = []
+        self._stepped: list[tuple[Optimizer, bool]] = []  # and whether it was in the state at its step
         self._has_begun = False
 
     def begin(self) -> None:
@@ -175,8 +175,11 @@ class OptimizerWatch:
 
     def note(self, optimizer: Optimizer) -> None:
         """Record the step of an optimizer, if it is in the state or shares parameters with one that is."""
-        if not _is_in(optimizer, self._stepped) and any(_shares(optimizer, own) for own in self._state.optimizers):
-            self._stepped.append(optimizer)
+        is_own = _is_in(optimizer, self._state.optimizers)
+        if _is_in(optimizer, (stepped for stepped, _ in self._stepped)):
+            return
+        if is_own or any(_shares(optimizer, own) for own in self._state.optimizers):
+            self._stepped.append((optimizer, is_own))
             self._on_step()
 
     def passed_over(self) -> Iterator[str]:
@@ -184,13 +187,12 @@ class OptimizerWatch:
         if not self._stepped:
             return
         self.end()
-        own = self._state.optimizers
-        others = [stepped for stepped in self._stepped if not _is_in(stepped, own)]
-        for optimizer in own:
+        others = [stepped for stepped, was_own in self._stepped if not was_own]
+        for optimizer in self._state.optimizers:
             # The steps of a class that does not call Optimizer.__init__ run no hooks.
             is_seen = getattr(type(optimizer).step, "hooked", False)
             instead = [other for other in others if _shares(other, optimizer)]
-            if is_seen and instead and not _is_in(optimizer, self._stepped):
+            if is_seen and instead and not _is_in(optimizer, (stepped for stepped, _ in self._stepped)):
                 yield (
                     f"{type(optimizer).__name__} is in state.optimizers and has not stepped, but "
                     f"{type(instead[0]).__name__}, which is not, has stepped with its parameters. Algorithms may "

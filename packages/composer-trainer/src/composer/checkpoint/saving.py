@@ -317,6 +317,7 @@ class _JointSave:
 
     def lead(self, prepare: Callable[[], object], finish: Callable[[Manifest], object], *, overwrite: bool) -> None:
         """Write the first process's files, wait for the others, and commit the checkpoint."""
+        draft = ""
         try:
             prepare()
             manifest = None if overwrite else self._existing()
@@ -325,6 +326,8 @@ class _JointSave:
         except BaseException as error:
             with contextlib.suppress(Exception):  # this error is the one to raise
                 self._send_all("draft", Message.of(error, 0))
+            if draft:
+                self.folder.abandon(draft)
             raise
         finish(manifest or self._write_all(draft))
 
