@@ -266,6 +266,12 @@ class TestMissingAlgorithms:
         assert "algorithms.LoadWiden" in report.restored
         assert state.made_on_load == [state.algorithms[0]]
 
+    def test_other_devices_are_not_used(self, taken, monkeypatch):
+        """The trial of the surgery does not read the generators of GPUs, which would initialize them."""
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+        assert "algorithms.LoadWiden" in make(LoadCount()).load_state_dict(taken, strict=True).restored
+
     def test_nothing_changes_if_an_optimizer_raises(self, taken):
         """The algorithm is not added to the run then, and its surgery is not performed."""
         state = make(LoadCount(), optimizer=SGD)

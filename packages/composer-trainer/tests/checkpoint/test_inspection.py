@@ -119,6 +119,16 @@ class TestDiff:
         )
         assert capsys.readouterr().out == "There is no difference.\n"
 
+    def test_times_are_not_compared(self, runs, tmp_path, capsys):
+        """The seconds of a training are no difference, neither of the clock nor of the one before the batch."""
+        paths = [
+            save_checkpoint(runs.make(), tmp_path / name, extra={"clock_before": {"batch": 4, "total_wct": seconds}})
+            for name, seconds in [("one", 1.0), ("two", 2.0)]
+        ]
+
+        assert main(["diff", *paths]) == 0
+        assert capsys.readouterr().out == "There is no difference.\n"
+
     def test_different(self, runs, saved, capsys):
         """Different weights, settings and clocks are reported, weights by their largest difference."""
         state = runs.make(batch=6)

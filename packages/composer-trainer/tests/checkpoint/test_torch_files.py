@@ -7,11 +7,13 @@ import random
 import struct
 import zipfile
 
+import fsspec
 import pytest
 import torch
 from torch import nn
 
 from composer.checkpoint import CheckpointError, load_checkpoint, load_torch_weights
+from composer.checkpoint.torch_files import read_torch_file, read_weights_file
 
 
 def composer_file(path, weights):
@@ -174,6 +176,24 @@ class TestLoadTorchWeights:
         torch.save(nn.Sequential(nn.Linear(2, 2), Counter()).state_dict(), tmp_path / "weights.pt")
 
         assert list(load_torch_weights(tmp_path / "weights.pt")) == ["0.weight", "0.bias"]
+
+    @pytest.mark.parametrize(
+        "content",
+        [collections.Counter(a=2), {1, 2}, collections.defaultdict(list, a=[1]), collections.OrderedDict(a=1)],
+    )
+    def test_containers(self, content, tmp_path):
+        """Containers keep their content, also a Counter, which has it as an argument."""
+        torch.save({"content": content}, tmp_path / "file.pt")
+
+        assert read_torch_file(tmp_path / "file.pt")["content"] == content
+
+    def test_errors_name_the_url(self):
+        """An error names the file, and not its downloaded copy."""
+        with fsspec.open("memory://bucket/weights.pt", "wb") as file:
+            torch.save({"epoch": 3}, file)
+
+        with pytest.raises(CheckpointError, match=r"^memory://bucket/weights\.pt holds no weights"):
+            read_weights_file("memory://bucket/weights.pt")
 
     @pytest.mark.parametrize("content", [{}, [torch.ones(1)], {"epoch": 3}, torch.ones(2), {3: torch.ones(1)}])
     def test_file_without_weights_raises(self, content, tmp_path):

@@ -37,6 +37,7 @@ VERSION = 1
 class SavableState(Protocol):
     """What saving and loading need of a :class:`State`, whose module imports this one."""
 
+    device: Any
     model: Any
     optimizers: Any
     schedulers: Any
@@ -246,8 +247,10 @@ class RebuiltAlgorithms:
         # In one call, so that the copied optimizers hold the parameters of the copied model.
         model, optimizers, made = copy.deepcopy((self.state.model, self.state.optimizers, self.made), copies)
         copied = _evolve(self.state, model=model, optimizers=optimizers)
-        # The run warns and draws when the algorithms are added to it, and a trial must do neither.
-        with warnings.catch_warnings(), torch.random.fork_rng():
+        device = self.state.device
+        # The run warns and draws when the algorithms are added to it, and a trial must do neither. Without devices,
+        # fork_rng would save the generators of all GPUs.
+        with warnings.catch_warnings(), torch.random.fork_rng([device] if device.type == "cuda" else []):
             warnings.simplefilter("ignore")
             changed = copied.after_surgery([*made.values()], self.passes)
         return _evolve(changed, algorithms=_merged(self.state.algorithms, made), callbacks=self.state.callbacks)

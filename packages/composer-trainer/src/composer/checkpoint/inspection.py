@@ -206,9 +206,11 @@ def diff_checkpoints(first: str | os.PathLike[str], second: str | os.PathLike[st
 
 
 def _compared(opened: OpenCheckpoint) -> dict[str, Any]:
+    """Return what is compared of a checkpoint: all but the times that a training has taken."""
     data = opened.data()
-    if clock := dictionary(data.get("timestamp")):
-        data["timestamp"] = {name: value for name, value in clock.items() if not name.endswith("_wct")}
+    for holder, key in ((data, "timestamp"), (dictionary(data.get("extra")), "clock_before")):
+        if clock := dictionary(holder.get(key)):
+            holder[key] = {name: value for name, value in clock.items() if not name.endswith("_wct")}
     return data
 
 

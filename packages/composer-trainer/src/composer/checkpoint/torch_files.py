@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from pickletools import genops
@@ -74,8 +75,11 @@ def read_weights_file(path: str) -> tuple[dict[str, Tensor], Any]:
         if not file.is_file():
             raise MissingCheckpointError(path)
         if not path.endswith(".safetensors"):
-            content = read_torch_file(file)
-            return _weights_in(content, file), content
+            try:
+                content = read_torch_file(file)
+                return _weights_in(content, file), content
+            except CheckpointError as error:  # of the downloaded copy, which is deleted
+                raise CheckpointError(path, error.reason) from error
         try:  # not mapped into memory: a file that is cut off later would end the process
             return safetensors.torch.load(file.read_bytes()), None
         except Exception as error:  # noqa: BLE001  (what is wrong in a file shows in any error)
@@ -208,8 +212,13 @@ def _array_dtype(name: str, *_: object) -> Any:
 
 
 _CONSTRUCTED: dict[tuple[str, str], Any] = {
-    **{("collections", name): lambda *_: _Mapping() for name in ("OrderedDict", "defaultdict", "Counter")},
-    ("builtins", "set"): set,
+    **{("collections", name): lambda *_: _Mapping() for name in ("OrderedDict", "defaultdict")},
+    # Its content is an argument, where other mappings are filled later. torch's MultiStepLR saves one.
+    ("collections", "Counter"): Counter,
+    # The protocol that torch.save uses by default has Python 2's name of the module.
+    **dict.fromkeys([("builtins", "set"), ("__builtin__", "set")], set),
+    # Only arguments of a defaultdict, which are not called.
+    **{("__builtin__", name): None for name in ("dict", "float", "int", "list")},
     ("datetime", "timedelta"): datetime.timedelta,
     ("torch", "Size"): torch.Size,
     ("torch.torch_version", "TorchVersion"): str,
