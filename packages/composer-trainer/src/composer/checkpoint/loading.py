@@ -257,7 +257,7 @@ class LoadRequest:
             read.read_weights()
         read.ignore(self.ignore_keys, self.state)
         checked = self._check_weights(read) if self.weights_only else self._check_all(read)
-        read.read_weights()
+        read.read_weights()  # into the dictionary of weights that the checked state holds, too
         if ties := model_state.conflicting_ties(self.state.model, read.data.get("model", {})):
             raise CheckpointMismatchError(opened.path, ties)
         return checked
@@ -505,7 +505,11 @@ class SavedRun:
         return ""
 
     def read_weights(self) -> None:
-        """Read those weights that have no data yet and are still part of the state."""
+        """Read those weights that have no data yet and are still part of the state.
+
+        They are put into the dictionary ``data["model"]`` itself, which the values of :attr:`state` share: a state that
+        was checked before has them, too.
+        """
         model = self.data.get("model", {})
         if self.opened is not None:
             names = {name for name, one in model.items() if isinstance(one, Tensor) and one.is_meta}

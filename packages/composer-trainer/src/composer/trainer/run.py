@@ -28,7 +28,7 @@ from composer.trainer.gradients import BatchGradients
 from composer.trainer.stopping import Stopped, StopSignals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
     from torch.optim.lr_scheduler import LRScheduler

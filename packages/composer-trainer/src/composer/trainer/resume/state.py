@@ -6,9 +6,11 @@ processes equal where a checkpoint has one value for all, and then :meth:`~Resum
 Loaded data passes through the class in this order:
 
 1. :meth:`~ResumeState.check` compares it with the run, before anything is loaded.
-2. :meth:`~ResumeState.load` keeps it until ``fit``, which may be the first to get training data. Until then a save
-   contains what was loaded.
-3. :meth:`~ResumeState.resume` restores the clock, the place in the data (``Batches.load``) and the metrics.
+2. :meth:`~ResumeState.load` restores the state of the loggers, the cooldown of schedules and what a stop has
+   interrupted, at once. It keeps the rest until ``fit``, which may be the first to get training data; until then a
+   save contains what was loaded. The clock is part of the state, and has been loaded with it.
+3. :meth:`~ResumeState.resume` restores the clock before the last batch, the place in the data (``Batches.load``), the
+   metrics, the size of microbatches that ``"auto"`` has found and the count of skipped steps.
 4. :meth:`~ResumeState.begin` restores the objects of the user (``resume/contract.py`` states what is saved of them) and
    the global generators, immediately before the first batch.
 
@@ -343,7 +345,7 @@ class ResumeState:
         return problems
 
     def load(self, saved: Mapping[str, Any], path: str, *, ignored: Sequence[str] = ()) -> None:
-        """Store saved data until training starts.
+        """Restore what is not of the data, and store the rest until training starts.
 
         Args:
             saved: The data of :meth:`to_data`.
@@ -383,7 +385,7 @@ class ResumeState:
             warnings.warn(bulleted(title, sorted(lines)), stacklevel=caller_level())
 
     def resume(self) -> None:
-        """Restore data, metrics and clock from what :meth:`load` stored, once; :meth:`begin` restores the rest."""
+        """Restore data, metrics and the clock before the last batch, once; :meth:`begin` restores the rest."""
         saved, _ = self._pending or (None, "")
         self._pending = None
         if saved is None:
