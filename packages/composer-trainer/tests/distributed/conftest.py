@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from composer.distributed.environment import set_tensor_parallel_size
+from fixtures.processes import run_processes
 
 FOLDER = Path(__file__).parent
 VARIABLES = (
@@ -26,56 +27,61 @@ VARIABLES = (
 
 @pytest.fixture(scope="session")
 def environment():
-    """The environment of new processes: one thread each, and no variables of torchrun."""
+    """The environment of processes of torchrun: one thread each, and no variables of torchrun."""
     return {name: value for name, value in os.environ.items() if name not in VARIABLES} | {"OMP_NUM_THREADS": "1"}
 
 
-def launch(program, count, folder, environment, *arguments):
-    """Start a program with torchrun and return its processes' results by rank."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-    command = [*launcher, str(FOLDER / program), str(folder), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+def launch(program, count, folder, *arguments):
+    """Run a program in several processes and return their results by rank."""
+    run_processes(FOLDER / program, count, folder, *arguments)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
 
 
 @pytest.fixture(scope="session")
-def two_processes(tmp_path_factory, environment):
+def two_processes(tmp_path_factory):
     """Results of two processes by rank, started once for all tests."""
-    return launch("two_processes.py", 2, tmp_path_factory.mktemp("two_processes"), environment)
+    return launch("two_processes.py", 2, tmp_path_factory.mktemp("two_processes"))
 
 
 @pytest.fixture(scope="session")
-def four_processes(tmp_path_factory, environment):
+def four_processes(tmp_path_factory):
     """Results of four processes by rank, started once for all tests."""
-    return launch("four_processes.py", 4, tmp_path_factory.mktemp("four_processes"), environment)
+    return launch("four_processes.py", 4, tmp_path_factory.mktemp("four_processes"))
 
 
 @pytest.fixture(scope="session")
-def four_muons(tmp_path_factory, environment):
+def four_muons(tmp_path_factory):
     """Results of four processes that step Muon on sharded weights, by rank."""
-    return launch("muon_program.py", 4, tmp_path_factory.mktemp("muon"), environment)
+    return launch("muon_program.py", 4, tmp_path_factory.mktemp("muon"))
 
 
 @pytest.fixture(scope="session")
-def scheduled(tmp_path_factory, environment):
+def scheduled(tmp_path_factory):
     """Results of training with scheduled batch sizes in one and in two processes, and of one that resumes from two."""
     folders = [tmp_path_factory.mktemp("scheduled") for _ in range(3)]
-    [alone], two = (launch("scheduled_program.py", count, folders[count], environment) for count in (1, 2))
-    [resumed] = launch("scheduled_program.py", 1, folders[0], environment, f"{folders[2]}/saved")
+    [alone], two = (launch("scheduled_program.py", count, folders[count]) for count in (1, 2))
+    [resumed] = launch("scheduled_program.py", 1, folders[0], f"{folders[2]}/saved")
     return alone, two, resumed
 
 
 @pytest.fixture(scope="session")
-def two_generations(tmp_path_factory, environment):
+def two_generations(tmp_path_factory):
     """What two processes have generated, by rank."""
-    return launch("generation_program.py", 2, tmp_path_factory.mktemp("generations"), environment)
+    return launch("generation_program.py", 2, tmp_path_factory.mktemp("generations"))
 
 
 @pytest.fixture
 def start_sync_batchnorm(tmp_path, environment):
     """Return a function that trains with DDP or FSDP2 in two processes with GPUs and returns their results by rank."""
-    return lambda kind: launch("sync_batchnorm_program.py", 2, tmp_path, environment, kind)
+
+    def start(kind):
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        command = [*torchrun, str(FOLDER / "sync_batchnorm_program.py"), str(tmp_path), kind]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+
+    return start
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,6 @@
 
 import json
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import attrs
@@ -16,6 +14,7 @@ from composer.core import State
 from composer.distributed.mesh import Settings
 from composer.functional.dtensors import is_sharded
 from composer.models import ComposerClassifier
+from fixtures.processes import run_processes
 
 PROGRAM = Path(__file__).with_name("mesh_program.py")
 names = runpy.run_path(str(PROGRAM))
@@ -30,17 +29,14 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def results(folder, environment):
+def results(folder):
     """Return a function that runs a mesh once and returns the results by rank; each takes more than 5 seconds."""
     found = {}
 
     def run(mesh):
         if mesh not in found:
             count = COUNTS[mesh]
-            torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"] if count > 1 else []
-            command = [sys.executable, *torchrun, str(PROGRAM), mesh, str(folder)]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-            assert done.returncode == 0, done.stderr
+            run_processes(PROGRAM, count, mesh, folder)
             found[mesh] = [json.loads((folder / f"{mesh}-{rank}.json").read_text()) for rank in range(count)]
         return found[mesh]
 
