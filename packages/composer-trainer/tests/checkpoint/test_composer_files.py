@@ -217,7 +217,7 @@ def test_optimizers_and_clock_are_restored(tmp_path):
     clock = state.timestamp
     assert [clock.get(unit).value for unit in (TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.SAMPLE)] == [2, 8, 32]
     assert clock.total_wct == datetime.timedelta(seconds=3)
-    assert report.report.restored == ("model", "algorithms", "schedulers", "optimizers", "timestamp")
+    assert report.report.restored == ("timestamp", "algorithms.Factorize", "model", "optimizers")
     assert state.rank_zero_seed == 1
 
 

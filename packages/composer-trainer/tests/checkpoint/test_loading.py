@@ -915,6 +915,59 @@ class TestIgnoreKeys:
             load_checkpoint(saved, later, ignore_keys=[3])
 
 
+class TestLeftOutWhenSaved:
+    """Checkpoints without parts that ignore_keys had left out when they were saved."""
+
+    PARTS = [
+        "algorithms",
+        "callbacks",
+        "eval_metric_values",
+        "extra",
+        "max_duration",
+        "model",
+        "optimizers",
+        "rank_zero_seed",
+        "run_name",
+        "scaler",
+        "schedulers",
+        "timestamp",
+        "train_metric_values",
+    ]
+
+    @pytest.mark.parametrize("part", PARTS)
+    def test_part(self, runs, tmp_path, later, part):
+        """The run keeps its own values of the part, with a warning, and loads all others."""
+        path = save_checkpoint(runs.make(), tmp_path / "one", extra={"data": 1}, ignore_keys=part)
+        own = later.model[0].weight.detach().clone()
+
+        with pytest.warns(UserWarning, match=f"was saved without {part}, so that this run keeps its own values"):
+            loaded = load_checkpoint(path, later)
+
+        assert loaded.ignored == (part,)
+        assert part not in loaded.report.restored
+        assert torch.equal(later.model[0].weight, own) is (part == "model")
+        assert int(later.timestamp.batch) == (0 if part == "timestamp" else 5)
+
+    def test_parts_that_are_ignored_again(self, runs, tmp_path, later, recwarn):
+        """Parts that ignore_keys names again are left out without a warning."""
+        keys = ["timestamp", "callbacks"]
+        path = save_checkpoint(runs.make(), tmp_path / "one", ignore_keys=keys)
+
+        load_checkpoint(path, later, ignore_keys=keys)
+
+        assert [str(one.message) for one in recwarn] == []
+
+    def test_everything(self, runs, tmp_path, later):
+        """A checkpoint without any part loads nothing, and states that."""
+        path = save_checkpoint(runs.make(), tmp_path / "one", ignore_keys="*")
+        before = {name: value.clone() for name, value in later.model.state_dict().items()}
+
+        with pytest.warns(UserWarning, match="was saved without"):
+            assert load_checkpoint(path, later).report.restored == ()
+
+        assert runs.same_tensors(later.model.state_dict(), before)
+
+
 class TestWeightsOnly:
     def test_only_weights_are_loaded(self, runs, saved, later):
         """Only the model's weights change."""
@@ -976,7 +1029,7 @@ class TestContents:
         [
             lambda data: data.clear(),
             lambda data: data.update(version=99),
-            lambda data: data.pop("timestamp"),
+            lambda data: data.pop("version"),
             lambda data: data.update(timestamp={"$tensor": "nothing"}),
             lambda data: data.update(algorithms=3),
             lambda data: data.update(algorithms=[3]),
@@ -1091,7 +1144,7 @@ def test_ignored_weights_are_those_of_the_run(runs, saved):
     read = SavedRun.read(open_checkpoint(saved), state, weights_only=False)
     name = next(iter(read.data["model"]))
 
-    read.ignore([f"model/{name}"], state)
+    read.ignore([f"model/{name}"])
 
     assert read.ignored == (f"model/{name}",)
     assert read.data["model"][name] is state.get_model_state_dict()[name] or not read.data["model"][name].is_meta

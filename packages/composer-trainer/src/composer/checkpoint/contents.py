@@ -201,7 +201,7 @@ def ignored_keys(saved: dict[str, Any], ignore_keys: IgnoreKeys) -> tuple[str, .
     """
     if ignore_keys is None:
         return ()
-    before = _paths(saved)
+    before, version = _paths(saved), saved.get("version")
     if callable(ignore_keys):
         ignore_keys(saved)
     else:
@@ -212,6 +212,8 @@ def ignored_keys(saved: dict[str, Any], ignore_keys: IgnoreKeys) -> tuple[str, .
         for path in before:
             if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns):
                 _remove(saved, path)
+    if version is not None:  # without it, nothing could be read
+        saved.setdefault("version", version)
     after = _paths(saved)
     removed = [path for path in before if path not in after]
     return tuple(path for path in removed if path.rpartition("/")[0] not in removed)

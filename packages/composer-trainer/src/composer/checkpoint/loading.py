@@ -3,16 +3,19 @@
 :func:`load_checkpoint` and the Trainer make a :class:`LoadRequest` of their arguments. A load has three stages:
 
 1. :class:`SavedRun`, what the checkpoint contains, without the data of the weights. A file of MosaicML Composer is
-   converted to one. Its methods each make one change of it, such as leaving out what is ignored.
-2. :class:`CheckedCheckpoint`, which fits the run: :meth:`LoadRequest.check` compares the state with the run, or only
-   the weights. Every mismatch is reported in one error. The weights are read last, as only their names and shapes are
+   converted to one. :meth:`LoadRequest.check` lets it leave out what is ignored, and compares it with the run, or only
+   its weights. Every mismatch is reported in one error. The weights are read last, as only their names and shapes are
    compared.
+2. :class:`CheckedCheckpoint`, which fits the run.
 3. :class:`LoadedCheckpoint`, after :meth:`CheckedCheckpoint.load` has changed the run.
+
+What is not loaded keeps the run's own value: what ``ignore_keys`` leaves out, now or when the checkpoint was saved.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import warnings
@@ -62,7 +65,7 @@ class LoadedCheckpoint:
     Args:
         path: The checkpoint or file.
         report: What was restored, and what differs.
-        ignored: The paths of what ``ignore_keys`` left out.
+        ignored: The paths of what is not loaded: what ``ignore_keys`` leaves out, now or when it was saved.
         extra: What was saved beside the state.
         manifest: The checkpoint's manifest; None for a file of weights.
         averages_of: The algorithm whose averages were loaded as the weights; empty if the saved weights were.
@@ -157,12 +160,13 @@ def load_checkpoint(
         strict_model_weights: Whether missing or unexpected weights raise an error, or a warning; with ``weights_only``
             also weights of another dtype.
         ignore_keys: What not to load: patterns of paths such as ``"model/head.*"``, ``"optimizers/*"``,
-            ``"algorithms/EMA"``; or a function that removes it from the dictionary that it is called with.
+            ``"algorithms/EMA"``; or a function that removes it from the dictionary that it is called with. A part that
+            ``ignore_keys`` left out when the checkpoint was saved is not loaded, either, with a warning.
         exclude_algorithms: Algorithms not to reconstruct, though the saved weights need them.
         algorithm_passes: Passes that order the reconstructed algorithms.
         logger: The logger of the reconstructed algorithms.
         check_extra: ``f(extra, ignored)`` returns a sentence for each value saved beside the state that does not fit,
-            so that nothing is loaded. ``ignored`` are the paths of what ``ignore_keys`` leaves out.
+            so that nothing is loaded. ``ignored`` are the paths of what is not loaded.
 
     Returns:
         What was loaded, and what was saved beside the state.
@@ -243,8 +247,23 @@ class LoadRequest:
     def check(self, path: str | os.PathLike[str]) -> CheckedCheckpoint:
         """Read and check a checkpoint, change nothing, and return what loads it; see :func:`load_checkpoint`."""
         reject_fsdp1(self.state.model)
-        if is_weights_file(path):
-            return self._check_file(str(path))
+        saved = self._read_file(str(path)) if is_weights_file(path) else self._read_folder(path)
+        saved.ignore(self.ignore_keys)
+        averages_of, extra = "", dict[str, Any]()
+        if self.weights_only:
+            averages_of = saved.use_averages()
+            fits = self._check_weights(saved)
+        else:
+            saved.keep_own_values()
+            saved.match_neutral_callbacks()
+            fits, extra = self._check_all(saved), saved.beside("extra")
+        report = attrs.evolve(fits.report, restored=tuple(filter(saved.is_used, fits.report.restored)))
+        manifest = None if saved.opened is None else saved.opened.manifest
+        result = LoadedCheckpoint(saved.path, report, saved.ignored, extra, manifest, averages_of)
+        return CheckedCheckpoint(result, saved.with_weights(fits), self.logger, "\n".join(saved.warnings))
+
+    def _read_folder(self, path: str | os.PathLike[str]) -> SavedRun:
+        """Read a checkpoint of this library, except for the data of its weights."""
         opened = open_checkpoint(path, self.folder)
         if opened.manifest.weights_only and not self.weights_only:
             raise CheckpointError(
@@ -252,18 +271,10 @@ class LoadRequest:
                 "holds only weights, from which training cannot resume; set weights_only (load_weights_only of a "
                 "Trainer).",
             )
-        read = SavedRun.read(opened, self.state, weights_only=self.weights_only)
-        if callable(self.ignore_keys):  # it may use the values
-            read.read_weights()
-        read.ignore(self.ignore_keys, self.state)
-        checked = self._check_weights(read) if self.weights_only else self._check_all(read)
-        read.read_weights()  # into the dictionary of weights that the checked state holds, too
-        if ties := model_state.conflicting_ties(self.state.model, read.data.get("model", {})):
-            raise CheckpointMismatchError(opened.path, ties)
-        return checked
+        return SavedRun.read(opened, self.state, weights_only=self.weights_only)
 
-    def _check_file(self, path: str) -> CheckedCheckpoint:
-        """Read and check a file of weights or of MosaicML Composer."""
+    def _read_file(self, path: str) -> SavedRun:
+        """Read a file of weights or of MosaicML Composer."""
         weights, content = read_weights_file(path)
         composer = ComposerFile.of(content)
         if composer is None and not self.weights_only:
@@ -273,18 +284,12 @@ class LoadRequest:
         own = self.state.get_model_state_dict()
         names = names_here(weights, own)
         if composer is None:
-            read = SavedRun(path, {"model": {new: weights[name] for name, new in names.items()}})
-        elif self.weights_only:
+            return SavedRun(path, {"model": {new: weights[name] for name, new in names.items()}}, self.state)
+        if self.weights_only:
             data = composer.model(names, own, averaged=True)
             unread = {name: part for name, part in composer.state.items() if name not in data}
-            read = SavedRun(path, data, unread=unread)
-        else:
-            read = self._converted(path, composer, names, own)
-        read.ignore(self.ignore_keys, self.state)
-        if self.weights_only:
-            return self._check_weights(read)
-        read.keep_own_values(self.state)
-        return self._check_all(read)
+            return SavedRun(path, data, self.state, unread=unread)
+        return self._converted(path, composer, names, own)
 
     def _converted(self, path: str, file: ComposerFile, names: Mapping[str, str], own: Mapping[str, Any]) -> SavedRun:
         """Return what a file of MosaicML Composer contains of a run, as a checkpoint of this library would.
@@ -295,7 +300,8 @@ class LoadRequest:
             names: The names here of its weights.
             own: The weights of the run.
         """
-        device, progress = self.state.device, file.progress(names, self.state.state_dict())
+        device, own_state = self.state.device, self.state.state_dict()
+        progress = {"version": own_state["version"], **file.progress(names, own_state)}
         rng = file.rng(device)
         lacking = [*([] if rng else ["the generators of random numbers"]), *file.unread(progress)]
         warning = (
@@ -303,108 +309,84 @@ class LoadRequest:
             f"have there: not restored are {', '.join(lacking)}."
         )
         data = {**file.model(names, own, averaged=False), **progress, "extra": file.resume_data(rng, rng_state(device))}
-        return SavedRun(path, data, warning=warning)
+        return SavedRun(path, data, self.state, warnings=[warning])
 
-    def _compare(
-        self, read: SavedRun, check: Callable[..., saved_state.CheckedState], *saved: Any, strict: bool = False
-    ) -> saved_state.CheckedState:
-        """Call a function that compares a saved state with the run, and name the checkpoint if it does not fit."""
-        excluded = to_strings("exclude_algorithms", self.exclude_algorithms)
+    def _check_all(self, saved: SavedRun) -> saved_state.CheckedState:
+        """Compare everything that was saved with the run."""
         try:
-            return check(self.state, *saved, strict=strict, excluded=excluded, passes=self.algorithm_passes)
-        except StateMismatchError as error:
-            raise CheckpointMismatchError(read.path, error.problems) from error
-        except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            raise CheckpointError(f"{read.path}/{STATE}", f"cannot be read as the state of a run: {what}") from error
-
-    def _check_all(self, read: SavedRun) -> CheckedCheckpoint:
-        """Check everything that a checkpoint has."""
-        read.match_neutral_callbacks(self.state)
-        try:
-            fits = self._compare(read, saved_state.check_state, read.state)
+            fits = self._compare(saved, saved_state.check_state)
             differences = (*fits.report.missing, *fits.report.unexpected) if self.strict_model_weights else ()
             problems = [line for line in differences if line.startswith("model.")]
         except CheckpointMismatchError as error:
             problems = [*error.problems]
-        if self.check_extra is not None and "extra" not in read.ignored:
-            problems += self.check_extra(read.beside("extra"), read.ignored)
+        if self.check_extra is not None and "extra" not in saved.ignored:
+            problems += self.check_extra(saved.beside("extra"), saved.ignored)
         if any(problem.startswith("model.") for problem in problems):
-            problems += changed_modules(self.state.model, read.beside("modules"))
+            problems += saved.changed_modules()
         if problems:
-            raise CheckpointMismatchError(read.path, problems)
-        changes = changed_environment(read.beside("environment"), self.state.device)
-        if changes:
-            read.warning = f"Training that resumes from {read.path} may not be bit-identical: {changes}."
-        return self._checked(read, fits, extra=read.beside("extra"))
+            raise CheckpointMismatchError(saved.path, problems)
+        if changes := changed_environment(saved.beside("environment"), self.state.device):
+            saved.warnings.append(f"Training that resumes from {saved.path} may not be bit-identical: {changes}.")
+        return fits
 
-    def _check_weights(self, read: SavedRun) -> CheckedCheckpoint:
-        """Check the weights to evaluate with, and the algorithms that they need."""
-        path = read.path
-        if "model" in read.ignored:
-            raise CheckpointError(path, "cannot be loaded for its weights: ignore_keys leaves all of them out.")
-        if "model" not in read.data:
-            raise CheckpointError(path, "holds no weights: they were left out when it was saved.")
-        averages_of = read.use_averages(self.state.model)
-        if read.is_schedule_free and not averages_of:
-            read.warning = (
-                f"The weights from {path} are the training weights of a schedule-free optimizer, and the run was "
-                "evaluated with others, which only that optimizer computes. Save these: save_weights_only=True of a "
-                "Trainer, or trainer.save_checkpoint(..., weights_only=True)."
-            )
+    def _check_weights(self, saved: SavedRun) -> saved_state.CheckedState:
+        """Compare the weights to evaluate with, and the algorithms that they need, with the run."""
         try:
-            fits = self._compare(read, saved_state.check_part, "model", read.state, strict=self.strict_model_weights)
+            check = functools.partial(saved_state.check_part, part="model")
+            return self._compare(saved, check, strict=self.strict_model_weights)
         except CheckpointMismatchError as error:
-            problems = [*error.problems, *changed_modules(self.state.model, read.beside("modules"))]
-            raise CheckpointMismatchError(path, problems) from None
-        return self._checked(read, fits, averages_of=averages_of)
+            raise CheckpointMismatchError(saved.path, [*error.problems, *saved.changed_modules()]) from None
 
-    def _checked(self, read: SavedRun, fits: saved_state.CheckedState, **result: Any) -> CheckedCheckpoint:
-        manifest, report = None if read.opened is None else read.opened.manifest, fits.report
-        if read.kept:
-            restored = tuple(name for name in read.state if name not in (*read.kept, *read.ignored))
-            report = attrs.evolve(report, restored=restored)
-        loaded = LoadedCheckpoint(read.path, report, read.ignored, manifest=manifest, **result)
-        return CheckedCheckpoint(loaded, fits, self.logger, read.warning)
+    def _compare(
+        self, saved: SavedRun, check: Callable[..., saved_state.CheckedState], *, strict: bool = False
+    ) -> saved_state.CheckedState:
+        """Call a function that compares a saved state with the run, and name the checkpoint if it does not fit."""
+        excluded = to_strings("exclude_algorithms", self.exclude_algorithms)
+        try:
+            return check(self.state, saved=saved.state, strict=strict, excluded=excluded, passes=self.algorithm_passes)
+        except StateMismatchError as error:
+            raise CheckpointMismatchError(saved.path, error.problems) from error
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise CheckpointError(f"{saved.path}/{STATE}", f"cannot be read as the state of a run: {what}") from error
 
 
 @attrs.define
 class SavedRun:
-    """What was read of a run, and how it is changed before it is compared with the present one.
+    """What was saved of a run, which is adapted to the present run before both are compared.
 
-    First :meth:`ignore` leaves out what is ignored, and the other methods keep to it: :meth:`keep_own_values` of a
-    file, then :meth:`match_neutral_callbacks` if all is compared, or :meth:`use_averages` if only weights are.
-    :meth:`read_weights` reads those that are left: at the end, or first for a function that may use their values.
+    :meth:`ignore` leaves out what is not wanted, and the next methods do not add it again. For a resume, these are
+    :meth:`keep_own_values` and :meth:`match_neutral_callbacks`, and for weights alone :meth:`use_averages`. Until
+    :meth:`with_weights` reads them, the weights of a checkpoint are on the meta device, with their names and shapes.
 
     Args:
         path: The checkpoint or file.
         data: What was read, by the names of :mod:`~composer.checkpoint.contents`; of the model, its weights and what
             else its state has.
-        opened: The checkpoint, whose weights are on the meta device, without data, until :meth:`read_weights`; None
-            for a file, of which everything was read.
+        run: The present run, which does not change.
+        opened: The checkpoint; None for a file, of which everything was read.
         likes: Like which DTensors the weights are read; see :func:`~composer.checkpoint.reading.sharded_like`.
         is_schedule_free: Whether the weights are those for training, of an optimizer that evaluates with others.
         unread: What the checkpoint contains besides, if only the weights are wanted.
-        warning: What the user has to know when it is loaded.
+        warnings: What the user has to know when it is loaded.
 
     Attributes:
-        ignored: The paths of what was left out.
-        kept: The parts of the state that a file lacks, so that the run's own values are in their place.
+        ignored: The paths of what is not loaded.
     """
 
     path: str
     data: dict[str, Any]
+    run: State
     opened: OpenCheckpoint | None = None
     likes: Mapping[str, Tensor] | None = None
     is_schedule_free: bool = False
     unread: Mapping[str, Any] = attrs.field(factory=dict)
-    warning: str = ""
+    warnings: list[str] = attrs.field(factory=list)
     ignored: tuple[str, ...] = attrs.field(default=(), init=False)
-    kept: tuple[str, ...] = attrs.field(default=(), init=False)
 
     @classmethod
-    def read(cls, opened: OpenCheckpoint, state: State, *, weights_only: bool) -> SavedRun:
-        """Read what a checkpoint contains, or only what the model's weights need.
+    def read(cls, opened: OpenCheckpoint, run: State, *, weights_only: bool) -> SavedRun:
+        """Read what a checkpoint contains, or only what the model's weights need; of the weights, only the shapes.
 
         What is read is compared with its checksums, so that nothing depends on the files afterwards. Of tensors that
         are sharded in this run, only the own region is read.
@@ -412,11 +394,11 @@ class SavedRun:
         Raises:
             CheckpointError: A file is missing, or its content is not the one that was written.
         """
-        reshard(state.model)
-        own, data = state.get_model_state_dict(), opened.data()
+        reshard(run.model)
+        own, data = run.get_model_state_dict(), opened.data()
         with _naming_state(opened.path):
             opened.check_layout(len(own))
-            likes = sharded_like(opened, own, data) if is_sharded(state.model) else {}
+            likes = sharded_like(opened, own, data) if is_sharded(run.model) else {}
             is_schedule_free = weights_only and _has_training_weights(data)
             needed = {"model", "algorithms", "modules"} if weights_only else data.keys()
             unread = {name: data.pop(name) for name in [*data] if name not in needed}
@@ -427,7 +409,7 @@ class SavedRun:
             saved["model"] = opened.shapes(MODEL) | saved.get("model", {})
         else:
             saved.pop("model", None)
-        return cls(opened.path, saved, opened, likes.get(MODEL), is_schedule_free, unread)
+        return cls(opened.path, saved, run, opened, likes.get(MODEL), is_schedule_free, unread)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -438,56 +420,84 @@ class SavedRun:
         """Return what was saved beside the state: ``"extra"``, ``"modules"`` or ``"environment"``."""
         return dictionary(self.data.get(name))
 
-    def ignore(self, keys: IgnoreKeys, state: State) -> None:
-        """Remove what is ignored, and put the run's own values there, so that they do not change.
+    def changed_modules(self) -> list[str]:
+        """Return which modules of the present model are of another class than the saved ones."""
+        return changed_modules(self.run.model, self.beside("modules"))
 
-        If all weights or all optimizers are ignored, they are only removed.
+    def is_used(self, path: str) -> bool:
+        """Return whether ``"algorithms.EMA"`` or another part of the state is neither ignored nor in an ignored one."""
+        return not any(f"{path}.".startswith(f"{key.replace('/', '.')}.") for key in self.ignored)
+
+    def ignore(self, keys: IgnoreKeys) -> None:
+        """Remove what is ignored; in place of an element of a part, put the run's own, so that it does not change.
+
+        A function is called with the data of the weights, too.
         """
-        saved = self.data
-        self.ignored = ignored_keys(saved, keys)
-        if keys and not callable(keys) and not self.ignored and not ignored_keys({**self.unread}, keys):
-            warnings.warn(
-                f"{self.path} holds nothing that ignore_keys={keys!r} would leave out. Its parts are "
-                f"{', '.join((*saved, *self.unread))}; a pattern is such as 'model/head.*', 'optimizers/*' or "
-                "'algorithms/EMA'.",
-                UserWarning,
-                stacklevel=caller_level(),
-            )
-        own = state.state_dict() if self.ignored else {}
-        for name, own_part in (("model", state.get_model_state_dict), ("optimizers", state.get_optim_state_dict)):
-            if any(key.startswith(f"{name}/") for key in self.ignored):
-                own[name] = own_part()
-        for name, _, inner in (key.partition("/") for key in self.ignored):
-            if not inner:
-                saved |= {name: own[name]} if name in own else {}
-            elif isinstance(saved.get(name), list):
-                saved[name] += [record for record in own.get(name, []) if record["key"] == inner]
-            elif isinstance(saved.get(name), dict) and inner in dictionary(own.get(name)):
-                saved[name][inner] = own[name][inner]
+        if callable(keys):
+            self.read_weights()
+            self.ignored = ignored_keys(self.data, keys)
+        else:
+            self.ignored = (*ignored_keys(self.data, keys), *ignored_keys(dict.fromkeys(self._absent()), keys))
+            if keys and not self.ignored and not ignored_keys({**self.unread}, keys):
+                warnings.warn(
+                    f"{self.path} holds nothing that ignore_keys={keys!r} would leave out. Its parts are "
+                    f"{', '.join((*self.data, *self.unread))}; a pattern is such as 'model/head.*', 'optimizers/*' or "
+                    "'algorithms/EMA'.",
+                    UserWarning,
+                    stacklevel=caller_level(),
+                )
+        elements = [key.split("/", 1) for key in self.ignored if "/" in key]
+        own = {part: self._own(part) for part in {part for part, _ in elements}}
+        for part, element in elements:
+            if isinstance(self.data.get(part), list):
+                self.data[part] += [record for record in own[part] or () if record["key"] == element]
+            elif element in dictionary(own[part]):
+                self.data[part][element] = own[part][element]
 
-    def keep_own_values(self, state: State) -> None:
-        """Add the run's own values of what a file lacks, so that they do not change."""
-        own = state.state_dict()
-        self.kept = tuple(name for name in own if name not in self.data)
-        self.data |= {name: own[name] for name in self.kept}
+    def _own(self, part: str) -> Any:
+        """Return what the present run has of a part of the state; None if it has no such part."""
+        getters = {"model": self.run.get_model_state_dict, "optimizers": self.run.get_optim_state_dict}
+        return getters[part]() if part in getters else self.run.state_dict().get(part)
 
-    def match_neutral_callbacks(self, state: State) -> None:
+    def _absent(self) -> list[str]:
+        """Return the names of the parts that were not saved, or that are ignored."""
+        names = ("model", "optimizers", "extra", *self.run.state_dict())
+        return [name for name in names if name not in {"version", *self.data, *self.unread}]
+
+    def keep_own_values(self) -> None:
+        """Put the run's own values in place of parts that are ignored or were not saved, so that they do not change.
+
+        Weights, optimizers and what is beside the state are not loaded at all then.
+        """
+        absent, own = self._absent(), self.run.state_dict()
+        self.data |= {name: own[name] for name in absent if name in own}
+        if lacking := tuple(name for name in absent if name not in self.ignored):
+            self.ignored += lacking
+            if self.opened is not None:  # of a file of MosaicML Composer, there is a warning already
+                without = f"{self.path} was saved without {', '.join(lacking)}"
+                self.warnings.append(f"{without}, so that this run keeps its own values.")
+
+    def match_neutral_callbacks(self) -> None:
         """Ignore callbacks without settings and state that only the run or only the checkpoint has."""
         records = self.data.get("callbacks")
         if not isinstance(records, list) or not all(isinstance(dictionary(one).get("key"), str) for one in records):
             return  # which the comparison with the run rejects
-        own = {record["key"]: record for record in state.state_dict()["callbacks"]}
+        own = {record["key"]: record for record in self.run.state_dict()["callbacks"]}
         saved = {record["key"] for record in records}
-        kept = [one for one in records if one["key"] in own or one.get("settings") or one.get("state")]
+        common = [one for one in records if one["key"] in own or one.get("settings") or one.get("state")]
         added = [one for key, one in own.items() if key not in saved and not one["settings"] and not one["state"]]
-        self.data["callbacks"] = kept + added
+        self.data["callbacks"] = common + added
 
-    def use_averages(self, model: Any) -> str:
+    def use_averages(self) -> str:
         """Replace the weights by the averages of an algorithm, and return its key; an empty string without any.
 
         Raises:
-            CheckpointError: Averages are no dictionary of tensors.
+            CheckpointError: There are no weights, or averages are no dictionary of tensors.
         """
+        if "model" in self.ignored:
+            raise CheckpointError(self.path, "cannot be loaded for its weights: ignore_keys leaves all of them out.")
+        if "model" not in self.data:
+            raise CheckpointError(self.path, "holds no weights: they were left out when it was saved.")
         records, weights = self.data.get("algorithms"), self.data["model"]
         for record in filter(dictionary, records if isinstance(records, list) else []):
             key, averages = record.get("key"), dictionary(record.get("state")).get(_AVERAGES, {})
@@ -495,25 +505,39 @@ class SavedRun:
                 from_data(averages, dict[str, Tensor], f"algorithms.{key}.{_AVERAGES}")
             if not averages or f"algorithms/{key}" in self.ignored:
                 continue
-            first = model_state.first_names(model)
+            first = model_state.first_names(self.run.model)
             for name, weight in weights.items():
                 average = averages.get(first.get(name, name))  # tied weights have one average
                 if average is not None and f"model/{name}" not in self.ignored:
                     # Averages of weights in bfloat16 are saved in float32.
                     weights[name] = average.to(weight.dtype) if isinstance(weight, Tensor) else average
             return str(key)
+        if self.is_schedule_free:
+            self.warnings.append(
+                f"The weights from {self.path} are the training weights of a schedule-free optimizer, and the run was "
+                "evaluated with others, which only that optimizer computes. Save these: save_weights_only=True of a "
+                "Trainer, or trainer.save_checkpoint(..., weights_only=True)."
+            )
         return ""
 
     def read_weights(self) -> None:
-        """Read those weights that have no data yet and are still part of the state.
-
-        They are put into the dictionary ``data["model"]`` itself, which the values of :attr:`state` share: a state that
-        was checked before has them, too.
-        """
-        model = self.data.get("model", {})
-        if self.opened is not None:
+        """Read those weights that have no data yet and are still part of the state."""
+        if self.opened is not None and "model" in self.data:
+            model = self.data["model"]
             names = {name for name, one in model.items() if isinstance(one, Tensor) and one.is_meta}
-            model.update(self.opened.tensors(MODEL, self.likes, names))
+            self.data["model"] = model | self.opened.tensors(MODEL, self.likes, names)
+
+    def with_weights(self, fits: saved_state.CheckedState) -> saved_state.CheckedState:
+        """Read the weights, of which names and shapes were compared, and return the checked state with them.
+
+        Raises:
+            CheckpointError: The content of a file is not the one that was written.
+            CheckpointMismatchError: Weights that are tied in the model have different values.
+        """
+        self.read_weights()
+        if ties := model_state.conflicting_ties(self.run.model, self.data.get("model", {})):
+            raise CheckpointMismatchError(self.path, ties)
+        return attrs.evolve(fits, saved=self.state)
 
 
 def _has_training_weights(data: dict[str, Any]) -> bool:

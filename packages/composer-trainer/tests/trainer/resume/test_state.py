@@ -250,6 +250,39 @@ class TestCheck:
         with pytest.raises(CheckpointMismatchError, match=f"missing; ignore '{ignored}' only together with all"):
             small_run(load_path=stopped, load_ignore_keys=ignored)
 
+    @pytest.mark.parametrize("part", ["algorithms", "callbacks", "extra", "rank_zero_seed", "scaler", "schedulers"])
+    def test_part_that_was_not_saved(self, tmp_path, part):
+        """A run resumes from a checkpoint that save_ignore_keys has left a part out of, with a warning."""
+        small_run(max_duration="2ba", save_folder=tmp_path, save_ignore_keys=part).fit()
+
+        with pytest.warns(UserWarning, match=f"was saved without {part}"):
+            resumed = small_run(max_duration="4ba", load_path=tmp_path / "latest")
+
+        assert resumed.fit().steps == 2
+
+    def test_clock_that_was_not_saved(self, tmp_path):
+        """Without the clock, a run starts with a complete epoch, as if load_ignore_keys named it."""
+        options = {"save_folder": tmp_path, "save_ignore_keys": "timestamp"}
+        small_run(train_dataloader=plain_loader(), max_duration="3ba", **options).fit()
+        recorder = Seen()
+
+        with pytest.warns(UserWarning, match="was saved without"):
+            resumed = small_run(
+                train_dataloader=plain_loader(), max_duration="1ep", load_path=tmp_path / "latest", callbacks=recorder
+            )
+        resumed.fit()
+
+        assert recorder.batches == [(0, 1, 0), (0, 2, 16), (0, 3, 32), (0, 4, 48), (0, 5, 64)]
+
+    @pytest.mark.parametrize("ignored", ["extra/processes", "extra/interrupted"])
+    def test_part_of_the_data_that_was_not_saved(self, tmp_path, ignored):
+        """A part of the data alone cannot be left out of a checkpoint, and the error names what loads the rest."""
+        small_run(max_duration="2ba", save_folder=tmp_path, save_ignore_keys=ignored).fit()
+
+        with pytest.raises(CheckpointMismatchError, match="load_ignore_keys='extra'"):
+            small_run(load_path=tmp_path / "latest")
+        assert small_run(max_duration="4ba", load_path=tmp_path / "latest", load_ignore_keys="extra").fit().steps == 2
+
 
 class TestAttach:
     def test_saver_that_is_added_later(self, tmp_path):

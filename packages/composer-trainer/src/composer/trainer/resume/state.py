@@ -301,8 +301,10 @@ class ResumeState:
         """
         if missing := [field.name for field in attrs.fields(_Saved) if field.name not in {**_ADDED, **saved}]:
             parts = [path for path in ignored if path.startswith("extra/")]
-            reason = f"ignore {parts[0]!r} only together with all of 'extra'" if parts else "no Trainer has saved it"
-            return [f"extra: {', '.join(missing)} missing; {reason}."]
+            reason = (
+                f"ignore {parts[0]!r} only together with all of 'extra'" if parts else "it is not what a Trainer saves"
+            )
+            return [f"extra: {', '.join(missing)} missing; {reason}. load_ignore_keys='extra' loads all else."]
         try:
             read = _read(saved)
         except ValueError as error:
