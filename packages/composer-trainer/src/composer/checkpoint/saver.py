@@ -1,12 +1,12 @@
 """The callback that saves checkpoints during a run; the Trainer creates it for ``save_folder``.
 
-A save has four parts, the first three in all processes at the same batches:
+A save has five steps, the first four in all processes at the same batches:
 
 1. At the events of checkpoints, :class:`DueSaves` decides whether to save.
-2. :meth:`CheckpointSaver.save` does nothing if the last save was of this moment, ``_last``. Otherwise it waits for the
-   one that is in progress, ``_running``, so that there is never more than one copy of the run.
-3. It copies the run into a :class:`~composer.checkpoint.saving.Snapshot`.
-4. A thread writes it, and then updates the :class:`~composer.checkpoint.run_folder.RunFolder`.
+2. :meth:`CheckpointSaver.save` does nothing if the last save was of this moment, ``_last``.
+3. ``_wait`` ends the save that is in progress, ``_running``, so that there is never more than one copy of the run.
+4. ``_snapshot`` copies the run into a :class:`~composer.checkpoint.saving.Snapshot`.
+5. A thread writes it, and then updates the :class:`~composer.checkpoint.run_folder.RunFolder`.
 
 If the write fails, ``_repeatable`` forgets the save, so that the same batch can be saved again. One process raises the
 error at the next batch. Several raise it at the next save, because all of them have to raise it at the same batch.
@@ -85,8 +85,9 @@ class CheckpointSaver(Callback):
         num_concurrent_uploads: Ignored.
         upload_timeout_in_seconds: Ignored.
 
-    The attribute ``extra``, if set, is a function that returns plain data and tensors to save beside the state,
-    such as the position in the data. A second save at the same time does nothing, unless the data has another
+    The attribute ``extra``, if set, is a function that returns plain data and tensors to save beside the state, in
+    place of ``resume_data(weights_only=...)``, by which a Trainer lets its savers save what an exact resume needs, such
+    as the position in the data. A second save at the same time does nothing, unless the data has another
     ``interrupted`` than before. ``uploaders`` are functions that return the URL of a copy for ``remote_file_name``,
     until the next run. A run that has resumed from the newest undamaged checkpoint of the folder sets
     ``continues``: later checkpoints, which are damaged, are replaced by those of the same names and otherwise ignored,
@@ -145,16 +146,16 @@ class CheckpointSaver(Callback):
         self.num_checkpoints_to_keep, self.keep_best = num_checkpoints_to_keep, keep_best
         self.background = background
         self.extra: Callable[[], Mapping[str, Any]] | None = None
+        self.resume_data: Callable[..., Mapping[str, Any]] | None = None
         self.continues = False
         self._run_folder = RunFolder(overwrite, weights_only, num_checkpoints_to_keep, keep_best, file_links)
         self._saving, self._memory = Background(), KeptMemory()
         self._last: _Moment | None = None  # of the last save, unless it failed
         self._running: _Running | None = None  # in all processes, from the start of a save until all have waited for it
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
-        """Discard what belongs to an earlier training, as the clock may have been set back."""
-        self._wait()
+    def _reset(self) -> None:
+        """Forget what belongs to an earlier training, as the clock may have been set back."""
         self._due = DueSaves(self.save_interval, self.keep_best)
         self._last = None
 
@@ -175,7 +176,8 @@ class CheckpointSaver(Callback):
 
     def init(self, state: State, logger: Logger) -> None:
         """Forget an earlier run."""
-        self._begin()
+        self._wait()
+        self._reset()
         self._run_folder.forget()
         self.uploaders = []
 
@@ -192,7 +194,8 @@ class CheckpointSaver(Callback):
                 f"save_best (keep_best) must be a metric of {' or '.join(labels)}, got {self.keep_best.metric!r}, "
                 "which nothing computes. Give eval_dataloader, or an Evaluator with this label."
             )
-        self._begin()  # waits for what was saved before this fit, which counts below
+        self._wait()  # what was saved before this fit counts below
+        self._reset()
         names = self._names(state)
         with failing_in_all(names.folder):
             if state.rank == 0:
@@ -245,22 +248,46 @@ class CheckpointSaver(Callback):
             CheckpointSaveError: The checkpoint or the previous one could not be written.
         """
         reject_fsdp1(state.model)  # in all processes, though only rank 0 may save
-        names, batch = self._names(state), int(state.timestamp.batch)
-        # In all processes, also those that write nothing, because it exchanges data between them.
-        extra = None if self.extra is None else self.extra()
-        moment = _Moment(names.checkpoint, batch, (extra or {}).get("interrupted"), self._due.best_at == batch)
-        last = self._last
-        if last == moment:
+        names, extra = self._names(state), self._data_beside_state()
+        batch = int(state.timestamp.batch)
+        moment = _Moment(names.checkpoint, batch, extra.get("interrupted"), self._due.best_at == batch)
+        if moment == self._last:
             return
         # Before the copy, so that there is only one in memory. CUDA fills pinned memory at any time after the copy is
         # requested, also while a thread still writes the former contents to a file.
         self._wait()
         folder = open_folder(names.folder)
-        path, are_all_writing = folder.at(names.checkpoint), is_sharded(state.model)
-        with failing_in_all(path):
-            if state.rank == 0:
-                self._run_folder.open(names, state, continues=self.continues)
-        take = partial(
+        path = folder.at(names.checkpoint)
+        snapshot = self._snapshot(state, names, extra, path)
+        is_repeated = self._last is not None and self._last[:2] == moment[:2]
+        self._last, self._running = moment, _Running(path, snapshot)
+        with self._repeatable(), failing_in_all(path):
+            if snapshot is not None:
+                write = partial(
+                    snapshot.write,
+                    folder,
+                    names.checkpoint,
+                    overwrite=self.overwrite or is_repeated,
+                    prepare=partial(self._run_folder.prepare, folder, names.checkpoint),
+                    finish=partial(self._run_folder.finish, folder, names),
+                )
+                self._saving.start(write)
+        if not self.background:
+            self._wait()
+
+    def _data_beside_state(self) -> Mapping[str, Any]:
+        """Return what is saved beside the state; in all processes, because it exchanges data between them."""
+        if self.extra is not None:
+            return self.extra()
+        return {} if self.resume_data is None else self.resume_data(weights_only=self.weights_only)
+
+    def _snapshot(self, state: State, names: Names, extra: Mapping[str, Any], path: str) -> Snapshot | None:
+        """Open the folder in rank 0, and return a copy of what this process writes; None if it writes nothing.
+
+        If it fails in one process, it fails in all.
+        """
+        batch = int(state.timestamp.batch)
+        copy_run = partial(
             take_snapshot,
             state,
             extra,
@@ -270,24 +297,12 @@ class CheckpointSaver(Callback):
             memory=self._memory,
             measured=[label for label, at in self._due.measured.items() if at == batch],
         )
-        # If all write, with collectives, which must not be in the block below.
-        running = _Running(path, take() if are_all_writing else None)
-        self._last, self._running = moment, running
-        with self._repeatable(), failing_in_all(path):
-            if state.rank == 0 and not are_all_writing:
-                running.snapshot = take()
-            if running.snapshot is not None:
-                write = partial(
-                    running.snapshot.write,
-                    folder,
-                    names.checkpoint,
-                    overwrite=self.overwrite or (last is not None and last[:2] == moment[:2]),
-                    prepare=partial(self._run_folder.prepare, folder, names.checkpoint),
-                    finish=partial(self._run_folder.finish, folder, names),
-                )
-                self._saving.start(write)
-        if not self.background:
-            self._wait()
+        with failing_in_all(path):
+            if state.rank == 0:
+                self._run_folder.open(names, state, continues=self.continues)
+            if not is_sharded(state.model):
+                return copy_run() if state.rank == 0 else None
+        return copy_run()  # in all processes, with collectives, which must not be in the block
 
     def _wait(self) -> None:
         """Wait for the last save; if it failed, raise an error in all processes."""
@@ -399,14 +414,8 @@ class _Moment(NamedTuple):
     is_best: bool
 
 
-@attrs.define(eq=False)
-class _Running:
-    """A save in progress.
-
-    Args:
-        path: The checkpoint.
-        snapshot: What this process writes; None if it writes nothing.
-    """
+class _Running(NamedTuple):
+    """A save of a checkpoint in progress, with what this process writes; None if it writes nothing."""
 
     path: str
     snapshot: Snapshot | None

@@ -121,9 +121,6 @@ class Run:
         # Last, because wrapping the model and the callbacks at FIT_START may draw random numbers.
         self.resume_state.begin()
         self.state.dataloader_len = self.batches.position.length
-        # The training may be longer than when it was stopped at its end.
-        if self.end is not None and not self.state.has_reached(self.end):
-            self.resume_state.interrupted.pop(Event.FIT_END, None)
         self.clock.elapsed()  # the time before is not training time
 
     def begins_epoch(self) -> bool:

@@ -295,6 +295,42 @@ class TestAttach:
 
         assert resumed.fit().steps == 2
 
+    def test_saver_that_is_added_in_fit(self, tmp_path):
+        """Training resumes exactly from a checkpoint of a saver that a callback has added within the same fit."""
+
+        class Adding(Callback):
+            def batch_end(self, state, logger):
+                if state.timestamp.batch == 1:
+                    state.callbacks.append(CheckpointSaver(tmp_path, filename="ba{batch}", save_interval="1ba"))
+
+        small_run(max_duration="3ba", callbacks=Adding()).fit()
+
+        resumed = small_run(max_duration="4ba", load_path=tmp_path / "ba2")
+
+        assert resumed.fit().steps == 2
+
+    def test_own_data_of_a_saver(self, tmp_path):
+        """A function that a program sets as extra is called in place of the Trainer's, also if it is set before."""
+        saver = CheckpointSaver(tmp_path, filename="one", save_interval="2ba")
+        saver.extra = lambda: {"own": 1}
+
+        small_run(max_duration="2ba", callbacks=saver).fit()
+
+        assert json.loads((tmp_path / "one" / "state.json").read_text())["extra"] == {"own": 1}
+
+    def test_saver_of_two_runs(self, tmp_path):
+        """A saver that was in another Trainer saves the data of the Trainer that it is in now."""
+        saver = CheckpointSaver(tmp_path / "first", filename="one")
+        small_run(train_dataloader=plain_loader(), max_duration="3ba", callbacks=saver).fit()
+        later = small_run(max_duration="2ba")
+        later.state.callbacks.append(saver)
+        saver.folder, saver.filename = str(tmp_path), "two"
+        later.fit()
+
+        extra = json.loads((tmp_path / "two" / "state.json").read_text())["extra"]
+
+        assert extra["processes"][0]["data"]["place"] == 2
+
 
 class TestResume:
     def test_ignored_data(self, stopped):

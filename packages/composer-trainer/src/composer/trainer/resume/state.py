@@ -1,24 +1,28 @@
 """The data of an exact resume that is not in the state: the place in the data, metrics, generators, and given objects.
 
-A checkpoint contains it as ``extra``: values of the run, and a record for each process (``_Saved``, ``_OfProcess``).
+A checkpoint contains it as ``extra``: values of the run (``_Saved``), and a record for each process (``_OfProcess``).
 :class:`ResumeState` lives as long as the Trainer. For a save, :meth:`~ResumeState.data_to_save` first makes the
 processes equal where a checkpoint has one value for all, and then :meth:`~ResumeState.to_data` collects the data.
-Loaded data passes through the class in this order:
+Loaded data takes effect in these steps, while the clock is part of the state, and has been loaded with it:
 
-1. :meth:`~ResumeState.check` compares it with the run, before anything is loaded.
-2. :meth:`~ResumeState.load` restores the state of the loggers, the cooldown of schedules and what a stop has
-   interrupted, at once. It keeps the rest until ``fit``, which may be the first to get training data; until then a
-   save contains what was loaded. The clock is part of the state, and has been loaded with it.
-3. :meth:`~ResumeState.resume` restores the clock before the last batch, the place in the data (``Batches.load``), the
-   metrics, the size of microbatches that ``"auto"`` has found and the count of skipped steps.
-4. :meth:`~ResumeState.begin` restores the objects of the user (``resume/contract.py`` states what is saved of them) and
-   the global generators, immediately before the first batch.
+=================================  =====================================  ==========================================
+step                               when                                   which fields
+=================================  =====================================  ==========================================
+:meth:`~ResumeState.check`         before anything is loaded              all are compared with the run
+:meth:`~ResumeState.load`          after the state was loaded             ``loggers``, ``cooldown``, ``interrupted``;
+                                                                          ``optimizers`` are compared for a warning
+:meth:`~ResumeState.check_data`    in ``fit``, with its data              the place in ``data`` is compared again
+:meth:`~ResumeState.resume`        before ``FIT_START``                   ``clock_before``, ``data``, ``metrics``,
+                                                                          ``microbatch_size``, ``skipped_steps``
+:meth:`~ResumeState.begin`         immediately before the first batch     ``objects``, then ``rng``
+=================================  =====================================  ==========================================
 
-To save something more, add it to ``to_data`` and to ``_Saved`` (of the run) or ``_OfProcess`` (of each process), check
-its value in ``check`` if types are not enough, and restore it in ``resume`` or ``begin``.
+Between ``load`` and ``resume``, a save contains the loaded data, as only ``fit`` may have the training data. Exactly
+as many processes as saved it (``world_size``), with the same mesh (``tensor_parallel``), resume exactly. Others restore
+what does not depend on them: the place in an order that all processes share, and the metrics; draws differ.
 
-As many processes as saved it, with the same mesh, resume exactly. Others restore what does not depend on them: the
-place in an order that all processes share, and the metrics; draws differ.
+To save something more, add it to ``to_data`` and to ``_Saved`` or ``_OfProcess``, check its value in ``check`` if types
+are not enough, and restore it in ``resume`` or ``begin``.
 """
 
 from __future__ import annotations
@@ -136,6 +140,14 @@ class _Saved:
         )
 
 
+@attrs.frozen
+class _Loaded:
+    """What was loaded and takes effect in ``fit``, and the path of its checkpoint."""
+
+    saved: _Saved
+    path: str
+
+
 class _GivenObjects:
     """The objects that were given to the Trainer; of three kinds, by where their states are saved.
 
@@ -205,6 +217,8 @@ class _GivenObjects:
 class ResumeState:
     """Saves and restores the data of an exact resume that is not in the state, in the steps that the module states.
 
+    Each saver among the callbacks, also one that is added later, saves this data with the state.
+
     Args:
         state: The run.
         data: The training data.
@@ -212,7 +226,7 @@ class ResumeState:
 
     Attributes:
         interrupted: The labels of the evaluators that a signal has left undone, by event. An evaluation that a signal
-            stops adds them, and the one that completes it removes them.
+            stops adds them, and the one that completes it removes them (``Evaluations.run_if_due``).
         cooldown: The cool-down of the run; None before it.
         skipped_steps: How many steps were skipped because the loss scale was too large; ``Optimization`` counts them.
     """
@@ -224,15 +238,16 @@ class ResumeState:
         self.skipped_steps = torch.zeros((), dtype=torch.int64, device=state.device)
         self.interrupted: dict[Event, list[str]] = {}
         self.cooldown: Cooldown | None = None
-        self._pending: tuple[_Saved, str] | None = None  # with the path of its checkpoint, from load() until resume()
-        self._restored_last: tuple[SavedObjects, Callable[[], None]] | None = None  # from resume() until begin()
+        self._loaded: _Loaded | None = None  # from load() until resume()
+        self._restore_last: Callable[[], None] | None = None  # from resume() until begin()
         self._is_training = False  # from begin() until end()
+        self._attach_to_savers()
+        state.on_components_change(self._attach_to_savers)
 
-    def attach_to(self, callbacks: Iterable[object]) -> None:
-        """Let the callbacks that save checkpoints save this data with the state."""
-        for callback in callbacks:
+    def _attach_to_savers(self) -> None:
+        for callback in self._state.callbacks:
             if isinstance(callback, CheckpointSaver):
-                callback.extra = partial(self.data_to_save, weights_only=callback.weights_only)
+                callback.resume_data = self.data_to_save
 
     def data_to_save(self, *, weights_only: bool) -> dict[str, Any]:
         """Prepare all processes for a save, and return what it contains beside the state; all must call it.
@@ -253,7 +268,7 @@ class ResumeState:
     def to_data(self) -> dict[str, Any]:
         """Return plain data and tensors; all processes must call it."""
         state, batches = self._state, self._data.batches
-        own = _OfProcess(
+        this_process = _OfProcess(
             data=None if batches is None else batches.save(),
             loggers=self._logger.state_dict(),
             metrics=save_metrics(state.train_metrics),
@@ -261,10 +276,10 @@ class ResumeState:
             rng=rng_state(state.device),
         )
         # Another process would unpickle a tensor on the device that it has here, and so occupy each GPU of the host.
-        processes = all_gather_object(tree_map_only(Tensor, Tensor.cpu, to_data(own, _OfProcess, "extra")))
-        if self._pending is not None:
+        processes = all_gather_object(tree_map_only(Tensor, Tensor.cpu, to_data(this_process, _OfProcess, "extra")))
+        if self._loaded is not None:
             # Until resume(), the data of the run is the loaded one. Loggers have continued already.
-            loaded = to_data(self._pending[0], _Saved, "extra")
+            loaded = to_data(self._loaded.saved, _Saved, "extra")
             loggers = itertools.chain((process["loggers"] for process in processes), itertools.repeat({}))
             for process, of_rank in zip(loaded["processes"], loggers, strict=False):
                 process["loggers"] = of_rank
@@ -284,11 +299,18 @@ class ResumeState:
 
     def _undone(self) -> dict[Event, list[str]]:
         """Return what a signal has left undone, and after the last batch the evaluation of the end, still ahead."""
-        state = self._state
-        if not self._is_training or state.max_duration is None or not state.has_reached(state.max_duration):
-            return dict(self.interrupted)
-        due = [evaluator.label for evaluator in due_evaluators(state, Event.FIT_END)]
+        due: list[str] = []
+        if self._is_training and self._is_at_end():
+            due = [evaluator.label for evaluator in due_evaluators(self._state, Event.FIT_END)]
         return {**({Event.FIT_END: due} if due else {}), **self.interrupted}
+
+    def _is_at_end(self) -> bool:
+        end = self._state.max_duration
+        return end is not None and self._state.has_reached(end)
+
+    def drop_interrupted(self, event: Event) -> None:
+        """Forget what a signal has left undone at an event, as nothing of it is left to do."""
+        self.interrupted.pop(event, None)
 
     def check(self, saved: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:
         """Return the problems of saved data; none if a run can continue from it.
@@ -330,9 +352,9 @@ class ResumeState:
         All processes must call it. None stands for batches that begin with an epoch.
         """
         with failing_in_all_processes("Comparing train_dataloader with the checkpoint", ValueError):
-            saved, path = self._pending or (None, "")
-            if saved is not None and (problems := _problems_of_place(saved, batches)):
-                raise CheckpointMismatchError(path, problems)
+            loaded = self._loaded
+            if loaded is not None and (problems := _problems_of_place(loaded.saved, batches)):
+                raise CheckpointMismatchError(loaded.path, problems)
 
     def _check_process(self, process: _OfProcess, path: str) -> list[str]:
         problems = []
@@ -365,7 +387,7 @@ class ResumeState:
             processes = [attrs.evolve(process, data=None, metrics={}) for process in read.processes]
             clock = self._state.timestamp
             read = attrs.evolve(read, processes=processes, clock_before=clock, cooldown=None, interrupted={})
-        self._pending, self.cooldown, self.interrupted = (read, path), read.cooldown, dict(read.interrupted)
+        self._loaded, self.cooldown, self.interrupted = _Loaded(read, path), read.cooldown, dict(read.interrupted)
         self._warn_of_optimizers(read.optimizers)
         rank = get_global_rank()  # each process has its own files and runs
         self._logger.load_state_dict(read.processes[rank].loggers if rank < read.world_size else {})
@@ -387,11 +409,14 @@ class ResumeState:
             warnings.warn(bulleted(title, sorted(lines)), stacklevel=caller_level())
 
     def resume(self) -> None:
-        """Restore data, metrics and the clock before the last batch, once; :meth:`begin` restores the rest."""
-        saved, _ = self._pending or (None, "")
-        self._pending = None
-        if saved is None:
-            return
+        """Prepare for a training, whose end is set; restore loaded data except for what :meth:`begin` restores."""
+        if not self._is_at_end():  # it may be longer than when it was stopped at its end
+            self.drop_interrupted(Event.FIT_END)
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            self._resume_from(loaded.saved)
+
+    def _resume_from(self, saved: _Saved) -> None:
         state, batches = self._state, self._data.batches
         place = saved.place_to_continue(getattr(self._data.spec, "dataloader", None))
         state.previous_timestamp = saved.clock_before
@@ -402,9 +427,10 @@ class ResumeState:
             counts_all = get_world_size() == 1 and clock.batch_in_epoch == place.place
             batches.load(place, int(clock.sample_in_epoch) if counts_all else None)
         if saved.has_same_processes():
-            own = saved.processes[get_global_rank()]
-            load_metrics(state.train_metrics, own.metrics, state.device)
-            self._restored_last = own.objects, partial(load_rng_state, own.rng, state.device)
+            this_process = saved.processes[get_global_rank()]
+            load_metrics(state.train_metrics, this_process.metrics, state.device)
+            set_generators = partial(load_rng_state, this_process.rng, state.device)
+            self._restore_last = partial(self._restore_draws, this_process.objects, set_generators)
         else:
             self._resume_elsewhere(saved)
         self.skipped_steps.copy_(saved.skipped_steps)
@@ -421,7 +447,7 @@ class ResumeState:
         load_metrics(state.train_metrics, merged, state.device)
         # Not the seed of the beginning, whose draws the run has used.
         seed = derive_seed(state.rank_zero_seed, "resume", get_data_rank(), state.timestamp.batch) % 2**32
-        self._restored_last = SavedObjects(), partial(seed_all, seed)
+        self._restore_last = partial(self._restore_draws, SavedObjects(), partial(seed_all, seed))
         data = "the epoch continues with its next sample"
         if batches is not None and place is not None and not batches.places.is_of_same_order(place):
             data = (
@@ -434,18 +460,18 @@ class ResumeState:
             stacklevel=3,
         )
 
+    def _restore_draws(self, objects: SavedObjects, set_generators: Callable[[], None]) -> None:
+        """Restore the objects of the user, and then the global generators, from which loading may draw."""
+        self._objects.load(objects)
+        if self._data.batches is not None:  # with the objects that load it
+            self._data.batches.look_ahead()
+        set_generators()
+
     def begin(self) -> None:
         """Restore the objects of the user and the global generators, as the last step before the first batch."""
-        # Savers that were added since the construction; what a program sets as ``extra`` stays.
-        self.attach_to(callback for callback in self._state.callbacks if getattr(callback, "extra", self) is None)
-        last, self._restored_last, self._is_training = self._restored_last, None, True
-        if last is not None:
-            objects, restore_draws = last
-            self._objects.load(objects)
-            if self._data.batches is not None:  # with the objects that load it
-                self._data.batches.look_ahead()
-            # The generators come last, because loading an object or a batch may draw from them.
-            restore_draws()
+        restore, self._restore_last, self._is_training = self._restore_last, None, True
+        if restore is not None:
+            restore()
         self._objects.watch()
 
     def end(self) -> None:
@@ -454,7 +480,7 @@ class ResumeState:
 
     def forget(self) -> None:
         """Discard loaded data, and what a stop has left undone."""
-        self._pending, self._restored_last, self.interrupted, self.cooldown = None, None, {}, None
+        self._loaded, self._restore_last, self.interrupted, self.cooldown = None, None, {}, None
         for metric in self._state.train_metrics.values():
             metric.reset()
 

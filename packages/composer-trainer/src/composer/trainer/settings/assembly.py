@@ -99,7 +99,6 @@ class Assembly:
         self._schedule.check_phases(copy.copy(self.state), self.state.max_duration)
         self._evaluations.install(self.state)
         self._resume_state = ResumeState(self.state, self._data, self.logger)
-        self._resume_state.attach_to(self.state.callbacks)
         # From INIT on, loggers have open files and runs.
         with self._closing_on_error():
             self._initialize(settings, given)
