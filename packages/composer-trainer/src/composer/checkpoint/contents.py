@@ -32,17 +32,6 @@ from composer.core import State, saved_state, split_tensors
 from composer.core.checks import abridged
 from composer.core.plain_data import plain
 
-__all__ = [
-    "IgnoreKeys",
-    "SavedObjects",
-    "SavedPlace",
-    "changed_environment",
-    "changed_modules",
-    "contents_of",
-    "ignored_keys",
-    "metric_values",
-]
-
 IgnoreKeys: TypeAlias = str | Sequence[str] | Callable[[dict[str, Any]], object] | None
 """Patterns such as ``"optimizers/*"``, or a function that removes from its argument, a dictionary, what to ignore."""
 BESIDE_STATE = ("extra", "environment", "integrations", "modules")

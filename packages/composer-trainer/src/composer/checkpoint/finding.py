@@ -1,9 +1,9 @@
 """From a path or URL to a checkpoint that all processes load: its folder, or the newest checkpoint of a folder.
 
 :func:`follow` follows a path and links to a checkpoint, or to a folder of checkpoints. :func:`candidates` and
-:func:`damage_of` choose the newest undamaged one in a folder. Each process looks for itself by :func:`locate`, which
-does both. With several processes, which all have to call :func:`agreed_path` or :func:`agreed_newest`, rank 0 does it
-alone, and ``_agree_on`` verifies that the others see its checkpoint. Nothing here changes a folder.
+:func:`damage_of` choose the newest undamaged one in a folder. One process does both by :func:`locate`. Several, which
+all have to call :func:`agreed_path` or :func:`agreed_newest`, load from the path that rank 0 has found, after
+``_check_all_see`` has verified that they find the same checkpoint there. Nothing here changes a folder.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from composer.checkpoint.reading import OpenCheckpoint
 from composer.core import Timestamp
 from composer.distributed import all_gather_object, from_rank_zero, get_global_rank, get_world_size
 from composer.distributed.collectives import failing_in_all_processes
-
-__all__ = ["FoundCheckpoint", "agreed_newest", "agreed_path", "find_checkpoints", "locate", "newest_checkpoint"]
 
 _WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
@@ -148,65 +146,64 @@ def open_checkpoint(path: str | os.PathLike[str], folder: str | os.PathLike[str]
     return OpenCheckpoint(opened, name, opened.manifest(name))
 
 
-def agreed_path(own: str | None, argument: str, folder: str | os.PathLike[str] | None = None) -> str | None:
-    """Return the checkpoint that all processes load; all have to call it, and nothing is loaded before they agree.
+def agreed_path(path: str, argument: str, folder: str | os.PathLike[str] | None = None) -> str:
+    """Return the path of rank 0, from which all processes load; all have to call it.
 
-    In a folder of checkpoints, they choose the newest undamaged one by :func:`agreed_newest`.
+    Links are followed. In a folder of checkpoints, the newest undamaged one is chosen by :func:`agreed_newest`.
 
     Args:
-        own: The checkpoint or file of weights that this process would load, or None. Rank 0 decides.
+        path: The path of a checkpoint or of a file of weights. That of rank 0 is used.
         argument: The Trainer's argument with the path, for the error.
         folder: Where to look for ``"latest"``.
 
     Raises:
-        CheckpointError: In every process, if the checkpoint of rank 0 is missing or a different one in any process, or
-            if rank 0 has none and another process does.
+        CheckpointError: In every process, if the checkpoint is missing or a different one in any process.
 
     Example:
         >>> agreed_path("runs/ep1-ba5", "load_path")
         'runs/ep1-ba5'
     """
     if get_world_size() == 1:
-        return own
-
+        return path
     is_folder = False
     with failing_in_all_processes("cannot be loaded: looking for it", partial(CheckpointError, argument)):
-        if own is not None and get_global_rank() == 0 and not is_weights_file(own):
-            opened, name = follow(own, folder)  # a link may change before another process follows it
-            own, is_folder = (str(opened), True) if name is None else (opened.at(name), False)
-    chosen, is_folder = from_rank_zero((own, is_folder))
-    if chosen is not None and is_folder:
-        newest = agreed_newest(chosen, None, weights_only=None, argument=argument)
-        if newest is None:
-            raise without_any(open_folder(chosen))
-        return newest
-    return _agree_on(chosen, own, argument)
+        if get_global_rank() == 0 and not is_weights_file(path):
+            parent, name = follow(path, folder)  # a link may change before another process follows it
+            path, is_folder = (str(parent), True) if name is None else (parent.at(name), False)
+    path, is_folder = from_rank_zero((path, is_folder))
+    if not is_folder:
+        _check_all_see(path, argument)
+        return path
+    newest = agreed_newest(path, None, weights_only=None, argument=argument)
+    if newest is None:
+        raise without_any(open_folder(path))
+    return newest
 
 
-def _agree_on(chosen: str | None, own: str | None, argument: str) -> str | None:
-    """Return what rank 0 has chosen, after verifying that all processes see the same there; all must call it.
-
-    Args:
-        chosen: The checkpoint or file of weights of rank 0; None if it has none, and then no process may have one.
-        own: What this process has found by itself.
-        argument: The Trainer's argument with the path, for the error.
-
-    Raises:
-        CheckpointError: In every process, if one sees something else.
-    """
+def _check_all_see(path: str, argument: str) -> None:
+    """Raise an error in all processes if one finds something else at a path than rank 0; all must call it."""
     if get_world_size() == 1:
-        return chosen
-    seen = all_gather_object(_Seen(own) if chosen is None else _Seen.at(chosen))
-    first = seen[0]
-    advice = f"Let {argument} be on storage that all processes share."
-    for rank, view in enumerate(seen):
-        process = f"process {rank} (host {view.host!r})"
-        if chosen is None and view.path is not None:
-            raise CheckpointError(view.path, f"is seen by {process}, and process 0 has no checkpoint. {advice}")
-        if chosen is not None and (view.digest, view.problem is None) != (first.digest, first.problem is None):
+        return
+    views = all_gather_object(_View.of(path))
+    for rank, view in enumerate(views):
+        if view.digest != views[0].digest:
             reason = view.problem or "it has another manifest there."
-            raise CheckpointError(chosen, f"is what process 0 loads, and {process} does not see it: {reason} {advice}")
-    return chosen
+            raise CheckpointError(
+                path,
+                f"is what process 0 loads, and process {rank} (host {view.host!r}) does not see it: {reason} "
+                f"Let {argument} be on storage that all processes share.",
+            )
+
+
+def _check_none_has(path: str | None, argument: str) -> None:
+    """Raise an error in all processes if one has found a checkpoint, as rank 0 has found none; all must call it."""
+    for rank, (found_path, host) in enumerate(all_gather_object((path, socket.gethostname()))):
+        if found_path is not None:
+            raise CheckpointError(
+                found_path,
+                f"is seen by process {rank} (host {host!r}), and process 0 has no checkpoint. "
+                f"Let {argument} be on storage that all processes share.",
+            )
 
 
 def agreed_newest(
@@ -235,20 +232,22 @@ def agreed_newest(
     """
     opened, failed = open_folder(folder), partial(CheckpointError, folder)
     with failing_in_all_processes("cannot be loaded from: looking for a checkpoint", failed):
-        own = candidates(opened, run_name, weights_only=weights_only)
+        seen_here = candidates(opened, run_name, weights_only=weights_only)
     # With the paths of rank 0, from which all load: other processes may have looked in another folder.
-    listed = from_rank_zero([(candidate.name, candidate.path, candidate.problem) for candidate in own])
-    for name, path, known in listed:
+    of_rank_zero = from_rank_zero([(candidate.name, candidate.path, candidate.problem) for candidate in seen_here])
+    for name, path, problem in of_rank_zero:
         with failing_in_all_processes("cannot be loaded from: reading a checkpoint", failed):
-            problem = known or damage_of(opened, name, get_global_rank(), get_world_size())
-        problem = next(filter(None, all_gather_object(problem)), None)
-        if problem is None:
-            return _agree_on(path, None, argument)
-        warn_of_skipped(problem)
-    # Rank 0 has none. A complete one that only another process sees is on storage that they do not share.
-    names = {name for name, *_ in listed}
-    unlisted = (candidate.path for candidate in own if candidate.is_complete and candidate.name not in names)
-    return _agree_on(None, next(unlisted, None), argument)
+            damage = problem or damage_of(opened, name, get_global_rank(), get_world_size())
+        damage = next(filter(None, all_gather_object(damage)), None)
+        if damage is None:
+            _check_all_see(path, argument)
+            return str(path)
+        warn_of_skipped(damage)
+    # A complete one that only another process sees is on storage that they do not share.
+    names = {name for name, *_ in of_rank_zero}
+    unlisted = (candidate.path for candidate in seen_here if candidate.is_complete and candidate.name not in names)
+    _check_none_has(next(unlisted, None), argument)
+    return None
 
 
 def is_weights_file(path: str | os.PathLike[str]) -> bool:
@@ -301,28 +300,34 @@ def without_any(folder: Folder) -> CheckpointError:
 def candidates(opened: Folder, run_name: str | None, *, weights_only: bool | None) -> list[FoundCheckpoint]:
     """Return the checkpoints of a run, and those whose run is unknown as they are damaged, the newest first."""
     return [
-        one
-        for one in reversed(find_checkpoints(opened))
-        if one.manifest is None
-        or (run_name in (None, one.manifest.run_name) and weights_only in (None, one.manifest.weights_only))
+        checkpoint
+        for checkpoint in reversed(find_checkpoints(opened))
+        if (manifest := checkpoint.manifest) is None
+        or (run_name in (None, manifest.run_name) and weights_only in (None, manifest.weights_only))
     ]
 
 
 def damage_of(opened: Folder, name: str, rank: int = 0, world_size: int = 1) -> str | None:
-    """Return what is wrong with a checkpoint, as far as this process compares its contents; None if nothing is."""
+    """Return what is wrong with a checkpoint, as far as this process compares its contents; None if nothing is.
+
+    Each process compares its part of the files with tensors, and all other files.
+    """
     try:
         manifest = opened.manifest(name)
     except CheckpointError as error:
+        # Another process may not see the checkpoint; this is an error only if it is chosen.
         return None if rank else str(error)
-    of_all = sorted(filter(TENSORS.fullmatch, manifest.files))
+    with_tensors = sorted(filter(TENSORS.fullmatch, manifest.files))
+    others = {*manifest.files}.difference(with_tensors)
     try:
-        opened.check(name, manifest, sorted({*manifest.files} - {*of_all} | {*of_all[rank::world_size]}))
+        opened.check(name, manifest, sorted(others.union(with_tensors[rank::world_size])))
     except CheckpointError as error:
         return str(error)
     return None
 
 
 def warn_of_skipped(problem: str) -> None:
+    """Warn of a checkpoint that is not loaded, though it is newer than the one that is."""
     warnings.warn(f"Skipped a checkpoint that is incomplete or damaged: {problem}", UserWarning, stacklevel=3)
 
 
@@ -354,21 +359,20 @@ def _folder_of_file(text: str) -> str | None:
 
 
 @attrs.frozen
-class _Seen:
-    """What a process finds at a path: a manifest, by its digest; or a problem; of a file of weights neither."""
+class _View:
+    """What a process finds at a path: the digest of a manifest, empty for a file of weights; None with a problem."""
 
-    path: str | None
-    digest: str | None = None
+    digest: str | None
     problem: str | None = None
     host: str = attrs.field(factory=socket.gethostname)
 
     @classmethod
-    def at(cls, path: str) -> _Seen:
+    def of(cls, path: str) -> _View:
         """Look at a path."""
         if is_weights_file(path):
-            return cls(path)
+            return cls("")
         try:
             folder, name = locate(path)
-            return cls(path, digest=hashlib.sha256(folder.manifest(name).to_bytes()).hexdigest())
+            return cls(hashlib.sha256(folder.manifest(name).to_bytes()).hexdigest())
         except CheckpointError as error:
-            return cls(path, problem=str(error))
+            return cls(None, str(error))

@@ -31,22 +31,6 @@ from composer.core import Timestamp
 from composer.core.checks import abridged, shortened
 from composer.core.serialization import from_data
 
-__all__ = [
-    "Content",
-    "FileRecord",
-    "Folder",
-    "Manifest",
-    "ReadInto",
-    "check_folder",
-    "dictionary",
-    "foreign_files",
-    "is_remote",
-    "local_path",
-    "read_json",
-    "split_path",
-    "write_json",
-]
-
 MANIFEST = "manifest.json"
 MODEL, OPTIMIZERS, EXTRA = "model.safetensors", "optimizers.safetensors", "extra.safetensors"
 """The kinds of files with tensors, and the names of those that one process writes alone."""

@@ -200,7 +200,7 @@ def load_checkpoint(
     if not is_sharded(state.model):
         return request.check(path).load()
     # A link may change, or a file system be behind, between the reads of two processes.
-    return request.load_in_all_processes(agreed_path(os.fspath(path), "path", folder) or path)
+    return request.load_in_all_processes(agreed_path(os.fspath(path), "path", folder))
 
 
 @attrs.frozen

@@ -59,18 +59,6 @@ from composer.distributed.collectives import Exchange, failing_in_all_processes
 from composer.distributed.failures import lost_processes
 from composer.functional.dtensors import is_sharded, reshard
 
-__all__ = [
-    "Message",
-    "Snapshot",
-    "Writers",
-    "checkpoint_name",
-    "failing_in_all",
-    "save_checkpoint",
-    "save_in_all_processes",
-    "take_snapshot",
-    "writers_of",
-]
-
 ANSWER_TIMEOUT = 1800.0
 """Seconds after which a message of another process that is missing makes a save fail."""
 _LONGER = 30.0

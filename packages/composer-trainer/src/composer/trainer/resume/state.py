@@ -31,7 +31,7 @@ import inspect
 import itertools
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 import torch
@@ -140,8 +140,7 @@ class _Saved:
         )
 
 
-@attrs.frozen
-class _Loaded:
+class _Loaded(NamedTuple):
     """What was loaded and takes effect in ``fit``, and the path of its checkpoint."""
 
     saved: _Saved

@@ -128,7 +128,7 @@ class Loading:
             algorithm_passes=passes,
             logger=engine.logger,
             check_extra=resume_state.check,
-        ).load_in_all_processes(newest or agreed_path(given, "load_path", folder) or given, load_progress)
+        ).load_in_all_processes(newest or agreed_path(given, "load_path", folder), load_progress)
         if is_newest:
             clock = state.timestamp.counts
             _log.warning("autoresume: resuming from %s (epoch %d, batch %d).", newest, clock.epoch, clock.batch)
