@@ -541,6 +541,25 @@ class TestWrite:
 
         assert group.store.num_keys() == 0
 
+    @pytest.mark.parametrize("late", [0, 1])
+    def test_no_text_is_left_of_a_late_process(self, tmp_path, monkeypatch, late):
+        """Texts that a process sends after the other one has given up are removed at the next save."""
+        monkeypatch.setattr("composer.checkpoint.saving._LONGER", 0.0)
+        group = Group(tmp_path, timeout=0.2)
+        snapshots = group.snapshots()
+        for rank in (1 - late, late):
+            snapshots[rank].until = time.monotonic() + 0.2
+            group.errors(group.start(snapshots[rank]))
+        assert group.store.num_keys() == (1 if late else 2)
+
+        group.timeout = 20.0
+        later = group.snapshots()
+        for one, former in zip(later, snapshots, strict=True):
+            one.writers._exchange = former.writers._exchange
+
+        assert group.errors(*[group.start(one) for one in later]) == [None, None]
+        assert group.store.num_keys() == 0
+
 
 def test_tensors_of_one_process():
     """A tensor that is not sharded belongs to the first process."""

@@ -325,7 +325,7 @@ class _JointSave:
             # The first process writes while the others do, and waits for them afterwards.
             written, own_error = self._try_to_write(draft)
             others = range(1, self.snapshot.writers.world_size)
-            messages = [written, *(self._receive(f"written by {rank}", rank) for rank in others)]
+            messages = [written, *(self._receive(f"written by {rank}", rank=rank) for rank in others)]
             outcome = next((message for message in messages if message.error is not None), Message())
             manifest = self._commit(draft, messages) if outcome.error is None else None
             self._send_all("outcome", outcome)
@@ -344,7 +344,7 @@ class _JointSave:
     def follow(self) -> None:
         """Write this process's files to the draft that the first process has begun, and wait for the outcome."""
         rank, error = self.snapshot.writers.rank, None
-        message = self._receive(f"draft for {rank}")
+        message = self._receive(f"draft for {rank}", f"outcome for {rank}")
         if message.draft:
             written, error = self._try_to_write(message.draft)
             with contextlib.suppress(RuntimeError):  # the first process has ended, as the next line finds as well
@@ -429,9 +429,10 @@ class _JointSave:
         # With the number of the save, so that a message of one that has failed is not taken for one of the next.
         self.snapshot.writers.send(f"{self.snapshot.number}: {key}", message)
 
-    def _receive(self, key: str, rank: int = 0) -> Message:
-        """Return the message of a process, in which ``error`` is why there is none."""
-        message = self.snapshot.writers.receive(f"{self.snapshot.number}: {key}", lambda: self.snapshot.until)
+    def _receive(self, *keys: str, rank: int = 0) -> Message:
+        """Return the message of a process, in which ``error`` is why there is none; see :meth:`Writers.receive`."""
+        numbered = [f"{self.snapshot.number}: {key}" for key in keys]
+        message = self.snapshot.writers.receive(numbered, lambda: self.snapshot.until)
         silent = f"process {rank} has not answered in {self.snapshot.timeout:g} seconds; is it still running?"
         return message or Message(error=silent)
 
@@ -508,10 +509,11 @@ class Writers:
         assert self._exchange is not None
         self._exchange.put(key, json.dumps(to_data(message, Message)))
 
-    def receive(self, key: str, until: Callable[[], float]) -> Message | None:
-        """Return the message of a key; None if it does not come until a time, which may be changed meanwhile.
+    def receive(self, keys: Sequence[str], until: Callable[[], float]) -> Message | None:
+        """Return the message of the first key; None if it does not come until a time, which may be changed meanwhile.
 
-        If processes have ended, it is a message with that error.
+        If processes have ended, it is a message with that error. If it does not come, nothing will wait for any of the
+        keys, and messages that are sent too late are removed.
         """
         assert self._exchange is not None
         text, lost = None, ""
@@ -519,10 +521,11 @@ class Writers:
             while text is None and not lost and time.monotonic() < until():
                 lost = lost_processes()  # what they have sent before is still there
                 latest = 0.0 if lost else min(until(), time.monotonic() + _SECONDS_BETWEEN_CHECKS)
-                text = self._exchange.take(key, latest)
+                text = self._exchange.take(keys[0], latest)
         except RuntimeError as error:  # as torch's errors of stores are
             return Message(error=f"process 0 cannot be reached: {error}", is_lost=True)
         if text is None:
+            self._exchange.give_up(keys)
             return Message(error=f"{lost}.", is_lost=True) if lost else None
         message: Message = from_data(json.loads(text), Message)
         return message

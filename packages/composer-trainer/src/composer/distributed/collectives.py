@@ -363,7 +363,8 @@ class Exchange:
 
     A thread that waits for another process through a process group would disturb, and could block, the collectives of
     the training. The store is a server of its own in the first process, on a free port. All processes have to construct
-    it at the same time. A string has one reader, which removes it: nothing accumulates, and no other save deletes it.
+    it at the same time. A string has one reader, which removes it, or gives up and removes it later: nothing
+    accumulates, and no other save deletes it.
 
     Raises:
         RuntimeError: In every process, if one cannot be connected.
@@ -378,6 +379,7 @@ class Exchange:
     def __init__(self) -> None:
         distributed: Any = torch.distributed  # its stores are public, and not in its list
         self.rank, self.world_size = get_global_rank(), get_world_size()
+        self._unwanted: set[str] = set()
         if not is_connected():
             self.rank, self.world_size = 0, 1
             self._store: Any = distributed.HashStore()
@@ -400,6 +402,10 @@ class Exchange:
 
     def take(self, key: str, until: float) -> str | None:
         """Remove and return the string of a key; None if there is none by the time ``until`` of the monotonic clock."""
+        for late in [*self._unwanted]:
+            if self._store.check([late]):
+                self._store.delete_key(late)
+                self._unwanted.discard(late)
         began = time.monotonic()
         while not self._store.check([key]):
             now = time.monotonic()
@@ -410,3 +416,7 @@ class Exchange:
         value: bytes = self._store.get(key)
         self._store.delete_key(key)
         return value.decode()
+
+    def give_up(self, keys: Iterable[str]) -> None:
+        """Let :meth:`take` remove the strings of keys for which nothing waits any more, also if they are set later."""
+        self._unwanted.update(keys)

@@ -34,19 +34,6 @@ from composer.core.randomness import generator_state, is_generator, set_generato
 if TYPE_CHECKING:
     from composer.core import DataSpec
 
-__all__ = [
-    "Changes",
-    "LoaderObjects",
-    "generators_of",
-    "has_state",
-    "load_objects",
-    "objects_of",
-    "objects_to_evaluate",
-    "save_objects",
-    "takes_position",
-    "warn_of_changes",
-]
-
 _REMEDY = """An object that has both of these methods is saved by them (a module saves its buffers):
 
     def state_dict(self):
