@@ -28,7 +28,6 @@ are not enough, and restore it in ``resume`` or ``begin``.
 from __future__ import annotations
 
 import inspect
-import itertools
 import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -278,11 +277,10 @@ class ResumeState:
         processes = all_gather_object(tree_map_only(Tensor, Tensor.cpu, to_data(this_process, _OfProcess, "extra")))
         if self._loaded is not None:
             # Until resume(), the data of the run is the loaded one. Loggers have continued already.
-            loaded = to_data(self._loaded.saved, _Saved, "extra")
-            loggers = itertools.chain((process["loggers"] for process in processes), itertools.repeat({}))
-            for process, of_rank in zip(loaded["processes"], loggers, strict=False):
-                process["loggers"] = of_rank
-            return dict(loaded)
+            loaded: dict[str, Any] = to_data(self._loaded.saved, _Saved, "extra")
+            for rank, process in enumerate(loaded["processes"]):
+                process["loggers"] = processes[rank]["loggers"] if rank < len(processes) else {}
+            return loaded
         saved = _Saved(
             clock_before=state.previous_timestamp,
             interrupted=self._undone(),
@@ -327,23 +325,23 @@ class ResumeState:
             )
             return [f"extra: {', '.join(missing)} missing; {reason}. load_ignore_keys='extra' loads all else."]
         try:
-            read = _read(saved)
+            record = _read(saved)
         except ValueError as error:
             return [str(error)]
-        world_size = read.world_size
-        if world_size % read.tensor_parallel or len(read.processes) != world_size:
+        world_size = record.world_size
+        if world_size % record.tensor_parallel or len(record.processes) != world_size:
             return [f"extra.processes must have an entry for each of world_size={world_size} processes."]
-        paths = {f"extra.processes[{rank}]": process for rank, process in enumerate(read.processes)}
+        paths = {f"extra.processes[{rank}]": process for rank, process in enumerate(record.processes)}
         problems = [problem for path, process in paths.items() for problem in self._check_process(process, path)]
         if problems or "timestamp" in ignored:
             return problems
-        if read.has_same_processes():
+        if record.has_same_processes():
             problems += [
                 f"{path}.metrics.{problem}"
                 for path, process in paths.items()
                 for problem in check_metrics(self._state.train_metrics, process.metrics)
             ]
-        return problems + _problems_of_place(read, self._data.batches)
+        return problems + _problems_of_place(record, self._data.batches)
 
     def check_data(self, batches: Batches | None) -> None:
         """Raise an error if the batches of a ``fit`` do not have the place of the loaded data.
@@ -378,18 +376,18 @@ class ResumeState:
         """
         # Ignored paths are written with slashes, the paths of generators with dots.
         prefixes = tuple(f"{key.replace('/', '.')}." for key in ignored)
-        read = _read(saved)
-        for process in read.processes:
+        record = _read(saved)
+        for process in record.processes:
             for name in [name for name in process.objects.generators if name.startswith(prefixes)]:
                 del process.objects.generators[name]
         if "timestamp" in ignored:
-            processes = [attrs.evolve(process, data=None, metrics={}) for process in read.processes]
+            processes = [attrs.evolve(process, data=None, metrics={}) for process in record.processes]
             clock = self._state.timestamp
-            read = attrs.evolve(read, processes=processes, clock_before=clock, cooldown=None, interrupted={})
-        self._loaded, self.cooldown, self.interrupted = _Loaded(read, path), read.cooldown, dict(read.interrupted)
-        self._warn_of_optimizers(read.optimizers)
+            record = attrs.evolve(record, processes=processes, clock_before=clock, cooldown=None, interrupted={})
+        self._loaded, self.cooldown, self.interrupted = _Loaded(record, path), record.cooldown, dict(record.interrupted)
+        self._warn_of_optimizers(record.optimizers)
         rank = get_global_rank()  # each process has its own files and runs
-        self._logger.load_state_dict(read.processes[rank].loggers if rank < read.world_size else {})
+        self._logger.load_state_dict(record.processes[rank].loggers if rank < record.world_size else {})
 
     def _warn_of_optimizers(self, saved: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """Warn of arguments of optimizers that the program has changed, because the saved values are loaded."""
@@ -416,6 +414,7 @@ class ResumeState:
             self._resume_from(loaded.saved)
 
     def _resume_from(self, saved: _Saved) -> None:
+        """Restore the place in the data, the metrics and the counts, and store what :meth:`begin` restores."""
         state, batches = self._state, self._data.batches
         place = saved.place_to_continue(getattr(self._data.spec, "dataloader", None))
         state.previous_timestamp = saved.clock_before
@@ -456,7 +455,7 @@ class ResumeState:
             f"The checkpoint was saved by {saved.world_size} processes, and {get_world_size()} resume from it: "
             f"random draws differ, the states of data sets, samplers and other objects are not restored, and {data}. "
             "An exact resume requires the same number of processes and the same mesh.",
-            stacklevel=3,
+            stacklevel=caller_level(),
         )
 
     def _restore_draws(self, objects: SavedObjects, set_generators: Callable[[], None]) -> None:
