@@ -158,6 +158,25 @@ class TestGetSampler:
 
         assert batches.epoch == 4
 
+    def test_set_epoch_of_endless_samplers(self):
+        """Samplers around each other are reached, also if one forwards attributes and so seems to have another one."""
+
+        class Sampler(list):
+            def set_epoch(self, epoch):
+                self.epoch = epoch
+
+        class Proxy(Sampler):
+            @property
+            def sampler(self):
+                return Proxy()
+
+        inner, outer = Sampler(), Sampler([[0]])
+        outer.sampler, inner.sampler = inner, Proxy()
+
+        cd.set_epoch(DataLoader(range(3), batch_sampler=outer), 4)
+
+        assert (outer.epoch, inner.epoch) == (4, 4)
+
     def test_set_epoch_of_inner_data_sets(self):
         """Data sets within those of torch are reached, each in its place, and one that forwards the call only once."""
 

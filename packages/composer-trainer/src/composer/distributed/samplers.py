@@ -47,6 +47,9 @@ ORDERED_BY_SEED = {SequentialSampler, RandomSampler, SubsetRandomSampler, Weight
 END: Any = object()
 """Represents the batch after the last one."""
 
+_MOST_SAMPLERS = 64
+"""The number of samplers around each other that are reached."""
+
 
 def get_sampler(
     dataset: Dataset[Any],
@@ -105,15 +108,21 @@ def set_epoch(loader: object, epoch: int) -> None:
         >>> sampler.epoch
         4
     """
-    samplers = (getattr(loader, name, None) for name in ("batch_sampler", "sampler"))
-    parts, seen = [loader, *by_epoch(getattr(loader, "dataset", None)), *samplers], set()
-    for part in parts:
-        if part is not None and id(part) not in seen:
-            seen.add(id(part))
-            parts.append(getattr(part, "sampler", None))  # a sampler may be around another one
-            setter = getattr(part, "set_epoch", None)
-            if callable(setter):
-                setter(epoch)
+    outermost = [loader, *by_epoch(getattr(loader, "dataset", None)), getattr(loader, "batch_sampler", None)]
+    reached = {id(part): part for outer in outermost for part in _with_samplers(outer)}
+    for part in reached.values():
+        setter = getattr(part, "set_epoch", None)
+        if callable(setter):
+            setter(epoch)
+
+
+def _with_samplers(part: object) -> Iterator[object]:
+    """Yield a part of a loader, its sampler, the sampler in that one and so on; those of a proxy may never end."""
+    for _ in range(_MOST_SAMPLERS):
+        if part is None:
+            return
+        yield part
+        part = getattr(part, "sampler", None)
 
 
 def check_sampler(loader: object, name: str = "train_dataloader") -> None:

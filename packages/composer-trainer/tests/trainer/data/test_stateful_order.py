@@ -234,7 +234,7 @@ class TestStateOfALoader:
         assert len(batches) == 8
         assert resumed == {name: batches[int(name[0]) :] for name in resumed}
 
-    @pytest.mark.parametrize("make", [Drawing, DrawingLate, RestoringLate, DrawingEach])
+    @pytest.mark.parametrize("make", [Drawing, DrawingLate, RestoringLate, DrawingEach, Shuffling])
     @pytest.mark.parametrize("subset", [1, 2])
     def test_longer_subset(self, make, subset, tmp_path):
         """A run that was saved at the end of a subset continues with the next batch of a longer one."""
