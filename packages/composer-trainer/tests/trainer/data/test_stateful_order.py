@@ -103,6 +103,26 @@ class CountingEpochs(Drawing):
         self.place, self.epoch, self.is_loaded = state["place"], state["epoch"], True
 
 
+class CountingOutside(CountingEpochs):
+    """The same, whose iterator is no generator."""
+
+    def __iter__(self):
+        return map(tuple, super().__iter__())
+
+
+class AnnouncingMany(CountingOutside):
+    """The same, which announces more batches than it has."""
+
+    def __len__(self):
+        return 7
+
+
+class AnnouncingNone(CountingOutside):
+    """The same, without a length."""
+
+    __len__ = None
+
+
 class OwnGenerator(Drawing):
     """The same, with a generator that its state does not contain."""
 
@@ -207,7 +227,7 @@ class TestStateOfALoader:
         [
             *itertools.product([Drawing, DrawingLate, RestoringLate, Shuffling], [-1, 3, 1]),
             *itertools.product([CountingEpochs, OwnGenerator, OwnGeneratorLate, SavedGenerator], [-1, 3, 1]),
-            *itertools.product([DrawingEach], [-1, 3, 1]),
+            *itertools.product([DrawingEach, CountingOutside], [-1, 3, 1]),
             *itertools.product([AnnouncingFew], [-1, 3, 5, 6]),
         ],
     )
@@ -242,6 +262,18 @@ class TestStateOfALoader:
         batches, _ = self.fit(make, 5, max_duration="1ep"), self.fit(make, subset, max_duration="2ep", **saving)
 
         assert self.fit(make, 5, max_duration="1ep", load_path=tmp_path / f"{subset}-0") == batches[subset:]
+
+    @pytest.mark.filterwarnings("ignore:train_dataloader has a length:UserWarning")
+    @pytest.mark.parametrize("make", [AnnouncingMany, AnnouncingNone])
+    def test_a_loader_that_counts_an_epoch_twice_warns(self, make, tmp_path):
+        """Where no state was copied before the end, a loader that ends again and counts again is reported."""
+        saving = {"save_folder": tmp_path, "save_interval": "1ep", "save_filename": "{batch}-{epoch}"}
+        batches = self.fit(make, -1, max_duration="2ep", **saving)
+
+        with pytest.warns(UserWarning, match="it may count this epoch twice. Let its __len__ return the number"):
+            resumed = self.fit(make, -1, max_duration="2ep", load_path=tmp_path / "5-1")
+
+        assert resumed != batches[5:]  # if they are equal, the warning is not needed
 
     def test_a_loader_that_cannot_load_the_state_warns(self, tmp_path):
         """The order of a DataLoader is another one than that of the loader whose place within an epoch was saved."""

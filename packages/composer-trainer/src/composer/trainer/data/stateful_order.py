@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import warnings
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
@@ -70,26 +71,29 @@ class _Copy:
     requests: int = 0
     has_ended: bool = False
 
-    def to_data(self) -> dict[str, Any]:
-        """Return the fields as a checkpoint contains them; those of requests only if there are some."""
-        fields = attrs.asdict(self, recurse=False)
-        return {"state": self.state, "generators": self.generators} if self.epoch is None else fields
+    def count(self, batch: Batch) -> None:
+        """Count a request that returned ``batch``, or ``END``."""
+        self.requests += 1
+        self.has_ended = batch is END
 
 
 class StatefulOrder(OpaqueOrder):
     """A loader that saves its own state; the module states how it resumes.
 
-    ================  =============================  ============================================
-    saved             ``SavedPlace.loader``          ``SavedPlace.objects.states["before"]``
-    ================  =============================  ============================================
-    within an epoch   the present state              the copy, if there is one
-    between epochs    the state of the copy          the other fields of the copy
-    without a copy    the present state              missing
-    ================  =============================  ============================================
+    =======================================  =============================================================
+    saved in                                 what
+    =======================================  =============================================================
+    ``SavedPlace.loader``                    the present state
+    ``SavedPlace.objects.states``:
+    ``"before"``                             the copy, if there is one
+    ``"generators"``                         if the loader or its samplers have generators as attributes:
+                                             their states at the ``"start"`` of the epoch, which they get
+                                             before the loader is iterated over, and ``"now"``, which they
+                                             get after. A loader that restores its own is left alone.
+    =======================================  =============================================================
 
-    Generators that are attributes of the loader or its samplers have two saved states, in ``states["generators"]``: at
-    the start of the epoch, which they get before the loader is iterated over, and at the place, which they get after.
-    A loader that restores its generators itself is left alone.
+    A loader whose iterator is no generator has no copy where its end was not announced by its length. If it then ends
+    at once when its state is loaded, and counts an epoch with it, a warning asks for the length.
 
     Attributes:
         last_requests: The numbers of the requests that may end an epoch: that for the last batch of a subset, and that
@@ -116,10 +120,9 @@ class StatefulOrder(OpaqueOrder):
         states: dict[str, Any] = {}
         if generators := self._generators():
             states["generators"] = {"start": self._at_start if in_epoch else generators, "now": generators}
-        if self._copy is None:
-            return _copied(self.loader.state_dict()), states
-        states["before"] = before = self._copy.to_data()
-        return _copied(self.loader.state_dict()) if in_epoch else before.pop("state"), states
+        if self._copy is not None:
+            states["before"] = attrs.asdict(self._copy, recurse=False)
+        return _copied(self.loader.state_dict()), states
 
     def load(self, saved: SavedPlace) -> None:
         """Load a state into the loader; the next call of :meth:`begin` continues from it."""
@@ -133,46 +136,58 @@ class StatefulOrder(OpaqueOrder):
         if saved is None:
             self._at_start = self._generators()
             return self._begin_epoch(epoch)
-        before = saved.objects.states.get("before", {})
         generators = saved.objects.states.get("generators", {})
-        at_place = generators.get("now", {})
+        present = _Copy(saved.loader, generators.get("now", {}), epoch, place)
+        before = saved.objects.states.get("before")
+        # Earlier releases saved, between epochs, the state of the copy instead of the present one.
+        copied = None if before is None else _Copy(**{"state": saved.loader, **before})
         # Not the saved start before an epoch: a process that had ended before others saved that of its last epoch.
-        self._at_start = generators.get("start", {}) if place else at_place
-        saved_copy = _Copy(**{"state": saved.loader, "generators": at_place, **before})
+        self._at_start = generators.get("start", {}) if place else present.generators
         if not place:
-            return self._begin_after(saved_copy, epoch)
-        if before:
-            if saved_copy.epoch == epoch:
-                # The start of the function draws as in the run, where it ran with the first request, of number 0.
-                batches, _ = self._repeat(saved_copy, epoch, seed=0)
-            else:  # before request 1 of a generator, the copy is that of the former epoch
-                batches = self._begin_after(saved_copy, epoch)
-                next(batches, None)
-            # A state at the end of a subset is the copy's. If another one is not reached, it decides alone.
-            if "state" not in before or equal(plain(self.loader.state_dict(), mappings=True), saved.loader):
-                self._set(at_place)
+            return self._begin_after(copied or attrs.evolve(present, epoch=None), epoch)
+        if copied is not None:
+            batches = self._continue_from_copy(copied, epoch)
+            if "state" not in before or self._has_state(saved.loader):
+                self._set(present.generators)
                 return batches
-        self._load(_Copy(saved.loader, at_place, epoch, place))  # again, if the state depends on draws
+        # There is no copy, or what is drawn in its requests decides about the state.
+        self._load(present)
         return self._iterate(epoch, place)
 
-    def _begin_epoch(self, epoch: int) -> Iterator[Batch]:
-        """Return the batches of an epoch, from the present state on.
+    def _continue_from_copy(self, copied: _Copy, epoch: int) -> Iterator[Batch]:
+        """Return the batches of an epoch after the requests that follow a copy."""
+        if copied.epoch == epoch:
+            # The start of the function draws as in the run, where it ran with the first request, of number 0.
+            return self._repeat(copied, epoch, seed=0)[0]
+        batches = self._begin_after(copied, epoch)  # the place is before request 1 of a generator
+        next(batches, None)
+        return batches
+
+    def _begin_epoch(self, epoch: int, loaded: _Copy | None = None) -> Iterator[Batch]:
+        """Return the batches of an epoch, from the present state on, which may just have been loaded.
 
         If the former epoch, or a loaded state, ended exactly where the data does, an iteration may have no batch, and
         the next one begins with the first.
         """
         batches = self._iterate(epoch)
         first = next(batches, END)
-        if first is END:
-            self._set(self._at_start)
-            return self._iterate(epoch)
-        return itertools.chain([first], batches)
+        if first is not END:
+            return itertools.chain([first], batches)
+        if loaded is not None and not self._has_state(loaded.state):
+            warnings.warn(
+                "train_dataloader returned no batch and changed its state, when the state from the end of an epoch was "
+                "loaded, so that it may count this epoch twice. Let its __len__ return the number of its batches, or "
+                "let its __iter__ be a generator function: it then resumes from a state before the end.",
+                stacklevel=2,
+            )
+        self._set(self._at_start)
+        return self._iterate(epoch)
 
     def _begin_after(self, former: _Copy, epoch: int) -> Iterator[Batch]:
         """Return the batches of an epoch, from a copy between it and the former one, or before the former one's end."""
         if former.epoch is None:
             self._load(former)
-            return self._begin_epoch(epoch)
+            return self._begin_epoch(epoch, former)
         had_ended = former.has_ended
         _, last = self._repeat(former, former.epoch)
         if (last is END) is not had_ended:
@@ -213,14 +228,16 @@ class StatefulOrder(OpaqueOrder):
                 before = _Copy(_copied(self.loader.state_dict()), self._generators(), epoch, number)
             batch = next(batches, END)
             if before is not None and before.epoch == epoch:  # a former epoch's does not count request 0
-                before.requests += 1
-                before.has_ended = batch is END
+                before.count(batch)
             self._copy = before
             if batch is END:
                 return
             yield batch
             if not is_generator:  # its state is enough, unless the last request ended the epoch
                 before = None
+
+    def _has_state(self, state: Any) -> bool:
+        return equal(plain(self.loader.state_dict(), mappings=True), state)
 
     def _generators(self) -> dict[str, Any]:
         """Return the states of the generators that are attributes of the loader or of its samplers."""
