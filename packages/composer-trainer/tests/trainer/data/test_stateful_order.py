@@ -270,7 +270,7 @@ class TestStateOfALoader:
         saving = {"save_folder": tmp_path, "save_interval": "1ep", "save_filename": "{batch}-{epoch}"}
         batches = self.fit(make, -1, max_duration="2ep", **saving)
 
-        with pytest.warns(UserWarning, match="it may count this epoch twice. Let its __len__ return the number"):
+        with pytest.warns(UserWarning, match="so it may count this epoch twice. Let its __len__ return the number"):
             resumed = self.fit(make, -1, max_duration="2ep", load_path=tmp_path / "5-1")
 
         assert resumed != batches[5:]  # if they are equal, the warning is not needed

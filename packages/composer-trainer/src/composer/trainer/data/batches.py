@@ -16,7 +16,6 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
-import math
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,7 +31,7 @@ from composer.distributed.samplers import END, in_step, is_split_by_rank, num_re
 from composer.functional.datasets import by_epoch
 from composer.functional.nested import leaves
 from composer.trainer.data.iterable_order import UsualCount
-from composer.trainer.data.order import SharedOrder, make_order
+from composer.trainer.data.order import make_order
 from composer.trainer.data.position import EpochPosition, PlaceReader
 from composer.trainer.data.stateful_order import STATES, StatefulOrder
 from composer.trainer.resume.contract import LoaderObjects, load_objects, save_objects, takes_position
@@ -123,9 +122,9 @@ class Batches:
         self.usual = UsualCount()
         self.checks_model = has_packed_rows(self._loader)
         self._objects_at_start = save_objects(self.objects.replayed)  # of the epoch
-        self._ahead: _Ahead | None
-        self._batches: Iterator[tuple[Batch, bool]] | None
-        self._continue_with(None)
+        self._ahead: _Ahead | None = None
+        # Those from the place on, each with whether it counts; None until the first one is asked for.
+        self._batches: Iterator[tuple[Batch, bool]] | None = None
         # Between processes: an end that only the loader, or its sampler at the start of an epoch, can show may differ.
         self._may_end_apart = get_world_size() > 1 and self.position.data_end is None
         self._may_be_equal = get_data_world_size() > 1 and not is_split_by_rank(self._loader)
@@ -154,17 +153,17 @@ class Batches:
         """
         order, position = self._order, self.position
         gathered = all_gather_object((order.usual, position.data_end, position.length))
-        is_known = [end is not None for _, end, _ in gathered]
+        usual, ends, lengths = map(list, zip(*gathered, strict=True))
+        is_known = [end is not None for end in ends]
         if any(is_known) and not all(is_known):
             raise ValueError(
                 "train_dataloader must be of the same kind in every process: the number of its batches is known before "
                 f"they are loaded in some of them and not in others, got {is_known} by rank."
             )
-        if len({(usual, end) for usual, end, _ in gathered}) == 1 < len(gathered):
+        if len({*zip(usual, ends, strict=True)}) == 1 < len(gathered):
             self.usual = order.usual
-        lengths: list[Any] = [length for *_, length in gathered]
         if self._may_end_apart:
-            position.expect(None if None in lengths else max(lengths))
+            position.set_expected_length(None if None in lengths else max(lengths))
         elif len({*lengths}) > 1:
             raise unequal_lengths(lengths)
 
@@ -186,6 +185,14 @@ class Batches:
         position.advance(is_own=is_own)
         if position.data_end is None:
             self.look_ahead()
+        batch = self._prepared(batch)
+        if self._may_be_equal:
+            self._may_be_equal = False
+            _warn_if_equal(batch if position.last_batch_counts else None)
+        return batch
+
+    def _prepared(self, batch: Batch) -> Batch:
+        """Return the batch on the device, with the transforms of the spec."""
         # Batches are on the CPU, and walking through their containers takes time in each step.
         if self._device.type != "cpu":
             batch = move_batch(batch, self._device)
@@ -194,22 +201,19 @@ class Batches:
         if self.spec.batch_transforms is not None:
             batch = self.spec.batch_transforms(batch)
             if batch is None:
-                raise batch_is_none("batch_transforms of train_dataloader", position.num_batches - 1)
-        if self._may_be_equal:
-            self._may_be_equal = False
-            _warn_if_equal(batch if position.last_batch_counts else None)
+                raise batch_is_none("batch_transforms of train_dataloader", self.position.num_batches - 1)
         return batch
 
     def rewind(self, epoch: int | None = None, saved: SavedPlace | None = None) -> None:
         """Start the next epoch, or the given one, with the next batch; ``saved`` is the place to load in it, if any."""
         self._epoch = self._epoch + 1 if epoch is None else epoch
-        self._continue_with(None)
+        self._batches = self._ahead = None
         self._order.rewind(self._clock(), saved)
         self.position.move_to(0)
 
     def close(self) -> None:
         """Stop the workers of the training's loader, which cannot be iterated over afterwards."""
-        self._continue_with(iter(()))
+        self._batches, self._ahead = iter(()), None
         self._order.close()
 
     def save(self) -> SavedPlace:
@@ -228,51 +232,59 @@ class Batches:
             objects=SavedObjects({**objects.states, **states}, objects.generators),
             has_ended=position.last_is_copy,
             is_over=position.data_end is not None and position.place >= position.data_end,
-            as_sampler=isinstance(self._order, SharedOrder) and self._order.as_sampler,
+            as_sampler=self._order.as_sampler,
         )
 
     def load(self, saved: SavedPlace, samples: int | None = None) -> None:
         """Restore a saved place. Batches before it that have to be loaded are loaded now.
-
-        The next batch is found in one of four ways: by the own state of a loader (``StatefulOrder``); in an epoch, by
-        skipping keys of a sampler or batches of a list, or by loading batches again; otherwise an epoch begins.
 
         Args:
             saved: What :meth:`save` returned.
             samples: The number of samples in the batches before the place, if it is known.
         """
         self.rewind(saved.epoch, saved)
-        if isinstance(self._order, SharedOrder):
-            self._order.as_sampler = saved.as_sampler
-        position, counted = self.position, None
+        position, self._order.as_sampler = self.position, saved.as_sampler
         position.move_to(self.places.place_here(saved), is_over=saved.is_over, is_copy=saved.has_ended)
-        in_epoch = position.is_in_epoch
         states = {name: state for name, state in saved.objects.states.items() if name not in STATES}
         self._objects_at_start = SavedObjects(states, saved.objects.generators)
         load_objects(self._objects_at_start, self.objects.replayed)
+        if position.is_in_epoch:
+            _warn_of_any_order(self._loader)
+        counted = self._find_next(saved)
+        if position.place:
+            self.places.warn_of_other_sizes(saved, position.num_batches, samples, counted)
+
+    def _find_next(self, saved: SavedPlace) -> int | None:
+        """Let the place in the loader be the next batch; return the number of samples before it, if they are counted.
+
+        There are four ways:
+
+        - A loader that saves itself loads its own state.
+        - Between two epochs, the next one begins when its first batch is asked for.
+        - Within an epoch, batches of a list or keys of a sampler are skipped.
+        - All other loaders load the batches before the place again.
+        """
+        is_in_epoch = self.position.is_in_epoch
         if isinstance(self._order, StatefulOrder) and saved.loader is not None:
             self._order.load(saved)
             # This process has no own batches left: in_step takes a copy of another process's, which does not count.
             # Iterated over, a loader at the end of its data may begin again.
-            if saved.has_ended and in_epoch:
-                self._continue_with(self._aligned(iter(())))
-        elif in_epoch:
-            _warn_of_other_kind(self._loader, saved)
-            counted = self._skip(saved) if self._order.skips else self._replay()
-        if in_epoch:
-            _warn_of_any_order(self._loader)
-        if position.place:
-            self.places.warn_of_other_sizes(saved, position.num_batches, samples, counted)
+            if saved.has_ended and is_in_epoch:
+                self._batches = self._in_step(iter(()))
+            return None
+        if not is_in_epoch:
+            return None
+        _warn_of_other_kind(self._loader, saved)
+        return self._skip(saved) if self._order.skips else self._replay()
 
     def _skip(self, saved: SavedPlace) -> int | None:
         """Skip the batches before the place, and return their number of samples; None if it is not counted."""
         position, loader = self.position, self._loader
         if position.data_end is None:  # only the sampler can show its order
-            self._continue_with(self._aligned(self._begin(position.place)))
+            self._batches = self._in_step(self._begin(position.place))
         self.places.warn_of_other_order(saved, position.place)
-        if self.spec.batch_transforms is not None or not isinstance(loader, (list, tuple)):
-            return None
-        return sum(map(self._count_samples, loader[: position.num_batches]))
+        is_counted = self.spec.batch_transforms is None and isinstance(loader, (list, tuple))
+        return sum(map(self._count_samples, loader[: position.num_batches])) if is_counted else None
 
     def _replay(self) -> int | None:
         """Load the batches before the place again, and return their number of samples; None if it is not counted."""
@@ -281,11 +293,10 @@ class Batches:
             return None
         done = self.position.num_batches
         warnings.warn(
-            f"train_dataloader cannot begin in the middle of an epoch: its first {done} batches are loaded again, and "
-            "training continues with the next one. The result is exact only if the loader returns the same batches "
-            "again, as it does if it draws from the global generators or from generators that are its attributes. A "
-            "DataLoader of a map-style dataset, or a loader with state_dict() and load_state_dict() such as "
-            "torchdata's StatefulDataLoader, resumes without loading them.",
+            f"train_dataloader cannot begin in the middle of an epoch: its first {done} batches are loaded again. The "
+            "result is exact only if they are the same again, for which the loader may draw from the global generators "
+            "or from its attributes. A DataLoader of a map-style dataset, or a loader with state_dict() and "
+            "load_state_dict() such as torchdata's StatefulDataLoader, resumes without loading them.",
             stacklevel=2,
         )
         from tqdm.auto import tqdm  # noqa: PLC0415  (only here)
@@ -293,7 +304,7 @@ class Batches:
         batches, last, samples = self._begin(), END, 0
         for last in tqdm(itertools.islice(batches, done), desc="loading to the resume point", total=done):
             samples += self._count_samples(last)
-        self._continue_with(self._aligned(batches, last))
+        self._batches = self._in_step(batches, last)
         return samples if self.spec.batch_transforms is None else None
 
     def _count_samples(self, batch: Batch) -> int:
@@ -305,27 +316,29 @@ class Batches:
         """Return the loader's batches of the epoch from a place on."""
         self._objects_at_start = save_objects(self.objects.replayed)
         if isinstance(self._order, StatefulOrder):
-            length = math.inf if self.position.length is None else self.position.length
-            self._order.last_requests = (self.position.limit - 1, length)
+            self._order.last_requests = (self.position.limit - 1, self.position.length)
         # After the states were saved, because the order may draw from these objects.
         batches = self._order.begin(self._epoch, place)
         return _watched(batches) if self.position.length is None else batches
 
-    def _aligned(self, batches: Iterator[Batch], last: Batch = END) -> Iterator[tuple[Batch, bool]]:
-        """Return the batches, each with whether it counts, and set where they end, if that is known now.
+    def _in_step(self, batches: Iterator[Batch], last: Batch = END) -> Iterator[tuple[Batch, bool]]:
+        """Return the batches from the place on, each with whether it counts.
 
         While other processes have further batches, this one computes copies of its last one, which do not count.
 
         Args:
-            batches: The batches of this process from the place on.
+            batches: The batches of this process.
             last: The one before them, if it was loaded.
         """
+        return in_step(batches, last) if self._agree_on_end() else zip(batches, itertools.repeat(True))
+
+    def _agree_on_end(self) -> bool:
+        """Set the place where the data of all processes ends, if it is known; return whether some may end before."""
         end = self._order.end(self.position.place)
         # Only where the end is known: a process whose loader has ended before a resume point calls this earlier.
         ends: list[Any] = all_gather_object(end) if self._may_end_apart and end is not None else [end]
         self.position.set_end(None if None in ends else max(ends), end)
-        ends_apart = self._may_end_apart and (end is None or len({*ends}) > 1)
-        return in_step(batches, last) if ends_apart else zip(batches, itertools.repeat(True))
+        return self._may_end_apart and (end is None or len({*ends}) > 1)
 
     def look_ahead(self) -> None:
         """Load the batch after the last one that the loader's length announces, which shows whether the epoch is over.
@@ -334,29 +347,23 @@ class Batches:
         called when all objects have their states. After an announced length that was too low, nothing is loaded ahead,
         as with a loader without a length: it would require the states of all objects before each batch.
         """
-        position, beyond = self.position, self.position.beyond_length
-        if beyond == 0:
+        position = self.position
+        if not position.may_exceed_length:
+            return
+        if position.num_batches == position.expected_length:
             loader, objects = self._order.save(in_epoch=True), save_objects(self.objects.by_path("loading"))
             loaded = self._load()
             if loaded is _NONE_LEFT:
                 position.exhaust()
                 return
             self._ahead = _Ahead(*loaded, loader, objects)
-        if beyond is not None and beyond >= 0:
-            position.extend()
+        position.extend()
 
     def _load(self) -> tuple[Batch, bool]:
         """Load the next batch, and return it with whether it counts."""
         if self._batches is None:
-            self._batches = self._aligned(self._begin(self.position.place))
+            self._batches = self._in_step(self._begin(self.position.place))
         return next(self._batches, _NONE_LEFT)
-
-    def _continue_with(self, batches: Iterator[tuple[Batch, bool]] | None) -> None:
-        """Set the iterator of the batches from the place on, each with whether it counts; None begins it there.
-
-        Nothing begins before the first batch is asked for.
-        """
-        self._batches, self._ahead = batches, None
 
     def _check_end(self) -> None:
         """Raise an error if the end of the loader is not that of an epoch."""
@@ -368,8 +375,8 @@ class Batches:
             )
         if get_world_size() > 1 and position.data_end is not None:
             raise ValueError(
-                f"train_dataloader ended after {position.num_batches} of {position.length} batches in one of "
-                "several processes, and the others wait for it. Does its data set raise StopIteration?"
+                f"train_dataloader ended after {position.num_batches} of {position.length} batches in one of several "
+                "processes, and the others wait for it. Does its data set raise StopIteration?"
             )
 
 

@@ -51,6 +51,8 @@ class DataOrder:
         global_batch_size: The number of samples in a batch of all processes, if a place is a number of samples;
             otherwise None.
         is_scheduled: Whether a place is a number of batches of all processes, whose sizes depend on the clock.
+        as_sampler: Whether a ``DistributedSampler`` gives its own order, without the run's seed, as in MosaicML
+            Composer; from the saved place.
 
     Example:
         >>> order = DataOrder([1, 2, 3], seed=17)
@@ -63,6 +65,7 @@ class DataOrder:
     usual = UsualCount()
     global_batch_size: int | None = None
     is_scheduled = False
+    as_sampler = False
 
     def __init__(self, loader: Iterable[Batch], seed: int) -> None:
         self.loader, self.seed = loader, seed
@@ -103,8 +106,7 @@ class DataOrder:
         """
         loader: Any = self.loader
         size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", 0)
-        dataset: Any = getattr(loader, "dataset", None)
-        sizes = {"samples a batch": size, "samples": length_of(dataset)}
+        sizes = {"samples a batch": size, "samples": length_of(getattr(loader, "dataset", None))}
         return {name: number for name, number in sizes.items() if type(number) is int and number}
 
 

@@ -25,15 +25,20 @@ class EpochPosition:
     A place is a number in the order of an epoch, in the unit of its :class:`DataOrder`: samples of all processes, or
     batches. Each batch advances it by ``place_distance``; ``length`` and ``num_batches`` are numbers of batches. The
     epoch ends at the first of two places: where ``subset_num_batches`` ends (``limit``, which never changes), and where
-    the data ends (``data_end``). ``Batches`` sets the latter as soon as it is known, and with it the ``length``:
+    the data ends (``data_end``). ``Batches`` sets the latter as soon as it is known:
 
-    - from the start, of a list or of a sampler of torch: ``DataOrder.end``;
-    - when the order has been drawn and processes have exchanged their ends: :meth:`set_end`;
-    - at the end, of a stream: at the length that its loader announces, ``Batches`` loads a batch ahead, and calls
-      :meth:`extend` if there is one, or else :meth:`exhaust`. Beyond that length it is a loader without a length.
+    =================================  =======================================================  ====================
+    the data are                       where they end is known                                  from
+    =================================  =======================================================  ====================
+    a list, or of a sampler of torch   from the start                                           ``DataOrder.end``
+    of a sampler of the user           when it has drawn the order of the epoch, and processes  :meth:`set_end`
+                                       have exchanged their ends
+    a stream, or a loader of the user  when there is no further batch                           :meth:`exhaust`
+    =================================  =======================================================  ====================
 
     Until then, the length is the expected one: that of the loader, or of the longest one of several processes, which
-    :meth:`expect` sets once, before the first epoch.
+    :meth:`set_expected_length` sets once, before the first epoch. The data of the last row may exceed it; each batch
+    that does so calls :meth:`extend`.
 
     Args:
         spec: The loader.
@@ -43,6 +48,7 @@ class EpochPosition:
     Attributes:
         place: The place of the next batch.
         place_distance: The distance between the places of two batches.
+        expected_length: The number of batches that an epoch has as long as no other is found; None if it is not known.
         length: The number of batches in the epoch, as far as it is known: the loader's length until more are found.
         limit: The most batches of an epoch, infinite without a subset.
         data_end: The place where the data ends; None while only the loader can show it.
@@ -75,18 +81,24 @@ class EpochPosition:
         self._counts_samples = order.global_batch_size is not None
         self._rank = get_data_rank() if self._counts_samples else 0
         self.place, self._has_warned = 0, False
-        self.data_end: int | None
-        self.length: int | None
         end = order.end(0)
         length = spec.length if end is None else math.ceil(end / self.place_distance)
         if subset_num_batches != -1:
             length = subset_num_batches if length is None else min(length, subset_num_batches)
-        self.expect(length)
+        self.set_expected_length(length)
 
-    def expect(self, length: int | None) -> None:
-        """Set the number of batches that an epoch has as long as no other is found; None if it is not known."""
-        self._expected_length = length
+    def set_expected_length(self, length: int | None) -> None:
+        """Set ``expected_length``."""
+        self.expected_length = length
         self.move_to(self.place)
+
+    def set_end(self, end: int | None, own: int | None = None) -> None:
+        """Set the place where the data ends, and that of this process if others have more; None if it is not known."""
+        self.data_end, self.length = end, self.expected_length
+        if end is not None and not self._counts_samples:
+            self.length = int(min(self.limit, end))
+            if self._spec.length not in (None, end, own):
+                self._warn_of_length(f"{end}")
 
     def move_to(self, place: int, *, is_over: bool = False, is_copy: bool = False) -> None:
         """Set the place of the next batch, whether all data has been taken before it, and ``last_is_copy``."""
@@ -99,14 +111,6 @@ class EpochPosition:
         """Move on by a batch; ``is_own`` is False for a copy that only keeps this process in step with others."""
         self.place += self.place_distance
         self.last_is_copy = not is_own
-
-    def set_end(self, end: int | None, own: int | None = None) -> None:
-        """Set the place where the data ends, and that of this process if others have more; None if it is not known."""
-        self.data_end, self.length = end, self._expected_length
-        if end is not None and not self._counts_samples:
-            self.length = int(min(self.limit, end))
-            if self._spec.length not in (None, end, own):
-                self._warn_of_length(f"{end}")
 
     def extend(self) -> None:
         """Extend the epoch by a batch, as the loader has batches beyond its length."""
@@ -143,11 +147,10 @@ class EpochPosition:
         return place >= self._limit_place or (end is not None and place >= end)
 
     @property
-    def beyond_length(self) -> int | None:
-        """How many batches more than expected are done; None unless only the loader can show if there are others."""
-        if self._expected_length is None or self.data_end is not None or self.epoch_is_over:
-            return None
-        return self.num_batches - self._expected_length
+    def may_exceed_length(self) -> bool:
+        """Whether all expected batches are done, and only the loader can show if there are others."""
+        is_open = self.data_end is None and not self.epoch_is_over
+        return is_open and self.expected_length is not None and self.num_batches >= self.expected_length
 
     @property
     def is_in_epoch(self) -> bool:
@@ -221,26 +224,26 @@ class PlaceReader:
         problem = f"data: {done} batches of the epoch were done, and train_dataloader has {length}."
         return [f"{problem} Is it the same data, with the same batch size?"]
 
-    def warn_of_other_sizes(self, saved: SavedPlace, batches: int, before: int | None, now: int | None) -> None:
+    def warn_of_other_sizes(self, saved: SavedPlace, num_batches: int, before: int | None, here: int | None) -> None:
         """Warn if sizes show that the data has changed.
 
         Args:
             saved: The place.
-            batches: The number of batches before it.
+            num_batches: The number of batches before it.
             before: The number of samples in these batches when it was saved, if it is known.
-            now: The same number in this data.
+            here: The same number in this data.
         """
         if self.is_of_same_order(saved):
             return
-        counted = f"samples in the first {batches} batches"
-        former, sizes = {**saved.sizes, counted: before}, {**self.sizes, counted: now}
-        pairs = {name: (former.get(name), size) for name, size in sizes.items()}
-        changed = [(name, *pair) for name, pair in pairs.items() if None not in pair and pair[0] != pair[1]]
+        counted = f"samples in the first {num_batches} batches"
+        sizes_before, sizes_here = {**saved.sizes, counted: before}, {**self.sizes, counted: here}
+        pairs = {name: (sizes_before.get(name), size) for name, size in sizes_here.items()}
+        changed = [name for name, pair in pairs.items() if None not in pair and pair[0] != pair[1]]
         if changed:
-            name, size_before, size_now = changed[0]
+            name = changed[0]
             warnings.warn(
-                f"train_dataloader had {size_before} {name} when the run stopped in an epoch, and has "
-                f"{size_now}, so some samples of this epoch may come twice and others not at all. Is it the "
+                f"train_dataloader had {sizes_before[name]} {name} when the run stopped in an epoch, and has "
+                f"{sizes_here[name]}, so some samples of this epoch may come twice and others not at all. Is it the "
                 "same data, with the same batch size and number of workers?",
                 stacklevel=3,
             )
@@ -250,8 +253,8 @@ class PlaceReader:
         if saved.order not in (None, self._order.fingerprint(place)):
             warnings.warn(
                 "train_dataloader's sampler gives another order than before the run stopped, so some samples are "
-                "repeated and others skipped, and the run differs from an uninterrupted one. Let the sampler draw from "
-                "the global generators of torch, NumPy or Python or from one that is its attribute, or give it "
-                "state_dict() and load_state_dict(). A ScheduledBatchSampler needs the same sizes up to this place.",
+                "repeated and others skipped. Let it draw from the global generators of torch, NumPy or Python or from "
+                "one that is its attribute, or give it state_dict() and load_state_dict(). A ScheduledBatchSampler "
+                "needs the same sizes up to this place.",
                 stacklevel=3,
             )

@@ -166,10 +166,9 @@ def check_model(model: object) -> None:
         raise TypeError(f"model must be an object, got the class {model.__name__}; write {model.__name__}().")
     if not isinstance(model, nn.Module) or not isinstance(model, SupportsTraining):
         raise TypeError(
-            "model must be a torch.nn.Module with forward(batch) and loss(outputs, batch), "
-            f"got {type(model).__name__}. "
-            "Wrap a classifier in composer.models.ComposerClassifier and a model of Transformers in HuggingFaceModel, "
-            "or derive the model from ComposerModel."
+            "model must be a torch.nn.Module with forward(batch) and loss(outputs, batch), got "
+            f"{type(model).__name__}. Wrap a classifier in composer.models.ComposerClassifier and a model of "
+            "Transformers in HuggingFaceModel, or derive the model from ComposerModel."
         )
 
 

@@ -106,11 +106,10 @@ class StatefulOrder(OpaqueOrder):
 
     def __init__(self, loader: Iterable[Batch], seed: int) -> None:
         super().__init__(loader, seed)
-        self.last_requests: tuple[float, ...] = ()
+        self.last_requests: tuple[float | None, ...] = ()
         self._loaded: SavedPlace | None = None
         self._copy: _Copy | None = None
-        parts = {"loader": loader, **{name: getattr(loader, name, None) for name in ("batch_sampler", "sampler")}}
-        self._parts = {name: part for name, part in parts.items() if part is not None}
+        self._parts = {"loader": loader, **{name: getattr(loader, name, None) for name in ("batch_sampler", "sampler")}}
         self._at_start = self._generators()
 
     def save(self, *, in_epoch: bool) -> tuple[Any, dict[str, Any]]:
@@ -138,13 +137,13 @@ class StatefulOrder(OpaqueOrder):
             return self._begin_epoch(epoch)
         generators = saved.objects.states.get("generators", {})
         present = _Copy(saved.loader, generators.get("now", {}), epoch, place)
-        before = saved.objects.states.get("before")
+        before = saved.objects.states.get("before", {})
         # Earlier releases saved, between epochs, the state of the copy instead of the present one.
-        copied = None if before is None else _Copy(**{"state": saved.loader, **before})
+        copied = _Copy(**{"state": saved.loader, **before}) if before else None
         # Not the saved start before an epoch: a process that had ended before others saved that of its last epoch.
         self._at_start = generators.get("start", {}) if place else present.generators
         if not place:
-            return self._begin_after(copied or attrs.evolve(present, epoch=None), epoch)
+            return self._begin_after(copied or _Copy(saved.loader, present.generators), epoch)
         if copied is not None:
             batches = self._continue_from_copy(copied, epoch)
             if "state" not in before or self._has_state(saved.loader):
@@ -175,9 +174,8 @@ class StatefulOrder(OpaqueOrder):
             return itertools.chain([first], batches)
         if loaded is not None and not self._has_state(loaded.state):
             warnings.warn(
-                "train_dataloader returned no batch and changed its state, when the state from the end of an epoch was "
-                "loaded, so that it may count this epoch twice. Let its __len__ return the number of its batches, or "
-                "let its __iter__ be a generator function: it then resumes from a state before the end.",
+                "train_dataloader ended and changed its state when it had loaded that of the end of an epoch, so it "
+                "may count this epoch twice. Let its __len__ return the number of its batches, or yield in __iter__.",
                 stacklevel=2,
             )
         self._set(self._at_start)
