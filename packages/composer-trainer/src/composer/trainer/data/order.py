@@ -16,17 +16,17 @@ order                 loader                                       a place count
 ``StreamOrder``       ``DataLoader`` of an ``IterableDataset``     batches                  are loaded, unless it skips
 ====================  ===========================================  =======================  ==========================
 
-All draws depend on the run's seed and the epoch, and on the following:
+All draws depend on the run's seed and the epoch, and on the following. A generator is that of the loader, whose seed
+is used, if it has one. Where processes share one order (:func:`shares_order`), all of them draw the same.
 
-===================  ==========================================  =====================================
-drawn                by ``IndexedOrder`` and its kinds           by the others
-===================  ==========================================  =====================================
-order of the data    seed of the loader's ``generator``, unless  not by the order
-                     processes share it
-by loading a batch   the same seed, rank, place of the batch     rank, number of the batch, and in
-                                                                 a stream the ``generator``'s seed
-by torch's loader    seed of the ``generator``                   in a stream rank and ``generator``
-===================  ==========================================  =====================================
+==================================  =================  =============================  ==================
+order                               order of the data  loading a batch                torch's loader
+==================================  =================  =============================  ==================
+``IndexedOrder``                    generator          generator, rank, place         generator
+the same, if processes share it     nothing else       generator, rank, place         generator
+``StreamOrder``                     is not drawn here  generator, rank, batch number  generator, rank
+``OpaqueOrder``, ``StatefulOrder``  is not drawn here  rank, batch number             is not used here
+==================================  =================  =============================  ==================
 
 Copies of torch's samplers draw from a seeded generator. An unknown sampler may draw from any: it is read at once, with
 the global generators seeded, and digests of its keys show later whether a resumed run has the same order.
@@ -38,6 +38,7 @@ import copy
 import hashlib
 import itertools
 import operator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,7 +57,7 @@ from composer.trainer.data.stateful_order import StatefulOrder
 from composer.trainer.resume.contract import has_state, takes_position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from composer.checkpoint.contents import SavedPlace
     from composer.core import Batch
@@ -86,9 +87,20 @@ def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
     _, sampler = _sampler_of(loader)
     if isinstance(sampler, ScheduledBatchSampler):
         return ScheduledOrder(loader, seed)
-    # Batch samplers of other types choose themselves.
-    is_shared = samplers.is_plain_distributed(sampler.sampler if type(sampler) is BatchSampler else sampler)
-    return SharedOrder(loader, seed) if is_shared else IndexedOrder(loader, seed)
+    # Batch samplers of other types choose themselves, so that a place in the shared order is no number of samples.
+    takes_all = type(sampler) is BatchSampler or not hasattr(sampler, "sampler")
+    return SharedOrder(loader, seed) if takes_all and shares_order(sampler) else IndexedOrder(loader, seed)
+
+
+def shares_order(sampler: Any) -> bool:
+    """Return whether processes share the order that a sampler draws, and so draw it with one seed.
+
+    Example:
+        >>> shares_order(samplers.get_sampler(range(4))), shares_order(torch.utils.data.SequentialSampler(range(4)))
+        (True, False)
+    """
+    inner = getattr(sampler, "sampler", sampler)  # of a batch sampler
+    return isinstance(sampler, ScheduledBatchSampler) or samplers.is_plain_distributed(inner)
 
 
 def _sampler_of(loader: DataLoader[Any]) -> tuple[str, Any]:
@@ -158,9 +170,7 @@ class IndexedOrder(_CopiedOrder):
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         super().__init__(loader, seed)
         name, self._sampler = _sampler_of(loader)
-        # Processes share one order, whatever generator each one's loader has.
-        shares = self.is_scheduled or samplers.is_plain_distributed(getattr(self._sampler, "sampler", self._sampler))
-        self._order_seed = seed if shares else self.seed
+        self._order_seed = seed if shares_order(self._sampler) else self.seed
         # In __dict__, because DataLoader.__setattr__ rejects another sampler or data set.
         # Persistent workers use the same object in the next epoch.
         self._keys = self.loader.__dict__[name] = _Keys(self._sampler)
@@ -174,9 +184,8 @@ class IndexedOrder(_CopiedOrder):
         self._set_epoch(epoch)
         keys = self._keys_from(epoch, place)
         if not self._is_plain:
-            keys = zip(
-                itertools.count(seeding.first_key(self.seed, get_data_rank(), epoch) + place, self.place_distance), keys
-            )
+            first = seeding.first_key(self.seed, get_data_rank(), epoch) + place
+            keys = zip(itertools.count(first, self.place_distance), keys)
         self._keys.next = keys
         return self._iterate(epoch)
 
@@ -186,8 +195,7 @@ class IndexedOrder(_CopiedOrder):
         keys = iter(drawn)
         if not _is_known(self._sampler):  # it may draw other keys in a resumed run
             keys = self._digests = _WithDigests(keys, length_of(drawn))
-        for _ in itertools.islice(keys, place):
-            pass
+        next(itertools.islice(keys, place, place), None)  # takes those before the place, and none after
         return keys
 
     def end(self, place: int) -> int | None:
@@ -229,12 +237,7 @@ class SharedOrder(IndexedOrder):
         >>> order = make_order(DataLoader(range(10), batch_size=2, sampler=sampler), seed=17)
         >>> list(order.begin(epoch=0, place=4)), order.end(place=4)
         ([tensor([6, 9])], 10)
-
-    Attributes:
-        as_sampler: Whether the sampler gives its own order, without the run's seed, as in MosaicML Composer.
     """
-
-    as_sampler = False
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         super().__init__(loader, seed)
@@ -379,15 +382,12 @@ def _shared_order_of(sampler: Any, seed: int | None, epoch: int) -> list[Any]:
     return list(drawing)
 
 
-class _WithDigests:
+class _WithDigests(Iterator[Any]):
     """Yields an iterator's items, and stores a digest of the items up to each; ``length`` is their number if known."""
 
     def __init__(self, keys: Iterator[Any], length: int | None = None) -> None:
         self.keys, self.length = keys, length
         self._digest, self._digests = hashlib.blake2b(digest_size=_DIGEST_BYTES), bytearray()
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
 
     def __next__(self) -> Any:
         key = next(self.keys)
