@@ -5,16 +5,21 @@ such as samples. For the mean over the elements of all processes, each must mult
 
     its weight = its elements / the mean number of elements of all processes.
 
-The number of all elements is known in one of three ways; none of them waits for a device:
+The number of all elements is known in one of three ways, of which none waits for a device. As examples, shares of 3 and
+5 samples, which have a mean of 4:
 
-- It is exchanged between the hosts: :meth:`BatchWeights.weight` waits for it. Shares of 3 and 5 samples have a mean of
-  4, and get the weights 3/4 and 5/4.
-- It is *usual*: nearly all batches have equally many. The weight assumes this at once, because waiting would stop the
-  host before each forward pass, and :meth:`BatchWeights.correction` corrects gradients and losses when the exchange has
-  shown the actual number. If 5 is usual, the same shares get the weights 3/5 and 5/5 at once, and later the correction
-  5/4.
-- The model counts the elements on the device (*terms*), such as labels that are not ignored. Reading this number would
-  make the host wait for the device; so it is summed there, and the weights are tensors.
+=========================================  ============================  =======================  ==============
+the number                                 what the weight waits for     weights                  the correction
+=========================================  ============================  =======================  ==============
+is exchanged between the hosts             the exchange                  3/4 and 5/4              1
+is *usual*: 5 in nearly all shares         nothing                       3/5 and 5/5              5/4
+is counted by the model (*terms*)          nothing: tensors on the       3/4 and 5/4              1
+                                           device, where they are summed
+=========================================  ============================  =======================  ==============
+
+Waiting for the exchange would stop the host before each forward pass. A usual number is therefore assumed at once, and
+:meth:`BatchWeights.correction` corrects gradients and losses when the exchange has shown the actual one. Terms are, for
+example, labels that are not ignored; to read their number, the host would have to wait for the device.
 
 The counts of one process are a :class:`BatchShare`, and so are the totals of all processes, whose type is named
 ``GlobalBatch``. ``Parallelism`` owns a :class:`CountExchange` if there are several processes. Its ``begin_batch``
@@ -55,8 +60,9 @@ class BatchShare:
         seconds: Time since the last batch, the mean of several processes.
         stop: Whether to stop after this batch.
         logs: Whether this process, or one of several, logs losses, for which all processes must average them.
-        has_terms: Whether the model counts the elements that its loss is the mean of; None if it does so only in some
-            of several processes.
+        has_terms: Whether the model counts the elements that its loss is the mean of, in one of the processes.
+        terms_disagree: Whether it does so in some of several processes only, for which ``BatchWeights.totals()`` raises
+            an error in all of them.
 
     Example:
         >>> BatchShare.of([BatchShare(samples=3), BatchShare(samples=5, stop=True)]).samples
@@ -70,14 +76,12 @@ class BatchShare:
     seconds: float = 0.0
     stop: bool = False
     logs: bool = False
-    has_terms: bool | None = False  # None only in totals: BatchWeights.totals() then raises an error in all processes
+    has_terms: bool = False
+    terms_disagree: bool = False
 
     @classmethod
     def of(cls, shares: Sequence[BatchShare], layer_size: int = 1) -> BatchShare:
-        """Return the totals of shares by rank, where each group of ``layer_size`` processes has the same samples.
-
-        Numbers that were exchanged are floats, also those of whole numbers and flags.
-        """
+        """Return the totals of shares by rank, where each group of ``layer_size`` processes has the same samples."""
         different = shares[::layer_size]
         return cls(
             samples=int(sum(one.samples for one in different)),
@@ -87,8 +91,17 @@ class BatchShare:
             seconds=sum(one.seconds for one in shares) / len(shares),
             stop=any(one.stop for one in shares),
             logs=any(one.logs for one in shares),
-            has_terms=bool(shares[0].has_terms) if len({one.has_terms for one in shares}) == 1 else None,
+            has_terms=any(one.has_terms for one in shares),
+            terms_disagree=len({bool(one.has_terms) for one in shares}) > 1,
         )
+
+    def to_row(self, seconds: float) -> list[float]:
+        """Return what a process sends, with the seconds since its last exchange; ``BatchShare(*row)`` reads it.
+
+        The numbers that are read are floats, also those of flags.
+        """
+        counts = [self.samples, self.tokens, self.counted, self.microbatches, seconds]
+        return [*counts, self.stop, self.logs, self.has_terms]
 
 
 GlobalBatch: TypeAlias = BatchShare
@@ -110,13 +123,13 @@ class BatchWeights:
         1.0
     """
 
-    __slots__ = ("_exchange", "_had_terms", "_is_exact", "_shares", "_totals", "_usual", "own")
+    __slots__ = ("_data_size", "_exchange", "_had_terms", "_is_exact", "_totals", "_usual", "own")
 
     def __init__(self, own: BatchShare, usual: int | None = None, exchange: CountExchange | None = None) -> None:
         self.own, self._usual, self._exchange = own, usual, exchange
         self._totals: GlobalBatch | None = own if exchange is None else None
-        self._shares = 1 if exchange is None else exchange.data_size
-        self._is_exact = self._shares == 1  # whether the weights need no correction
+        self._data_size = 1 if exchange is None else exchange.data_size
+        self._is_exact = self._data_size == 1  # whether the weights need no correction
         # Read now, as finishing the exchange of this batch replaces it.
         self._had_terms = own.has_terms if exchange is None else exchange.last.has_terms
 
@@ -127,8 +140,8 @@ class BatchWeights:
             ValueError: No process has a sample to train on in this batch, or the model counts the elements of its loss
                 in some processes only.
         """
-        totals = self._totals or self._receive()
-        if totals.has_terms is None:
+        totals = self._totals or self._finished()
+        if totals.terms_disagree:
             raise ValueError(
                 "count_loss_terms() of the model returned a number in some processes and None in others, for the same "
                 "batch, so that their losses cannot be weighed. Give all processes batches of the same kind: with "
@@ -144,10 +157,10 @@ class BatchWeights:
         Raises:
             ValueError: As :meth:`totals`.
         """
-        if self._shares == 1:
+        if self._data_size == 1:
             return 1.0
         usual, own = self._usual, self.own.counted
-        return own * self._shares / self.totals().counted if usual is None else own / usual
+        return own * self._data_size / self.totals().counted if usual is None else own / usual
 
     def correction(self) -> float:
         """Return the factor that the weighted losses and their gradients lack; 1 unless a batch has unusual counts.
@@ -157,7 +170,7 @@ class BatchWeights:
         """
         if self._usual is None or self._is_exact:
             return 1.0
-        return self._usual * self._shares / self.totals().counted
+        return self._usual * self._data_size / self.totals().counted
 
     def weigh(
         self, microbatches: Sequence[Microbatch], terms: Sequence[Tensor] | None, device: torch.device
@@ -181,7 +194,7 @@ class BatchWeights:
         weight = self.weight()
         return microbatches if weight == 1 else [(batch, fraction * weight) for batch, fraction in microbatches]
 
-    def _uses_terms(self) -> bool | None:
+    def _uses_terms(self) -> bool:
         """Return whether the processes weigh by terms: as in the last batch, unless all of them have changed.
 
         Only a process that has changed waits for the others. If it is the only one, it does what the others do, as
@@ -189,21 +202,22 @@ class BatchWeights:
         """
         if self.own.has_terms == self._had_terms:
             return self._had_terms
-        now = self._receive().has_terms
-        return self._had_terms if now is None else now
+        totals = self._finished()
+        return self._had_terms if totals.terms_disagree else totals.has_terms
 
     def _weights_by_terms(self, terms: Sequence[Tensor]) -> Sequence[Tensor]:
         self._is_exact = True
-        own = torch.stack([*terms])
-        own = own.double() if own.device.type == "cpu" else own.float()  # doubles are slow on most other devices
-        total = own.sum()
+        numbers = torch.stack([*terms])
+        # Doubles are slow on most other devices.
+        numbers = numbers.double() if numbers.device.type == "cpu" else numbers.float()
+        total = numbers.sum()
         if self._exchange is not None:
             torch.distributed.all_reduce(total)
-            own *= self._exchange.world_size
+            numbers *= self._exchange.world_size
         # Not clamped, as terms may be weights of classes, whose sum may be below 1.
-        return (own / torch.where(total == 0, 1, total)).unbind()
+        return (numbers / torch.where(total == 0, 1, total)).unbind()
 
-    def _receive(self) -> GlobalBatch:
+    def _finished(self) -> GlobalBatch:
         """Return the totals of all processes, without the check of :meth:`totals`."""
         if self._totals is None:
             assert self._exchange is not None
@@ -265,16 +279,14 @@ class CountExchange:
                     f"train_dataloader has batches of {usual} samples, from which none were removed so far, but this "
                     f"one has {own.samples} samples and {own.tokens} tokens, and {own.counted} remain after algorithms "
                     f"and callbacks{'' if has_same_terms else ', and count_loss_terms() changed its type of result'}. "
-                    "The other processes could not know. Give DataSpec(loader, "
-                    "get_num_samples_in_batch=...), or let the property selects_samples of an algorithm that removes "
-                    "samples return True."
+                    "Other processes could not know. Give DataSpec(loader, get_num_samples_in_batch=...), or let the "
+                    "property selects_samples of an algorithm that removes samples return True."
                 )
             self._batches_left -= 1
             return
-        # In the order of the fields of BatchShare, and whether the next batches may do without an exchange.
-        counts = [own.samples, own.tokens, own.counted, own.microbatches, self._seconds]
-        requests = [own.stop, own.logs, own.has_terms, is_regular and is_usual]
-        sent = torch.tensor([*counts, *requests], dtype=torch.float64, device="cpu")
+        # The last number is whether the next batches may do without an exchange.
+        row = [*own.to_row(self._seconds), is_regular and is_usual]
+        sent = torch.tensor(row, dtype=torch.float64, device="cpu")
         self._rows = sent.new_empty(self.world_size * len(sent))
         # The model computes while the numbers are on their way.
         self._work = torch.distributed.all_gather_into_tensor(self._rows, sent, group=host_group(), async_op=True)

@@ -1,12 +1,21 @@
 """The gradients of a batch: computed in microbatches, with the weight of each loss.
 
 A loss is the mean over *elements*, and the step has to be that of the mean over the elements of all processes, however
-the batch is split. What the elements are is decided once in a run: the tokens with a target for
-``accumulate_train_batch_on_tokens``; otherwise those that the model counts (``count_loss_terms()``), or else the
-samples. A microbatch's loss is then weighed in two steps: :func:`split_microbatches` by its fraction of this process's
-share, and ``BatchWeights.weigh`` by the fraction of the share in the batch of all processes. The complete batch of a
-single process has the weight 1, whatever its elements are. Losses of a model that are sums (``loss_is_sum``) are added,
-without a count.
+the batch is split. What the elements are depends on the first condition that holds:
+
+==================================================================  ==========================
+condition                                                           a microbatch is weighed by
+==================================================================  ==========================
+the losses of the model are sums (``loss_is_sum``)                  nothing: losses are added
+``accumulate_train_batch_on_tokens``, with a function that counts   what the function counts
+``count_loss_terms()`` of the model returns a number                its terms: this number
+``accumulate_train_batch_on_tokens``                                its tokens with a target
+otherwise                                                           its samples
+==================================================================  ==========================
+
+There are two factors: :func:`split_microbatches` returns the fraction of this process's share, and
+``BatchWeights.weigh`` multiplies it by that of the share in the batch of all processes, or replaces it by the fraction
+of the terms. The complete batch of a single process has the weight 1, whatever its elements are.
 
 ``Run`` creates :class:`BatchGradients` for a call of ``fit``. A batch begins with :meth:`BatchGradients.begin`. To
 compute its gradients, ``Step`` calls ``_split`` for the microbatches, which begins the exchange of the counts, and
@@ -103,7 +112,7 @@ class BatchGradients:
         self._is_regular = False  # whether every full batch is
         # The search reduces the size itself, and one that is larger than a batch is not a mistake of the user.
         self._may_warn_of_size = not state.auto_microbatching
-        self.num_samples = self._num_counted = 0
+        self.num_samples = 0
         self.weights = BatchWeights(BatchShare(0))
 
     def prepare(self) -> None:
@@ -119,10 +128,8 @@ class BatchGradients:
 
     def begin(self, batch: Batch) -> None:
         """Make this the batch of the state: the one that ``batches`` returned last."""
-        counts = self._batches.position.last_batch_counts
         self.num_samples = self._spec.get_num_samples_in_batch(batch)
-        self._num_counted = self.num_samples if counts else 0
-        self._state.batch, self._state.batch_counts = batch, counts
+        self._state.batch, self._state.batch_counts = batch, self._batches.position.last_batch_counts
 
     def _split(self) -> Iterable[Microbatch]:
         """Return the microbatches, each with its weight in the batch of all processes."""
@@ -131,7 +138,9 @@ class BatchGradients:
         terms = self._terms_of(microbatches) if is_part else None
         is_first = self.step.times_computed == 1
         if is_first:  # further computations of the batch have the same counts
-            self._exchange_counts(len(microbatches), has_terms=terms is not None)
+            share = self._own_share(len(microbatches), has_terms=terms is not None)
+            is_regular = self._is_regular and self._batches.position.last_batch_is_full
+            self.weights = self._parallel.begin_batch(share, usual=self._usual, is_regular=is_regular)
         if is_part or self._is_sum:
             microbatches = self._weighted(microbatches, terms)
         # Of several computations in a step, the metrics use the first outputs.
@@ -187,7 +196,6 @@ class BatchGradients:
             warnings.warn(
                 f"device_train_microbatch_size={size} is larger than the batch of {self.num_samples} samples, which is "
                 "not split. Make the batches larger, or the microbatches smaller if memory has to be saved.",
-                UserWarning,
                 stacklevel=2,
             )
 
@@ -202,27 +210,25 @@ class BatchGradients:
         # A process without a further batch computes with its last one, which does not count again.
         return terms if self._state.batch_counts else [torch.zeros_like(number) for number in terms]
 
-    def _exchange_counts(self, microbatches: int, *, has_terms: bool) -> None:
-        """Begin to exchange the counts of this process's share, which determines the weights."""
+    def _own_share(self, microbatches: int, *, has_terms: bool) -> BatchShare:
+        """Return what this process counts in the batch, and requests of all processes."""
         state, parallel = self._state, self._parallel
         # The samples that were read, whose number is the position in the data, and the tokens that are trained on, as
         # algorithms may have shortened sequences.
-        samples = self._num_counted
+        samples = self.num_samples if state.batch_counts else 0
         tokens = self._spec.get_num_tokens_in_batch(state.batch) if samples else 0
         stop, logs = self._signals.received is not None, self._logger.is_heard
-        own = BatchShare(samples, tokens, samples, microbatches, stop=stop, logs=logs, has_terms=has_terms)
+        share = BatchShare(samples, tokens, samples, microbatches, stop=stop, logs=logs, has_terms=has_terms)
         if parallel.is_connected:  # a single process has weight 1, even if algorithms removed samples
-            own.counted = self._count_elements(state.batch) if state.batch_counts else 0
+            share.counted = self._count_elements(state.batch) if state.batch_counts else 0
             if not parallel.is_trial:  # after the trials the batch begins once more
-                own.seconds = self._clock.elapsed() / 1e6
-        is_regular = self._is_regular and self._batches.position.last_batch_is_full
-        self.weights = parallel.begin_batch(own, usual=self._usual, is_regular=is_regular)
+                share.seconds = self._clock.elapsed() / 1e6
+        return share
 
     def _complete(self) -> None:
         """Sum the gradients of all processes, if that is not done yet, and unscale them."""
         # The weights assumed usual counts; the actual ones arrive while the gradients are computed.
-        factor = self._parallel.end_batch(self.weights)
-        if factor != 1:
+        if (factor := self._parallel.end_batch(self.weights)) != 1:
             self.step.scale_losses(factor)
         self._optimization.unscale()
 

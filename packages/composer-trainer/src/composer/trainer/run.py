@@ -257,7 +257,6 @@ class Run:
                 f"The training loss is not a number (NaN) since batch {since}, counted from 0. Check the data, the "
                 "labels (a mean over ignored labels only is NaN), the weights of classes and the learning rate. "
                 "Trainer(callbacks=[NaNMonitor()]) ends a training at the first such batch.",
-                UserWarning,
                 stacklevel=2,
             )
 
