@@ -47,9 +47,6 @@ ORDERED_BY_SEED = {SequentialSampler, RandomSampler, SubsetRandomSampler, Weight
 END: Any = object()
 """Represents the batch after the last one."""
 
-_MOST_SAMPLERS = 64
-"""The number of samplers around each other that are reached."""
-
 
 def get_sampler(
     dataset: Dataset[Any],
@@ -81,9 +78,8 @@ def get_sampler(
     """
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
         raise TypeError(
-            f"dataset must have a length to be split over processes, got {type(dataset).__name__}. "
-            "An iterable dataset must select the part of each process itself: "
-            "see composer.distributed.get_data_rank."
+            f"dataset must have a length to be split over processes, got {type(dataset).__name__}. An iterable dataset "
+            "must select the part of each process itself: see composer.distributed.get_data_rank."
         )
     return DistributedSampler(
         dataset,
@@ -116,13 +112,9 @@ def set_epoch(loader: object, epoch: int) -> None:
             setter(epoch)
 
 
-def _with_samplers(part: object) -> Iterator[object]:
-    """Yield a part of a loader, its sampler, the sampler in that one and so on; those of a proxy may never end."""
-    for _ in range(_MOST_SAMPLERS):
-        if part is None:
-            return
-        yield part
-        part = getattr(part, "sampler", None)
+def _with_samplers(part: object, depth: int = 64) -> list[object]:
+    """Return a part of a loader, its sampler, the sampler in that one and so on; those of a proxy never end."""
+    return [part, *_with_samplers(getattr(part, "sampler", None), depth - 1)] if part is not None and depth else []
 
 
 def check_sampler(loader: object, name: str = "train_dataloader") -> None:
