@@ -8,14 +8,14 @@ such as samples. For the mean over the elements of all processes, each must mult
 The number of all elements is known in one of three ways, of which none waits for a device. As examples, shares of 3 and
 5 samples, which have a mean of 4:
 
-=========================================  ============================  =======================  ==============
-the number                                 what the weight waits for     weights                  the correction
-=========================================  ============================  =======================  ==============
-is exchanged between the hosts             the exchange                  3/4 and 5/4              1
-is *usual*: 5 in nearly all shares         nothing                       3/5 and 5/5              5/4
-is counted by the model (*terms*)          nothing: tensors on the       3/4 and 5/4              1
-                                           device, where they are summed
-=========================================  ============================  =======================  ==============
+==================================  ==================================  ===========  ==============
+the number                          the weight waits for                weights      the correction
+==================================  ==================================  ===========  ==============
+is exchanged between the hosts      the exchange                        3/4 and 5/4  1
+is *usual*: 5 in nearly all shares  nothing                             3/5 and 5/5  5/4
+is counted by the model (*terms*)   nothing: it is summed and stays on  3/4 and 5/4  1
+                                    the device, as do the weights
+==================================  ==================================  ===========  ==============
 
 Waiting for the exchange would stop the host before each forward pass. A usual number is therefore assumed at once, and
 :meth:`BatchWeights.correction` corrects gradients and losses when the exchange has shown the actual one. Terms are, for
