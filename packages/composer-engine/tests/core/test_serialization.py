@@ -35,7 +35,7 @@ from composer.core import (
     split_tensors,
     to_data,
 )
-from composer.core.plain_data import ENCODED
+from composer.core.plain_data import ENCODED, MAX_DEPTH, plain
 from composer.core.serialization import _CODECS, coded, decoded, field_types
 
 
@@ -394,6 +394,16 @@ class TestCoded:
 
         assert new.held == held
         assert type(new.held) is Counter
+
+    def test_depth_is_that_of_plain_data(self):
+        """What plain() accepts at the greatest depth is accepted, and one container more is not."""
+        deepest = 3
+        for _ in range(MAX_DEPTH + 1):
+            deepest = [deepest]
+
+        assert plain(coded(deepest)) == deepest
+        with pytest.raises(NotSerializableError, match="is nested more than 64 deep"):
+            coded([deepest])
 
     def test_a_state_that_contains_itself(self):
         """The error states the place."""

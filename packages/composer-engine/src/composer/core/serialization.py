@@ -1,8 +1,12 @@
 """Values of other types than plain data, encoded as plain data and decoded with all checks.
 
-:func:`to_data` and :func:`from_data` encode and decode a value by its declared type, such as that of a field. Where no
-type is declared, as in the state of a user's object, :func:`coded` and :func:`decoded` write the name of the type
-beside the data.
+There are two forms. :func:`to_data` and :func:`from_data` encode and decode a value by its declared type, such as that
+of a field, and the data do not contain the type. Where no type is declared, as in the state of a user's object,
+:func:`coded` and :func:`decoded`, at the end of this file, write the name of the type beside the data.
+
+Encoding goes through the types itself, because it must reject what decoding would change. Decoding is done by cattrs
+with the hooks of ``_make_converter``. :func:`from_data` encodes the decoded value again and compares: a codec that
+loses anything, or data that cattrs has converted, raises an error.
 """
 
 from __future__ import annotations
@@ -35,8 +39,7 @@ from composer.core.checks import describe, error_text, nearest, shortened
 from composer.core.plain_data import ENCODED, MAX_DEPTH, NotSerializableError, at, check_depth, equal, plain, to_number
 from composer.core.time import Time, Timestamp
 
-# Where a type is encoded and decoded. To add one, add the type to ENCODED and its two functions to _CODECS. from_data()
-# encodes again and compares, so that a codec that loses anything raises an error.
+# Where a type is encoded and decoded. To add one, add the type to ENCODED and its two functions to _CODECS.
 #
 #   type                                       encoded by          decoded by
 #   Any, object, a union with one of them      plain               as it is
@@ -44,10 +47,12 @@ from composer.core.time import Time, Timestamp
 #   containers without types of items          plain               _read_instance
 #   the keys of _CODECS, and subclasses        _CODECS             _CODECS
 #   other unions                               _encode_choice      _read_choice: the first member that fits
-#   attrs classes                              _encode_container   _make_reader
-#   Sequence[X], Iterable[X], Collection[X]    _encode_container   _read_sequence
-#   list[X], dict[X, Y], sets, dataclasses     _encode_container   cattrs
-#   Literal, Annotated, Final, TypedDict       _encode             cattrs
+#   attrs classes                              _encode_fields      _make_reader
+#   Sequence[X], Iterable[X], Collection[X]    _encode_items       _read_sequence
+#   list[X], tuple[X, ...], sets               _encode_items       cattrs
+#   dict[X, Y], Counter[X]                     _encode_pairs       cattrs
+#   dataclasses, TypedDict                     _encode_fields      cattrs
+#   NamedTuple, Literal, Annotated, Final      _encode             cattrs
 
 
 def to_data(value: Any, kind: Any = Any, path: str = "") -> Any:
@@ -72,6 +77,12 @@ def to_data(value: Any, kind: Any = Any, path: str = "") -> Any:
     return _encode(value, kind, path, 0)
 
 
+def _reject(value: Any, kind: Any, path: str) -> typing.NoReturn:
+    """Raise the error for a value that is not of its declared type."""
+    plain(value, path)  # raises the more precise error for what is no data
+    raise NotSerializableError(path, f"{describe(value)} cannot be saved as {_type_name(kind)}.")
+
+
 def _encode(value: Any, kind: Any, path: str, depth: int) -> Any:
     """Return a value of a declared type as plain data."""
     kind = types.NoneType if kind is None else getattr(kind, "__supertype__", kind)  # of a NewType
@@ -88,57 +99,55 @@ def _encode(value: Any, kind: Any, path: str, depth: int) -> Any:
         return _encode(value, type(value), path, depth)
     if typing.is_typeddict(expected) and type(value) is dict and value.keys() <= typing.get_type_hints(expected).keys():
         return _encode_fields(typing.get_type_hints(expected), value, path, depth)
-    if not isinstance(expected, type) or not _is_instance(value, expected):
-        _reject(value, kind, path)
-    return _encode_instance(value, kind, path, depth)
+    if isinstance(expected, type) and _is_instance(value, expected):
+        return _encode_instance(value, kind, path, depth)
+    _reject(value, kind, path)
 
 
 def _encode_instance(value: Any, kind: Any, path: str, depth: int) -> Any:
     """Return an instance of a class as plain data."""
-    expected = typing.get_origin(kind) or kind
+    expected, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
     if _has_no_item_types(kind) or expected in _PLAIN or isinstance(value, Tensor):
         return plain(value, path, depth)
     for base, (write, _) in _CODECS.items():
         if issubclass(expected, base):
             return write(value)
-    return _encode_container(value, kind, path, depth)
-
-
-def _encode_container(value: Any, kind: Any, path: str, depth: int) -> Any:
-    """Return an object with fields, a dictionary, a tuple, a sequence or a set as plain data."""
-    expected, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
     if attrs.has(expected) or dataclasses.is_dataclass(expected):
         variables = dict(zip(getattr(expected, "__parameters__", ()), arguments, strict=False))
         kinds = {name: variables.get(field, field) for name, field in field_types(expected, init=True).items()}
         return _encode_fields(kinds, {name: getattr(value, name) for name in kinds}, path, depth)
-    if isinstance(value, dict) and arguments:
-        keys = [_encode(key, arguments[0], path, depth + 1) for key in value]
-        kinds = dict.fromkeys(value, arguments[1] if len(arguments) == 2 else int)  # of a Counter
-        return dict(zip(keys, _encode_fields(kinds, value, path, depth).values(), strict=True))
     if hasattr(expected, "_fields"):  # a NamedTuple
-        arguments = tuple(typing.get_type_hints(expected).values())
-        return tuple(_encode(tuple(value), types.GenericAlias(tuple, arguments), path, depth + 1))
-    if not arguments and expected is not tuple:
-        _reject(value, kind, path)
-    if expected is not tuple or arguments[1:] == (...,):
-        arguments = arguments[:1] * len(value)
-    if len(arguments) != len(value):
-        _reject(value, kind, path)
-    pairs = enumerate(zip(value, arguments, strict=True))
-    items = [_encode(item, item_kind, at(path, index), depth + 1) for index, (item, item_kind) in pairs]
-    if isinstance(value, collections.abc.Set):
-        return _in_order(items)
-    return tuple(items) if isinstance(value, tuple) and expected is not tuple else items
-
-
-def _reject(value: Any, kind: Any, path: str) -> typing.NoReturn:
-    """Raise the error for a value that is not of its declared type."""
-    plain(value, path)  # raises the more precise error for what is no data
-    raise NotSerializableError(path, f"{describe(value)} cannot be saved as {_type_name(kind)}.")
+        of_items = types.GenericAlias(tuple, tuple(typing.get_type_hints(expected).values()))
+        return tuple(_encode(tuple(value), of_items, path, depth + 1))
+    if isinstance(value, dict) and arguments:
+        return _encode_pairs(value, arguments, path, depth)
+    if arguments or expected is tuple:  # tuple[()] has no arguments
+        return _encode_items(value, kind, path, depth)
+    _reject(value, kind, path)
 
 
 def _encode_fields(kinds: Mapping[Any, Any], values: Mapping[Any, Any], path: str, depth: int) -> dict[Any, Any]:
     return {name: _encode(value, kinds[name], at(path, name), depth + 1) for name, value in values.items()}
+
+
+def _encode_pairs(value: dict[Any, Any], arguments: tuple[Any, ...], path: str, depth: int) -> dict[Any, Any]:
+    key_kind, item_kind = arguments if len(arguments) == 2 else (arguments[0], int)  # a Counter counts its keys
+    keys = [_encode(key, key_kind, path, depth + 1) for key in value]
+    return dict(zip(keys, _encode_fields(dict.fromkeys(value, item_kind), value, path, depth).values(), strict=True))
+
+
+def _encode_items(value: Any, kind: Any, path: str, depth: int) -> Any:
+    """Return a tuple, a sequence or a set as plain data: a list, or a tuple where any sequence is declared."""
+    expected, item_kinds = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if expected is not tuple or item_kinds[1:] == (...,):
+        item_kinds = item_kinds[:1] * len(value)
+    if len(item_kinds) != len(value):
+        _reject(value, kind, path)
+    pairs = enumerate(zip(value, item_kinds, strict=True))
+    items = [_encode(item, item_kind, at(path, index), depth + 1) for index, (item, item_kind) in pairs]
+    if isinstance(value, collections.abc.Set):
+        return _in_order(items)
+    return tuple(items) if isinstance(value, tuple) and expected is not tuple else items
 
 
 def _encode_choice(value: Any, kind: Any, path: str, depth: int) -> Any:
@@ -161,15 +170,20 @@ def _encode_choice(value: Any, kind: Any, path: str, depth: int) -> Any:
 
 
 def _is_instance(value: Any, expected: type) -> bool:
-    """Return whether decoding yields an equal value of the same type: subclasses of containers would be lost."""
+    """Return whether a value is of a class, and decoding yields an equal value of the same type.
+
+    Subclasses of containers would become the declared container, so that only the types of codecs may have subclasses.
+    """
     if expected in {int, float}:
         number = numbers.Integral if expected is int else numbers.Real
         return isinstance(value, number) and not isinstance(value, (bool, enum.Enum))
-    if expected in _PLAIN or issubclass(expected, (collections.abc.Set, Tensor, *_CODECS)):
-        return isinstance(value, collections.abc.Set if issubclass(expected, collections.abc.Set) else expected)
-    return type(value) is expected or (
-        expected.__module__ == "collections.abc" and type(value) in {list, tuple, dict} and isinstance(value, expected)
-    )
+    if issubclass(expected, collections.abc.Set):
+        return isinstance(value, collections.abc.Set)
+    if expected in _PLAIN or issubclass(expected, (Tensor, *_CODECS)):
+        return isinstance(value, expected)
+    if expected.__module__ == "collections.abc" and type(value) in {list, tuple, dict}:
+        return isinstance(value, expected)
+    return type(value) is expected
 
 
 def _in_order(items: list[Any]) -> list[Any]:
@@ -178,36 +192,6 @@ def _in_order(items: list[Any]) -> list[Any]:
         return sorted(items)
     except TypeError:
         return sorted(items, key=lambda item: (type(item).__name__, repr(item)))
-
-
-_KNOWN_TYPES: weakref.WeakKeyDictionary[type, dict[str, Any]] = weakref.WeakKeyDictionary()
-
-
-def field_types(kind: Any, *, init: bool = False) -> dict[str, Any]:
-    """Return the types of an attrs class's fields by name; ``Any`` if an annotation cannot be resolved at run time.
-
-    Args:
-        kind: An attrs class or dataclass.
-        init: Whether to return only the fields that the constructor takes.
-
-    Example:
-        >>> @attrs.define
-        ... class Point:
-        ...     x: "int | None" = None
-        >>> field_types(Point)
-        {'x': int | None}
-    """
-    if not attrs.has(kind):
-        return typing.get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
-    known = _KNOWN_TYPES.setdefault(kind, {})
-    for field in attrs.fields(kind):
-        if field.name not in known and field.type is not None:
-            with contextlib.suppress(NameError, AttributeError, TypeError, SyntaxError):  # it may be resolved later
-                owner = next(base for base in kind.__mro__ if field.name in vars(base).get("__annotations__", {}))
-                holder = type("_Holder", (), {"__annotations__": {field.name: field.type}})
-                names = vars(sys.modules[owner.__module__])
-                known[field.name] = typing.get_type_hints(holder, names, dict(vars(owner)))[field.name]
-    return {field.name: known.get(field.name, Any) for field in attrs.fields(kind) if field.init or not init}
 
 
 def from_data(data: Any, kind: Any = Any, path: str = "") -> Any:
@@ -227,11 +211,11 @@ def from_data(data: Any, kind: Any = Any, path: str = "") -> Any:
     """
     try:
         value = _CONVERTER.structure(data, kind)
-        # The value was encoded without the containers around it, which count in a file: so twice the depth, as there.
-        canonical = _encode(value, kind, "", -MAX_DEPTH)
+        # Without the containers around it, the value may be as deep as a file, which may be twice as deep as data.
+        encoded_again = _encode(value, kind, "", -MAX_DEPTH)
     except Exception as error:  # noqa: BLE001  (data of another program fails in many ways)
         raise ValueError(" ".join(_sentences(error, data, kind, path))) from None
-    if not equal(canonical, data):  # cattrs converts where it can, as 3 to '3'
+    if not equal(encoded_again, data):  # cattrs converts where it can, as 3 to '3'
         raise ValueError(_must_be(kind, data, path))
     return value
 
@@ -359,6 +343,36 @@ def _make_converter() -> cattrs.Converter:
 _CONVERTER = _make_converter()
 
 
+_KNOWN_TYPES: weakref.WeakKeyDictionary[type, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def field_types(kind: Any, *, init: bool = False) -> dict[str, Any]:
+    """Return the types of an attrs class's fields by name; ``Any`` if an annotation cannot be resolved at run time.
+
+    Args:
+        kind: An attrs class or dataclass.
+        init: Whether to return only the fields that the constructor takes.
+
+    Example:
+        >>> @attrs.define
+        ... class Point:
+        ...     x: "int | None" = None
+        >>> field_types(Point)
+        {'x': int | None}
+    """
+    if not attrs.has(kind):
+        return typing.get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
+    known = _KNOWN_TYPES.setdefault(kind, {})
+    for field in attrs.fields(kind):
+        if field.name not in known and field.type is not None:
+            with contextlib.suppress(NameError, AttributeError, TypeError, SyntaxError):  # it may be resolved later
+                owner = next(base for base in kind.__mro__ if field.name in vars(base).get("__annotations__", {}))
+                holder = type("_Holder", (), {"__annotations__": {field.name: field.type}})
+                names = vars(sys.modules[owner.__module__])
+                known[field.name] = typing.get_type_hints(holder, names, dict(vars(owner)))[field.name]
+    return {field.name: known.get(field.name, Any) for field in attrs.fields(kind) if field.init or not init}
+
+
 _CODED = "$coded"
 
 
@@ -381,13 +395,14 @@ def coded(value: Any, path: str = "", depth: int = 0) -> Any:
         >>> coded({"unit": TimeUnit.BATCH, "at": [Time(3, "ba")]})
         {'unit': {'$coded': ['TimeUnit', 'ba']}, 'at': [{'$coded': ['Time', '3ba']}]}
     """
-    check_depth(path, depth)
     if isinstance(value, ENCODED):
         return {_CODED: [*_code(value)]}
-    # Other kinds of dictionaries, which a plain one cannot replace, are left to plain(), which rejects them.
+    # A plain dictionary cannot replace these: plain() rejects them, or copies their items if it accepts all mappings.
     if isinstance(value, dict) and not isinstance(value, (OrderedDict, defaultdict)):
+        check_depth(path, depth)
         return {_coded_key(key): coded(item, at(path, key), depth + 1) for key, item in value.items()}
     if type(value) in {list, tuple}:
+        check_depth(path, depth)
         return type(value)(coded(item, at(path, index), depth + 1) for index, item in enumerate(value))
     return value
 
@@ -460,20 +475,21 @@ def _coded_type(name: str, data: Any, own: Any, owner: type, path: str) -> Any:
     own_type = type(own)
     modules = [sys.modules.get(base.__module__) for base in owner.__mro__]
     scopes = [*owner.__mro__, *filter(None, modules)]
-    nearby = [item for scope in scopes for item in tuple(vars(scope).values())]
-    for candidate in [own_type, *nearby]:
-        if isinstance(candidate, enum.EnumType) and candidate.__name__ == name:
-            return candidate
+    nearby = [own_type, *(item for scope in scopes for item in tuple(vars(scope).values()))]
+    for item in nearby:
+        if isinstance(item, enum.EnumType) and item.__name__ == name:
+            return item
     base = next((base for base in ENCODED if base.__name__ == name), None)
     if base is not None:
         kind = own_type if issubclass(own_type, base) else base
         return pathlib.Path if kind is pathlib.PurePath else kind
-    imported = (item for item in nearby if isinstance(item, types.ModuleType))
+    imported = [item for item in nearby if isinstance(item, types.ModuleType)]
     for module in [*imported, sys.modules["composer.core"], signal]:
-        candidate = vars(module).get(name)
-        if isinstance(candidate, enum.EnumType):
-            return candidate
-    if isinstance(own_type, enum.EnumType) and any(data == member.value for member in own_type):
+        item = vars(module).get(name)
+        if isinstance(item, enum.EnumType):
+            return item
+    is_renamed = isinstance(own_type, enum.EnumType) and any(data == member.value for member in own_type)
+    if is_renamed:
         return own_type
     warnings.warn(
         f"{path or 'The value'}: a member of {name} was saved, and its value is loaded in its place: define or import "
