@@ -16,7 +16,18 @@ from small_training import Replaces, image_loss, make_loader, make_net, run_in_t
 from torch.nn.functional import cross_entropy
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from composer.algorithms import EMA, SAM, SWA, BlurPool, CutOut, GradientClipping, LabelSmoothing, MixUp, NoOpModel
+from composer.algorithms import (
+    EMA,
+    SAM,
+    SWA,
+    BlurPool,
+    CutOut,
+    GradientClipping,
+    LabelSmoothing,
+    MixUp,
+    NoOpModel,
+    SkipSpikes,
+)
 from composer.core import Algorithm, Event, Stage, StateMismatchError
 from composer.integrations.accelerate import accelerate_algorithms
 
@@ -491,11 +502,13 @@ class TestRefusals:
         with pytest.raises(ValueError, match="must keep the model object"):
             self.attach(Replaces())
 
-    def test_clipping_twice(self):
-        """Accelerate's clipping beside ours is an error."""
-        run = Run(GradientClipping("norm", 1.0))
+    @pytest.mark.parametrize("algorithm", [GradientClipping("norm", 1.0), SkipSpikes()])
+    def test_clipping_before_an_algorithm(self, algorithm):
+        """Accelerate's clipping is an error if an algorithm clips or measures the gradients after it."""
+        run = Run(algorithm)
+        expected = f"{type(algorithm).__name__} must get the gradients before they are clipped"
         for clip in (run.accelerator.clip_grad_norm_, run.accelerator.clip_grad_value_):
-            with pytest.raises(RuntimeError, match="Gradients would be clipped twice: GradientClipping does it"):
+            with pytest.raises(RuntimeError, match=expected):
                 clip(run.model.parameters(), 1.0)
 
     def test_clipping_by_accelerate(self):

@@ -43,6 +43,7 @@ from composer.algorithms import (
     MixUp,
     NoOpModel,
     SeqLengthWarmup,
+    SkipSpikes,
 )
 from composer.core import Algorithm, Event, Stage
 from composer.core.evaluator import evaluation_weights
@@ -546,6 +547,7 @@ class TestRefusals:
         ("algorithm", "changes", "sentence"),
         [
             (GradientClipping("norm", 1.0), {"max_grad_norm": 1.0}, "max_grad_norm must be 0 with GradientClipping"),
+            (SkipSpikes(), {"max_grad_norm": 1.0}, "with SkipSpikes, which must get the gradients before"),
             (SAM(), {"gradient_accumulation_steps": 2}, "gradient_accumulation_steps must be 1 with SAM, got 2"),
             (LabelSmoothing(0.1), {"label_smoothing_factor": 0.1}, "label_smoothing_factor must be 0 with algorithms"),
             (EMA(), {"auto_find_batch_size": True}, "do not work with auto_find_batch_size=True"),

@@ -134,12 +134,12 @@ class AccelerateAlgorithms(HostAlgorithms):
     ) -> None:
         super().__init__(adapter)
         self._accelerator, self._given, self._prepared = accelerator, given, prepared
-        self._clipping = adapter.writers("gradients", Event.AFTER_TRAIN_BATCH)
+        self._needs_gradients = adapter.writers("gradients", Event.AFTER_TRAIN_BATCH)
         self._has_begun = self._is_at_end = self._has_ended = False
         _in_use.add(accelerator)
         accelerator.register_for_checkpointing(self)
         self._prepare_objects, accelerator.prepare = accelerator.prepare, self._prepare
-        if self._clipping:
+        if self._needs_gradients:
             accelerator.clip_grad_norm_ = accelerator.clip_grad_value_ = self._raise_on_clipping
 
     def compute_loss(self, batch: Batch) -> Any:
@@ -227,7 +227,7 @@ class AccelerateAlgorithms(HostAlgorithms):
             if self.adapter.computes_again:
                 self._step_optimizer(self.adapter.closure(self._accelerator.backward))
             else:
-                if self._clipping:
+                if self._needs_gradients:
                     self._accelerator.unscale_gradients(self._prepared["optimizer"])
                 self.adapter.end_gradients()
                 self._step_optimizer()
@@ -247,8 +247,8 @@ class AccelerateAlgorithms(HostAlgorithms):
 
     def _raise_on_clipping(self, *_: Any, **__: Any) -> None:
         raise RuntimeError(
-            f"Gradients would be clipped twice: {self._clipping[0]} does it before each step of the optimizer. Remove "
-            "it, or the calls of accelerator.clip_grad_norm_ and clip_grad_value_."
+            f"{self._needs_gradients[0]} must get the gradients before they are clipped: remove the calls of "
+            "accelerator.clip_grad_norm_ and clip_grad_value_, and clip by the algorithm GradientClipping."
         )
 
 

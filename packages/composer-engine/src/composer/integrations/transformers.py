@@ -469,11 +469,12 @@ def _check_host(trainer: Trainer) -> None:
 def _check_algorithms(trainer: ComposerTrainer) -> None:
     """Raise for algorithms that the arguments of the training contradict."""
     args, adapter = trainer.args, trainer.algorithm_adapter
-    clipping = adapter.writers("gradients", Event.AFTER_TRAIN_BATCH)
-    if clipping and args.max_grad_norm:
+    needing_gradients = adapter.writers("gradients", Event.AFTER_TRAIN_BATCH)
+    if needing_gradients and args.max_grad_norm:
         raise ValueError(
-            f"max_grad_norm must be 0 with {clipping[0]}, got {args.max_grad_norm}: gradients would be clipped twice. "
-            "Set max_grad_norm=0 in TrainingArguments, whose default is 1.0."
+            f"max_grad_norm must be 0 with {needing_gradients[0]}, which must get the gradients before they are "
+            f"clipped, got {args.max_grad_norm}. Set max_grad_norm=0 in TrainingArguments, whose default is 1.0, and "
+            "clip by the algorithm GradientClipping."
         )
     stepping = adapter.writers("optimizers", Event.AFTER_LOAD)
     if stepping and args.gradient_accumulation_steps > 1:
@@ -481,9 +482,10 @@ def _check_algorithms(trainer: ComposerTrainer) -> None:
             f"gradient_accumulation_steps must be 1 with {stepping[0]}, got {args.gradient_accumulation_steps}: its "
             "step computes the gradients of one batch again. Use a larger per_device_train_batch_size."
         )
-    if (stepping or clipping) and args.fp16:
+    if (stepping or needing_gradients) and args.fp16:
         raise ValueError(
-            f"fp16 must be False with {(stepping or clipping)[0]}, which does not unscale gradients. Use bf16=True."
+            f"fp16 must be False with {(stepping or needing_gradients)[0]}, which does not unscale gradients. Use "
+            "bf16=True."
         )
     needing = adapter.needs_outputs
     of_trl = [one for one in type(trainer).__mro__ if one.__module__.startswith("trl.") and "compute_loss" in vars(one)]
