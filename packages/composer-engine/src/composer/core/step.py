@@ -1,8 +1,8 @@
 """The step of a training batch, which is the same in every loop.
 
-:class:`Step` runs it. The second half is for hosts of other libraries, whose users write forward pass and loss in one
-function: :class:`SplitStep` splits such a function, and :func:`check_first_loss` detects a loss that the forward pass
-has computed before algorithms changed its targets.
+:class:`Step` runs its events and computes its gradients. It calls functions for the parts in which loops differ: the
+forward pass, the loss, the split into microbatches, and what completes the gradients. In a host whose users write
+forward pass and loss in one function, :class:`SplitStep` makes these two functions of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from torch import Tensor
 from composer.core.data_spec import note_batch
 from composer.core.optimizers import wants_closure
 from composer.core.randomness import global_rng_states
-from composer.functional.nested import leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -284,66 +283,6 @@ def _check_loss(loss: Tensor, model: str) -> None:
             f"The loss of {model} does not depend on any weight that is trained (its requires_grad is False). Was it "
             "computed by detach(), item(), argmax() or under torch.no_grad(), or are all weights frozen?"
         )
-
-
-def check_first_loss(state: State, host: str) -> None:
-    """Let the first loss for targets that algorithms have changed raise, if the forward pass has computed it before.
-
-    Args:
-        state: The state, whose functions for outputs and loss are replaced until then.
-        host: The name of the host, for the error.
-    """
-    functions = state.forward, state.loss_function
-    forward, loss = state.forward or state.model, state.loss_function or state.model.loss
-    seen: Batch = None
-
-    def compute_outputs(batch: Batch) -> Any:
-        nonlocal seen
-        seen = batch
-        return forward(batch)
-
-    def compute_loss(outputs: Any, batch: Batch, **options: Any) -> Any:
-        result = loss(outputs, batch, **options)
-        if not _is_changed(batch, seen):
-            return result
-        state.forward, state.loss_function = functions
-        if _may_be_in(outputs, result) and torch.equal(total_of(result), total_of(loss(outputs, seen, **options))):
-            raise ValueError(
-                f"The loss in {host} must be computed from the targets of the batch, which an algorithm has changed "
-                "after the forward pass, but it is the loss that the model has computed there, for the former targets. "
-                "Compute it from outputs and targets: instead of outputs.loss write cross_entropy(outputs.logits, "
-                "batch['labels'])."
-            )
-        return result
-
-    state.forward, state.loss_function = compute_outputs, compute_loss
-
-
-def _is_changed(batch: Batch, seen: Batch) -> bool:
-    """Return whether algorithms have changed tensors of a batch to other values."""
-
-    def differs(new: Any, old: Any) -> bool:
-        if new is old or not (isinstance(new, torch.Tensor) and isinstance(old, torch.Tensor)):
-            return False
-        if new.is_floating_point() and not old.is_floating_point():
-            return bool(((new != 0) & (new != 1)).any())  # otherwise they may be the same classes
-        return not torch.equal(new, old)
-
-    return any(map(differs, leaves(batch), leaves(seen)))
-
-
-def _may_be_in(outputs: Any, loss: Any) -> bool:
-    """Return whether a loss depends on a tensor of one number in the outputs, which may be a loss itself."""
-    if not isinstance(outputs, (Mapping, list, tuple, torch.Tensor)):
-        outputs = getattr(outputs, "__dict__", {})
-    losses = {one.grad_fn for one in leaves(outputs) if isinstance(one, torch.Tensor) and one.numel() == 1} - {None}
-    found, todo = set[Any](), [total_of(loss).grad_fn]
-    while todo:
-        node = todo.pop()
-        if node is not None and node not in found:
-            found.add(node)
-            todo += [one for one, _ in node.next_functions]
-    return not losses.isdisjoint(found)
 
 
 class SplitStep:
