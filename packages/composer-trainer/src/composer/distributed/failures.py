@@ -1,4 +1,9 @@
-"""Report which process ended when a connection is lost, and why this process failed."""
+"""Report which process ended when a connection is lost, and why this process failed.
+
+The processes exchange their locations when they are connected (:func:`exchange_locations`). When a collective fails in
+one of them, :func:`explain_loss` adds a note to the error: which process has ended, and where its error and output are.
+:func:`report_failure` writes the error that ends a program for torchrun, unless the end of another process caused it.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +26,8 @@ __all__ = ["exchange_locations", "explain_loss", "explaining_loss", "lost_proces
 _OF_GLOO = ("gloo", "application timeout caused pair closure")
 _CLOSED = ("connection closed", "connection reset", "connection was likely", "broken pipe", "remote process exited")
 _TIMED_OUT = ("timed out", "timeout")
-_LOST = "Lost connection: "
-_GONE = f"{_LOST}process "
+_ANSWER = "_composer_process_has_ended"
+"""The attribute of an explained error with the answer of :func:`explain_loss`."""
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _WAITING_SECONDS = 3.0
 _peers: list[Peer] = []
@@ -91,30 +96,40 @@ def explain_loss(error: BaseException) -> bool:
     If a connection was closed, waits up to three seconds for its process to end, which happens later. After a timeout
     there is nothing to wait for. Other errors are unchanged.
     """
-    # An error may pass several of these functions: its note states what the first one has found.
-    known = [note for note in getattr(error, "__notes__", ()) if note.startswith(_LOST)]
-    if known:
-        return any(note.startswith(_GONE) for note in known)
+    # An error may pass several callers of this function: the first one adds the note.
+    answer: bool | None = vars(error).get(_ANSWER)
+    if answer is not None:
+        return answer
+    waiting_seconds = _waiting_seconds(error)
+    if waiting_seconds is None or not _peers:
+        return False
+    until = time.monotonic() + waiting_seconds
+    while not (lost := lost_processes()) and time.monotonic() < until:
+        time.sleep(0.05)
+    error.add_note(f"Lost connection: {lost or _still_running()}.")
+    vars(error)[_ANSWER] = bool(lost)
+    return bool(lost)
+
+
+def _waiting_seconds(error: BaseException) -> float | None:
+    """Return how long the end of a process may follow an error of a connection; None for other errors."""
     # gloo raises RuntimeErrors of no class of their own, which only their messages distinguish from other errors.
     message = str(error).lower()
     is_of_gloo = isinstance(error, RuntimeError) and any(words in message for words in _OF_GLOO)
-    is_of_torch = is_of_gloo or isinstance(error, torch.distributed.DistError)
-    is_closed = any(words in message for words in _CLOSED)
-    if not _peers or not is_of_torch or not (is_closed or any(words in message for words in _TIMED_OUT)):
-        return False
-    until = time.monotonic() + (_WAITING_SECONDS if is_closed else 0.0)
-    while not (lost := lost_processes()) and time.monotonic() < until:
-        time.sleep(0.05)
+    if not is_of_gloo and not isinstance(error, torch.distributed.DistError):
+        return None
+    if any(words in message for words in _CLOSED):
+        return _WAITING_SECONDS
+    return 0.0 if any(words in message for words in _TIMED_OUT) else None
+
+
+def _still_running() -> str:
+    """Return what is known of the processes, if none of this machine has ended."""
     visible = _visible()
-    elsewhere = [peer for peer in _peers if peer not in visible]
-    if lost:
-        found = lost
-    elif elsewhere:
-        found = f"no other process of this machine has ended. Check {', '.join(map(str, elsewhere))}"
-    else:
-        found = f"all {len(_peers)} processes still run, so that one may be stuck or need longer than dist_timeout"
-    error.add_note(f"{_LOST}{found}.")
-    return bool(lost)
+    elsewhere = [str(peer) for peer in _peers if peer not in visible]
+    if elsewhere:
+        return f"no other process of this machine has ended. Check {', '.join(elsewhere)}"
+    return f"all {len(_peers)} processes still run, so that one may be stuck or need longer than dist_timeout"
 
 
 def lost_processes() -> str:
@@ -145,10 +160,10 @@ def explaining_loss() -> Iterator[None]:
 
 def report_failure(error: BaseException) -> None:
     """Write the error that ends this program to the file of torchrun, unless the end of another process caused it."""
-    num_printed = len(getattr(error, "__notes__", ()))
+    num_printed = len(getattr(error, "__notes__", ()))  # with the traceback
     has_lost_another = explain_loss(error)
     for note in getattr(error, "__notes__", ())[num_printed:]:
-        print(note, file=sys.stderr)  # noqa: T201  (the traceback is printed already)
+        print(note, file=sys.stderr)  # noqa: T201
     path = os.environ.get(_ERROR_FILE)
     # torchrun reports the earliest error as the cause: this one must not hide that of the other process.
     if has_lost_another or not path or Path(path).exists() or not isinstance(error, Exception):
