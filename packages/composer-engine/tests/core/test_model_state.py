@@ -107,7 +107,7 @@ class TestModel:
         assert set(caught.value.problems) == {
             "model.2.bias: must be a tensor of shape (2,), got a tensor of shape (7,).",
             "model.0.bias: must be a tensor of shape (3,), got no tensor.",
-            "model.0.weight is not saved.",
+            "model.0.weight is not saved; did you mean '0.wieght'?",
             "model.0.wieght is saved, and the model has no such weight; did you mean '0.weight'?",
         }
         assert same_bits(before, model.state_dict())

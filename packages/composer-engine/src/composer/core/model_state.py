@@ -100,10 +100,7 @@ def check_weights(own: Mapping[str, Any], saved: Mapping[str, Any]) -> tuple[lis
         for name, value in saved.items()
         if name in own and _describe_shape(value) != _describe_shape(own[name])
     ]
-    only_own, only_saved = compare_names(own, saved)
-    missing = [f"model.{name} is not saved." for name in only_own]
-    unexpected = [f"model.{name} is saved, and the model has no such weight{end}" for name, end in only_saved.items()]
-    return wrong, missing, unexpected
+    return wrong, *name_differences(own, saved, "model", "is not saved", "is saved, and the model has no such weight")
 
 
 def conflicting_ties(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
@@ -125,22 +122,25 @@ def _differ(one: Any, other: Any) -> bool:
     return not torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
-def compare_names(own: Iterable[str], saved: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the names that only the run has, and those that only the saved state has.
+def name_differences(
+    own: Iterable[str], saved: Iterable[str], path: str, if_missing: str, if_unexpected: str
+) -> tuple[list[str], list[str]]:
+    """Return a sentence for each name that only the run has, and for each that only the saved state has.
 
-    Each has the end of a sentence: a similar name of the other ones, or a full stop.
+    It begins with the path and the name, and ends with a similar one of the other names, if there is one.
 
     Example:
-        >>> compare_names(["weight", "bias"], ["bias", "weigth", "scale"])
-        ({'weight': "; did you mean 'weigth'?"}, {'weigth': "; did you mean 'weight'?", 'scale': '.'})
+        >>> name_differences(["weight", "bias"], ["bias", "weigth"], "model", "is not saved", "is unknown")
+        (["model.weight is not saved; did you mean 'weigth'?"], ["model.weigth is unknown; did you mean 'weight'?"])
     """
     own, saved = dict.fromkeys(own), dict.fromkeys(saved)
-    only_own, only_saved = [name for name in own if name not in saved], [name for name in saved if name not in own]
-    return _with_ends(only_own, only_saved), _with_ends(only_saved, only_own)
+    missing, unexpected = [name for name in own if name not in saved], [name for name in saved if name not in own]
 
+    def sentences(names: list[str], words: str, others: list[str]) -> list[str]:
+        hints = itertools.chain((nearest(name, others) for name in names[:_HINTS]), itertools.repeat("."))
+        return [f"{path}.{name} {words}{hint}" for name, hint in zip(names, hints, strict=False)]
 
-def _with_ends(names: list[str], others: list[str]) -> dict[str, str]:
-    return {name: nearest(name, others) if index < _HINTS else "." for index, name in enumerate(names)}
+    return sentences(missing, if_missing, unexpected), sentences(unexpected, if_unexpected, missing)
 
 
 def changed_dtypes(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
@@ -294,11 +294,8 @@ def check_optimizers(
     """Compare saved optimizer states with optimizers; returns the same three lists as :func:`check_weights`."""
     own = by_key(map(unwrapped, optimizers))
     wrong: list[str] = []
-    only_own, only_saved = compare_names(own, saved)
-    missing = [f"optimizers.{key} is not saved{end}" for key, end in only_own.items()]
-    unexpected = [
-        f"optimizers.{key} is saved, and the run has no such optimizer{end}" for key, end in only_saved.items()
-    ]
+    absent = "is saved, and the run has no such optimizer"
+    missing, unexpected = name_differences(own, saved, "optimizers", "is not saved", absent)
     for key, optimizer in own.items():
         if key not in saved:
             continue
@@ -312,25 +309,25 @@ def check_optimizers(
             for index, (own_group, group) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
                 own_settings = {name: value for name, value in own_group.items() if name != "params"}
                 wrong += check_settings(f"optimizers.{key}.param_groups[{index}]", own_settings, group)
-        differences = _compare_groups(_parameter_names(model, optimizer), groups)
-        for sentences, details in zip((missing, unexpected), differences, strict=True):
-            sentences += [f"optimizers.{key}.{detail}" for detail in details]
+        differences = _compare_groups(f"optimizers.{key}", _parameter_names(model, optimizer), groups)
+        missing += differences[0]
+        unexpected += differences[1]
     return wrong, missing, unexpected
 
 
-def _compare_groups(own: list[list[str]], saved: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
+def _compare_groups(path: str, own: list[list[str]], saved: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
+    """Return sentences about the parameters that only an optimizer has, and about those that its groups lack."""
     group_of = {name: index for index, group in enumerate(own) for name in group}
     saved_group_of = {name: index for index, group in enumerate(saved) for name in group["params"]}
-    only_own, only_saved = compare_names(group_of, saved_group_of)
-    missing = [f"{name} is not saved." for name in only_own]
-    unexpected = [f"{name} is saved, and the optimizer does not hold it{end}" for name, end in only_saved.items()]
+    absent = "is saved, and the optimizer does not hold it"
+    missing, unexpected = name_differences(group_of, saved_group_of, path, "is not saved", absent)
     unexpected += [
-        f"{name} was saved in group {saved_group_of[name]}, and is in group {index}."
+        f"{path}.{name} was saved in group {saved_group_of[name]}, and is in group {index}."
         for name, index in group_of.items()
         if saved_group_of.get(name, index) != index
     ]
     if len(own) != len(saved):
-        unexpected.append(f"param_groups: {len(saved)} groups are saved, and the optimizer has {len(own)}.")
+        unexpected.append(f"{path}.param_groups: {len(saved)} groups are saved, and the optimizer has {len(own)}.")
     return missing, unexpected
 
 

@@ -442,15 +442,14 @@ def _is_kept(field: attrs.Attribute[Any], own: Any) -> bool:
 
 
 def _check_components(kind: str, own: Mapping[str, Any], saved: Mapping[str, Any], findings: _Findings) -> None:
-    missing, unexpected = model_state.compare_names(own, saved)
-    findings.missing += [
-        f"{kind}.{key} is not saved, and starts from its initial state{end}" for key, end in missing.items()
-    ]
-    findings.unexpected += [f"{kind}.{key} is saved, and this run has none{end}" for key, end in unexpected.items()]
+    if_missing, if_unexpected = "is not saved, and starts from its initial state", "is saved, and this run has none"
+    missing, unexpected = model_state.name_differences(own, saved, kind, if_missing, if_unexpected)
+    findings.missing += missing
+    findings.unexpected += unexpected
     findings.unexpected += [
         f"{kind}.{key} had averages to evaluate with, and this run evaluates with the training weights."
-        for key in unexpected
-        if saved[key].state.get("averaged_weights")
+        for key in saved
+        if key not in own and saved[key].state.get("averaged_weights")
     ]
     check = _check_scheduler if kind == "schedulers" else _check_component
     for key in own:
