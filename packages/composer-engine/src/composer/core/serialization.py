@@ -181,9 +181,8 @@ def _is_instance(value: Any, expected: type) -> bool:
         return isinstance(value, collections.abc.Set)
     if expected in _PLAIN or issubclass(expected, (Tensor, *_CODECS)):
         return isinstance(value, expected)
-    if expected.__module__ == "collections.abc" and type(value) in {list, tuple, dict}:
-        return isinstance(value, expected)
-    return type(value) is expected
+    is_abstract = expected.__module__ == "collections.abc" and type(value) in {list, tuple, dict}
+    return isinstance(value, expected) if is_abstract else type(value) is expected
 
 
 def _in_order(items: list[Any]) -> list[Any]:
@@ -236,9 +235,8 @@ def _must_be(kind: Any, data: Any, path: str, reason: str = "") -> str:
 def _problem(error: BaseException, kind: Any) -> str:
     if isinstance(error, ForbiddenExtraKeysError):
         known = [field.name for field in attrs.fields(error.cl)]
-        return "; ".join(
-            f"unknown field {name!r}{nearest(name, known, '')}" for name in sorted(error.extra_fields, key=str)
-        )
+        unknown = sorted(error.extra_fields, key=str)
+        return "; ".join(f"unknown field {name!r}{nearest(name, known, '')}" for name in unknown)
     if isinstance(error, KeyError):
         return f"field {error} is missing"
     reason = error_text(error)
@@ -258,9 +256,8 @@ def _accepts_any_data(kind: Any) -> bool:
 
 
 def _has_no_item_types(kind: Any) -> bool:
-    return kind in (list, tuple, dict, dict[Any, Any]) or (
-        kind in (collections.abc.Sequence, collections.abc.Mapping, typing.List, typing.Dict, typing.Tuple)  # noqa: UP006
-    )
+    own_names = typing.List, typing.Dict, typing.Tuple  # noqa: UP006
+    return kind in (list, tuple, dict, dict[Any, Any], collections.abc.Sequence, collections.abc.Mapping, *own_names)
 
 
 def _read_sequence(data: Any, kind: Any) -> Any:
@@ -488,8 +485,7 @@ def _coded_type(name: str, data: Any, own: Any, owner: type, path: str) -> Any:
         item = vars(module).get(name)
         if isinstance(item, enum.EnumType):
             return item
-    is_renamed = isinstance(own_type, enum.EnumType) and any(data == member.value for member in own_type)
-    if is_renamed:
+    if isinstance(own_type, enum.EnumType) and any(data == member.value for member in own_type):  # renamed
         return own_type
     warnings.warn(
         f"{path or 'The value'}: a member of {name} was saved, and its value is loaded in its place: define or import "

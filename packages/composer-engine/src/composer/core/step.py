@@ -159,14 +159,14 @@ class Step:
         try:
             state.outputs = self.forward(state.batch)
         except Exception as error:
-            self._note_batch(error, "before_forward", "")
+            note_batch(error, "before_forward", state.model, "", state.batch)
             raise
         event("after_forward")
         event("before_loss")
         try:
             state.loss = self.loss(state.outputs, state.batch)
         except Exception as error:
-            self._note_batch(error, "before_loss", ".loss")
+            note_batch(error, "before_loss", state.model, ".loss", state.batch)
             raise
         event("after_loss")
         event("before_backward")
@@ -206,7 +206,7 @@ class Step:
         else:
             several = {} if isinstance(loss, Tensor) else losses_by_name(loss)
             losses = {"total": total_of(loss), **several}
-            parts = {name: _weighted(one.detach(), weight) for name, one in losses.items()}
+            parts = {name: _weighted(part.detach(), weight) for name, part in losses.items()}
         if self._state.microbatch > 0:
             if parts.keys() != self._parts.keys():
                 raise ValueError(
@@ -222,9 +222,6 @@ class Step:
             self.losses = parts
             self._state.total_loss = self.total
 
-    def _note_batch(self, error: Exception, event: str, method: str) -> None:
-        note_batch(error, event, self._state.model, method, self._state.batch)
-
 
 def total_of(loss: Any) -> Tensor:
     """Return the loss to minimize: a tensor as it is; of several losses the one named ``"total"``, or else their sum.
@@ -235,7 +232,7 @@ def total_of(loss: Any) -> Tensor:
     if isinstance(loss, Tensor):
         return loss
     several = list(loss.values()) if isinstance(loss, Mapping) else loss
-    if not isinstance(several, (list, tuple)) or not several or not all(isinstance(one, Tensor) for one in several):
+    if not isinstance(several, (list, tuple)) or not several or not all(isinstance(part, Tensor) for part in several):
         advice = " A model of Transformers returns one only if it is called with labels." if loss is None else ""
         raise TypeError(
             f"The model's loss must be a tensor, or a dictionary or sequence of tensors, got {loss!r}.{advice}"
@@ -254,7 +251,7 @@ def _weighted(loss: Tensor, weight: float | Tensor) -> Tensor:
 
 def losses_by_name(losses: Mapping[str, Tensor] | Iterable[Tensor]) -> Mapping[str, Tensor]:
     """Return several losses by name: those of a dictionary by their keys, others as ``loss0`` and so on."""
-    return losses if isinstance(losses, Mapping) else {f"loss{index}": one for index, one in enumerate(losses)}
+    return losses if isinstance(losses, Mapping) else {f"loss{index}": loss for index, loss in enumerate(losses)}
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
