@@ -269,11 +269,18 @@ def test_map_collection(given, expected):
     assert getattr(mapped, "default_factory", None) is getattr(expected, "default_factory", None)
 
 
-@pytest.mark.parametrize("degree", ["2", 0, 1.5, True])
-def test_degree_that_is_no_number_of_processes(degree):
+@pytest.mark.parametrize(
+    ("degree", "error", "reason"),
+    [
+        ("2", TypeError, "an int"),
+        (1.5, TypeError, "an int"),
+        (True, TypeError, "an int"),
+        (0, ValueError, "at least 1"),
+    ],
+)
+def test_degree_that_is_no_number_of_processes(degree, error, reason):
     """A wrong degree of tensor parallelism raises an error that names it."""
-    expected = r"\['tensor_parallel_degree'\] must be an integer of at least 1, .* got " + repr(degree)
-    with pytest.raises(ValueError, match=expected):
+    with pytest.raises(error, match=rf"\['tensor_parallel_degree'\] must be {reason}.* that compute a layer together"):
         Config.from_arguments(ParallelismConfig(tp=TPConfig(tensor_parallel_degree=degree)), None)
 
 

@@ -15,7 +15,7 @@ from composer.compat.devices import get_device
 from composer.compat.replacements import ensure_tuple
 from composer.core import Precision
 from composer.distributed import FSDPSettings, MeshSettings, TensorParallelSettings, get_world_size
-from composer.distributed.config import from_fsdp1
+from composer.distributed.fsdp1 import from_fsdp1
 from composer.distributed.sharding import shard
 from composer.functional import BlurMaxPool2d, alibi_slopes
 
