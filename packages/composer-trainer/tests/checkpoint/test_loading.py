@@ -482,7 +482,7 @@ class TestMismatches:
         with pytest.warns(UserWarning, match=r"model\.two\.weight is not saved"):
             load_checkpoint(saved, other, strict_model_weights=False)
 
-        assert "model.two.weight is not saved." in caught.value.problems
+        assert "model.two.weight is not saved; did you mean '2.weight'?" in caught.value.problems
         assert any(
             "model.2.weight is saved" in problem and "two.weight" in problem for problem in caught.value.problems
         )
