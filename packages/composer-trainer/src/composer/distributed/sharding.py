@@ -150,35 +150,39 @@ def shard(
         ValueError: A layer or class that the settings name does not exist in the model; or a sharded model is to be
             replicated on CPUs, with torch 2.7.
     """
-    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
-
     check_replicas(settings, mesh, device)
-    of_all = None if mesh is None else mesh.to_device_mesh(device)
-    found = _blocks(model, True if settings is None else settings.auto_wrap)
+    device_mesh = None if mesh is None else mesh.to_device_mesh(device)
     # A weight that another part of the model shares, as a tied embedding, belongs to the model as a whole.
     uses = _uses(model)
-    blocks = {name: block for name, block in found if all(uses[weight] == of for weight, of in _uses(block).items())}
+    chosen = _blocks(model, True if settings is None else settings.auto_wrap)
+    blocks = {name: block for name, block in chosen if _uses(block).items() <= uses.items()}
     _make_contiguous(model)
     before = list(model.named_parameters())
-    if of_all is not None and tensor_parallel is not None:
-        split_layers(model, of_all["tp"], tensor_parallel)
+    if device_mesh is not None and tensor_parallel is not None:
+        split_layers(model, device_mesh["tp"], tensor_parallel)
     if compile_config is not None:
         for block in blocks.values() or (model,):
             block.compile(**compile_config)
     if settings is not None:
-        if settings.device_mesh is not None:
-            of_data = settings.device_mesh
-        elif of_all is None:
-            of_data = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
-        else:
-            of_data = of_all["replicate", "shard"] if "replicate" in (of_all.mesh_dim_names or ()) else of_all["shard"]
         # Inner blocks before outer ones and the model last, because fully_shard leaves out what is sharded already.
-        _shard_blocks([*reversed(blocks.values()), model], settings, of_data, precision)
+        modules = [*reversed(blocks.values()), model]
+        _shard_blocks(modules, settings, _data_mesh(settings, device_mesh, device), precision)
     # Both ways to split a model replace its parameters by DTensors, and the optimizers have the former ones.
     update_params_in_optimizer(before, model.named_parameters(), optimizers)
     for optimizer in optimizers:
         _shard_state(optimizer)
     return list(blocks)
+
+
+def _data_mesh(settings: FSDPSettings, mesh: DeviceMesh | None, device: torch.device) -> DeviceMesh:
+    """Return the mesh over which FSDP2 shards: one or two dimensions, without that of tensor parallelism."""
+    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
+
+    if settings.device_mesh is not None:
+        return settings.device_mesh
+    if mesh is None:
+        return init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    return mesh["replicate", "shard"] if "replicate" in (mesh.mesh_dim_names or ()) else mesh["shard"]
 
 
 def _shard_blocks(modules: Sequence[nn.Module], settings: FSDPSettings, mesh: DeviceMesh, precision: Precision) -> None:
