@@ -1,4 +1,10 @@
-"""Derived seeds, and the global generators of torch, NumPy and Python: seed, preserve, save and restore them."""
+"""Derived seeds, and generators of torch, NumPy and Python: seed, preserve, save and restore their states.
+
+A state has two forms. For a block of code, :func:`preserve_rng_state` and :func:`global_rng_states` keep it as the
+libraries return it, which is fast. For a file, :func:`generator_state` returns plain data and tensors, which
+:func:`set_generator_state` checks before it changes a generator; :func:`rng_state`, :func:`check_rng_state` and
+:func:`load_rng_state` do this for the global generators, by name.
+"""
 
 from __future__ import annotations
 
@@ -153,7 +159,7 @@ def is_generator(value: Any) -> bool:
     kinds = (torch.Generator, random.Random, *((numpy.random.Generator, numpy.random.RandomState) if numpy else ()))
     if not isinstance(value, kinds) or isinstance(value, random.SystemRandom):
         return False
-    return all(value is not one for one in global_generators(torch.device("cpu")).values())
+    return all(value is not generator for generator in global_generators(torch.device("cpu")).values())
 
 
 def generator_state(generator: Any) -> dict[str, Any]:
@@ -164,7 +170,7 @@ def generator_state(generator: Any) -> dict[str, Any]:
         version, words, gauss = generator.getstate()
         return {"version": version, "words": torch.tensor(words, dtype=torch.int64, device="cpu"), "gauss": gauss}
     state: dict[str, Any] = tree_map(
-        lambda one: one.tolist() if hasattr(one, "tolist") else one, _numpy_state(generator)
+        lambda item: item.tolist() if hasattr(item, "tolist") else item, _numpy_state(generator)
     )
     return state
 
@@ -198,7 +204,7 @@ def set_generator_state(generator: Any, data: Any) -> None:
         else:
             numpy = sys.modules["numpy"]
             state = tree_map(
-                lambda now, saved: numpy.array(saved, dtype=now.dtype) if isinstance(now, numpy.ndarray) else saved,
+                lambda held, saved: numpy.array(saved, dtype=held.dtype) if isinstance(held, numpy.ndarray) else saved,
                 _numpy_state(generator),
                 data,
             )

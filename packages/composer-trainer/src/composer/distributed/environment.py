@@ -1,4 +1,12 @@
-"""Rank and number of processes, from the process group or torchrun's environment variables, and process groups."""
+"""Ranks and numbers of processes, and the process groups besides the default one.
+
+- Ranks and numbers are those of the process group, and those of torchrun's environment variables before it exists.
+- ``data`` in a name counts each group of tensor parallelism once: its processes train on the same samples. The size of
+  these groups is set by :meth:`~composer.distributed.Parallelism.activate`; all other functions only read.
+- :func:`is_connected` states whether there is anything to exchange. It raises an error if there are several processes
+  and no process group, so that no collective returns silently without the others.
+- :func:`host_group` and :func:`data_group` create a group at their first call, which all processes must make.
+"""
 
 from __future__ import annotations
 
@@ -190,9 +198,9 @@ def with_timeout(group: Any) -> Any:
     With NCCL, a collective returns before it is complete, and raises no error if another process never joins: a thread
     of torch ends the process after the timeout of the group. A backend without a timeout, as "fake", is left as it is.
     """
-    world, of_new = _backends(torch.distributed.group.WORLD), _backends(group)
-    timeouts = [one.options._timeout for one in world if getattr(one, "options", None) is not None]  # noqa: SLF001
-    for backend in of_new if timeouts else ():
+    options = [getattr(backend, "options", None) for backend in _backends(torch.distributed.group.WORLD)]
+    timeouts = [settings._timeout for settings in options if settings is not None]  # noqa: SLF001
+    for backend in _backends(group) if timeouts else ():
         # Torch 2.7 has only the private method, and the newest class for NCCL only the public one.
         set_timeout = getattr(backend, "set_timeout", None) or getattr(backend, "_set_default_timeout", None)
         if set_timeout is not None:

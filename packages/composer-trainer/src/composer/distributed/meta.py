@@ -1,4 +1,10 @@
-"""Initialization of models that are on the meta device, when they have been split over processes."""
+"""Initialization of models that are on the meta device, when they have been split over processes.
+
+:func:`initialize` allocates this process's part of each tensor, and calls ``reset_parameters()`` of each module, inner
+modules first. During the call the module has complete tensors in place of the parts, filled with NaN; the parts are
+copied from them afterwards. A ``reset_parameters()`` that draws elsewhere raises an error at once, and tensors that
+none has set raise one at the end.
+"""
 
 from __future__ import annotations
 
@@ -68,19 +74,19 @@ def initialize(model: nn.Module, device: torch.device, seed: int) -> None:
 
 def _initialize_module(name: str, module: nn.Module, reset: Callable[[], object]) -> dict[str, tuple[Tensor, int]]:
     """Initialize the tensors of a module itself as complete ones; return those that were not set, by name."""
-    own = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
-    complete = {key: _complete(tensor) for key, tensor in own.items()}
+    shards = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+    complete = {key: _complete(tensor) for key, tensor in shards.items()}
     versions = {key: _version(tensor) for key, tensor in complete.items()}
     unset = {}
     _put(module, complete)
     try:
         with _OnlyOwnDraws(name, module, complete):
             reset()
-        results = {key: getattr(module, key) for key in own}
+        results = {key: getattr(module, key) for key in shards}
     finally:
-        _put(module, own)
+        _put(module, shards)
     for key, result in results.items():
-        tensor = own[key]
+        tensor = shards[key]
         if result.shape != tensor.shape:
             raise _error(f"reset_parameters() of {name!r} gives {key!r} the shape {tuple(result.shape)}")
         local_parts([tensor])[0].copy_(local_parts([shard_like(result.detach(), tensor)])[0])
@@ -100,7 +106,7 @@ class _OnlyOwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, name: str, module: nn.Module, own: Mapping[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         tensors = (*module.parameters(), *module.buffers())
-        self._parts = {id(tensor) for tensor in tensors} - {id(tensor) for tensor in own.values()}
+        self._of_parts = {id(tensor) for tensor in tensors} - {id(tensor) for tensor in own.values()}
         self._sentence = (
             f"reset_parameters() of {name!r} ({type(module).__name__}) draws into tensors of the modules in it, or "
             "writes to views of them: do this in the reset_parameters() of these modules"
@@ -109,9 +115,10 @@ class _OnlyOwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         written = args[0] if args and func._schema.is_mutable else None  # noqa: SLF001  (in place or not)
-        is_part = id(written) in self._parts
+        is_of_part = id(written) in self._of_parts
         is_draw = torch.Tag.nondeterministic_seeded in func.tags
-        if (is_part and is_draw) or (is_dtensor(written) and not is_part):
+        # A DTensor that belongs to no module, as the module's own tensors are complete, is a view.
+        if (is_of_part and is_draw) or (is_dtensor(written) and not is_of_part):
             raise _error(self._sentence)
         return func(*args, **(kwargs or {}))
 

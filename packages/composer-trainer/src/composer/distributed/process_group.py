@@ -1,4 +1,9 @@
-"""Create and destroy the process group of the processes that torchrun has started."""
+"""Create and destroy the process group of the processes that torchrun has started.
+
+A program creates a group at most once: :func:`initialize_dist` uses an existing group, or checks the environment, joins
+the group and exchanges the processes' locations for errors (:mod:`composer.distributed.failures`). At the end of the
+program, ``_close_at_exit`` destroys the group that was created here, or, after an error, writes that for torchrun.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +39,9 @@ _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 _RULE = "Start the program by torchrun: torchrun --nproc-per-node=2 program.py"
 _RELEASE_SECONDS = 0.05
 _created_here: list[ProcessGroup] = []
+"""The group that this module has created, to destroy it; groups from elsewhere stay."""
 _closed: list[bool] = []
+"""Not empty after a group of several processes was destroyed, as these cannot be connected a second time."""
 
 
 def initialize_dist(device: str | torch.device | None, timeout: float = 300.0) -> None:
@@ -128,18 +135,18 @@ def device_of_process(device: str | torch.device) -> torch.device:
     given = torch.device("cuda" if device == "gpu" else device)
     if given.type != "cuda" or get_world_size() == 1:
         return given
-    own, count = get_local_rank(), torch.cuda.device_count()
-    if given.index not in {None, own}:
+    local_rank, count = get_local_rank(), torch.cuda.device_count()
+    if given.index not in {None, local_rank}:
         raise ValueError(
-            f"device={str(given)!r} cannot be the device of every process: this one has local rank {own}. "
+            f"device={str(given)!r} cannot be the device of every process: this one has local rank {local_rank}. "
             "Use device='gpu'."
         )
-    if own >= count:
+    if local_rank >= count:
         raise ValueError(
-            f"This process has local rank {own}, and the machine has {count} CUDA devices. "
+            f"This process has local rank {local_rank}, and the machine has {count} CUDA devices. "
             "Start at most as many processes as there are devices: torchrun --nproc-per-node=gpu program.py"
         )
-    return torch.device("cuda", own)
+    return torch.device("cuda", local_rank)
 
 
 def check_timeout(timeout: float) -> None:
