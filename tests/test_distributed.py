@@ -1,15 +1,13 @@
-"""The Trainer in two processes started by torchrun produces the same results as in one."""
+"""The Trainer in two processes produces the same results as in one."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from fixtures.processes import run_processes
+
 PROGRAM = Path(__file__).with_name("distributed_training.py")
-VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 RUNS = [
     "ddp",
     "microbatches",
@@ -29,19 +27,16 @@ RUNS = [
 ]
 
 
-def launch(folder, *launcher):
+def launch(folder, count):
     """Run the program and return the results that each process wrote."""
-    settings = {name: value for name, value in os.environ.items() if name not in VARIABLES} | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *launcher, str(PROGRAM), str(folder)]
-    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
+    run_processes(PROGRAM, count, folder, timeout=600)
     return [json.loads(path.read_text()) for path in sorted(folder.iterdir())]
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """The results of one process with complete batches."""
-    [result] = launch(tmp_path_factory.mktemp("alone"))
+    [result] = launch(tmp_path_factory.mktemp("alone"), 1)
     return result
 
 
@@ -51,8 +46,7 @@ def together(tmp_path_factory):
 
     Both fixtures take more than 5 seconds: they start processes that train each of ``RUNS``, once for all tests.
     """
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return launch(tmp_path_factory.mktemp("together"), *torchrun)
+    return launch(tmp_path_factory.mktemp("together"), 2)
 
 
 class TestTwoProcesses:

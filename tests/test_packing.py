@@ -2,8 +2,6 @@
 
 import functools
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from composer.core import DataSpec, pack_sequences
 from composer.loggers import InMemoryLogger
 from composer.metrics import LanguageCrossEntropy
 from composer.models import HuggingFaceModel
+from fixtures.processes import run_processes
 
 LENGTH, WORDS = 16, 40
 GENERATOR = torch.Generator().manual_seed(0)
@@ -159,17 +158,7 @@ def test_processes_do_not_change_the_step(tmp_path):
 
     Takes more than 5 seconds, as it starts them.
     """
-    settings = {name: value for name, value in os.environ.items() if "RANK" not in name and "WORLD" not in name}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*torchrun, __file__, str(tmp_path)],
-        env=settings | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
+    run_processes(__file__, 2, tmp_path)
     expected = train(is_exact=False)
 
     for rank in range(2):

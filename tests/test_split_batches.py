@@ -1,13 +1,12 @@
 """Any split of a padded batch over microbatches and processes gives the same step."""
 
 import json
-import os
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from fixtures.processes import run_processes
 
 PROGRAM = Path(__file__).with_name("split_batches.py")
 
@@ -16,16 +15,12 @@ PROGRAM = Path(__file__).with_name("split_batches.py")
 def results(tmp_path_factory):
     """The results of each process, by the number of processes.
 
-    It takes more than 5 seconds: seven processes import Transformers and train once for all tests.
+    It takes more than 5 seconds: seven processes train once for all tests.
     """
     found = {}
     for number in (1, 2, 4):
         folder = tmp_path_factory.mktemp(f"of_{number}")
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
-        command = [sys.executable, *torchrun, str(PROGRAM), str(folder)]
-        settings = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=600, check=False)
-        assert done.returncode == 0, done.stderr
+        run_processes(PROGRAM, number, folder, timeout=600)
         found[number] = [json.loads(path.read_text()) for path in sorted(folder.iterdir())]
     return found
 

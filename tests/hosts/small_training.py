@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
@@ -17,6 +15,7 @@ from composer import functional as cf
 from composer.core import Algorithm, Event, Stage
 from composer.core.testing import seeded
 from composer.models import ComposerModel
+from fixtures.processes import run_processes
 
 __all__ = ["Net", "Replaces", "image_loss", "make_loader", "make_net", "run_in_two_processes", "sgd", "train_ours"]
 
@@ -107,11 +106,6 @@ def write_and_exit(folder, rank, result):
 
 
 def run_in_two_processes(program, folder):
-    """Run a program of this folder by torchrun, and return what each process wrote into `folder`, its argument."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-    settings = {name: value for name, value in os.environ.items() if name not in names} | {"OMP_NUM_THREADS": "1"}
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, *torchrun, str(Path(__file__).with_name(program)), str(folder)]
-    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    """Run a program of this folder, and return what each process wrote into `folder`, its argument."""
+    run_processes(Path(__file__).with_name(program), 2, folder)
     return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]

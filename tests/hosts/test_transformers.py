@@ -6,8 +6,6 @@ import copy
 import doctest
 import gc
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +47,7 @@ from composer.core import Algorithm, Event, Stage
 from composer.core.evaluator import evaluation_weights
 from composer.integrations import transformers
 from composer.integrations.transformers import STATE_FILE, ComposerTrainer, composer_trainer
+from fixtures.processes import run_processes
 
 pytestmark = [
     # Of Accelerate and Transformers on a machine without GPU, and of torch's compiler.
@@ -511,9 +510,7 @@ class TestFeatures:
         """Two processes train as one with batches of twice the size, and count the samples of both."""
         script = tmp_path / "train.py"
         script.write_text(TWO_PROCESSES.format(folder=str(Path(__file__).parent)))
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
-        done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
+        run_processes(script, 2, tmp_path)
         algorithms = [LabelSmoothing(0.1), EMA("2ba")]
         one = make_trainer(Case(EMA, "bert"), tmp_path, algorithms, max_steps=2, per_device_train_batch_size=8)
         one.train()

@@ -1,8 +1,5 @@
 """Statistics of a GPU's allocator, and their conversion without a GPU."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -11,6 +8,7 @@ from composer.callbacks.memory_monitor import in_gigabytes, over_processes
 from composer.core import Event, Time
 from composer.loggers import InMemoryLogger
 from fixtures import trained, vector_batches
+from fixtures.processes import run_processes
 
 NAMES = {
     *(
@@ -21,11 +19,10 @@ NAMES = {
     "memory/alloc_retries",
 }
 PROCESS = """
-import sys
 import torch
 import torch.distributed as dist
-rank, store = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
 from composer.callbacks.memory_monitor import over_processes
 print({name: value.item() for name, value in over_processes({"a": 1.0 + rank, "b": 4.0}, torch.device("cpu")).items()})
 dist.destroy_process_group()
@@ -58,16 +55,13 @@ class TestMemoryMonitor:
 
     def test_over_two_processes(self, tmp_path):
         """Every process has the mean, minimum and maximum."""
-        command = [sys.executable, "-c", PROCESS]
-        running = [
-            subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True)
-            for rank in range(2)
-        ]
+        program = tmp_path / "program.py"
+        program.write_text(PROCESS)
 
-        warned = [process.communicate(timeout=300)[0].strip().splitlines()[-1] for process in running]
+        printed = [text.splitlines()[-1] for text in run_processes(program, 2)]
 
         expected = {"a_avg": 1.5, "a_min": 1.0, "a_max": 2.0, "b_avg": 4.0, "b_min": 4.0, "b_max": 4.0}
-        assert warned == [str(expected)] * 2
+        assert printed == [str(expected)] * 2
 
     def test_single_process(self):
         """The mean of a single process is its own value."""

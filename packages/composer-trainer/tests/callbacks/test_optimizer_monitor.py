@@ -1,8 +1,5 @@
 """Norms of gradients, moments, weights and steps compared with float64 computations."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -12,6 +9,7 @@ from composer.callbacks import OptimizerMonitor
 from composer.core import Callback
 from composer.loggers import InMemoryLogger
 from fixtures import make_classifier, trained, vector_batches, weights
+from fixtures.processes import run_processes
 
 OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
@@ -228,8 +226,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-rank, store = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+dist.init_process_group("gloo")
 from composer.callbacks import OptimizerMonitor
 from composer.core import Engine, Logger, State
 from composer.loggers import InMemoryLogger
@@ -310,15 +307,9 @@ print("equal")
 
 def test_sharded_over_two_processes(tmp_path):
     """Norms of sharded and replicated parameters equal those of complete ones."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROCESS, str(rank), str(tmp_path / "store")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    results = [process.communicate(timeout=300) for process in processes]
+    program = tmp_path / "program.py"
+    program.write_text(PROCESS)
 
-    assert [out.strip().endswith("equal") for out, _ in results] == [True, True], results
+    printed = run_processes(program, 2)
+
+    assert [text.split()[-1] for text in printed] == ["equal"] * 2

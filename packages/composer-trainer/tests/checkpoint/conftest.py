@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import attrs
@@ -14,6 +12,7 @@ from torch import nn
 from composer.checkpoint import Manifest, save_checkpoint
 from composer.checkpoint.folder import FileRecord
 from composer.core import State, Timestamp
+from fixtures.processes import run_processes
 
 
 def make_state(seed=0, batch=5, steps=3, **options):
@@ -110,11 +109,4 @@ def break_call(monkeypatch):
 @pytest.fixture(scope="session")
 def run_program():
     """Return a function that runs a program of this folder, whose argument is a folder for its results."""
-
-    def run(name, folder):
-        settings = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-        command = [sys.executable, str(Path(__file__).with_name(name)), str(folder)]
-        done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, done.stderr
-
-    return run
+    return lambda name, folder: run_processes(Path(__file__).with_name(name), 1, folder)

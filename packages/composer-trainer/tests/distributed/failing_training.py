@@ -99,7 +99,8 @@ class Slow(Callback):
 def main(how, folder):
     torch.manual_seed(3)
     network = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 3)).double()
-    model = ComposerClassifier(network, num_classes=3)
+    # Each start would import TorchMetrics, which takes three seconds of a processor.
+    model = ComposerClassifier(network, num_classes=3, train_metrics=[], val_metrics=[])
     inputs = torch.randn(44, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     data = TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
     saving = {"save_folder": str(folder / "run"), "save_interval": "2ba", "autoresume": True, "run_name": "run"}

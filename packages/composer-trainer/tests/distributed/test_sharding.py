@@ -1,6 +1,7 @@
 """FSDP2: sharded modules, dtypes and errors. Results of two processes are in test_parallelism."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from composer import functional as cf
 from composer.core import Precision, State
 from composer.distributed.sharding import shard
 from fixtures import small_run
+from fixtures.processes import run_processes
 
 
 @pytest.fixture(autouse=True)
@@ -212,17 +214,11 @@ def test_optimizers_are_updated():
         assert torch.equal(param_state["step"], step)
 
 
-def test_sharded_training_is_saved_and_resumed(start_pair, tmp_path):
+def test_sharded_training_is_saved_and_resumed(tmp_path):
     """Two processes save a sharded run in every way, and a resumed run has the bits of an uninterrupted one."""
-    pair = start_pair("sharded_training.py", str(tmp_path))
-    try:
-        ends = [process.communicate(timeout=240) for process in pair]
-    finally:
-        for process in pair:
-            process.kill()
+    printed = run_processes(Path(__file__).with_name("sharded_training.py"), 2, tmp_path)
 
-    assert [process.returncode for process in pair] == [0, 0], ends
-    first, second = (json.loads(output) for output, _ in ends)
+    first, second = (json.loads(text.splitlines()[-1]) for text in printed)
     assert first["saved"] == ["ep2-ba9", "ep3-ba12", "ep0-ba3", "ep1-ba6", "ep2-ba9", "ep3-ba12"]
     assert first["left"] == ["ep2-ba9", "ep3-ba12"]
     for result in (first, second):

@@ -2,9 +2,6 @@
 
 import io
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,6 +10,7 @@ from composer.callbacks import LRMonitor, SpeedMonitor
 from composer.core import Callback
 from composer.loggers import ConsoleLogger, FileLogger, InMemoryLogger, ProgressBarLogger
 from fixtures import make_loader, trained, weights
+from fixtures.processes import run_processes
 
 EPOCHS, BATCHES = 2, 5
 
@@ -133,17 +131,7 @@ def test_each_process_resumes_its_file(tmp_path):
     """A resumed run of two processes continues both files."""
     program = tmp_path / "program.py"
     program.write_text(TWO_PROCESSES)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
-    done = subprocess.run(
-        torchrun,
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    run_processes(program, 2, cwd=tmp_path)
 
     files = {path.name: path.read_text() for path in tmp_path.glob("*.txt")}
     losses = {name: text.count('"loss/train/total"') for name, text in files.items()}

@@ -46,7 +46,7 @@ class Watch(Callback):
     predict_batch_start, predict_batch_end = eval_batch_start, eval_batch_end
 
 loader = [(torch.rand(4, 4), torch.zeros(4, dtype=torch.int64))] * 100
-model = ComposerClassifier(torch.nn.Linear(4, 2), num_classes=2, train_metrics=[])
+model = ComposerClassifier(torch.nn.Linear(4, 2), num_classes=2, train_metrics=[], val_metrics=[])
 trainer = Trainer(
     model=model, train_dataloader=loader, eval_dataloader=loader[:1], callbacks=Watch(), max_duration="1ep",
     optimizers=torch.optim.SGD(model.parameters(), lr=0.1), progress_bar=False, device="cpu",

@@ -1,13 +1,11 @@
 """The parts of a trainer are closed once, also after an error, and settings must be equal in all processes."""
 
-import subprocess
-import sys
-
 import pytest
 
 from composer.core import Callback, State, Time
 from composer.trainer.settings.assembly import check_same_run, check_same_values
 from fixtures import small_run
+from fixtures.processes import run_processes
 
 
 def test_error_at_init_closes_callbacks():
@@ -39,10 +37,9 @@ def test_text_of_a_trainer():
 
 
 PROGRAM = """
-import sys
 import torch.distributed as dist
-rank, store = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
 from composer.algorithms import EMA
 from composer.core import State, Time
 from composer.trainer.settings.assembly import check_same_run, check_same_values
@@ -62,13 +59,10 @@ dist.destroy_process_group()
 
 def test_different_values_raise_in_each_process(tmp_path):
     """The error has the argument's name and both values, in all processes."""
-    command = [sys.executable, "-c", PROGRAM]
-    running = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
 
-    printed = [process.communicate(timeout=300)[0].splitlines() for process in running]
+    printed = [text.splitlines() for text in run_processes(program, 2)]
 
     assert printed[0] == printed[1]
     assert printed[0] == [
