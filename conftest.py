@@ -5,6 +5,7 @@ import importlib.util
 import os
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,13 @@ def pytest_pycollect_makemodule(module_path, parent):
 
 
 def pytest_collection_modifyitems(items):
-    """Skip the tests that are marked ``gpu`` if there is no CUDA device."""
+    """Put files with slow tests first, then those with many, and skip tests marked ``gpu`` without a CUDA device.
+
+    A process of pytest that starts a slow file at the end would run it while the other has nothing to do.
+    """
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path not in slow, -tests[item.path]))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

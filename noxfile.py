@@ -48,7 +48,8 @@ MMDET = {
 # One thread of torch in each of pytest's two processes. Without cached bytecode, every process that a test starts
 # compiles torch's modules again, which takes five seconds.
 TEST_ENV = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": None}
-PYTEST = ["pytest", "--numprocesses=2", "--dist=loadfile", "--durations=20"]
+# conftest.py has the order of the files; xdist would put those with the most tests first.
+PYTEST = ["pytest", "--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", "--durations=20"]
 
 DOCUMENT_TESTS = ["tests/test_documents.py", "tests/test_site.py"]
 

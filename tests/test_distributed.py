@@ -49,6 +49,7 @@ def together(tmp_path_factory):
     return launch(tmp_path_factory.mktemp("together"), 2)
 
 
+@pytest.mark.slow
 class TestTwoProcesses:
     @pytest.mark.parametrize("run", RUNS)
     def test_weights_are_those_of_one(self, alone, together, run):

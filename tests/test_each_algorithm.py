@@ -5,8 +5,6 @@ With ``RESUME_MATRIX=all`` in the environment each algorithm is tested in each w
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import torch
 
 import composer.algorithms as al
 from composer.core import Algorithm
+from fixtures.processes import run_processes
 
 PROGRAM = Path(__file__).with_name("each_algorithm.py")
 NAMES = sorted(name for name, kind in vars(al).items() if isinstance(kind, type) and issubclass(kind, Algorithm))
@@ -45,16 +44,7 @@ CASES = ALL if os.environ.get("RESUME_MATRIX") == "all" else SAMPLE
 def results(tmp_path_factory):
     """What each process found, and the weights, by case; takes more than 5 seconds, or minutes for all cases."""
     folder = tmp_path_factory.mktemp("each_algorithm")
-    settings = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(folder), *CASES],
-        env=settings,
-        capture_output=True,
-        text=True,
-        timeout=3600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-10_000:]
+    run_processes(PROGRAM, 1, folder, *CASES, timeout=3600)
     found = {}
     for path in folder.glob("*.json"):
         for case, result in json.loads(path.read_text()).items():
@@ -65,6 +55,7 @@ def results(tmp_path_factory):
     return found, weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_resume_is_exact(results, case):
     """In each process, the resumed run has the same weights, optimizer state, clock, metrics and losses."""

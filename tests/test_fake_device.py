@@ -17,6 +17,7 @@ from on_fake_device.runtime import build, why_not
 TESTS = Path(__file__).with_name("on_fake_device")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 def test_on_fake_device(tmp_path):
     """The tests in ``on_fake_device`` pass in a process with the stand-in, about a minute for hundreds of cases."""

@@ -27,6 +27,7 @@ def report_of(*options):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL and no fork")
 class TestKills:
     def test_resumes_exactly(self, record_property):

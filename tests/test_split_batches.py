@@ -25,6 +25,7 @@ def results(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("processes", "wrapped"), [(1, "ddp"), (2, "ddp"), (2, "fsdp"), (4, "ddp"), (4, "fsdp")])
 @pytest.mark.parametrize("kind", runpy.run_path(str(PROGRAM))["KINDS"])
 def test_same_step(results, kind, processes, wrapped):

@@ -248,6 +248,7 @@ class TestMakeTrainer:
         assert first["values"].equal(second["values"])
 
 
+@pytest.mark.slow
 def test_study(tmp_path: Path):
     """The command of a study compares the recipe with the baseline; here on eight tables."""
     program = (

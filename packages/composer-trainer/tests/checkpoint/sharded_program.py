@@ -276,7 +276,6 @@ def load(world_size, folder):
             with without_pickle():
                 load_checkpoint(f"{folder}/checkpoints/{saved}", state)
             found[f"{saved} -> {mesh}"] = differences(state, ema, 3)
-            state, _ = make_state(mesh, factor=5)
             load_checkpoint(f"{folder}/checkpoints/{saved}", state, weights_only=True)
             found["weights"] = found.get("weights", []) + [
                 name for name, weight in state.model.named_parameters() if not is_average(name, weight, 3)

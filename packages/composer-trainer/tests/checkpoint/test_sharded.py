@@ -43,6 +43,7 @@ def results(folder, step):
     return [json.loads(path.read_text()) for path in sorted(folder.glob(f"{step}*.json"))]
 
 
+@pytest.mark.slow
 class TestMeshes:
     @pytest.mark.parametrize("mesh", MESHES)
     @pytest.mark.parametrize("saved", [*MESHES, "plain"])

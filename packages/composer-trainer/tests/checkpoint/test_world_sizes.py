@@ -20,6 +20,7 @@ def result(folder, name):
     return json.loads((folder / f"{name}.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [4, 1])
 @pytest.mark.parametrize("place", ["ep1-ba6", "ep1-ba8"])
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])

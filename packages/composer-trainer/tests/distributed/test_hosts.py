@@ -35,7 +35,7 @@ def reason_to_skip():
 
 
 REASON = reason_to_skip()
-pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(REASON), reason=REASON)]
 takes_minutes = pytest.mark.skipif(os.environ.get("FAULTS") != "all", reason="takes minutes; set FAULTS=all")
 
 

@@ -52,6 +52,7 @@ CANNOT = pytest.mark.skipif(
 REPLICATING = [pytest.param(f"replicate x {one}", marks=CANNOT) for one in ("tp", "shard")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["replicate", "tp", "shard x tp", *REPLICATING])
 class TestAnyMesh:
     def test_weights_are_those_of_one_process(self, results, mesh):

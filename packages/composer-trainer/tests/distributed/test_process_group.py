@@ -194,6 +194,7 @@ def lost(start_pair, tmp_path_factory):
     return first | run_pairs(start_pair, tmp_path_factory, "fails", "fails in a trainer")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["dies", "hangs", "fails"])
 def test_lost_process_ends_the_others(lost, how):
     """A process that dies, fails or hangs ends the other with an error within the timeout."""

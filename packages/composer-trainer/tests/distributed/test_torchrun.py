@@ -38,6 +38,7 @@ def run(environment, folder, how, *options, count=2, **variables):
     return done, time.time()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="which processes run is read from /proc")
 class TestFailure:
     @pytest.mark.parametrize(
