@@ -99,6 +99,13 @@ class TestReference:
         assert "_modules/composer/functional/augmentations/mixup.html#mixup_batch" in kernel
 
 
+@functools.cache
+def resolve(folder, path):
+    """Return the file of a link in a folder, and whether it exists; pages of a folder have hundreds of equal links."""
+    file = (folder / unquote(path)).resolve()
+    return file, file.exists()
+
+
 class TestPages:
     """The HTML, without a browser."""
 
@@ -110,11 +117,11 @@ class TestPages:
                 parts = urlsplit(target)
                 if parts.scheme or parts.netloc or (not parts.path and not parts.fragment):
                     continue
-                linked = (file.parent / unquote(parts.path)).resolve() if parts.path else file
+                linked, exists = resolve(file.parent, parts.path) if parts.path else (file, True)
                 # The back links of sphinx.ext.viewcode may name a class by a module that only imports it.
                 is_source = "_modules" in file.parts or linked not in pages
                 anchors = {unquote(parts.fragment)} if is_source else pages[linked].anchors
-                if not linked.exists() or (parts.fragment and unquote(parts.fragment) not in anchors):
+                if not exists or (parts.fragment and unquote(parts.fragment) not in anchors):
                     broken.append(f"{file.relative_to(site)}: {target}")
 
         assert broken == []
