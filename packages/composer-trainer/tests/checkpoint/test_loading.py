@@ -455,6 +455,28 @@ class PutKeeping(Algorithm):
         keeping.linear, state.model[0] = state.model[0], keeping
 
 
+@attrs.define(eq=False)
+class AddMeans(Algorithm):
+    """Adds a buffer that repeats the mean of a weight, which takes no memory."""
+
+    runs_at = BlurPool.runs_at
+    reads = writes = frozenset({"model"})
+
+    size: int
+
+    @staticmethod
+    def required_on_load():
+        """Return True."""
+        return True
+
+    def apply(self, event, state, logger):
+        """Add the buffer."""
+        mean = torch.tensor(float(state.model[0].weight.detach().mean()))
+        if self.size < 0:
+            raise ValueError(f"size must be positive, got {self.size}.")
+        state.model.register_buffer("means", mean.expand(self.size), persistent=False)
+
+
 class TestMismatches:
     def test_all_mismatches_are_reported(self, runs, saved):
         """Each mismatched weight is reported, and the run does not change."""
@@ -609,6 +631,14 @@ class TestHostileSettings:
 
         with pytest.raises(CheckpointMismatchError, match="they would add buffers of 80000000"):
             load_checkpoint(path, make(1))
+
+    @pytest.mark.parametrize(("size", "reason"), [(10**12, "they would add buffers of 4000000"), (-1, "size must be")])
+    def test_algorithm_that_computes_with_the_weights(self, runs, changed, size, reason):
+        """It is tried on copies of the weights, with the same checks as on copies without memory."""
+        path = changed(AddMeans(4), size=size)
+
+        with pytest.raises(CheckpointMismatchError, match=reason):
+            load_checkpoint(path, runs.make(model=pooled(), optimizer=optimizer, steps=0))
 
     @pytest.mark.parametrize("weights_only", [False, True])
     def test_surgery_that_fails(self, runs, changed, weights_only):

@@ -227,15 +227,15 @@ class RebuiltAlgorithms:
         values = [value for optimizer in self.state.optimizers for value in tree_leaves(dict(optimizer.state))]
         try:
             check_conflicts(_merged(self.state.algorithms, self.made))
-            with torch.device("meta"):
-                tensors = (*weights, *filter(torch.is_tensor, values))
-                copies = {id(tensor): model_state.on_meta(tensor) for tensor in tensors}
-                rehearsed = self.try_out(copies)
+            try:
+                with torch.device("meta"):
+                    tensors = (*weights, *filter(torch.is_tensor, values))
+                    rehearsed = self.try_out({id(tensor): model_state.on_meta(tensor) for tensor in tensors})
+            except (RuntimeError, TypeError):  # an algorithm that computes with the weights
+                rehearsed = self.try_out()
             _check_buffers(rehearsed.model.buffers(), weights)
         except ValueError as error:
             raise StateMismatchError([f"algorithms, which the weights need: {error}"]) from error
-        except (RuntimeError, TypeError):  # an algorithm that computes with the weights
-            return self.try_out()
         return rehearsed
 
     def try_out(self, copies: dict[int, Any] | None = None) -> SavableState:
