@@ -55,7 +55,7 @@ def contents_of(
     saved = saved_state.state_to_data(state) | {"model": state.get_model_state_dict()}
     if not weights_only:
         saved |= {"optimizers": state.get_optim_state_dict(), "extra": plain(dict(extra or {}), "extra")}
-    ignored_keys(saved, ignore_keys)
+    remove_ignored(saved, ignore_keys)
     if weights_only:
         names = ("version", "model", "algorithms", "timestamp", "run_name")
         saved = {name: saved[name] for name in names if name in saved}
@@ -172,7 +172,7 @@ def check_ignore_keys(ignore_keys: object, name: str = "ignore_keys") -> None:
         raise TypeError(f"{name} must be strings such as 'optimizers/*', or a function, got {ignore_keys!r}.")
 
 
-def ignored_keys(saved: dict[str, Any], ignore_keys: IgnoreKeys) -> tuple[str, ...]:
+def remove_ignored(saved: dict[str, Any], ignore_keys: IgnoreKeys) -> tuple[str, ...]:
     """Remove from a saved state what is to be ignored, and return the paths of what was removed.
 
     Args:
@@ -185,7 +185,7 @@ def ignored_keys(saved: dict[str, Any], ignore_keys: IgnoreKeys) -> tuple[str, .
 
     Example:
         >>> saved = {"model": {"body.weight": 1, "head.weight": 2}, "timestamp": {}}
-        >>> ignored_keys(saved, "model/head.*"), saved
+        >>> remove_ignored(saved, "model/head.*"), saved
         (('model/head.weight',), {'model': {'body.weight': 1}, 'timestamp': {}})
     """
     if ignore_keys is None:
@@ -206,6 +206,17 @@ def ignored_keys(saved: dict[str, Any], ignore_keys: IgnoreKeys) -> tuple[str, .
     after = _paths(saved)
     removed = [path for path in before if path not in after]
     return tuple(path for path in removed if path.rpartition("/")[0] not in removed)
+
+
+def is_ignored(component: str, ignored: Collection[str]) -> bool:
+    """Return whether a component or another part of the state, such as ``"algorithms.EMA"``, is among ignored paths.
+
+    Example:
+        >>> [is_ignored(name, ("algorithms/EMA", "model")) for name in ("algorithms.EMA", "algorithms.EMA.1", "model")]
+        [True, False, True]
+    """
+    part, _, key = component.partition(".")
+    return part in ignored or f"{part}/{key}" in ignored
 
 
 def _paths(saved: Mapping[str, Any]) -> dict[str, None]:

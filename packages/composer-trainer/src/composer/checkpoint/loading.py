@@ -32,8 +32,9 @@ from composer.checkpoint.contents import (
     IgnoreKeys,
     changed_environment,
     changed_modules,
-    ignored_keys,
+    is_ignored,
     reject_fsdp1,
+    remove_ignored,
 )
 from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from composer.checkpoint.finding import agreed_path, is_weights_file, open_checkpoint
@@ -257,7 +258,8 @@ class LoadRequest:
             saved.keep_own_values()
             saved.match_neutral_callbacks()
             fits, extra = self._check_all(saved), saved.beside("extra")
-        report = attrs.evolve(fits.report, restored=tuple(filter(saved.is_used, fits.report.restored)))
+        restored = tuple(name for name in fits.report.restored if not is_ignored(name, saved.ignored))
+        report = attrs.evolve(fits.report, restored=restored)
         manifest = None if saved.opened is None else saved.opened.manifest
         result = LoadedCheckpoint(saved.path, report, saved.ignored, extra, manifest, averages_of)
         return CheckedCheckpoint(result, saved.with_weights(fits), self.logger, "\n".join(saved.warnings))
@@ -365,7 +367,7 @@ class SavedRun:
             else its state has.
         run: The present run, which does not change.
         opened: The checkpoint; None for a file, of which everything was read.
-        likes: Like which DTensors the weights are read; see :func:`~composer.checkpoint.reading.sharded_like`.
+        likes: DTensors with the placements that weights get; see :func:`~composer.checkpoint.reading.sharded_like`.
         is_schedule_free: Whether the weights are those for training, of an optimizer that evaluates with others.
         unread: What the checkpoint contains besides, if only the weights are wanted.
         warnings: What the user has to know when it is loaded.
@@ -424,10 +426,6 @@ class SavedRun:
         """Return which modules of the present model are of another class than the saved ones."""
         return changed_modules(self.run.model, self.beside("modules"))
 
-    def is_used(self, path: str) -> bool:
-        """Return whether ``"algorithms.EMA"`` or another part of the state is neither ignored nor in an ignored one."""
-        return not any(f"{path}.".startswith(f"{key.replace('/', '.')}.") for key in self.ignored)
-
     def ignore(self, keys: IgnoreKeys) -> None:
         """Remove what is ignored; in place of an element of a part, put the run's own, so that it does not change.
 
@@ -435,10 +433,10 @@ class SavedRun:
         """
         if callable(keys):
             self.read_weights()
-            self.ignored = ignored_keys(self.data, keys)
+            self.ignored = remove_ignored(self.data, keys)
         else:
-            self.ignored = (*ignored_keys(self.data, keys), *ignored_keys(dict.fromkeys(self._absent()), keys))
-            if keys and not self.ignored and not ignored_keys({**self.unread}, keys):
+            self.ignored = (*remove_ignored(self.data, keys), *remove_ignored(dict.fromkeys(self._absent()), keys))
+            if keys and not self.ignored and not remove_ignored({**self.unread}, keys):
                 warnings.warn(
                     f"{self.path} holds nothing that ignore_keys={keys!r} would leave out. Its parts are "
                     f"{', '.join((*self.data, *self.unread))}; a pattern is such as 'model/head.*', 'optimizers/*' or "

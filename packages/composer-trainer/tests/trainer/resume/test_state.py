@@ -40,6 +40,14 @@ class Seen(Callback):
         self.batches.append((int(clock.epoch), int(clock.batch_in_epoch), int(state.batch[0][0, 0])))
 
 
+class Drawing(Callback):
+    """Has a generator."""
+
+    def __init__(self, seed):
+        """Seed it."""
+        self.generator = torch.Generator().manual_seed(seed)
+
+
 COUNTED = []
 
 
@@ -341,6 +349,16 @@ class TestResume:
         small_run(train_dataloader=plain_loader(), **options).fit()
 
         assert recorder.batches == [(1, 4, 0)]
+
+    def test_one_of_two_ignored_callbacks(self, tmp_path):
+        """The generator of an ignored callback is not restored, and that of another one of its class is."""
+        small_run(max_duration="2ba", save_folder=tmp_path, callbacks=[Drawing(1), Drawing(2)]).fit()
+        ignored, other = Drawing(3), Drawing(4)
+
+        options = {"load_path": tmp_path / "latest", "load_ignore_keys": "callbacks/Drawing"}
+        small_run(max_duration="3ba", callbacks=[ignored, other], **options).fit()
+
+        assert [callback.generator.initial_seed() for callback in (ignored, other)] == [3, 2]
 
     def test_ignored_clock(self, stopped):
         """A run that ignores the saved clock starts with a complete epoch."""

@@ -38,7 +38,7 @@ from attrs.validators import ge, optional
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from composer.checkpoint.contents import SavedObjects, SavedPlace
+from composer.checkpoint.contents import SavedObjects, SavedPlace, is_ignored
 from composer.checkpoint.errors import CheckpointMismatchError
 from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Event, Timestamp
@@ -174,6 +174,12 @@ class _GivenObjects:
     def load(self, saved: SavedObjects) -> None:
         """Restore what :meth:`save` returned."""
         contract.load_objects(saved, self._others(), self._components())
+
+    def is_ignored(self, path: str, ignored: Collection[str]) -> bool:
+        """Return whether an attribute, such as ``"callbacks.Mine.generator"``, is one of an ignored component."""
+        owners = [name for name in self._components() if path.startswith(f"{name}.")]
+        # Of callbacks.Mine and callbacks.Mine.1, the longer name; of a component that the run lacks, all but the last.
+        return is_ignored(max(owners, key=len, default=path.rpartition(".")[0]), ignored)
 
     def watch(self) -> None:
         """Compare attributes from now on, until changes have been reported."""
@@ -374,11 +380,9 @@ class ResumeState:
             ignored: The paths not to load, such as ``"callbacks/Mine"``. With ``"timestamp"``, the data starts at the
                 beginning of an epoch.
         """
-        # Ignored paths are written with slashes, the paths of generators with dots.
-        prefixes = tuple(f"{key.replace('/', '.')}." for key in ignored)
         record = _read(saved)
         for process in record.processes:
-            for name in [name for name in process.objects.generators if name.startswith(prefixes)]:
+            for name in [name for name in process.objects.generators if self._objects.is_ignored(name, ignored)]:
                 del process.objects.generators[name]
         if "timestamp" in ignored:
             processes = [attrs.evolve(process, data=None, metrics={}) for process in record.processes]
