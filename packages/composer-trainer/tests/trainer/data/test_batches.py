@@ -84,7 +84,9 @@ class TestOwnBatchSampler:
         """A place of other processes does not apply to it."""
         loader = DataLoader(range(6), batch_sampler=Pairs(get_sampler(range(6))))
 
-        assert not Batches(DataSpec(loader), -1, torch.device("cpu")).places.is_of_same_order(saved_place(6, samples=6))
+        batches = Batches(DataSpec(loader), -1, torch.device("cpu"))
+
+        assert not batches.place_reader.is_of_same_order(saved_place(6, samples=6))
 
 
 def saved_place(place, samples=46):

@@ -89,9 +89,9 @@ def test_place_of_other_data(batches):
     """A saved place in other data is comparable only by its number of batches, which must exist."""
     saved = SavedPlace(epoch=0, place=24, global_batch_size=6, sizes={"batches": 5, "samples": 30})
 
-    problems = batches.places.problems(saved, batches.position)
+    problems = batches.place_reader.problems(saved, batches.position)
 
-    assert batches.places.place_here(saved) == 16
+    assert batches.place_reader.place_here(saved) == 16
     assert problems[0].startswith("data: 4 batches of the epoch were done, and train_dataloader has 3.")
 
 
@@ -99,5 +99,5 @@ def test_place_of_other_batches(batches):
     """A saved place in the same samples is the same place, whatever the batches and the number of processes were."""
     saved = SavedPlace(epoch=0, place=6, global_batch_size=6, sizes={"batches": 2, "samples": 10})
 
-    assert batches.places.place_here(saved) == 6
-    assert batches.places.problems(saved, batches.position) == []
+    assert batches.place_reader.place_here(saved) == 6
+    assert batches.place_reader.problems(saved, batches.position) == []

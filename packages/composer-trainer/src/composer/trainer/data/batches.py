@@ -52,11 +52,19 @@ _COMPARED = 1000
 
 
 class _Ahead(NamedTuple):
-    """A batch that was loaded before it is asked for, and the states before it, which a save contains until then."""
+    """A batch that was loaded before it is asked for, and the states before it, which a save contains until then.
+
+    Attributes:
+        batch: The batch.
+        is_own: Whether it counts.
+        order: What ``DataOrder.save`` returned, for :meth:`Batches.save`.
+        objects: The states of the objects that load batches, for :attr:`Batches.objects_before`: ``ResumeState`` saves
+            them, in place of the present ones.
+    """
 
     batch: Batch
     is_own: bool
-    loader: tuple[Any, dict[str, Any]]  # as DataOrder.save returns it
+    order: tuple[Any, dict[str, Any]]
     objects: SavedObjects
 
 
@@ -66,8 +74,10 @@ class Batches:
     Order and randomness of the data depend only on the seed and the epoch; see :mod:`composer.trainer.data.order`.
     Nothing is loaded before the first batch is asked for.
 
-    Of several processes, all have a next batch or none has. Where their data may end apart, those that have ended get
-    copies of their last batch, which do not count.
+    In each step, either all processes have a batch or none has one. Where their data may end apart, those that have
+    ended get copies of their last batch, which do not count. Processes wait for each other in :meth:`agree`; where an
+    epoch or :meth:`load` begins the loader, to agree on the end that a sampler shows; then before each batch, if the
+    ends may differ; and after the first batch, to compare it.
 
     Args:
         spec: The loader and its transforms.
@@ -81,9 +91,13 @@ class Batches:
 
     Attributes:
         position: The place of the next batch, and where the epoch ends.
-        places: Reads saved places.
+        place_reader: Reads saved places.
         usual: The number of samples in nearly all batches of each of several processes; unknown unless it is the same.
         checks_model: Whether the model has still to be checked, which must keep the documents of packed rows apart.
+        _objects_at_start: The states at the start of the epoch of the objects that a resumed run replays. A save within
+            the epoch contains them, because a resumed run draws the order again.
+        _batches: The batches from the place on, each with whether it counts; None until the first one is asked for.
+        _ahead: A batch that was loaded ahead; None in most steps.
 
     Raises:
         ValueError: The loader has no batches.
@@ -113,7 +127,7 @@ class Batches:
         self._loader: Any = spec.dataloader
         self._order = order = make_order(self._loader, seed)
         order.rewind(clock())
-        self.position, self.places = EpochPosition(spec, order, subset_num_batches), PlaceReader(spec, order)
+        self.position, self.place_reader = EpochPosition(spec, order, subset_num_batches), PlaceReader(spec, order)
         if 0 in (spec.length, self.position.data_end):
             raise ValueError(
                 "train_dataloader has no batches: its data set is empty, or smaller than one batch of all processes "
@@ -121,9 +135,8 @@ class Batches:
             )
         self.usual = UsualCount()
         self.checks_model = has_packed_rows(self._loader)
-        self._objects_at_start = save_objects(self.objects.replayed)  # of the epoch
+        self._objects_at_start = save_objects(self.objects.replayed)
         self._ahead: _Ahead | None = None
-        # Those from the place on, each with whether it counts; None until the first one is asked for.
         self._batches: Iterator[tuple[Batch, bool]] | None = None
         # Between processes: an end that only the loader, or its sampler at the start of an epoch, can show may differ.
         self._may_end_apart = get_world_size() > 1 and self.position.data_end is None
@@ -219,14 +232,13 @@ class Batches:
     def save(self) -> SavedPlace:
         """Return the place in the data, and what restores and verifies it."""
         position, in_epoch = self.position, self.position.is_in_epoch
-        loader, states = self._order.save(in_epoch=in_epoch) if self._ahead is None else self._ahead.loader
-        # In an epoch the states from its start, because a resumed run draws its order again.
+        loader, states = self._order.save(in_epoch=in_epoch) if self._ahead is None else self._ahead.order
         objects = self._objects_at_start if in_epoch else save_objects(self.objects.replayed)
         return SavedPlace(
             epoch=self._epoch,
             place=position.place,
             global_batch_size=self._order.global_batch_size,
-            sizes=self.places.sizes,
+            sizes=self.place_reader.sizes,
             order=self._order.fingerprint(position.place),
             loader=loader,
             objects=SavedObjects({**objects.states, **states}, objects.generators),
@@ -238,13 +250,15 @@ class Batches:
     def load(self, saved: SavedPlace, samples: int | None = None) -> None:
         """Restore a saved place. Batches before it that have to be loaded are loaded now.
 
+        When all objects have their states, :meth:`look_ahead` must follow.
+
         Args:
             saved: What :meth:`save` returned.
             samples: The number of samples in the batches before the place, if it is known.
         """
         self.rewind(saved.epoch, saved)
         position, self._order.as_sampler = self.position, saved.as_sampler
-        position.move_to(self.places.place_here(saved), is_over=saved.is_over, is_copy=saved.has_ended)
+        position.move_to(self.place_reader.place_here(saved), is_over=saved.is_over, is_copy=saved.has_ended)
         states = {name: state for name, state in saved.objects.states.items() if name not in STATES}
         self._objects_at_start = SavedObjects(states, saved.objects.generators)
         load_objects(self._objects_at_start, self.objects.replayed)
@@ -252,7 +266,7 @@ class Batches:
             _warn_of_any_order(self._loader)
         counted = self._find_next(saved)
         if position.place:
-            self.places.warn_of_other_sizes(saved, position.num_batches, samples, counted)
+            self.place_reader.warn_of_other_sizes(saved, position.num_batches, samples, counted)
 
     def _find_next(self, saved: SavedPlace) -> int | None:
         """Let the place in the loader be the next batch; return the number of samples before it, if they are counted.
@@ -270,7 +284,7 @@ class Batches:
             # This process has no own batches left: in_step takes a copy of another process's, which does not count.
             # Iterated over, a loader at the end of its data may begin again.
             if saved.has_ended and is_in_epoch:
-                self._batches = self._in_step(iter(()))
+                self._continue_with(iter(()))
             return None
         if not is_in_epoch:
             return None
@@ -281,8 +295,8 @@ class Batches:
         """Skip the batches before the place, and return their number of samples; None if it is not counted."""
         position, loader = self.position, self._loader
         if position.data_end is None:  # only the sampler can show its order
-            self._batches = self._in_step(self._begin(position.place))
-        self.places.warn_of_other_order(saved, position.place)
+            self._continue_with(self._begin(position.place))
+        self.place_reader.warn_of_other_order(saved, position.place)
         is_counted = self.spec.batch_transforms is None and isinstance(loader, (list, tuple))
         return sum(map(self._count_samples, loader[: position.num_batches])) if is_counted else None
 
@@ -304,7 +318,7 @@ class Batches:
         batches, last, samples = self._begin(), END, 0
         for last in tqdm(itertools.islice(batches, done), desc="loading to the resume point", total=done):
             samples += self._count_samples(last)
-        self._batches = self._in_step(batches, last)
+        self._continue_with(batches, last)
         return samples if self.spec.batch_transforms is None else None
 
     def _count_samples(self, batch: Batch) -> int:
@@ -321,48 +335,47 @@ class Batches:
         batches = self._order.begin(self._epoch, place)
         return _watched(batches) if self.position.length is None else batches
 
-    def _in_step(self, batches: Iterator[Batch], last: Batch = END) -> Iterator[tuple[Batch, bool]]:
-        """Return the batches from the place on, each with whether it counts.
+    def _continue_with(self, batches: Iterator[Batch], last: Batch = END) -> None:
+        """Set the batches from the place on, and agree with the other processes on their end, if it is known now.
 
-        While other processes have further batches, this one computes copies of its last one, which do not count.
+        It is known in all processes or in none. That of a ``StatefulOrder`` never is, so that a process whose own
+        batches have ended may call this in :meth:`load`, before the others. While those have further batches, it
+        computes copies of its last one, which do not count.
 
         Args:
             batches: The batches of this process.
             last: The one before them, if it was loaded.
         """
-        return in_step(batches, last) if self._agree_on_end() else zip(batches, itertools.repeat(True))
-
-    def _agree_on_end(self) -> bool:
-        """Set the place where the data of all processes ends, if it is known; return whether some may end before."""
         end = self._order.end(self.position.place)
-        # Only where the end is known: a process whose loader has ended before a resume point calls this earlier.
         ends: list[Any] = all_gather_object(end) if self._may_end_apart and end is not None else [end]
         self.position.set_end(None if None in ends else max(ends), end)
-        return self._may_end_apart and (end is None or len({*ends}) > 1)
+        end_apart = self._may_end_apart and (end is None or len({*ends}) > 1)
+        self._batches = in_step(batches, last) if end_apart else zip(batches, itertools.repeat(True))
 
     def look_ahead(self) -> None:
         """Load the batch after the last one that the loader's length announces, which shows whether the epoch is over.
 
         The length of a stream, or of a loader or sampler of the user, may be an estimate. In a resumed run this is
-        called when all objects have their states. After an announced length that was too low, nothing is loaded ahead,
-        as with a loader without a length: it would require the states of all objects before each batch.
+        called when all objects have their states. If the announced length was too low, later batches are not loaded
+        ahead, as those of a loader without a length: it would require the states of all objects before each batch.
         """
         position = self.position
         if not position.may_exceed_length:
             return
         if position.num_batches == position.expected_length:
-            loader, objects = self._order.save(in_epoch=True), save_objects(self.objects.by_path("loading"))
+            order, objects = self._order.save(in_epoch=True), save_objects(self.objects.by_path("loading"))
             loaded = self._load()
             if loaded is _NONE_LEFT:
                 position.exhaust()
                 return
-            self._ahead = _Ahead(*loaded, loader, objects)
+            self._ahead = _Ahead(*loaded, order, objects)
         position.extend()
 
     def _load(self) -> tuple[Batch, bool]:
         """Load the next batch, and return it with whether it counts."""
         if self._batches is None:
-            self._batches = self._in_step(self._begin(self.position.place))
+            self._continue_with(self._begin(self.position.place))
+        assert self._batches is not None
         return next(self._batches, _NONE_LEFT)
 
     def _check_end(self) -> None:

@@ -26,7 +26,7 @@ class UsualCount(NamedTuple):
 
     Attributes:
         samples: The number; None if it is not known.
-        is_exact: Whether every batch that ends before the data does certainly has so many in each process.
+        is_exact: Whether every full batch is guaranteed to have this number in each process.
     """
 
     samples: int | None = None

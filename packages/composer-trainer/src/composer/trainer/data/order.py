@@ -22,8 +22,8 @@ is used, if it has one. Where processes share one order (:func:`shares_order`), 
 ==================================  =================  =============================  ==================
 order                               order of the data  loading a batch                torch's loader
 ==================================  =================  =============================  ==================
-``IndexedOrder``                    generator          generator, rank, place         generator
-the same, if processes share it     nothing else       generator, rank, place         generator
+``IndexedOrder``, not shared        generator          generator, rank, place         generator
+``IndexedOrder``, shared            nothing else       generator, rank, place         generator
 ``StreamOrder``                     is not drawn here  generator, rank, batch number  generator, rank
 ``OpaqueOrder``, ``StatefulOrder``  is not drawn here  rank, batch number             is not used here
 ==================================  =================  =============================  ==================
@@ -286,14 +286,19 @@ class ScheduledOrder(IndexedOrder):
         now, batches, samples = clock.counts, 0, 0
         if saved is not None:
             batches, samples = now.batch_in_epoch, now.sample_in_epoch
-            # The data was given within the epoch, in place of other data. A digest of other samplers is longer.
-            if saved.place < batches and saved.order is not None and len(saved.order) < 2 * _DIGEST_BYTES:
-                batches, samples = saved.place, int(saved.order)
+            # The data was given within the epoch, in place of other data, which had the batches before.
+            if saved.place < batches and (in_order := _num_samples(saved.order)) is not None:
+                batches, samples = saved.place, in_order
         self._sampler.begin_epoch(Timestamp(epoch=now.epoch, batch=now.batch - batches, sample=now.sample - samples))
 
     def fingerprint(self, place: int) -> str:
         """Return the number of samples up to a place, which other sizes would change."""
         return str(self._sampler.num_samples(place))
+
+
+def _num_samples(fingerprint: str | None) -> int | None:
+    """Return the number in the fingerprint of a :class:`ScheduledOrder`; that of any other order is a longer digest."""
+    return None if fingerprint is None or len(fingerprint) >= 2 * _DIGEST_BYTES else int(fingerprint)
 
 
 class StreamOrder(_CopiedOrder):

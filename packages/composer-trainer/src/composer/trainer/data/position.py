@@ -88,7 +88,7 @@ class EpochPosition:
         self.set_expected_length(length)
 
     def set_expected_length(self, length: int | None) -> None:
-        """Set ``expected_length``."""
+        """Set ``expected_length``, before the first epoch."""
         self.expected_length = length
         self.move_to(self.place)
 
@@ -101,7 +101,10 @@ class EpochPosition:
                 self._warn_of_length(f"{end}")
 
     def move_to(self, place: int, *, is_over: bool = False, is_copy: bool = False) -> None:
-        """Set the place of the next batch, whether all data has been taken before it, and ``last_is_copy``."""
+        """Set the place of the next batch, whether all data has been taken before it, and ``last_is_copy``.
+
+        An end that was set before is forgotten, unless the order itself has it.
+        """
         self.place, self.last_is_copy = place, is_copy
         self.set_end(self._order.end(place))
         if is_over and place and self.data_end is None:
@@ -166,7 +169,7 @@ class EpochPosition:
     @property
     def last_batch_is_full(self) -> bool:
         """Whether the last batch ends before the data does, so that it has all samples of a batch."""
-        return self.place <= (self.data_end or 0)
+        return self.data_end is not None and self.place <= self.data_end
 
 
 class PlaceReader:

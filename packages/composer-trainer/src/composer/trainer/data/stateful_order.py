@@ -1,14 +1,15 @@
 """The order of a loader that saves its own state, such as torchdata's ``StatefulDataLoader``.
 
 A loaded state takes effect when the loader is iterated over, and it depends on the loader whether it then continues, or
-ends first. :class:`StatefulOrder` therefore does not only load a state. It also repeats requests for batches, from a
-copy of an earlier state:
+ends first. :class:`StatefulOrder` therefore does not only load a state. It also repeats requests for batches, from an
+earlier state on:
 
 - Those that ended an epoch, before it begins the next one. A loader may count its epochs with the last of them.
 - The last ones in an epoch, if the iterator of the loader is a generator. The start of its function runs with the
   first request, and its draws would change the draws of the batch to continue with.
 
-If an epoch has 11 batches, because of ``train_subset_num_batches``, these are the requests and the copies before them::
+If an epoch has 11 batches, because of ``train_subset_num_batches``, these are the requests, and the earlier states that
+are copied before them::
 
     epoch       0                                   1
     request     0  1  2  3  4  5  6  7  8  9  10    0  1  2
@@ -17,6 +18,13 @@ If an epoch has 11 batches, because of ``train_subset_num_batches``, these are t
 
 A run that is resumed before request 5 of a generator repeats the requests 1 to 4. One that is resumed before request 0
 of epoch 1, or in a generator before request 1, repeats request 10 of epoch 0 and begins epoch 1.
+
+A state is restored in this order, in which generators are those that are attributes of the loader or its samplers:
+
+1. The loader loads it. If its generators then have their saved states, it restores them itself, and step 2 is left out.
+2. The generators get their states at the start of the epoch, from which ``iter()`` may draw an order.
+3. ``iter()`` is called, and requests are repeated.
+4. The generators get their states at the place to continue at.
 """
 
 from __future__ import annotations
@@ -46,19 +54,19 @@ STATES = ("before", "generators")
 """The names in ``SavedPlace.objects.states`` that :class:`StatefulOrder` saves; the others are objects of the user."""
 
 _COPY_EVERY = 8
-"""Of how many batches of a generator one is preceded by a copy: a checkpoint can be saved after any step."""
+"""Of how many requests to a generator the state is copied before one: a checkpoint can be saved after any step."""
 
 _ATOMS = frozenset((bool, int, float, str, bytes, type(None)))
 
 
 @attrs.define
-class _Copy:
-    """A copy of the loader's state, and the requests for batches since then, which a resumed run repeats.
+class _Earlier:
+    """A state of the loader, and the requests for batches since then, which a resumed run repeats.
 
     Attributes:
-        state: The state.
+        state: A copy of the state.
         generators: The states of the generators of the loader and its samplers at the same time.
-        epoch: The epoch of the requests; None for a copy between two epochs, which no request follows.
+        epoch: The epoch of the requests; None for a state between two epochs, which no request follows.
         number: The number of the first request in its epoch.
         requests: How many requests followed.
         has_ended: Whether the last of them found the end of the data.
@@ -85,22 +93,20 @@ class StatefulOrder(OpaqueOrder):
     =======================================  =============================================================
     ``SavedPlace.loader``                    the present state
     ``SavedPlace.objects.states``:
-    ``"before"``                             the copy, if there is one
+    ``"before"``                             the earlier state, if there is one
     ``"generators"``                         if the loader or its samplers have generators as attributes:
-                                             their states at the ``"start"`` of the epoch, which they get
-                                             before the loader is iterated over, and ``"now"``, which they
-                                             get after. A loader that restores its own is left alone.
+                                             their states at the ``"start"`` of the epoch, and ``"now"``
     =======================================  =============================================================
 
-    A loader whose iterator is no generator has no copy where its end was not announced by its length. If it then ends
-    at once when its state is loaded, and counts an epoch with it, a warning asks for the length.
+    A loader whose iterator is no generator has no earlier state at an end that its length does not announce. If it then
+    ends at once when the present state is loaded, and counts an epoch with it, a warning asks for the length.
 
     Attributes:
         last_requests: The numbers of the requests that may end an epoch: that for the last batch of a subset, and that
             after as many batches as the loader announces, which finds the end. ``Batches`` sets them.
         _loaded: The saved place, from :meth:`load` until the loader is iterated over.
-        _copy: The copy that a save would contain. Before request 1 of a generator this is still the copy of the former
-            epoch, from which a resumed run begins the epoch again.
+        _earlier: The earlier state that a save would contain. Before request 1 of a generator it is still one of the
+            former epoch, from which a resumed run begins the epoch again.
         _at_start: The states of the generators at the start of the epoch.
     """
 
@@ -108,7 +114,7 @@ class StatefulOrder(OpaqueOrder):
         super().__init__(loader, seed)
         self.last_requests: tuple[float | None, ...] = ()
         self._loaded: SavedPlace | None = None
-        self._copy: _Copy | None = None
+        self._earlier: _Earlier | None = None
         self._parts = {"loader": loader, **{name: getattr(loader, name, None) for name in ("batch_sampler", "sampler")}}
         self._at_start = self._generators()
 
@@ -119,8 +125,8 @@ class StatefulOrder(OpaqueOrder):
         states: dict[str, Any] = {}
         if generators := self._generators():
             states["generators"] = {"start": self._at_start if in_epoch else generators, "now": generators}
-        if self._copy is not None:
-            states["before"] = attrs.asdict(self._copy, recurse=False)
+        if self._earlier is not None:
+            states["before"] = attrs.asdict(self._earlier, recurse=False)
         return _copied(self.loader.state_dict()), states
 
     def load(self, saved: SavedPlace) -> None:
@@ -136,33 +142,32 @@ class StatefulOrder(OpaqueOrder):
             self._at_start = self._generators()
             return self._begin_epoch(epoch)
         generators = saved.objects.states.get("generators", {})
-        present = _Copy(saved.loader, generators.get("now", {}), epoch, place)
-        before = saved.objects.states.get("before", {})
-        # Earlier releases saved, between epochs, the state of the copy instead of the present one.
-        copied = _Copy(**{"state": saved.loader, **before}) if before else None
+        before = saved.objects.states.get("before")
+        earlier = None if before is None else _Earlier(**before)
+        present = _Earlier(saved.loader, generators.get("now", {}), epoch, place)
         # Not the saved start before an epoch: a process that had ended before others saved that of its last epoch.
         self._at_start = generators.get("start", {}) if place else present.generators
         if not place:
-            return self._begin_after(copied or _Copy(saved.loader, present.generators), epoch)
-        if copied is not None:
-            batches = self._continue_from_copy(copied, epoch)
-            if "state" not in before or self._has_state(saved.loader):
+            return self._begin_after(earlier or attrs.evolve(present, epoch=None), epoch)
+        if earlier is not None:
+            batches = self._continue_from(earlier, epoch)
+            if self._has_state(saved.loader):
                 self._set(present.generators)
                 return batches
-        # There is no copy, or what is drawn in its requests decides about the state.
+        # There is no earlier state, or repeated requests lead to another one, as it depends on what the loader draws.
         self._load(present)
         return self._iterate(epoch, place)
 
-    def _continue_from_copy(self, copied: _Copy, epoch: int) -> Iterator[Batch]:
-        """Return the batches of an epoch after the requests that follow a copy."""
-        if copied.epoch == epoch:
+    def _continue_from(self, earlier: _Earlier, epoch: int) -> Iterator[Batch]:
+        """Return the batches of an epoch after the requests that follow an earlier state."""
+        if earlier.epoch == epoch:
             # The start of the function draws as in the run, where it ran with the first request, of number 0.
-            return self._repeat(copied, epoch, seed=0)[0]
-        batches = self._begin_after(copied, epoch)  # the place is before request 1 of a generator
+            return self._repeat(earlier, epoch, seed=0)[0]
+        batches = self._begin_after(earlier, epoch)  # the place is before request 1 of a generator
         next(batches, None)
         return batches
 
-    def _begin_epoch(self, epoch: int, loaded: _Copy | None = None) -> Iterator[Batch]:
+    def _begin_epoch(self, epoch: int, loaded: _Earlier | None = None) -> Iterator[Batch]:
         """Return the batches of an epoch, from the present state on, which may just have been loaded.
 
         If the former epoch, or a loaded state, ended exactly where the data does, an iteration may have no batch, and
@@ -181,24 +186,24 @@ class StatefulOrder(OpaqueOrder):
         self._set(self._at_start)
         return self._iterate(epoch)
 
-    def _begin_after(self, former: _Copy, epoch: int) -> Iterator[Batch]:
-        """Return the batches of an epoch, from a copy between it and the former one, or before the former one's end."""
-        if former.epoch is None:
-            self._load(former)
-            return self._begin_epoch(epoch, former)
-        had_ended = former.has_ended
-        _, last = self._repeat(former, former.epoch)
+    def _begin_after(self, earlier: _Earlier, epoch: int) -> Iterator[Batch]:
+        """Return the batches of an epoch that begins after an earlier state and the requests that follow it, if any."""
+        if earlier.epoch is None:
+            self._load(earlier)
+            return self._begin_epoch(epoch, earlier)
+        had_ended = earlier.has_ended
+        _, last = self._repeat(earlier, earlier.epoch)
         if (last is END) is not had_ended:
             # The loader ends where it continued in the run, or the reverse: its state alone begins the next epoch.
-            self.loader.load_state_dict(_copied(former.state))
+            self.loader.load_state_dict(_copied(earlier.state))
         self._set(self._at_start)
         return self._begin_epoch(epoch)
 
-    def _repeat(self, before: _Copy, epoch: int, seed: int | None = None) -> tuple[Iterator[Batch], Batch]:
-        """Repeat the requests after a copy; return the iterator, and what it has returned last."""
-        self._load(before)
-        requests, before.requests, before.has_ended = before.requests, 0, False
-        batches, last = self._iterate(epoch, before.number, seed), END
+    def _repeat(self, earlier: _Earlier, epoch: int, seed: int | None = None) -> tuple[Iterator[Batch], Batch]:
+        """Repeat the requests after an earlier state; return the iterator, and what it has returned last."""
+        self._load(earlier)
+        requests, earlier.requests, earlier.has_ended = earlier.requests, 0, False  # which are counted again
+        batches, last = self._iterate(epoch, earlier.number, seed), END
         for _ in range(requests):
             last = next(batches, END)
         return batches, last
@@ -212,27 +217,27 @@ class StatefulOrder(OpaqueOrder):
         generators = self._generators()
         batches = iter(self.loader)
         if isinstance(batches, GeneratorType):
-            self._copy = self._copy or _Copy(_copied(self.loader.state_dict()), generators)
-        elif number and self._copy is not None:  # iter() may have drawn an order from the states at the start
-            self._set(self._copy.generators)
+            self._earlier = self._earlier or _Earlier(_copied(self.loader.state_dict()), generators)
+        elif number and self._earlier is not None:  # iter() may have drawn an order from the states at the start
+            self._set(self._earlier.generators)
         return self._follow(batches, epoch, number)
 
     def _follow(self, batches: Iterator[Batch], epoch: int, first: int) -> Iterator[Batch]:
         """Yield the batches, copy the state before some of them, and count the requests since then."""
         is_generator = isinstance(batches, GeneratorType)
-        before = self._copy if is_generator else None
+        earlier = self._earlier if is_generator else None
         for number in itertools.count(first):
             if (is_generator and number % _COPY_EVERY == 1) or number in self.last_requests:
-                before = _Copy(_copied(self.loader.state_dict()), self._generators(), epoch, number)
+                earlier = _Earlier(_copied(self.loader.state_dict()), self._generators(), epoch, number)
             batch = next(batches, END)
-            if before is not None and before.epoch == epoch:  # a former epoch's does not count request 0
-                before.count(batch)
-            self._copy = before
+            if earlier is not None and earlier.epoch == epoch:  # request 0 of a generator begins the epoch again
+                earlier.count(batch)
+            self._earlier = earlier
             if batch is END:
                 return
             yield batch
             if not is_generator:  # its state is enough, unless the last request ended the epoch
-                before = None
+                earlier = None
 
     def _has_state(self, state: Any) -> bool:
         return equal(plain(self.loader.state_dict(), mappings=True), state)
@@ -244,11 +249,11 @@ class StatefulOrder(OpaqueOrder):
     def _set(self, generators: dict[str, Any]) -> None:
         load_objects(SavedObjects({}, generators), {}, self._parts)
 
-    def _load(self, before: _Copy) -> None:
-        """Load a copy, and the generators' states at the start of the epoch, unless the loader restores its own."""
-        self._copy = before
-        self.loader.load_state_dict(_copied(before.state))
-        if not equal(self._generators(), before.generators):
+    def _load(self, earlier: _Earlier) -> None:
+        """Load a state of the loader, steps 1 and 2 of the module."""
+        self._earlier = earlier
+        self.loader.load_state_dict(_copied(earlier.state))
+        if not equal(self._generators(), earlier.generators):
             self._set(self._at_start)
 
 

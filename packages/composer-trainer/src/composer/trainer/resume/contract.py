@@ -105,7 +105,8 @@ def objects_to_evaluate(loader: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the objects of a loader to evaluate on, by name, and separately those that are streams.
 
     The state of a stream, its position, is not saved, because each evaluation begins with the first sample. After an
-    evaluation it is the end: Hugging Face's IterableDataset yields nothing once that is loaded.
+    evaluation that position is the end of the stream, and Hugging Face's IterableDataset yields nothing once it is
+    loaded.
 
     Example:
         >>> objects, streams = objects_to_evaluate(DataLoader([1, 2, 3]))
@@ -123,8 +124,8 @@ class LoaderObjects(NamedTuple):
     Attributes:
         replayed: Those that it needs as they were at the start of the epoch.
         loading: Those that it needs as they are at the resume point.
-        transforms: The same, of the spec.
-        copied: Those of which worker processes have copies that may differ from these.
+        transforms: The transforms of the spec, which it needs as they are at the resume point.
+        copied: Those of which worker processes have copies, whose states may differ.
     """
 
     replayed: dict[str, Any]
@@ -140,7 +141,7 @@ class LoaderObjects(NamedTuple):
         loading = {name: value for name, value in objects.items() if name not in samplers}
         names = ("batch_transforms", "microbatch_transforms")
         transforms = {name: value for name in names if (value := getattr(spec, name)) is not None}
-        # A sampler draws its order when an epoch begins, and what loads samples again draws for them again.
+        # The order of an epoch is drawn again from its start. Without skipping, its samples are loaded again as well.
         replayed, at_resume = (samplers, loading) if skips else (objects, {})
         has_workers, is_persistent = getattr(loader, "num_workers", 0), getattr(loader, "persistent_workers", False)
         # Workers that start with each epoch load again from its start, as before, if the loader cannot skip.

@@ -451,7 +451,7 @@ class ResumeState:
         seed = derive_seed(state.rank_zero_seed, "resume", get_data_rank(), state.timestamp.batch) % 2**32
         self._restore_last = partial(self._restore_draws, SavedObjects(), partial(seed_all, seed))
         data = "the epoch continues with its next sample"
-        if batches is not None and place is not None and not batches.places.is_of_same_order(place):
+        if batches is not None and place is not None and not batches.place_reader.is_of_same_order(place):
             data = (
                 "the current epoch may repeat samples and skip others, as the data is not split by a DistributedSampler"
             )
@@ -505,7 +505,7 @@ def _arguments_of(optimizers: Iterable[Optimizer]) -> dict[str, list[dict[str, A
 def _problems_of_place(saved: _Saved, batches: Batches | None) -> list[str]:
     """Return why training cannot continue at the saved place in these batches."""
     place = saved.place_to_continue()
-    return [] if place is None or batches is None else batches.places.problems(place, batches.position)
+    return [] if place is None or batches is None else batches.place_reader.problems(place, batches.position)
 
 
 _ADDED: dict[str, Any] = {"cooldown": None, "optimizers": {}}
