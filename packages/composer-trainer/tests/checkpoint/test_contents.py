@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from composer.checkpoint.contents import SavedPlace, changed_modules, check_ignore_keys, contents_of, ignored_keys
+from composer.checkpoint.contents import SavedPlace, changed_modules, check_ignore_keys, contents_of, remove_ignored
 from composer.core.serialization import from_data, to_data
 
 
@@ -46,14 +46,14 @@ def make_state():
 )
 def test_patterns(patterns, removed):
     """Patterns select parts by their paths, with the prefix of MosaicML Composer or without; the clock is one part."""
-    assert ignored_keys(make_state(), patterns) == removed
+    assert remove_ignored(make_state(), patterns) == removed
 
 
 def test_rest_is_unchanged():
     """What no pattern selects stays."""
     state = make_state()
 
-    ignored_keys(state, ["model/head.*", "algorithms/SWA"])
+    remove_ignored(state, ["model/head.*", "algorithms/SWA"])
 
     assert state == {
         "model": {"body.weight": 1},
@@ -64,7 +64,7 @@ def test_rest_is_unchanged():
 
 def test_function_that_removes_a_part():
     """The path of a complete part is returned, not the paths within it."""
-    assert ignored_keys(make_state(), lambda state: state.pop("model")) == ("model",)
+    assert remove_ignored(make_state(), lambda state: state.pop("model")) == ("model",)
 
 
 @pytest.mark.parametrize("keys", [3, [3], {"model": 1, 2: 3}])

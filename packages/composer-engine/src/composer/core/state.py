@@ -178,7 +178,8 @@ class State(FormerState):
         microbatch: The index of the microbatch, -1 before the batch is split, -2 between batches. The loop sets it; the
             seeds of :meth:`generator` depend on it and on the clock.
         batch_counts: False if this process has no sample to train on, and only takes part in the step of others.
-        loss_share: The weight of a mean over the batch in a ``loss`` that is divided by the labels of several batches.
+        loss_share: What a mean over this batch is multiplied by in ``loss``: the labels of the batch / those of all
+            batches that a host divides the loss by; otherwise 1.
         microbatch_weight: The weight of the loss of the microbatch in the gradients.
         total_loss_dict: The losses of the last batch by their names in logs; of this process if nothing is logged.
         metric_outputs: The last return value of ``update_metric``, or ``{}``.

@@ -105,7 +105,7 @@ class Step:
         self._create_graph = any(algorithm.backwards_create_graph for algorithm in state.algorithms)
 
     def begin_batch(self, batch: Batch) -> Batch:
-        """Return a batch as algorithms have changed it; further batches of a step are its microbatches."""
+        """Return a batch as algorithms have changed it; within a step, batches after the first are microbatches."""
         state, event = self._state, self._event
         # Negative before and between steps. A host that accumulates gradients begins several batches in one step.
         is_first = state.microbatch < 0

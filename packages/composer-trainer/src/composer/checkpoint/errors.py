@@ -57,7 +57,7 @@ class CheckpointMismatchError(CheckpointError):
 
 
 class CheckpointSaveError(OSError):
-    """A checkpoint could not be written; existing ones are unchanged, except one of the name at a URL.
+    """A checkpoint could not be written. Others are unchanged; at a URL, one of the same name may have been deleted.
 
     Args:
         path: The checkpoint.

@@ -310,12 +310,12 @@ def candidates(opened: Folder, run_name: str | None, *, weights_only: bool | Non
 def damage_of(opened: Folder, name: str, rank: int = 0, world_size: int = 1) -> str | None:
     """Return what is wrong with a checkpoint, as far as this process compares its contents; None if nothing is.
 
-    Each process compares its part of the files with tensors, and all other files.
+    Each process compares its part of the files with tensors, and all other files. Only the first one reports that it
+    does not see the checkpoint: in another, this is an error only if the checkpoint is chosen.
     """
     try:
         manifest = opened.manifest(name)
     except CheckpointError as error:
-        # Another process may not see the checkpoint; this is an error only if it is chosen.
         return None if rank else str(error)
     with_tensors = sorted(filter(TENSORS.fullmatch, manifest.files))
     others = {*manifest.files}.difference(with_tensors)

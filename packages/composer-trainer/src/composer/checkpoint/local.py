@@ -1,7 +1,7 @@
 """Checkpoints in local folders, to each of which one living process saves; from a path or URL to its folder.
 
-Files are written to a draft, a hidden folder, which gets the checkpoint's name when all of it is on the disk: a reader,
-or a process that is killed, finds the former checkpoint or the new one, and never a part.
+Files are written to a draft, a hidden folder, which gets the checkpoint's name when all of it is on the disk. At any
+time, also after a process was killed, a reader finds the former checkpoint or the new one, and never a part.
 
 Three kinds of hidden names are beside the checkpoints:
 

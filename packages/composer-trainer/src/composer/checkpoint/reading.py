@@ -259,18 +259,22 @@ def references(data: Any) -> dict[str, list[str]]:
 def sharded_like(
     opened: OpenCheckpoint, weights: Mapping[str, Any], data: Mapping[str, Any]
 ) -> dict[str, dict[str, Tensor]]:
-    """Return like which DTensors the tensors of a checkpoint are read, for each kind of file and by name.
+    """Return DTensors with the shape, mesh and placements that tensors of a checkpoint get, by kind of file and name.
 
-    A tensor that is not named here is read completely in each process. The others belong to a sharded weight of the
-    run: the tensor with the weight's name, and those anywhere below its name in the saved data, as its averages and the
-    state of its optimizer.
+    Only tensors that belong to a sharded weight of the run are among them: the weight itself, and tensors anywhere
+    below its name in the saved data, such as its averages and the state of its optimizer. All others are read
+    completely in each process.
 
-    - One with the weight's shape is read like the weight.
-    - One of another shape (as factors of a second moment) that was sharded when it was saved is read with the same
-      placements as then, on the mesh of this run.
-
-    Only those that were sharded when they were saved are read like this. In a checkpoint of a model that was not
-    sharded, weights and the state of optimizers are, if they have the weight's shape.
+    ======================================  ==============================  ==================================
+    saved                                   with the shape of the weight    with another, such as factors of a
+                                                                            second moment
+    ======================================  ==============================  ==================================
+    sharded                                 like the weight                 with its saved placements, on the
+                                                                            mesh of the run
+    completely, of a sharded model          completely                      completely
+    completely, of a model without shards   like the weight, but not what   completely
+                                            is beside the state
+    ======================================  ==============================  ==================================
 
     Args:
         opened: The checkpoint.

@@ -101,7 +101,7 @@ class KeepBest(NamesArguments):
 
 @attrs.define(eq=False)
 class RunFolder:
-    """The folder of a saver, in the process of rank 0; in the others, which write to drafts there, it is never opened.
+    """The folder of a saver. Only rank 0 opens it; other processes write to drafts in it.
 
     It is open from the first training until :meth:`close`, and locked all that time. The thread that writes a
     checkpoint calls :meth:`prepare` before and :meth:`finish` after it; the main thread opens and closes the folder

@@ -85,14 +85,16 @@ class CheckpointSaver(Callback):
         num_concurrent_uploads: Ignored.
         upload_timeout_in_seconds: Ignored.
 
-    The attribute ``extra``, if set, is a function that returns plain data and tensors to save beside the state, in
-    place of ``resume_data(weights_only=...)``, by which a Trainer lets its savers save what an exact resume needs, such
-    as the position in the data. A second save at the same time does nothing, unless the data has another
-    ``interrupted`` than before. ``uploaders`` are functions that return the URL of a copy for ``remote_file_name``,
-    until the next run. A run that has resumed from the newest undamaged checkpoint of the folder sets
-    ``continues``: later checkpoints, which are damaged, are replaced by those of the same names and otherwise ignored,
-    and anything else with the name of the next checkpoint, such as an incomplete folder, is renamed to a hidden name,
-    which is logged.
+    A second save of the same batch does nothing, unless the data beside the state has another ``interrupted``.
+
+    Attributes:
+        resume_data: The function by which a Trainer lets its savers save what an exact resume needs, such as the place
+            in the data; called with ``weights_only``.
+        extra: A function that returns plain data and tensors to save in place of those, if it is set.
+        uploaders: Functions that return the URL of a copy for ``remote_file_name``, until the next run.
+        continues: Whether the run has resumed from the newest undamaged checkpoint of the folder. Later checkpoints,
+            which are damaged, are then replaced by those of the same names, and otherwise ignored. Anything else with
+            the name of the next checkpoint, such as an incomplete folder, gets a hidden name, which is logged.
 
     Raises:
         TypeError: A setting is of the wrong type.

@@ -317,7 +317,9 @@ class _JointSave:
             if draft:
                 self.folder.abandon(draft)
             raise
-        finish(manifest or self._write_all(draft))
+        if manifest is None:
+            manifest = self._write_all(draft)
+        finish(manifest)
 
     def _write_all(self, draft: str) -> Manifest:
         """Let all processes write to a draft, commit it if none has failed, and send the outcome."""
@@ -430,7 +432,7 @@ class _JointSave:
         self.snapshot.writers.send(f"{self.snapshot.number}: {key}", message)
 
     def _receive(self, *keys: str, rank: int = 0) -> Message:
-        """Return the message of a process, in which ``error`` is why there is none; see :meth:`Writers.receive`."""
+        """Return the first message of a process under one of the keys; its ``error`` is why there is none, if so."""
         numbered = [f"{self.snapshot.number}: {key}" for key in keys]
         message = self.snapshot.writers.receive(numbered, lambda: self.snapshot.until)
         silent = f"process {rank} has not answered in {self.snapshot.timeout:g} seconds; is it still running?"
@@ -444,7 +446,7 @@ def _moment(manifest: Manifest) -> tuple[Any, ...]:
 
 @attrs.frozen
 class Message:
-    """What a process sends to another one during a save; an empty one states that nothing is left to do.
+    """What a process sends to another one during a save; after an empty one, the receiver returns without an error.
 
     Args:
         draft: Where to write files; empty if nowhere.
@@ -510,10 +512,11 @@ class Writers:
         self._exchange.put(key, json.dumps(to_data(message, Message)))
 
     def receive(self, keys: Sequence[str], until: Callable[[], float]) -> Message | None:
-        """Return the message of the first key; None if it does not come until a time, which may be changed meanwhile.
+        """Return the message of the first key, or None at a deadline.
 
-        If processes have ended, it is a message with that error. If it does not come, nothing will wait for any of the
-        keys, and messages that are sent too late are removed.
+        ``until`` returns the deadline, in seconds of ``time.monotonic``, and is called repeatedly, as it may move. If
+        processes have ended, the message has that error. After the deadline, nothing waits for any of the keys, and
+        messages that are sent too late are removed.
         """
         assert self._exchange is not None
         text, lost = None, ""

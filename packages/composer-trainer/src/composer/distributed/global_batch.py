@@ -229,10 +229,15 @@ class CountExchange:
     """Exchanges what each process counts in its share of a batch; hosts are waited for, never a device.
 
     An exchange takes longer than a step of a small model. *Regular* batches, in which each process certainly has the
-    usual number of samples, can do without: what they would exchange is known from the last exchange. At most twice as
-    many follow without an exchange as there were batches since the one before, at most 128, and at most a quarter of a
-    second passes. Regular batches of a millisecond are exchanged at the numbers 0, 3, 10, 25, 56 and so on, those of
-    0.2 seconds each time. A process learns only with an exchange that another wants to stop.
+    usual number of samples, can do without: what they would exchange is known from the last exchange. After it, they do
+    without until the first of these limits:
+
+    - twice as many batches as there were since the exchange before;
+    - 128 batches;
+    - a quarter of a second.
+
+    Regular batches of a millisecond are exchanged at the numbers 0, 3, 10, 25, 56 and so on, those of 0.2 seconds each
+    time. A process learns only with an exchange that another wants to stop.
 
     A count that differs from the known one raises an error, as the other processes cannot learn of it in time.
 

@@ -87,8 +87,8 @@ class Parallelism:
         >>> from composer.distributed import BatchShare
         >>> state, parallel = State(nn.Linear(2, 2)), Parallelism()
         >>> parallel.prepare(state)
-        >>> batch = parallel.begin_batch(BatchShare(samples=3))
-        >>> parallel.forward(torch.ones(3, 2)).shape, batch.weight()
+        >>> weights = parallel.begin_batch(BatchShare(samples=3))
+        >>> parallel.forward(torch.ones(3, 2)).shape, weights.weight()
         (torch.Size([3, 2]), 1.0)
     """
 
@@ -175,23 +175,23 @@ class Parallelism:
         Raises:
             RuntimeError: The counts are not those that the other processes rely on.
         """
-        batch = BatchWeights(own, usual, self._exchange)
+        weights = BatchWeights(own, usual, self._exchange)
         if self._exchange is not None:
             self._exchange.begin(own, usual, is_regular=is_regular)
-        return batch
+        return weights
 
-    def padded(self, microbatches: Sequence[Microbatch], batch: BatchWeights) -> Sequence[Microbatch]:
+    def padded(self, microbatches: Sequence[Microbatch], weights: BatchWeights) -> Sequence[Microbatch]:
         """Pad the microbatches and their weights to the maximum number of all processes, with weight 0.
 
         Only if all processes must run each microbatch together: with FSDP2, and with ``'multi_auto_sync'``.
 
         Args:
             microbatches: Those of this process.
-            batch: What :meth:`begin_batch` returned.
+            weights: What :meth:`begin_batch` returned.
         """
         if not self._needs_equal_number:
             return microbatches
-        lacking = batch.totals().microbatches - len(microbatches)
+        lacking = weights.totals().microbatches - len(microbatches)
         return [*microbatches, *[(microbatches[-1][0], 0.0)] * lacking] if lacking > 0 else microbatches
 
     def begin_microbatch(self, is_last: bool) -> None:
@@ -209,14 +209,14 @@ class Parallelism:
         else:
             self._reducing.set_requires_gradient_sync(reduces)
 
-    def end_batch(self, batch: BatchWeights) -> float:
+    def end_batch(self, weights: BatchWeights) -> float:
         """Complete the gradients after the last microbatch, with the same result in all processes.
 
         With ``'forced_sync'`` they are reduced now. If a process did not have its usual number of samples, they are
         multiplied by the usual number of all processes divided by the actual one.
 
         Args:
-            batch: What :meth:`begin_batch` returned.
+            weights: What :meth:`begin_batch` returned.
 
         Returns:
             That factor, by which the sum of the batch's weighted losses must be multiplied, too; nearly always 1.
@@ -229,7 +229,7 @@ class Parallelism:
         if self.config.strategy is DDPSyncStrategy.FORCED_SYNC and not self.is_trial:
             _average_gradients(self._trainable)
             broadcast_buffers(self._model)
-        factor = batch.correction()
+        factor = weights.correction()
         if factor != 1:
             # A model may have both DTensors and others, which foreach cannot multiply together.
             with torch.no_grad():
