@@ -213,9 +213,9 @@ class BatchGradients:
     def _own_share(self, microbatches: int, *, has_terms: bool) -> BatchShare:
         """Return what this process counts in the batch, and requests of all processes."""
         state, parallel = self._state, self._parallel
-        # The samples that were read, whose number is the position in the data, and the tokens that are trained on, as
-        # algorithms may have shortened sequences.
-        samples = self.num_samples if state.batch_counts else 0
+        # The samples that were read, whose number is the position in the data, also if algorithms have selected none of
+        # them and cleared batch_counts; and the tokens that are trained on, as algorithms may have shortened sequences.
+        samples = self.num_samples if self._batches.position.last_batch_counts else 0
         tokens = self._spec.get_num_tokens_in_batch(state.batch) if samples else 0
         stop, logs = self._signals.received is not None, self._logger.is_heard
         share = BatchShare(samples, tokens, samples, microbatches, stop=stop, logs=logs, has_terms=has_terms)
