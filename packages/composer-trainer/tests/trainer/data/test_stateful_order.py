@@ -110,6 +110,31 @@ class CountingOutside(CountingEpochs):
         return map(tuple, super().__iter__())
 
 
+class SavingEpoch(Drawing):
+    """The same, whose order depends on the epoch that it is given, which its state contains."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return self.batches(torch.randperm(5, generator=torch.Generator().manual_seed(self.epoch)))
+
+    def state_dict(self):
+        return {"place": self.place, "epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        self.place, self.epoch = state["place"], state["epoch"]
+
+
+class SavingEpochOutside(SavingEpoch):
+    """The same, whose iterator is no generator."""
+
+    def __iter__(self):
+        return map(tuple, super().__iter__())
+
+
 class AnnouncingMany(CountingOutside):
     """The same, which announces more batches than it has."""
 
@@ -227,7 +252,7 @@ class TestStateOfALoader:
         [
             *itertools.product([Drawing, DrawingLate, RestoringLate, Shuffling], [-1, 3, 1]),
             *itertools.product([CountingEpochs, OwnGenerator, OwnGeneratorLate, SavedGenerator], [-1, 3, 1]),
-            *itertools.product([DrawingEach, CountingOutside], [-1, 3, 1]),
+            *itertools.product([DrawingEach, CountingOutside, SavingEpoch, SavingEpochOutside], [-1, 3, 1]),
             *itertools.product([AnnouncingFew], [-1, 3, 5, 6]),
         ],
     )

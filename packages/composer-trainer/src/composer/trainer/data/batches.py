@@ -285,11 +285,10 @@ class Batches:
             # Iterated over, a loader at the end of its data may begin again.
             if saved.has_ended and is_in_epoch:
                 self._continue_with(iter(()))
-            return None
-        if not is_in_epoch:
-            return None
-        _warn_of_other_kind(self._loader, saved)
-        return self._skip(saved) if self._order.skips else self._replay()
+        elif is_in_epoch:
+            _warn_of_other_kind(self._loader, saved)
+            return self._skip(saved) if self._order.skips else self._replay()
+        return None
 
     def _skip(self, saved: SavedPlace) -> int | None:
         """Skip the batches before the place, and return their number of samples; None if it is not counted."""

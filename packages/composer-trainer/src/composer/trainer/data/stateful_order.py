@@ -142,8 +142,7 @@ class StatefulOrder(OpaqueOrder):
             self._at_start = self._generators()
             return self._begin_epoch(epoch)
         generators = saved.objects.states.get("generators", {})
-        before = saved.objects.states.get("before")
-        earlier = None if before is None else _Earlier(**before)
+        earlier = _Earlier(**before) if (before := saved.objects.states.get("before")) else None
         present = _Earlier(saved.loader, generators.get("now", {}), epoch, place)
         # Not the saved start before an epoch: a process that had ended before others saved that of its last epoch.
         self._at_start = generators.get("start", {}) if place else present.generators
@@ -167,17 +166,16 @@ class StatefulOrder(OpaqueOrder):
         next(batches, None)
         return batches
 
-    def _begin_epoch(self, epoch: int, loaded: _Earlier | None = None) -> Iterator[Batch]:
-        """Return the batches of an epoch, from the present state on, which may just have been loaded.
+    def _begin_epoch(self, epoch: int, loaded: Any = None) -> Iterator[Batch]:
+        """Return the batches of an epoch, from the present state on; ``loaded`` is that state, if it was just loaded.
 
         If the former epoch, or a loaded state, ended exactly where the data does, an iteration may have no batch, and
         the next one begins with the first.
         """
         batches = self._iterate(epoch)
-        first = next(batches, END)
-        if first is not END:
+        if (first := next(batches, END)) is not END:
             return itertools.chain([first], batches)
-        if loaded is not None and not self._has_state(loaded.state):
+        if loaded is not None and not self._has_state(loaded):
             warnings.warn(
                 "train_dataloader ended and changed its state when it had loaded that of the end of an epoch, so it "
                 "may count this epoch twice. Let its __len__ return the number of its batches, or yield in __iter__.",
@@ -190,12 +188,15 @@ class StatefulOrder(OpaqueOrder):
         """Return the batches of an epoch that begins after an earlier state and the requests that follow it, if any."""
         if earlier.epoch is None:
             self._load(earlier)
-            return self._begin_epoch(epoch, earlier)
+            set_epoch(self.loader, epoch)  # the state may have another one
+            return self._begin_epoch(epoch, plain(self.loader.state_dict(), mappings=True))
         had_ended = earlier.has_ended
+        set_epoch(self.loader, earlier.epoch)
         _, last = self._repeat(earlier, earlier.epoch)
         if (last is END) is not had_ended:
             # The loader ends where it continued in the run, or the reverse: its state alone begins the next epoch.
             self.loader.load_state_dict(_copied(earlier.state))
+        set_epoch(self.loader, epoch)
         self._set(self._at_start)
         return self._begin_epoch(epoch)
 
