@@ -260,7 +260,7 @@ class SavedPlace:
         order: A digest of the order up to the place, if it may be another in a resumed run.
         loader: The state of a loader that saves itself.
         objects: The objects that the loader consists of, as they were at the start of the epoch, if it has begun. Of a
-            loader that saves itself, also what ``StatefulOrder`` needs besides its state, as ``"before"`` and
+            loader that saves itself, also what ``StatefulOrder`` needs besides its state, as ``"earlier"`` and
             ``"generators"``.
         has_ended: Whether this process has trained on all of its own batches of the epoch, and others have not.
         is_over: Whether all data has been taken, and not only a part of it.

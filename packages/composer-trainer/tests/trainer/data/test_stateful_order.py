@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import composer.trainer.data.stateful_order
-from composer.checkpoint.contents import SavedObjects
+from composer.checkpoint.contents import SavedObjects, SavedPlace
 from composer.core import DataSpec
 from composer.trainer.data.batches import Batches
 from composer.trainer.data.order import make_order
@@ -165,6 +165,14 @@ class OwnGeneratorLate(OwnGenerator):
         yield from self.batches(torch.randperm(5, generator=self.generator))
 
 
+class NoisyLate(OwnGeneratorLate):
+    """The same, which also draws with each batch."""
+
+    def __iter__(self):
+        for inputs, targets in super().__iter__():
+            yield inputs + torch.rand((), generator=self.generator), targets
+
+
 class SavedGenerator(OwnGenerator):
     """The same, whose state contains its generator, and which draws with each batch."""
 
@@ -239,6 +247,18 @@ class Shuffling(Drawing):
         self.left = list(state["left"])
 
 
+class ShufflingNoisy(Shuffling):
+    """The same, which adds noise from a generator that its state does not contain."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(3)
+
+    def __iter__(self):
+        for inputs, targets in super().__iter__():
+            yield inputs + torch.rand((), generator=self.generator), targets
+
+
 class TestStateOfALoader:
     def fit(self, make, subset, **options):
         seen = record("batch_end", lambda state: [one.tolist() for one in state.batch])
@@ -250,8 +270,8 @@ class TestStateOfALoader:
     @pytest.mark.parametrize(
         ("make", "subset"),
         [
-            *itertools.product([Drawing, DrawingLate, RestoringLate, Shuffling], [-1, 3, 1]),
-            *itertools.product([CountingEpochs, OwnGenerator, OwnGeneratorLate, SavedGenerator], [-1, 3, 1]),
+            *itertools.product([Drawing, DrawingLate, RestoringLate, Shuffling, ShufflingNoisy], [-1, 3, 1]),
+            *itertools.product([CountingEpochs, OwnGenerator, OwnGeneratorLate, NoisyLate, SavedGenerator], [-1, 3, 1]),
             *itertools.product([DrawingEach, CountingOutside, SavingEpoch, SavingEpochOutside], [-1, 3, 1]),
             *itertools.product([AnnouncingFew], [-1, 3, 5, 6]),
         ],
@@ -287,6 +307,30 @@ class TestStateOfALoader:
         batches, _ = self.fit(make, 5, max_duration="1ep"), self.fit(make, subset, max_duration="2ep", **saving)
 
         assert self.fit(make, 5, max_duration="1ep", load_path=tmp_path / f"{subset}-0") == batches[subset:]
+
+    @pytest.mark.parametrize("make", [CountingEpochs, DrawingLate, OwnGeneratorLate])
+    def test_after_another_epoch_of_the_same_number(self, make, tmp_path):
+        """A run that began a second time with epoch 0 resumes in it."""
+        seen = record("batch_end", lambda state: [one.tolist() for one in state.batch])
+        trainer = small_run(train_dataloader=make(), max_duration="1ep", callbacks=seen)
+        trainer.fit()
+        trainer.fit(duration="1ba", reset_time=True)
+        path = trainer.save_checkpoint(tmp_path / "checkpoint")
+        trainer.fit(duration="4ba")
+
+        assert self.fit(make, -1, max_duration="5ba", load_path=path) == seen.values[6:]
+
+    def test_announced_end_of_own_batches(self):
+        """An end of the data is repeated in each of several processes, also if other loaders are longer."""
+        ended, resumed = (make_order(CountingOutside(), seed=17) for _ in range(2))
+        batches = [*ended.begin(0)]
+        loader, states = ended.save(in_epoch=True)
+
+        resumed.load(SavedPlace(epoch=0, place=6, loader=loader, objects=SavedObjects(states), has_ended=True))
+        resumed.begin(1)
+
+        assert len(batches) == 5
+        assert resumed.loader.epoch == ended.loader.epoch == 1
 
     @pytest.mark.filterwarnings("ignore:train_dataloader has a length:UserWarning")
     @pytest.mark.parametrize("make", [AnnouncingMany, AnnouncingNone])
@@ -348,7 +392,7 @@ class TestStateOfALoader:
         other.load(saved)
 
         assert torch.equal(other.next()[0], batches.next()[0])
-        assert expected.objects.states["before"]["state"] == {"place": 0, "epoch": 0}
+        assert expected.objects.states["earlier"]["state"] == {"place": 0, "epoch": 0}
 
     def test_state_is_copied_rarely(self):
         """Of a loader whose ``__iter__`` is a generator function, each eighth batch is preceded by a copy."""
@@ -403,7 +447,7 @@ class TestCopiesOfAState:
         next(batches)
 
         assert (state["left"][-1], state["sums"]) == (9_997, [[9_999 + 9_998]])
-        assert (states["before"]["state"]["left"][-1], states["before"]["state"]["sums"]) == (9_998, [[9_999]])
+        assert (states["earlier"]["state"]["left"][-1], states["earlier"]["state"]["sums"]) == (9_998, [[9_999]])
 
     def test_are_cheap(self):
         """The numbers of a long list are copied without a call for each."""

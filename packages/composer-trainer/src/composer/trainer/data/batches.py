@@ -125,7 +125,7 @@ class Batches:
         # Of torch itself: a device of the state is a string to Tensor.to, which would parse it for each tensor.
         self._device, self._epoch, self._clock = torch.device(device), epoch, clock
         self._loader: Any = spec.dataloader
-        self._order = order = make_order(self._loader, seed)
+        self._order = order = make_order(self._loader, seed, subset_num_batches)
         order.rewind(clock())
         self.position, self.place_reader = EpochPosition(spec, order, subset_num_batches), PlaceReader(spec, order)
         if 0 in (spec.length, self.position.data_end):
@@ -328,8 +328,6 @@ class Batches:
     def _begin(self, place: int = 0) -> Iterator[Batch]:
         """Return the loader's batches of the epoch from a place on."""
         self._objects_at_start = save_objects(self.objects.replayed)
-        if isinstance(self._order, StatefulOrder):
-            self._order.last_requests = (self.position.limit - 1, self.position.length)
         # After the states were saved, because the order may draw from these objects.
         batches = self._order.begin(self._epoch, place)
         return _watched(batches) if self.position.length is None else batches

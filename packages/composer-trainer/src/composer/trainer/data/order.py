@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from composer.core import Batch
 
 
-def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
+def make_order(loader: Iterable[Batch], seed: int, subset_num_batches: int = -1) -> DataOrder:
     """Return the order of a loader, depending on its type.
 
     - A loader with ``state_dict`` and ``load_state_dict`` stores its position itself.
@@ -72,13 +72,18 @@ def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
     - A list of batches is used as it is.
     - Other loaders are iterated over, with the global generators seeded for each batch.
 
+    Args:
+        loader: The loader.
+        seed: The run's seed.
+        subset_num_batches: The number of batches in an epoch, if fewer than the loader has; -1 for all.
+
     Example:
         >>> order = make_order([1, 2, 3], seed=17)
         >>> list(order.begin(epoch=0, place=1))
         [2, 3]
     """
     if has_state(loader):
-        return StatefulOrder(loader, seed)
+        return StatefulOrder(loader, seed, subset_num_batches)
     # A subclass with its own __iter__ may use the sampler in any way, or not at all.
     if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
         return DataOrder(loader, seed) if isinstance(loader, (list, tuple, Tensor)) else OpaqueOrder(loader, seed)

@@ -1,30 +1,38 @@
 """The order of a loader that saves its own state, such as torchdata's ``StatefulDataLoader``.
 
-A loaded state takes effect when the loader is iterated over, and it depends on the loader whether it then continues, or
-ends first. :class:`StatefulOrder` therefore does not only load a state. It also repeats requests for batches, from an
-earlier state on:
+A loader continues when it has loaded its state and is iterated over. Two things can then differ from the run that
+stopped:
 
-- Those that ended an epoch, before it begins the next one. A loader may count its epochs with the last of them.
-- The last ones in an epoch, if the iterator of the loader is a generator. The start of its function runs with the
-  first request, and its draws would change the draws of the batch to continue with.
+- A state of the end of an epoch: some loaders begin the next epoch with it, and others end first. One that counts its
+  epochs where they end would count this one twice.
+- What a generator function draws at its start, such as an order. If the iterator is a generator, its function starts
+  with the first request for a batch. The draws would come from the seed of that batch, and change the batch itself.
 
-If an epoch has 11 batches, because of ``train_subset_num_batches``, these are the requests, and the earlier states that
-are copied before them::
+So :class:`StatefulOrder` also copies the state before some earlier requests: each that may end an epoch and, if the
+iterator is a generator, every eighth one. A resumed run loads the last copy, and repeats the requests since then. With
+``train_subset_num_batches=11``, these requests are preceded by a copy::
 
-    epoch       0                                   1
-    request     0  1  2  3  4  5  6  7  8  9  10    0  1  2
-    generator   |  |                       |  |        |
-    iterator                                  |
+    epoch               0                                   1
+    request             0  1  2  3  4  5  6  7  8  9  10    0  1  2
+    to a generator      |  |                       |  |        |
+    to other iterators                                |
 
-A run that is resumed before request 5 of a generator repeats the requests 1 to 4. One that is resumed before request 0
-of epoch 1, or in a generator before request 1, repeats request 10 of epoch 0 and begins epoch 1.
+===========================  ===================================  ==============================
+the run stopped              requests that a generator repeats    requests that others repeat
+===========================  ===================================  ==============================
+before request 5 of epoch 0  1 to 4 of epoch 0                    none
+between the epochs           10 of epoch 0                        10 of epoch 0
+before request 1 of epoch 1  10 of epoch 0, and 0 of epoch 1      none
+===========================  ===================================  ==============================
 
-A state is restored in this order, in which generators are those that are attributes of the loader or its samplers:
+The state at the place where the run stopped is loaded instead, and no request is repeated, if there is no copy, or if
+the repeated requests did not lead to this place: within an epoch, if the loader has another state, as one that depends
+on the draws of batches; between two epochs, if the last request found the end of the data and did not in the run that
+stopped, or the reverse.
 
-1. The loader loads it. If its generators then have their saved states, it restores them itself, and step 2 is left out.
-2. The generators get their states at the start of the epoch, from which ``iter()`` may draw an order.
-3. ``iter()`` is called, and requests are repeated.
-4. The generators get their states at the place to continue at.
+Random generators that are attributes of the loader or of its samplers are saved besides, as its state need not contain
+them. When the loader is iterated over, they have their states at the start of the epoch, because it may draw the order
+then; when the next batch is requested, those at the place where the run stopped.
 """
 
 from __future__ import annotations
@@ -38,6 +46,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from composer.checkpoint.contents import SavedObjects
+from composer.core.data_spec import length_of
 from composer.core.plain_data import equal, plain
 from composer.distributed.samplers import END, set_epoch
 from composer.trainer.data.iterable_order import OpaqueOrder
@@ -50,83 +59,101 @@ if TYPE_CHECKING:
     from composer.checkpoint.contents import SavedPlace
     from composer.core import Batch
 
-STATES = ("before", "generators")
+STATES = ("earlier", "generators")
 """The names in ``SavedPlace.objects.states`` that :class:`StatefulOrder` saves; the others are objects of the user."""
 
 _COPY_EVERY = 8
-"""Of how many requests to a generator the state is copied before one: a checkpoint can be saved after any step."""
+"""Of how many requests to a generator one is preceded by a copy: a checkpoint can be saved after any step."""
 
 _ATOMS = frozenset((bool, int, float, str, bytes, type(None)))
 
 
 @attrs.define
-class _Earlier:
-    """A state of the loader, and the requests for batches since then, which a resumed run repeats.
+class _Requests:
+    """Consecutive requests for batches to one iterator of the loader.
 
     Attributes:
-        state: A copy of the state.
-        generators: The states of the generators of the loader and its samplers at the same time.
-        epoch: The epoch of the requests; None for a state between two epochs, which no request follows.
-        number: The number of the first request in its epoch.
-        requests: How many requests followed.
-        has_ended: Whether the last of them found the end of the data.
+        epoch: Their epoch.
+        first: The number of the first one in the epoch.
+        generators: The states of the random generators at the start of the epoch.
+        count: How many there are.
+        has_ended: Whether the last one found the end of the data.
+    """
+
+    epoch: int
+    first: int
+    generators: dict[str, Any]
+    count: int = 0
+    has_ended: bool = False
+
+
+@attrs.define
+class _Earlier:
+    """A copy of the loader's state, and the requests since then, which a resumed run repeats.
+
+    Attributes:
+        state: The copy.
+        requests: The requests to each iterator since then.
     """
 
     state: Any
-    generators: dict[str, Any] = attrs.field(factory=dict)
-    epoch: int | None = None
-    number: int = 0
-    requests: int = 0
-    has_ended: bool = False
+    requests: list[_Requests]
 
-    def count(self, batch: Batch) -> None:
-        """Count a request that returned ``batch``, or ``END``."""
-        self.requests += 1
-        self.has_ended = batch is END
+    def save(self) -> dict[str, Any]:
+        """Return what :meth:`load` needs."""
+        return {"state": self.state, "requests": [attrs.asdict(requests, recurse=False) for requests in self.requests]}
+
+    @classmethod
+    def load(cls, saved: dict[str, Any]) -> _Earlier:
+        """Return what was saved."""
+        return cls(saved["state"], [_Requests(**requests) for requests in saved["requests"]])
 
 
 class StatefulOrder(OpaqueOrder):
     """A loader that saves its own state; the module states how it resumes.
 
-    =======================================  =============================================================
+    =======================================  ==================================================================
     saved in                                 what
-    =======================================  =============================================================
-    ``SavedPlace.loader``                    the present state
+    =======================================  ==================================================================
+    ``SavedPlace.loader``                    the state where the run stopped
     ``SavedPlace.objects.states``:
-    ``"before"``                             the earlier state, if there is one
-    ``"generators"``                         if the loader or its samplers have generators as attributes:
-                                             their states at the ``"start"`` of the epoch, and ``"now"``
-    =======================================  =============================================================
+    ``"earlier"``                            the last copy and the requests since then, if any are repeated
+    ``"generators"``                         if the loader or its samplers have random generators: their states
+                                             at the ``"start"`` of the epoch, and ``"now"``
+    =======================================  ==================================================================
 
-    A loader whose iterator is no generator has no earlier state at an end that its length does not announce. If it then
-    ends at once when the present state is loaded, and counts an epoch with it, a warning asks for the length.
+    If the iterator is no generator, no copy precedes an end of the data that the length does not announce. A loader
+    that then counts an epoch twice, because it ends first when it has loaded the state of the end, causes a warning.
+
+    Args:
+        loader: The loader.
+        seed: The run's seed.
+        subset_num_batches: The number of batches in an epoch, if fewer than the loader has; -1 for all.
 
     Attributes:
-        last_requests: The numbers of the requests that may end an epoch: that for the last batch of a subset, and that
-            after as many batches as the loader announces, which finds the end. ``Batches`` sets them.
         _loaded: The saved place, from :meth:`load` until the loader is iterated over.
-        _earlier: The earlier state that a save would contain. Before request 1 of a generator it is still one of the
-            former epoch, from which a resumed run begins the epoch again.
-        _at_start: The states of the generators at the start of the epoch.
+        _earlier: The last copy and the requests since then; None if a run that is resumed here repeats none.
+        _requests: The last requests, or those that come next.
     """
 
-    def __init__(self, loader: Iterable[Batch], seed: int) -> None:
+    def __init__(self, loader: Iterable[Batch], seed: int, subset_num_batches: int = -1) -> None:
         super().__init__(loader, seed)
-        self.last_requests: tuple[float | None, ...] = ()
+        self._subset_num_batches = subset_num_batches
+        self._parts = {"loader": loader, **{name: getattr(loader, name, None) for name in ("batch_sampler", "sampler")}}
         self._loaded: SavedPlace | None = None
         self._earlier: _Earlier | None = None
-        self._parts = {"loader": loader, **{name: getattr(loader, name, None) for name in ("batch_sampler", "sampler")}}
-        self._at_start = self._generators()
+        self._requests = _Requests(0, 0, self._generators())
 
     def save(self, *, in_epoch: bool) -> tuple[Any, dict[str, Any]]:
         """Return the state of the loader, and what a resumed run needs besides; ``load`` gets both."""
         if self._loaded is not None:
             return self._loaded.loader, self._loaded.objects.states
         states: dict[str, Any] = {}
-        if generators := self._generators():
-            states["generators"] = {"start": self._at_start if in_epoch else generators, "now": generators}
+        if now := self._generators():
+            # Between two epochs, this is the start of the next one.
+            states["generators"] = {"start": self._requests.generators if in_epoch else now, "now": now}
         if self._earlier is not None:
-            states["before"] = attrs.asdict(self._earlier, recurse=False)
+            states["earlier"] = self._earlier.save()
         return _copied(self.loader.state_dict()), states
 
     def load(self, saved: SavedPlace) -> None:
@@ -135,44 +162,44 @@ class StatefulOrder(OpaqueOrder):
         self._loaded = saved
 
     def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
-        """Return the batches from a place on, which is 0 or that of the loaded state."""
-        set_epoch(self.loader, epoch)
-        saved, self._loaded = self._loaded, None
-        if saved is None:
-            self._at_start = self._generators()
-            return self._begin_epoch(epoch)
-        generators = saved.objects.states.get("generators", {})
-        earlier = _Earlier(**before) if (before := saved.objects.states.get("before")) else None
-        present = _Earlier(saved.loader, generators.get("now", {}), epoch, place)
-        # Not the saved start before an epoch: a process that had ended before others saved that of its last epoch.
-        self._at_start = generators.get("start", {}) if place else present.generators
-        if not place:
-            return self._begin_after(earlier or attrs.evolve(present, epoch=None), epoch)
-        if earlier is not None:
-            batches = self._continue_from(earlier, epoch)
-            if self._has_state(saved.loader):
-                self._set(present.generators)
-                return batches
-        # There is no earlier state, or repeated requests lead to another one, as it depends on what the loader draws.
-        self._load(present)
-        return self._iterate(epoch, place)
-
-    def _continue_from(self, earlier: _Earlier, epoch: int) -> Iterator[Batch]:
-        """Return the batches of an epoch after the requests that follow an earlier state."""
-        if earlier.epoch == epoch:
-            # The start of the function draws as in the run, where it ran with the first request, of number 0.
-            return self._repeat(earlier, epoch, seed=0)[0]
-        batches = self._begin_after(earlier, epoch)  # the place is before request 1 of a generator
-        next(batches, None)
+        """Return the batches of an epoch from a place on, which is 0 or that of the loaded state."""
+        batches = self._begin_epoch(epoch) if self._loaded is None else self._resume(self._loaded, epoch, place)
+        self._loaded = None  # only now: until then, a save contains it
         return batches
 
-    def _begin_epoch(self, epoch: int, loaded: Any = None) -> Iterator[Batch]:
-        """Return the batches of an epoch, from the present state on; ``loaded`` is that state, if it was just loaded.
+    def _resume(self, saved: SavedPlace, epoch: int, place: int) -> Iterator[Batch]:
+        """Return the batches of an epoch from the saved place on, or from its start if the place is between two."""
+        states = saved.objects.states
+        generators = states.get("generators", {"start": {}, "now": {}})
+        if "earlier" in states:
+            earlier = _Earlier.load(states["earlier"])
+            batches, has_ended = self._repeat(earlier, in_epoch=place > 0)
+            leads_there = self._has_state(saved.loader) if place else has_ended is earlier.requests[-1].has_ended
+            if leads_there:
+                self._set(generators["now"])
+                return batches if place else self._begin_epoch(epoch)
+        self._earlier = None
+        if not place:
+            self._load(saved.loader, generators["now"])
+            return self._begin_epoch(epoch, loaded=saved.loader)
+        self._load(saved.loader, generators["start"])
+        set_epoch(self.loader, epoch)
+        requests = _Requests(epoch, place, generators["start"])
+        return self._iterate(requests, seed=place, generators=generators["now"])
 
-        If the former epoch, or a loaded state, ended exactly where the data does, an iteration may have no batch, and
-        the next one begins with the first.
+    def _begin_epoch(self, epoch: int, loaded: Any = None) -> Iterator[Batch]:
+        """Return the batches of an epoch.
+
+        If the former epoch ended exactly where the data does, an iteration may have no batch, and the next one begins
+        with the first.
+
+        Args:
+            epoch: The number of the epoch.
+            loaded: The state that was just loaded, if no request was repeated since then.
         """
-        batches = self._iterate(epoch)
+        set_epoch(self.loader, epoch)
+        generators = self._generators()
+        batches = self._iterate(_Requests(epoch, 0, generators), seed=0)
         if (first := next(batches, END)) is not END:
             return itertools.chain([first], batches)
         if loaded is not None and not self._has_state(loaded):
@@ -181,59 +208,71 @@ class StatefulOrder(OpaqueOrder):
                 "may count this epoch twice. Let its __len__ return the number of its batches, or yield in __iter__.",
                 stacklevel=2,
             )
-        self._set(self._at_start)
-        return self._iterate(epoch)
+        self._set(generators)
+        return self._iterate(_Requests(epoch, 0, generators), seed=0)
 
-    def _begin_after(self, earlier: _Earlier, epoch: int) -> Iterator[Batch]:
-        """Return the batches of an epoch that begins after an earlier state and the requests that follow it, if any."""
-        if earlier.epoch is None:
-            self._load(earlier)
-            set_epoch(self.loader, epoch)  # the state may have another one
-            return self._begin_epoch(epoch, plain(self.loader.state_dict(), mappings=True))
-        had_ended = earlier.has_ended
-        set_epoch(self.loader, earlier.epoch)
-        _, last = self._repeat(earlier, earlier.epoch)
-        if (last is END) is not had_ended:
-            # The loader ends where it continued in the run, or the reverse: its state alone begins the next epoch.
-            self.loader.load_state_dict(_copied(earlier.state))
-        set_epoch(self.loader, epoch)
-        self._set(self._at_start)
-        return self._begin_epoch(epoch)
+    def _repeat(self, earlier: _Earlier, *, in_epoch: bool) -> tuple[Iterator[Batch], bool]:
+        """Load the state of a copy and repeat the requests since then.
 
-    def _repeat(self, earlier: _Earlier, epoch: int, seed: int | None = None) -> tuple[Iterator[Batch], Batch]:
-        """Repeat the requests after an earlier state; return the iterator, and what it has returned last."""
-        self._load(earlier)
-        requests, earlier.requests, earlier.has_ended = earlier.requests, 0, False  # which are counted again
-        batches, last = self._iterate(epoch, earlier.number, seed), END
-        for _ in range(requests):
-            last = next(batches, END)
-        return batches, last
+        Args:
+            earlier: The copy.
+            in_epoch: Whether the run continues in the epoch of the last request, and not in the next one.
 
-    def _iterate(self, epoch: int, number: int = 0, seed: int | None = None) -> Iterator[Batch]:
-        """Iterate from the batch with a number on, which is also the number of its seed unless that is given."""
-        seeds = itertools.chain([number if seed is None else seed], itertools.count(number + 1))
-        return seeded_batches(lambda: self._open(epoch, number), self.seed, epoch, seeds)
+        Returns:
+            The batches after the requests, and whether the last request found the end of the data.
+        """
+        self._earlier = _Earlier(earlier.state, [])
+        self._load(earlier.state, earlier.requests[0].generators)
+        for number, requests in enumerate(earlier.requests):
+            if number:
+                self._set(requests.generators)
+            set_epoch(self.loader, requests.epoch)
+            # With the seed of request 0, the function of a generator draws at its start as in the run. Between two
+            # epochs these draws no longer matter, and the state may depend on those of the batches.
+            batches = self._iterate(attrs.evolve(requests, count=0), seed=0 if in_epoch else requests.first)
+            for _ in range(requests.count):
+                last = next(batches, END)
+        return batches, last is END
 
-    def _open(self, epoch: int, number: int) -> Iterator[Batch]:
-        generators = self._generators()
-        batches = iter(self.loader)
-        if isinstance(batches, GeneratorType):
-            self._earlier = self._earlier or _Earlier(_copied(self.loader.state_dict()), generators)
-        elif number and self._earlier is not None:  # iter() may have drawn an order from the states at the start
-            self._set(self._earlier.generators)
-        return self._follow(batches, epoch, number)
+    def _load(self, state: Any, generators: dict[str, Any]) -> None:
+        """Load a state of the loader, after those of its generators, as it may contain other ones of them."""
+        self._set(generators)
+        self.loader.load_state_dict(_copied(state))
 
-    def _follow(self, batches: Iterator[Batch], epoch: int, first: int) -> Iterator[Batch]:
-        """Yield the batches, copy the state before some of them, and count the requests since then."""
+    def _iterate(self, requests: _Requests, *, seed: int, generators: dict[str, Any] | None = None) -> Iterator[Batch]:
+        """Return the batches of the requests to an iterator.
+
+        Args:
+            requests: The requests; those that are made are counted in it.
+            seed: The number of the seed of the first one; later ones have the seeds of their own numbers.
+            generators: The states of the generators to set after ``iter()``; None leaves them.
+        """
+
+        def open_loader() -> Iterator[Batch]:
+            batches = iter(self.loader)
+            if generators is not None:
+                self._set(generators)
+            return self._follow(batches, requests)
+
+        self._requests = requests
+        seeds = itertools.chain([seed], itertools.count(requests.first + 1))
+        return seeded_batches(open_loader, self.seed, requests.epoch, seeds)
+
+    def _follow(self, batches: Iterator[Batch], requests: _Requests) -> Iterator[Batch]:
+        """Yield the batches, count the requests, and copy the state before some of them."""
         is_generator = isinstance(batches, GeneratorType)
-        earlier = self._earlier if is_generator else None
-        for number in itertools.count(first):
-            if (is_generator and number % _COPY_EVERY == 1) or number in self.last_requests:
-                earlier = _Earlier(_copied(self.loader.state_dict()), self._generators(), epoch, number)
+        last_numbers = (self._subset_num_batches - 1, length_of(self.loader))  # request 5 finds the end of 5 batches
+        earlier = None
+        if is_generator:
+            earlier = self._earlier or _Earlier(_copied(self.loader.state_dict()), [])
+            earlier.requests.append(requests)
+        for number in itertools.count(requests.first):
+            if number in last_numbers or (is_generator and number % _COPY_EVERY == 1):
+                requests = _Requests(requests.epoch, number, requests.generators)
+                earlier = _Earlier(_copied(self.loader.state_dict()), [requests])
             batch = next(batches, END)
-            if earlier is not None and earlier.epoch == epoch:  # request 0 of a generator begins the epoch again
-                earlier.count(batch)
-            self._earlier = earlier
+            requests.count, requests.has_ended = requests.count + 1, batch is END
+            self._earlier, self._requests = earlier, requests
             if batch is END:
                 return
             yield batch
@@ -244,18 +283,11 @@ class StatefulOrder(OpaqueOrder):
         return equal(plain(self.loader.state_dict(), mappings=True), state)
 
     def _generators(self) -> dict[str, Any]:
-        """Return the states of the generators that are attributes of the loader or of its samplers."""
+        """Return the states of the random generators that are attributes of the loader or of its samplers."""
         return save_objects({}, self._parts).generators
 
     def _set(self, generators: dict[str, Any]) -> None:
         load_objects(SavedObjects({}, generators), {}, self._parts)
-
-    def _load(self, earlier: _Earlier) -> None:
-        """Load a state of the loader, steps 1 and 2 of the module."""
-        self._earlier = earlier
-        self.loader.load_state_dict(_copied(earlier.state))
-        if not equal(self._generators(), earlier.generators):
-            self._set(self._at_start)
 
 
 def _copied(value: Any) -> Any:
