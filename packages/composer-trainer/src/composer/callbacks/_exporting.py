@@ -6,8 +6,6 @@ import logging
 
 from composer.core import State
 
-__all__ = ["is_interrupted"]
-
 _log = logging.getLogger(__name__)
 
 

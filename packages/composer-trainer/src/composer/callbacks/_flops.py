@@ -14,8 +14,6 @@ from composer.core import Precision
 if TYPE_CHECKING:
     from torch.utils.flop_counter import FlopCounterMode
 
-__all__ = ["PEAKS", "FlopCounter", "HasFlops", "flops_per_batch", "peak_flops"]
-
 
 @runtime_checkable
 class HasFlops(Protocol):

@@ -18,8 +18,6 @@ from composer.core.components import reset_fields, transient
 from composer.core.interval import interval_time
 from composer.functional.nested import leaves
 
-__all__ = ["ActivationMonitor"]
-
 _WANDB = "WandBLogger"
 
 

@@ -14,8 +14,6 @@ from composer.core.components import reset_fields, transient
 from composer.core.interval import Call
 from composer.loggers.values import aligned
 
-__all__ = ["Cost", "CostMonitor"]
-
 _MEASURED_CALLS = 5
 _COLUMNS = ("component", "event", "calls", "total ms", "µs a call", "% of run")
 _MEMORY_COLUMN = "KiB kept a call"

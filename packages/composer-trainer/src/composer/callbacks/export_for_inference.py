@@ -19,8 +19,6 @@ from composer.core.files import check_template, fill_in_run
 from composer.distributed.collectives import failing_in_all_processes
 from composer.export import export_for_inference
 
-__all__ = ["ExportForInferenceCallback"]
-
 
 def _to_save_path(given: str | os.PathLike[str]) -> str:
     return check_template(to_path("save_path", given), "save_path", ["run_name"])

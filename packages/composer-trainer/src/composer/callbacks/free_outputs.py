@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from composer.core import Callback, Logger, State
 
-__all__ = ["FreeOutputs"]
-
 
 class FreeOutputs(Callback):
     """Release the outputs after the loss, so that the backward pass can use their memory.

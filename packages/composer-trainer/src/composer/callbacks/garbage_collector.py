@@ -12,8 +12,6 @@ from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUn
 from composer.core.components import transient
 from composer.core.interval import interval_time
 
-__all__ = ["GarbageCollector"]
-
 
 @attrs.define(eq=False)
 class GarbageCollector(Callback):

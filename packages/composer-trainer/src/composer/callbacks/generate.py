@@ -25,8 +25,6 @@ from composer.core.interval import at_checkpoints
 from composer.core.randomness import preserve_rng_state
 from composer.functional.checks import check_sizes
 
-__all__ = ["Generate"]
-
 
 @runtime_checkable
 class _SupportsGeneration(Protocol):

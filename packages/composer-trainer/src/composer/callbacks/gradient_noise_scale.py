@@ -20,8 +20,6 @@ from composer.functional.training.gradient_clipping import measure_norm
 if TYPE_CHECKING:
     from composer.core.interval import Call
 
-__all__ = ["GradientNoiseScale"]
-
 
 @attrs.define(eq=False)
 class GradientNoiseScale(Callback):

@@ -14,8 +14,6 @@ from composer.core.checks import integer, is_flag, one_of
 from composer.core.components import reset_fields, transient
 from composer.core.interval import interval_time
 
-__all__ = ["ImageVisualizer"]
-
 
 @attrs.define(eq=False)
 class ImageVisualizer(Callback):

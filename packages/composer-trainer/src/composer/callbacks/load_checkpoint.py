@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from composer.checkpoint.contents import IgnoreKeys
 
-__all__ = ["LoadCheckpoint"]
-
 _EVENTS = (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START)
 
 

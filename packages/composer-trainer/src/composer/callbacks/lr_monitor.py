@@ -6,8 +6,6 @@ from composer.core import Callback, Logger, State
 from composer.core.components import by_key
 from composer.core.optimizers import unwrapped
 
-__all__ = ["LRMonitor"]
-
 
 class LRMonitor(Callback):
     """Log the learning rates of every batch, one for each parameter group.

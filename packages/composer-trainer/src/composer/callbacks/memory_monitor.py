@@ -16,8 +16,6 @@ from composer.core.components import transient
 from composer.distributed import all_gather
 from composer.functional.random import send
 
-__all__ = ["MemoryMonitor"]
-
 _KEYS = {
     "allocated_bytes.all.current": "current_allocated_mem",
     "active_bytes.all.current": "current_active_mem",

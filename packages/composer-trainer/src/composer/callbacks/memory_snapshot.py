@@ -19,8 +19,6 @@ from composer.core.components import transient
 from composer.core.files import check_template, fill_in_run, write_atomically
 from composer.core.step import is_out_of_memory
 
-__all__ = ["MemorySnapshot", "OOMObserver"]
-
 _FIELDS = ("run_name", "rank", "batch")
 # CUDA's allocator has one history in a process, which several callbacks may request: the numbers of entries for each.
 _requested: list[int] = []

@@ -14,8 +14,6 @@ from composer.core.checks import is_flag
 from composer.core.components import transient
 from composer.core.step import losses_by_name
 
-__all__ = ["NaNMonitor"]
-
 
 def _to_every(given: Time | str | int) -> Time:
     every = Time.from_input(given, TimeUnit.BATCH, name="every")

@@ -16,8 +16,6 @@ from composer.core.components import reset_fields, transient
 from composer.distributed import get_world_size
 from composer.functional.dtensors import is_dtensor, local_parts
 
-__all__ = ["OptimizerMonitor"]
-
 _FIRST_MOMENTS = ("exp_avg", "momentum_buffer")
 _SECOND_MOMENTS = ("exp_avg_sq",)
 

@@ -13,8 +13,6 @@ from composer.core import Callback, Logger, State, TimeUnit, saved
 from composer.core.checks import integer, one_of
 from composer.core.components import reset_fields, transient
 
-__all__ = ["RuntimeEstimator"]
-
 
 @attrs.define
 class _Evaluations:

@@ -17,8 +17,6 @@ from composer.core.interval import at_checkpoints
 from composer.distributed.collectives import failing_in_all_processes
 from composer.loggers.products import require_product
 
-__all__ = ["SavePretrained"]
-
 
 @runtime_checkable
 class _SupportsPretrained(Protocol):

@@ -17,8 +17,6 @@ from composer.core.checks import integer, is_flag, number, one_of
 from composer.core.components import reset_fields, transient
 from composer.distributed import get_world_size
 
-__all__ = ["SpeedMonitor"]
-
 SECONDS_OF_UNIT = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
 
 

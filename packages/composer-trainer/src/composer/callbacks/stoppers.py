@@ -16,8 +16,6 @@ from composer.core.checks import is_flag, number
 from composer.core.components import reset_fields, transient
 from composer.core.evaluator import more_is_better, unknown_metric
 
-__all__ = ["EarlyStopper", "ThresholdStopper"]
-
 Comparison: TypeAlias = Callable[[Any, Any], Any] | str | None
 """``f(value, other)`` that returns whether the value is better, ``"less"``, ``"greater"``, or None for the default."""
 

@@ -18,8 +18,6 @@ from composer.distributed.environment import with_timeout
 from composer.loggers.products import require_product
 from composer.profiler.system_metrics import Sampler, read_machine
 
-__all__ = ["SystemMetricsMonitor"]
-
 _GPU_METRICS = ("gpu_percentage", "memory_percentage", "gpu_temperature_C", "gpu_power_usage_W")
 
 

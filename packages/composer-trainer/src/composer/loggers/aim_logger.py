@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from composer.core import Interval, State, Time
 
-__all__ = ["AimLogger"]
-
 
 class AimLogger(TrackerLogger):
     """Log to Aim, which stores runs in a folder of this machine or on a server; ``aim up`` displays them.

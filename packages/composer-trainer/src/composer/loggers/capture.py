@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
-__all__ = ["CapturedStream"]
-
 _UP = "\x1b[A"
 """Moves the cursor up, from a second progress bar to the first, which is drawn again."""
 

@@ -16,8 +16,6 @@ from composer.core.components import transient
 from composer.loggers.tracker_logger import Record, TrackerLogger
 from composer.loggers.values import flat
 
-__all__ = ["CometMLLogger"]
-
 _OF_START = {"api_key", "workspace", "project_name", "experiment_key", "mode", "online"}
 
 

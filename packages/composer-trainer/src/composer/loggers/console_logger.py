@@ -12,8 +12,6 @@ from composer.core.checks import printable
 from composer.functional.checks import check_flags
 from composer.loggers.values import Stream, aligned, check_stream, flat, open_stream, read
 
-__all__ = ["ConsoleLogger"]
-
 _WHOLE_EPOCHS = (TimeUnit.EPOCH, TimeUnit.ITERATION)
 _FRAME = "*" * 30
 _LINES_OF_EVALUATION = 10

@@ -22,8 +22,6 @@ from composer.loggers.capture import CapturedStream
 from composer.loggers.gathering import GatheringLogger
 from composer.loggers.values import read
 
-__all__ = ["FileLogger"]
-
 _FIELDS = ("run_name", "rank")
 
 

@@ -15,8 +15,6 @@ from composer.core.checks import integer
 from composer.core.components import transient
 from composer.core.interval import to_interval
 
-__all__ = ["GatheringLogger"]
-
 
 @attrs.define(eq=False)
 class GatheringLogger(LoggerDestination, ABC):

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["to_images", "to_masks"]
-
 
 def to_images(images: Any, *, channels_last: bool = False) -> list[Tensor]:
     """Return images as a list of ``(H, W, C)`` tensors of bytes on the CPU, with 1, 3 or 4 channels.

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-__all__ = ["InMemoryLogger"]
-
 _MOST_UNREAD = 10_000
 _MANY_VALUES = 40
 """Fewer values are not smoothed."""

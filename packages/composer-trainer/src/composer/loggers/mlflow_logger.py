@@ -21,8 +21,6 @@ from composer.loggers.products import import_product, require_product
 from composer.loggers.tracker_logger import Record, TrackerLogger
 from composer.loggers.values import Number, flat, matches
 
-__all__ = ["MLFlowLogger"]
-
 _MOST_METRICS, _MOST_PARAMETERS = 1000, 100  # limits of a server's request
 _LONGEST_PARAMETER = 6000
 

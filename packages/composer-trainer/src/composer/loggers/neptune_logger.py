@@ -14,8 +14,6 @@ from composer.core import Interval, State, Time
 from composer.functional.checks import check_flags
 from composer.loggers.tracker_logger import Record, TrackerLogger
 
-__all__ = ["NeptuneLogger"]
-
 
 class NeptuneLogger(TrackerLogger):
     """Log to Neptune.

@@ -6,8 +6,6 @@ import importlib
 import importlib.util
 from typing import Any
 
-__all__ = ["import_product", "require_product"]
-
 
 def require_product(module: str, extra: str) -> None:
     """Raise an error if a product is not installed, without importing it.

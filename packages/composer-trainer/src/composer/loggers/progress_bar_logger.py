@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from tqdm.auto import tqdm
 
-__all__ = ["ProgressBarLogger"]
-
 _SECONDS_BETWEEN_DRAWINGS = 0.1
 _SECONDS_BETWEEN_LINES = 10.0
 _ROWS = 20

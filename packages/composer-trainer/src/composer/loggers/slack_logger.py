@@ -14,8 +14,6 @@ from composer.functional.checks import check_sizes
 from composer.loggers.products import import_product, require_product
 from composer.loggers.values import flat, matches, read
 
-__all__ = ["SlackLogger"]
-
 Formatter: TypeAlias = Callable[..., str | list[dict[str, Any]]]
 
 _SECONDS_TO_FINISH = 30.0

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from composer.core import Interval, State, Time
 
-__all__ = ["SwanLabLogger"]
-
 
 class SwanLabLogger(TrackerLogger):
     """Log to SwanLab.

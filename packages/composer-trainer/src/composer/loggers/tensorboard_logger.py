@@ -17,8 +17,6 @@ from composer.core.components import transient
 from composer.loggers.tracker_logger import Record, TrackerLogger
 from composer.loggers.values import flat
 
-__all__ = ["TensorboardLogger"]
-
 
 def _to_log_dir(given: str | os.PathLike[str] | None) -> str:
     return "tensorboard_logs" if given is None else to_path("log_dir", given)

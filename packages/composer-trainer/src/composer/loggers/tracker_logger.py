@@ -25,8 +25,6 @@ from composer.loggers.images import to_images
 from composer.loggers.products import import_product, require_product
 from composer.loggers.values import Number, numbers_by_name
 
-__all__ = ["Record", "TrackerLogger"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from composer.core import Interval, State, Time
 
-__all__ = ["TrackioLogger"]
-
 
 class TrackioLogger(TrackerLogger):
     """Log to Trackio, which stores runs on this machine or in a Space of Hugging Face; ``trackio show`` displays them.

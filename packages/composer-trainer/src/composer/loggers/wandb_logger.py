@@ -18,8 +18,6 @@ from composer.core.components import transient
 from composer.loggers.images import to_masks
 from composer.loggers.tracker_logger import Record, TrackerLogger
 
-__all__ = ["WandBLogger"]
-
 
 def _to_tags(given: Sequence[str] | None) -> list[str] | None:
     return None if given is None else to_strings("tags", given)

@@ -14,8 +14,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from composer.core import State, Time, TimeUnit
 from composer.core.optimizers import base_rate, set_rate
 
-__all__ = ["ClockLR", "convert_time", "position"]
-
 # 0.07 of 100 batches is 7.000000000000001: without a margin, a step at that time would be a batch late.
 ROUNDING = 1e-9
 WHOLE_TRAINING = Time(1, TimeUnit.DURATION)

@@ -15,8 +15,6 @@ from torch.optim.sgd import sgd
 from composer.functional.checks import check_flags, check_interval, check_numbers
 from composer.optim.stepping import Group, Params, SteppingOptimizer, adamw_step, check_adamw, decay, takes_lists
 
-__all__ = ["DecoupledAdamW", "DecoupledSGDW"]
-
 # Values for torch's AdamW, such as 0.01, are above it; multiplied by a usual learning rate they are below.
 _LARGE_DECAY = 1e-3
 

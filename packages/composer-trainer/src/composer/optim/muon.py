@@ -30,8 +30,6 @@ from composer.optim.stepping import (
     placed_like,
 )
 
-__all__ = ["Muon", "muon_with_adamw"]
-
 _log = logging.getLogger(__name__)
 
 _MOST_ELEMENTS = {"cpu": 2**18}

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from torch.optim import Optimizer
 
-__all__ = ["plot_schedule"]
-
 _VISIBLE_STEPS = 100
 
 Schedule: TypeAlias = "ComposerScheduler | Callable[[Optimizer], LRScheduler]"

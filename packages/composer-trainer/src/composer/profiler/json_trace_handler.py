@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from composer.core import Logger, State
     from composer.profiler.traces import Trace
 
-__all__ = ["JSONTraceHandler", "TraceHandler", "number_of_traces"]
-
 number_of_traces = whole_number_from(-1, meaning="It is a number of traces; -1 keeps all.")
 _FIELDS = ("run_name", "rank", "epoch", "batch")
 _NAMES = ("folder", "filename", "remote_file_name", "merged_trace_filename", "merged_trace_remote_file_name")

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from composer.core.interval import Call
     from composer.profiler.traces import Counter
 
-__all__ = ["Marker", "Profiler"]
-
 # The measured values that each setting records, by the beginnings of their names.
 _METRICS = {
     "sys_prof_cpu": ("cpu_percentage",),

@@ -11,8 +11,6 @@ import torch
 from composer.core import State, TimeUnit
 from composer.functional.checks import check_sizes, check_whole
 
-__all__ = ["ProfilerAction", "Schedule", "cyclic_schedule"]
-
 
 class ProfilerAction(Enum):
     """The profiler's action in a batch; the value is the action of torch's profiler.

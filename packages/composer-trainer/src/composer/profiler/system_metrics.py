@@ -10,8 +10,6 @@ from collections.abc import Callable
 from composer.core.background import Task
 from composer.loggers.products import import_product
 
-__all__ = ["Sampler", "read_machine"]
-
 _SECONDS_TO_END = 30.0
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from composer.core import Logger, State
     from composer.profiler.traces import Trace
 
-__all__ = ["TorchProfiler"]
-
 
 @attrs.define(eq=False)
 class TorchProfiler(JSONTraceHandler):

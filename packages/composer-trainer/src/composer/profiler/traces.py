@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from torch.profiler import profile
 
-__all__ = ["Counter", "Trace", "chrome_trace", "merged_traces", "read_trace", "write_trace"]
-
 Counter: TypeAlias = tuple[int, str, Mapping[str, float]]
 """Time in nanoseconds since 1970, name, and values by name."""
 

@@ -61,21 +61,6 @@ if TYPE_CHECKING:
 
     from composer.trainer.stopping import StopSignals
 
-__all__ = [
-    "Evaluations",
-    "batch_to_export",
-    "check_labels",
-    "due_evaluators",
-    "evaluate",
-    "first_batch",
-    "in_evaluation",
-    "predict",
-    "prepare_batch",
-    "prepare_metrics",
-    "to_evaluators",
-    "with_evaluation_weights",
-]
-
 Loader: TypeAlias = Iterable[Any] | DataSpec
 EvalData: TypeAlias = Loader | Evaluator | Sequence[Evaluator]
 EvalInterval: TypeAlias = int | str | Time | Callable[[State, Event], bool]

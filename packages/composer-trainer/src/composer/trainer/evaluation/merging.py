@@ -12,8 +12,6 @@ from torch import Tensor
 from composer.distributed.environment import get_data_rank, get_data_world_size
 from composer.trainer.evaluation.metrics import SavedMetric, SavedMetrics, parts_of_metric
 
-__all__ = ["merge_metrics"]
-
 _PEARSON = {"mean_x", "mean_y", "var_x", "var_y", "corr_xy", "n_total"}
 """The states of PearsonCorrCoef; newer releases of torchmetrics have two maxima besides."""
 

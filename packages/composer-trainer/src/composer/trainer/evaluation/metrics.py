@@ -17,21 +17,6 @@ from torch.utils._pytree import tree_map_only
 from composer.core import Batch, Logger, State
 from composer.distributed.environment import data_group
 
-__all__ = [
-    "SavedMetric",
-    "SavedMetrics",
-    "SupportsMetrics",
-    "check_metrics",
-    "compute_metrics",
-    "load_metrics",
-    "log_train_metrics",
-    "metrics_of",
-    "parts_of_metric",
-    "reduce_over_data",
-    "save_metrics",
-    "update_train_metrics",
-]
-
 
 @runtime_checkable
 class SupportsMetrics(Protocol):

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from composer.trainer.run import Run
     from composer.trainer.settings.groups import Settings
 
-__all__ = ["Assembly", "check_same_run", "check_same_values"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from composer.core.passes import Passes
     from composer.trainer.resume.state import ResumeState
 
-__all__ = ["Loading", "Saving", "best_by"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -15,8 +15,6 @@ from composer.core.checks import by_name, caller_level, is_flag, nearest
 from composer.distributed import device_of_process
 from composer.functional.training.orthogonalization import product_dtype
 
-__all__ = ["Compute", "check_microbatch_size", "choose_device", "choose_precision"]
-
 # The first generation of GPUs with 8-bit matrix products, Ada; Hopper (H100) is 9.0.
 _FP8_CAPABILITY = (8, 9)
 _AVAILABLE: dict[str, Callable[[], bool]] = {

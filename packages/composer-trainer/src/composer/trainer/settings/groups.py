@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from composer.trainer.settings.checkpoints import Loading, Saving
     from composer.trainer.settings.compute import Compute
 
-__all__ = ["ArgumentsError", "Components", "Console", "Identity", "Problems", "Processes", "Settings"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 _INVALID = (TypeError, ValueError, ImportError, NotImplementedError)
