@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -13,12 +12,10 @@ from composer import functional as cf
 from composer.core import Callback, Event, Logger, NoEffectWarning, State, saved
 from composer.core.checks import integer, number
 from composer.core.components import reset_fields, transient
+from composer.core.interval import Call
 from composer.distributed import all_gather
 from composer.functional.dtensors import is_dtensor
 from composer.functional.training.gradient_clipping import measure_norm
-
-if TYPE_CHECKING:
-    from composer.core.interval import Call
 
 
 @attrs.define(eq=False)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+from typing import Any
 
-from composer.checkpoint.contents import check_ignore_keys
+from composer.checkpoint.contents import IgnoreKeys, check_ignore_keys
 from composer.checkpoint.finding import agreed_path
 from composer.checkpoint.loading import LoadedCheckpoint, LoadRequest
 from composer.core import Callback, Event, Logger, State
 from composer.core.checks import to_path
 from composer.functional.checks import check_flags
-
-if TYPE_CHECKING:
-    import os
-
-    from composer.checkpoint.contents import IgnoreKeys
 
 _EVENTS = (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START)
 

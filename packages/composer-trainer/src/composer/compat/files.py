@@ -7,12 +7,13 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import torch
 
 from composer import checkpoint
+from composer.checkpoint.contents import IgnoreKeys
 from composer.checkpoint.finding import open_checkpoint
 from composer.checkpoint.inspection import verify_checkpoint
 from composer.checkpoint.remote import url_in_store
@@ -28,9 +29,6 @@ from composer.distributed import (
     get_node_rank,
     get_world_size,
 )
-
-if TYPE_CHECKING:
-    from composer.checkpoint.contents import IgnoreKeys
 
 PLACEHOLDERS = "{run_name}, {rank}, {local_rank}, {world_size}, {local_world_size}, {node_rank}"
 PLACEHOLDERS_WITH_TIME = f"{PLACEHOLDERS}, {', '.join(f'{{{name}}}' for name in Timestamp().state_dict())}"

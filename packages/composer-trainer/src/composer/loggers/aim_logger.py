@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
+from torch import Tensor
+
+from composer.core import Interval, State, Time
 from composer.loggers.tracker_logger import Record, TrackerLogger
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from composer.core import Interval, State, Time
 
 
 class AimLogger(TrackerLogger):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
+from torch import Tensor
+
+from composer.core import Interval, State, Time
 from composer.loggers.tracker_logger import Record, TrackerLogger
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from torch import Tensor
-
-    from composer.core import Interval, State, Time
 
 
 class SwanLabLogger(TrackerLogger):

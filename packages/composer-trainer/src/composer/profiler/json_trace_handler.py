@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import glob
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import attrs
+from torch.profiler import profile
 
-from composer.core import TimeUnit
+from composer.core import Logger, State, TimeUnit
 from composer.core.checks import fill_in, is_flag, whole_number_from
 from composer.core.components import transient
 from composer.core.files import UNFINISHED, check_template, fill_in_run, write_atomically
-from composer.profiler.traces import merged_traces, read_trace, write_trace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch.profiler import profile
-
-    from composer.core import Logger, State
-    from composer.profiler.traces import Trace
+from composer.profiler.traces import Trace, merged_traces, read_trace, write_trace
 
 number_of_traces = whole_number_from(-1, meaning="It is a number of traces; -1 keeps all.")
 _FIELDS = ("run_name", "rank", "epoch", "batch")

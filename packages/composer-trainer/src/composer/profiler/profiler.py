@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
 
 import attrs
 import torch
@@ -13,18 +14,13 @@ from torch.profiler import record_function
 from composer.core import Callback, Event, Logger, State, TimeUnit
 from composer.core.checks import is_flag, number
 from composer.core.components import transient
+from composer.core.interval import Call
 from composer.loggers.products import require_product
 from composer.profiler.json_trace_handler import TraceHandler
 from composer.profiler.schedule import ProfilerAction
 from composer.profiler.system_metrics import Sampler, read_machine
 from composer.profiler.torch_profiler import TorchProfiler
-from composer.profiler.traces import chrome_trace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from composer.core.interval import Call
-    from composer.profiler.traces import Counter
+from composer.profiler.traces import Counter, chrome_trace
 
 # The measured values that each setting records, by the beginnings of their names.
 _METRICS = {

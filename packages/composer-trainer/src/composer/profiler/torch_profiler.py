@@ -6,15 +6,14 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from torch.profiler import profile
 
+from composer.core import Logger, State
 from composer.core.checks import is_flag
 from composer.core.components import transient
 from composer.profiler.json_trace_handler import JSONTraceHandler, number_of_traces
 
 if TYPE_CHECKING:
-    from torch.profiler import profile
-
-    from composer.core import Logger, State
     from composer.profiler.traces import Trace
 
 

@@ -6,14 +6,11 @@ import gzip
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch.profiler import profile
+from torch.profiler import profile
 
 Counter: TypeAlias = tuple[int, str, Mapping[str, float]]
 """Time in nanoseconds since 1970, name, and values by name."""

@@ -15,8 +15,8 @@ import fnmatch
 import itertools
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import attrs
 import torch
@@ -54,12 +54,7 @@ from composer.trainer.data.batches import batch_is_none, warn_of_repeats
 from composer.trainer.data.order import make_order
 from composer.trainer.evaluation.metrics import SupportsMetrics, compute_metrics, metrics_of, reduce_over_data
 from composer.trainer.resume.contract import load_objects, objects_to_evaluate, save_objects
-from composer.trainer.stopping import Stopped
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from composer.trainer.stopping import StopSignals
+from composer.trainer.stopping import Stopped, StopSignals
 
 Loader: TypeAlias = Iterable[Any] | DataSpec
 EvalData: TypeAlias = Loader | Evaluator | Sequence[Evaluator]

@@ -13,7 +13,11 @@ import contextlib
 import copy
 import logging
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+
+import torch
 
 from composer.checkpoint.saver import CheckpointSaver
 from composer.checkpoint.saving import save_in_all_processes
@@ -32,11 +36,6 @@ from composer.trainer.settings.compute import check_microbatch_size
 from composer.trainer.tools.hyperparameters import hyperparameters, plain_settings, short_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from types import TracebackType
-
-    import torch
-
     from composer.trainer.run import Run
     from composer.trainer.settings.groups import Settings
 

@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 from attrs.validators import optional
 
 from composer.checkpoint import KeepBest, LoadedCheckpoint, find_checkpoints
-from composer.checkpoint.contents import check_ignore_keys
+from composer.checkpoint.contents import IgnoreKeys, check_ignore_keys
 from composer.checkpoint.finding import agreed_newest, agreed_path, progress
-from composer.checkpoint.folder import check_folder
+from composer.checkpoint.folder import Manifest, check_folder
 from composer.checkpoint.loading import LoadRequest
 from composer.checkpoint.run_folder import check_keep_last
 from composer.checkpoint.saver import CheckpointSaver, SaveInterval
-from composer.core import Interval
+from composer.core import Engine, Interval, State
 from composer.core.checks import by_name, is_flag, to_path, to_strings
 from composer.core.evaluator import more_is_better, unknown_metric
 from composer.core.files import fill_in_run
+from composer.core.passes import Passes
 from composer.distributed import all_agree, from_rank_zero
 from composer.distributed.collectives import failing_in_all_processes
 from composer.trainer.evaluation.metrics import metrics_of
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Collection, Sequence
-
-    from composer.checkpoint.contents import IgnoreKeys
-    from composer.checkpoint.folder import Manifest
-    from composer.core import Engine, State
-    from composer.core.passes import Passes
     from composer.trainer.resume.state import ResumeState
 
 _log = logging.getLogger(__name__)

@@ -7,15 +7,17 @@ import inspect
 import logging
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TextIO, TypeVar, cast
 
 import attrs
 from attrs.validators import optional
+from torch import nn
+from torch.optim import Optimizer
 
 from composer.checkpoint.contents import reject_fsdp1
 from composer.checkpoint.saver import CheckpointSaver
-from composer.core import AlgorithmPass, Callback, Interval, State
+from composer.core import Algorithm, AlgorithmPass, Callback, Interval, LoggerDestination, State, Time
 from composer.core.checks import as_list, by_name, check_run_name, is_flag, is_string
 from composer.distributed import (
     Parallelism,
@@ -28,23 +30,14 @@ from composer.distributed import (
 from composer.distributed.collectives import all_gather_data
 from composer.distributed.meta import is_on_meta
 from composer.loggers import ConsoleLogger, ProgressBarLogger
-from composer.trainer.data.settings import check_model, check_trainable
-from composer.trainer.evaluation.evaluate import check_can_be_evaluated
+from composer.trainer.data.settings import TrainingData, check_model, check_trainable
+from composer.trainer.evaluation.evaluate import Evaluations, check_can_be_evaluated
 from composer.trainer.optimization import check_optimizers, make_scaler
 from composer.trainer.reproducibility import choose_seed, seed_all
-from composer.trainer.schedules import check_optimizers_of
+from composer.trainer.schedules import TrainingSchedule, check_optimizers_of
 from composer.trainer.tools.config import check_components
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from torch import nn
-    from torch.optim import Optimizer
-
-    from composer.core import Algorithm, LoggerDestination, Time
-    from composer.trainer.data.settings import TrainingData
-    from composer.trainer.evaluation.evaluate import Evaluations
-    from composer.trainer.schedules import TrainingSchedule
     from composer.trainer.settings.checkpoints import Loading, Saving
     from composer.trainer.settings.compute import Compute
 

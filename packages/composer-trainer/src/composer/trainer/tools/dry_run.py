@@ -9,10 +9,9 @@ import attrs
 from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Evaluator, evaluate_periodically
 from composer.core.checks import as_list
-from composer.trainer.evaluation.evaluate import to_evaluators
+from composer.trainer.evaluation.evaluate import EvalData, to_evaluators
 
 if TYPE_CHECKING:
-    from composer.trainer.evaluation.evaluate import EvalData
     from composer.trainer.settings.groups import Settings
 
 
