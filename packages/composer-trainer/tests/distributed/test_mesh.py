@@ -12,6 +12,7 @@ from composer import distributed as cd
 from composer.checkpoint import load_checkpoint
 from composer.core import State
 from composer.distributed.mesh import Settings
+from composer.distributed.process_group import initialize_alone
 from composer.functional.dtensors import is_sharded
 from composer.models import ComposerClassifier
 from fixtures.processes import run_processes
@@ -41,6 +42,20 @@ def results(folder):
         return found[mesh]
 
     return run
+
+
+def test_trainings_share_their_groups():
+    """The groups of a mesh are created once for each default group, as their threads keep running."""
+    create = cd.MeshSettings().to_device_mesh
+    meshes = []
+    for _ in range(2):
+        initialize_alone(torch.device("cpu"))
+        meshes += [create(torch.device("cpu")), create(torch.device("cpu"))]
+        torch.distributed.destroy_process_group()
+
+    assert meshes[0] is meshes[1]
+    assert meshes[1] is not meshes[2]
+    assert meshes[2] is meshes[3]
 
 
 CANNOT = pytest.mark.skipif(

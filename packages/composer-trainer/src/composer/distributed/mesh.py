@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import attrs
+import torch
 from torch import nn
 
 from composer.core.checks import whole_number_from
 from composer.distributed.environment import get_world_size, with_timeout
 
 if TYPE_CHECKING:
-    import torch
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import ParallelStyle
 
@@ -90,16 +91,23 @@ class MeshSettings(Settings):
 
     def to_device_mesh(self, device: torch.device) -> DeviceMesh:
         """Return the mesh with the dimensions ``replicate`` (if above 1), ``shard`` and ``tp``."""
-        from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
-
         # Tensor parallelism last: its processes, which communicate in each layer, then have consecutive ranks.
         sizes = {"replicate": self.replicate, "shard": self.shard, "tp": self.tp}
         if self.replicate == 1:
             del sizes["replicate"]
-        mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-        for group in mesh.get_all_groups():
-            with_timeout(group)
-        return mesh
+        return _new_mesh(torch.distributed.group.WORLD, device.type, tuple(sizes.values()), tuple(sizes))
+
+
+# The threads of each group of gloo wake up a hundred times a second, so the trainings of a program share their groups.
+@lru_cache(maxsize=8)
+def _new_mesh(world: object, device: str, sizes: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
+
+    del world  # a program may replace the default group, to which the others belong
+    mesh = init_device_mesh(device, sizes, mesh_dim_names=names)
+    for group in mesh.get_all_groups():
+        with_timeout(group)
+    return mesh
 
 
 def _check_plan(_: object, __: object, plan: Any) -> None:
