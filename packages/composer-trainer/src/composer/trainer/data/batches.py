@@ -57,14 +57,14 @@ class _Ahead(NamedTuple):
     Attributes:
         batch: The batch.
         is_own: Whether it counts.
-        order: What ``DataOrder.save`` returned, for :meth:`Batches.save`.
+        loader_state: What ``DataOrder.save`` returned, for :meth:`Batches.save`.
         objects: The states of the objects that load batches, for :attr:`Batches.objects_before`: ``ResumeState`` saves
             them, in place of the present ones.
     """
 
     batch: Batch
     is_own: bool
-    order: tuple[Any, dict[str, Any]]
+    loader_state: tuple[Any, dict[str, Any]]
     objects: SavedObjects
 
 
@@ -74,10 +74,19 @@ class Batches:
     Order and randomness of the data depend only on the seed and the epoch; see :mod:`composer.trainer.data.order`.
     Nothing is loaded before the first batch is asked for.
 
+    Its methods are called in this order:
+
+    1. :meth:`agree`, once.
+    2. In a resumed run, :meth:`load` and, when all objects have their states, :meth:`look_ahead`.
+    3. :meth:`next` for each batch, and :meth:`rewind` after each epoch.
+
     In each step, either all processes have a batch or none has one. Where their data may end apart, those that have
-    ended get copies of their last batch, which do not count. Processes wait for each other in :meth:`agree`; where an
-    epoch or :meth:`load` begins the loader, to agree on the end that a sampler shows; then before each batch, if the
-    ends may differ; and after the first batch, to compare it.
+    ended get copies of their last batch, which do not count. Processes wait for each other
+
+    - in :meth:`agree`;
+    - where an epoch begins or a place is loaded, if a sampler shows only then where the data ends;
+    - before each batch, if the processes may have different numbers of batches;
+    - after the first batch, which is compared between them.
 
     Args:
         spec: The loader and its transforms.
@@ -188,7 +197,7 @@ class Batches:
         """
         position = self.position
         ahead, self._ahead = self._ahead, None
-        batch, is_own = self._load() if ahead is None else (ahead.batch, ahead.is_own)
+        batch, is_own = self._fetch() if ahead is None else (ahead.batch, ahead.is_own)
         if batch is END:
             self._check_end()
             position.exhaust()
@@ -232,7 +241,7 @@ class Batches:
     def save(self) -> SavedPlace:
         """Return the place in the data, and what restores and verifies it."""
         position, in_epoch = self.position, self.position.is_in_epoch
-        loader, states = self._order.save(in_epoch=in_epoch) if self._ahead is None else self._ahead.order
+        loader, states = self._order.save(in_epoch=in_epoch) if self._ahead is None else self._ahead.loader_state
         objects = self._objects_at_start if in_epoch else save_objects(self.objects.replayed)
         return SavedPlace(
             epoch=self._epoch,
@@ -257,7 +266,8 @@ class Batches:
             samples: The number of samples in the batches before the place, if it is known.
         """
         self.rewind(saved.epoch, saved)
-        position, self._order.as_sampler = self.position, saved.as_sampler
+        self._order.as_sampler = saved.as_sampler
+        position = self.position
         position.move_to(self.place_reader.place_here(saved), is_over=saved.is_over, is_copy=saved.has_ended)
         states = {name: state for name, state in saved.objects.states.items() if name not in STATES}
         self._objects_at_start = SavedObjects(states, saved.objects.generators)
@@ -266,7 +276,8 @@ class Batches:
             _warn_of_any_order(self._loader)
         counted = self._find_next(saved)
         if position.place:
-            self.place_reader.warn_of_other_sizes(saved, position.num_batches, samples, counted)
+            here = counted if self.spec.batch_transforms is None else None  # which may change the number
+            self.place_reader.warn_of_other_sizes(saved, position.num_batches, samples, here)
 
     def _find_next(self, saved: SavedPlace) -> int | None:
         """Let the place in the loader be the next batch; return the number of samples before it, if they are counted.
@@ -296,8 +307,8 @@ class Batches:
         if position.data_end is None:  # only the sampler can show its order
             self._continue_with(self._begin(position.place))
         self.place_reader.warn_of_other_order(saved, position.place)
-        is_counted = self.spec.batch_transforms is None and isinstance(loader, (list, tuple))
-        return sum(map(self._count_samples, loader[: position.num_batches])) if is_counted else None
+        is_list = isinstance(loader, (list, tuple))
+        return sum(map(self._count_samples, loader[: position.num_batches])) if is_list else None
 
     def _replay(self) -> int | None:
         """Load the batches before the place again, and return their number of samples; None if it is not counted."""
@@ -318,10 +329,10 @@ class Batches:
         for last in tqdm(itertools.islice(batches, done), desc="loading to the resume point", total=done):
             samples += self._count_samples(last)
         self._continue_with(batches, last)
-        return samples if self.spec.batch_transforms is None else None
+        return samples
 
     def _count_samples(self, batch: Batch) -> int:
-        """Return the number of samples in a batch of the loader; 0 if they are counted after its transforms."""
+        """Return the number of samples in a batch of the loader; 0 if it is None, or counted after its transforms."""
         is_counted = batch is not None and self.spec.batch_transforms is None
         return self.spec.get_num_samples_in_batch(batch) if is_counted else 0
 
@@ -360,20 +371,20 @@ class Batches:
         if not position.may_exceed_length:
             return
         if position.num_batches == position.expected_length:
-            order, objects = self._order.save(in_epoch=True), save_objects(self.objects.by_path("loading"))
-            loaded = self._load()
-            if loaded is _NONE_LEFT:
+            loader_state, objects = self._order.save(in_epoch=True), save_objects(self.objects.by_path("loading"))
+            batch, is_own = self._fetch()
+            if batch is END:
                 position.exhaust()
                 return
-            self._ahead = _Ahead(*loaded, order, objects)
+            self._ahead = _Ahead(batch, is_own, loader_state, objects)
         position.extend()
 
-    def _load(self) -> tuple[Batch, bool]:
-        """Load the next batch, and return it with whether it counts."""
+    def _fetch(self) -> tuple[Batch, bool]:
+        """Load the next batch; return it, or ``END``, and whether it counts."""
         if self._batches is None:
             self._continue_with(self._begin(self.position.place))
         assert self._batches is not None
-        return next(self._batches, _NONE_LEFT)
+        return next(self._batches, (END, True))
 
     def _check_end(self) -> None:
         """Raise an error if the end of the loader is not that of an epoch."""
@@ -388,9 +399,6 @@ class Batches:
                 f"train_dataloader ended after {position.num_batches} of {position.length} batches in one of several "
                 "processes, and the others wait for it. Does its data set raise StopIteration?"
             )
-
-
-_NONE_LEFT = (END, True)
 
 
 def batch_is_none(what: str, number: int) -> ValueError:
