@@ -455,6 +455,26 @@ class TestWrite:
             group.errors(group.start(first))
         assert names_in(tmp_path) == []
 
+    def test_interrupted_while_the_draft_is_announced(self, group, tmp_path):
+        """A process that has the draft does not wait for a first one that was interrupted meanwhile."""
+        group.timeout = 1.0
+        first, second = group.snapshots()
+        send = first.writers.send
+
+        def interrupted(key, message):
+            send(key, message)
+            if message.draft:
+                group.store.wait(["1: written by 1"])
+                raise KeyboardInterrupt
+
+        first.writers.send = interrupted
+        task = group.start(second)
+
+        with pytest.raises(KeyboardInterrupt):
+            first.write(group.folder, "one")
+        assert group.errors(task) == ["process 0 failed: KeyboardInterrupt."]
+        assert names_in(tmp_path) == []
+
     def test_limited_waiting(self, group):
         """A process that ends waits no longer than a moment for the others."""
         began = time.monotonic()

@@ -126,7 +126,7 @@ class TestTake:
         texts = collectives.Exchange()
         clock = make_clock(seconds, lambda: texts.put("key", "text"))
 
-        found = texts.take("key", until=1000.0)
+        found = texts.take(["key"], until=1000.0)
 
         assert found == "text"
         assert clock.now - seconds <= min(0.1 * seconds, 0.25) + 0.001
@@ -135,7 +135,17 @@ class TestTake:
         """Without a string, it waits until the given time."""
         clock = make_clock(1000.0, None)
 
-        found = collectives.Exchange().take("key", until=3.0)
+        found = collectives.Exchange().take(["key"], until=3.0)
 
         assert found is None
         assert 3.0 <= clock.now <= 3.25
+
+    def test_the_first_of_several_keys(self):
+        """Of the keys that are set, the first of the list is taken, and the others remain."""
+        texts = collectives.Exchange()
+        for key in ("outcome", "draft"):
+            texts.put(key, key)
+
+        taken = [texts.take(["draft", "outcome"], until=0.0) for _ in range(3)]
+
+        assert taken == ["draft", "outcome", None]

@@ -294,9 +294,9 @@ class _JointSave:
         commit the draft    -- outcome -->  return, or raise why the save failed
         finish
 
-    If an equal checkpoint exists, or the first process fails before the draft, the outcome takes the place of the
-    draft. All raise the error of the lowest rank, or their own if that is it. Each message is read, also if a process
-    has failed: the first one waits for the others before it removes the draft to which they write.
+    If an equal checkpoint exists, or the first process fails or is interrupted, the outcome follows at once, also to
+    processes that have no draft. All raise the error of the lowest rank, or their own if that is it. A first process
+    that fails to write waits for the others before it removes the draft, to which they write.
     """
 
     snapshot: Snapshot
@@ -305,43 +305,30 @@ class _JointSave:
 
     def lead(self, prepare: Callable[[], object], finish: Callable[[Manifest], object], *, overwrite: bool) -> None:
         """Write the first process's files, wait for the others, and commit the checkpoint."""
-        draft = ""
+        draft, failed = "", None
         try:
             prepare()
             manifest = None if overwrite else self._existing()
-            draft = self.folder.begin(self.name) if manifest is None else ""
-            self._send_all("draft", Message(draft=draft))
-        except BaseException as error:
+            if manifest is None:
+                draft = self.folder.begin(self.name)
+                self._send_all("draft", Message(draft=draft))
+                # The first process writes while the others do, and waits for them afterwards.
+                own, own_error = self._try_to_write(draft)
+                others = range(1, self.snapshot.writers.world_size)
+                written = [own, *(self._receive(f"written by {rank}", rank=rank) for rank in others)]
+                failed = next((message for message in written if message.error is not None), None)
+                if failed is not None:
+                    raise own_error or self._error_of(failed)
+                manifest = self._commit(draft, written)
+            self._send_all("outcome", Message())
+        except BaseException as error:  # also an interrupt, as the others wait
             with contextlib.suppress(Exception):  # this error is the one to raise
-                self._send_all("draft", Message.of(error, 0))
-            if draft:
-                self.folder.abandon(draft)
-            raise
-        if manifest is None:
-            manifest = self._write_all(draft)
-        finish(manifest)
-
-    def _write_all(self, draft: str) -> Manifest:
-        """Let all processes write to a draft, commit it if none has failed, and send the outcome."""
-        try:
-            # The first process writes while the others do, and waits for them afterwards.
-            written, own_error = self._try_to_write(draft)
-            others = range(1, self.snapshot.writers.world_size)
-            messages = [written, *(self._receive(f"written by {rank}", rank=rank) for rank in others)]
-            outcome = next((message for message in messages if message.error is not None), Message())
-            manifest = self._commit(draft, messages) if outcome.error is None else None
-            self._send_all("outcome", outcome)
-        except BaseException as error:
-            with contextlib.suppress(Exception):  # this error is the one to raise
-                self._send_all("outcome", Message.of(error, 0))
+                self._send_all("outcome", failed or Message.of(error, 0))
             raise
         finally:
-            self.folder.abandon(draft)  # unfinished files, or a replaced checkpoint, for which no process waits
-        if manifest is None:
-            raise own_error or CheckpointSaveError(
-                self.folder.at(self.name), str(outcome.error), outcome=outcome.outcome
-            )
-        return manifest
+            if draft:
+                self.folder.abandon(draft)  # unfinished files, or a replaced checkpoint, for which no process waits
+        finish(manifest)
 
     def follow(self) -> None:
         """Write this process's files to the draft that the first process has begun, and wait for the outcome."""
@@ -355,7 +342,11 @@ class _JointSave:
             if error is not None and (message == written or message.is_lost):
                 raise error
         if message.error is not None:
-            raise CheckpointSaveError(self.folder.at(self.name), message.error, outcome=message.outcome) from error
+            raise self._error_of(message) from error
+
+    def _error_of(self, message: Message) -> CheckpointSaveError:
+        """Return the error of a process that has failed."""
+        return CheckpointSaveError(self.folder.at(self.name), str(message.error), outcome=message.outcome)
 
     def _try_to_write(self, draft: str) -> tuple[Message, Exception | None]:
         """Write this process's files, and return what to send to the first process, with the error if it failed."""
@@ -432,7 +423,7 @@ class _JointSave:
         self.snapshot.writers.send(f"{self.snapshot.number}: {key}", message)
 
     def _receive(self, *keys: str, rank: int = 0) -> Message:
-        """Return the first message of a process under one of the keys; its ``error`` is why there is none, if so."""
+        """Return the message of a process under the first key that has one; its ``error`` is why none has, if so."""
         numbered = [f"{self.snapshot.number}: {key}" for key in keys]
         message = self.snapshot.writers.receive(numbered, lambda: self.snapshot.until)
         silent = f"process {rank} has not answered in {self.snapshot.timeout:g} seconds; is it still running?"
@@ -469,7 +460,8 @@ class Message:
         """Return the message of a process that has failed."""
         if isinstance(error, CheckpointSaveError):
             return cls(error=f"process {rank} failed: {error.reason.rstrip('.')}.", outcome=error.outcome)
-        return cls(error=f"process {rank} failed: {type(error).__name__}: {error}".rstrip(".") + ".")
+        reason = f"{type(error).__name__}: {error}".removesuffix(": ").rstrip(".")
+        return cls(error=f"process {rank} failed: {reason}.")
 
 
 class Writers:
@@ -512,7 +504,7 @@ class Writers:
         self._exchange.put(key, json.dumps(to_data(message, Message)))
 
     def receive(self, keys: Sequence[str], until: Callable[[], float]) -> Message | None:
-        """Return the message of the first key, or None at a deadline.
+        """Return the message of the first key that has one, or None at a deadline.
 
         ``until`` returns the deadline, in seconds of ``time.monotonic``, and is called repeatedly, as it may move. If
         processes have ended, the message has that error. After the deadline, nothing waits for any of the keys, and
@@ -524,7 +516,7 @@ class Writers:
             while text is None and not lost and time.monotonic() < until():
                 lost = lost_processes()  # what they have sent before is still there
                 latest = 0.0 if lost else min(until(), time.monotonic() + _SECONDS_BETWEEN_CHECKS)
-                text = self._exchange.take(keys[0], latest)
+                text = self._exchange.take(keys, latest)
         except RuntimeError as error:  # as torch's errors of stores are
             return Message(error=f"process 0 cannot be reached: {error}", is_lost=True)
         if text is None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -372,7 +372,7 @@ class Exchange:
     Example:
         >>> exchange = Exchange()
         >>> exchange.put("written", "yes")
-        >>> exchange.take("written", time.monotonic() + 10), exchange.take("written", time.monotonic())
+        >>> exchange.take(["written"], time.monotonic() + 10), exchange.take(["written"], time.monotonic())
         ('yes', None)
     """
 
@@ -400,14 +400,19 @@ class Exchange:
         """Set the string of a key."""
         self._store.set(key, value)
 
-    def take(self, key: str, until: float) -> str | None:
-        """Remove and return the string of a key; None if there is none by the time ``until`` of the monotonic clock."""
+    def take(self, keys: Sequence[str], until: float) -> str | None:
+        """Remove and return the string of the first key that has one; None if there is none at a deadline.
+
+        Args:
+            keys: The keys to wait for.
+            until: The deadline, in seconds of ``time.monotonic``.
+        """
         for late in [*self._unwanted]:
             if self._store.check([late]):
                 self._store.delete_key(late)
                 self._unwanted.discard(late)
         began = time.monotonic()
-        while not self._store.check([key]):
+        while (key := next((one for one in keys if self._store.check([one])), None)) is None:
             now = time.monotonic()
             if now >= until:
                 return None
