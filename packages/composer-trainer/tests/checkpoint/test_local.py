@@ -116,15 +116,37 @@ class TestWrite:
 
         assert not names_in(tmp_path)
 
-    def test_crash_between_renames(self, runs, folder):
-        """A checkpoint that was being replaced is found under its temporary name."""
+    @pytest.mark.parametrize("path", ["ep1-ba5", "latest", "."])
+    def test_crash_between_renames(self, runs, folder, path, monkeypatch):
+        """A checkpoint whose replacement was interrupted is found by its name, a link and a search, and replaced."""
+        folder.set_latest("latest", "ep1-ba5")
+        before = verify_checkpoint(folder.path / "ep1-ba5")
+        rename, targets = Path.rename, []
+
+        def interrupted(path, target):
+            if targets:
+                raise KeyboardInterrupt
+            targets.append(target)
+            return rename(path, target)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Path, "rename", interrupted)
+            take_snapshot(runs.make(seed=1)).write(folder, "ep1-ba5", overwrite=True)
+
+        assert not (folder.path / "ep1-ba5").exists()
+        assert verify_checkpoint(folder.path / path) == before
+        take_snapshot(runs.make(seed=1)).write(folder, "ep1-ba5", overwrite=True)
+        folder.tidy()
+        assert names_in(folder.path) == ["ep1-ba5", "latest"]
+        assert verify_checkpoint(folder.path / path) != before
+
+    def test_deleted_after_a_crash_between_renames(self, folder):
+        """A checkpoint whose replacement was interrupted can be deleted."""
         (folder.path / "ep1-ba5").rename(folder.path / ".ep1-ba5.replaced")
 
-        [result] = find_checkpoints(folder.path)
-        take_snapshot(runs.make()).write(folder, "ep1-ba5")
+        folder.delete("ep1-ba5")
 
-        assert result.is_complete
-        assert [one.name for one in find_checkpoints(folder.path)] == ["ep1-ba5"]
+        assert (folder.names(), names_in(folder.path)) == ([], [])
 
     @pytest.mark.parametrize("names", ["new", "same"])
     def test_killed_at_any_time(self, names, tmp_path):

@@ -7,8 +7,8 @@ Three kinds of hidden names are beside the checkpoints:
 
 - ``.NAME.PID-DIGITS.tmp``: a draft, a link that is not in place yet, or a checkpoint that is being deleted.
   :meth:`LocalFolder.tidy` deletes those that killed processes have left.
-- ``.NAME.replaced``: the former checkpoint of a name, while the new one gets it. If the process is killed in between,
-  :meth:`LocalFolder.names` lists this one in place of the missing one.
+- ``.NAME.replaced``: the former checkpoint of a name, while the new one gets it. As long as nothing has the name, also
+  after a kill, :class:`LocalFolder` reads this one under the name.
 - ``.NAME.aside-DIGITS``: what :meth:`LocalFolder.set_aside` has renamed. Nothing deletes it.
 """
 
@@ -100,33 +100,41 @@ class LocalFolder(Folder):
                     entry.unlink(missing_ok=True)
 
     def names(self) -> list[str]:
-        """Return the names of possible checkpoints, and of those whose replacement was interrupted."""
-        folders = [entry.name for entry in self._entries("") if entry.is_dir() and not entry.is_symlink()]
+        """Return the names of possible checkpoints, also of those whose replacement was interrupted."""
+        folders = [entry.name for entry in self._entries(self.path) if entry.is_dir() and not entry.is_symlink()]
         visible = {name for name in folders if not name.startswith(".")}
         hidden = {name for name in folders if name.startswith(".") and name.endswith(_REPLACED)}
-        return sorted(visible | {name for name in hidden if name[1 : -len(_REPLACED)] not in visible})
+        return sorted(visible.union(name[1 : -len(_REPLACED)] for name in hidden))
 
     def sizes(self, name: str) -> dict[str, int | None]:
         """Return the size of each file of a checkpoint; None for a link or a folder."""
         with _reading(self.path / name):
             return {
                 entry.name: entry.stat().st_size if entry.is_file() and not entry.is_symlink() else None
-                for entry in self._entries(name)
+                for entry in self._entries(self._place(name))
             }
 
-    def _entries(self, name: str) -> list[Path]:
-        with _reading(self.path / name), contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return [*(self.path / name).iterdir()]
+    def _entries(self, path: Path) -> list[Path]:
+        with _reading(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return [*path.iterdir()]
         return []
 
     def exists(self, name: str) -> bool:
         """Return whether a file or folder has a name."""
-        return os.path.lexists(self.path / name)
+        return os.path.lexists(self._place(name))
+
+    def _place(self, name: str) -> Path:
+        """Return the path of what has a name: a checkpoint's hidden path if its replacement was interrupted."""
+        path, replaced = self.path / name, self._replaced(name)
+        return path if os.path.lexists(path) or not replaced.is_dir() else replaced
+
+    def _replaced(self, name: str) -> Path:
+        return self.path / f".{name}{_REPLACED}"
 
     @contextlib.contextmanager
     def reader(self, name: str, file: str) -> Iterator[ReadInto]:
         """Open a file of a checkpoint, and yield a function that fills memory with the bytes at a position."""
-        path = self.path / name / file
+        path = self._place(name) / file
 
         def read(position: int, memory: memoryview) -> None:
             source.seek(position)
@@ -151,8 +159,7 @@ class LocalFolder(Folder):
 
     def _obstacle(self, name: str) -> str | None:
         """Return why a checkpoint cannot replace what has its name; None if it can."""
-        target = self.path / name
-        if os.path.lexists(target) and not _is_checkpoint(target):
+        if self.exists(name) and not _is_checkpoint(self._place(name)):
             return "a file or folder of that name is not a checkpoint; move it elsewhere."
         foreign = self.foreign(name)
         return f"{foreign[0]!r} in it is not a file of a checkpoint; move it elsewhere." if foreign else None
@@ -177,7 +184,7 @@ class LocalFolder(Folder):
         _being_written.discard(draft)
 
     def _put_in_place(self, temporary: Path, name: str) -> None:
-        target, aside = self.path / name, self.path / f".{name}{_REPLACED}"
+        target, aside = self.path / name, self._replaced(name)
         if os.path.lexists(target):
             # A folder cannot replace another in one step. In between, the old one is found under a hidden name.
             shutil.rmtree(aside, ignore_errors=True)
@@ -205,7 +212,7 @@ class LocalFolder(Folder):
             name: The name of the checkpoint to be written.
             for_link: Whether a link is to be written, which can replace anything but a folder.
         """
-        target = self.path / name
+        target = self._place(name)
         is_folder = target.is_dir() and not target.is_symlink()
         if not (is_folder if for_link else self._obstacle(name)):
             return None
@@ -218,7 +225,7 @@ class LocalFolder(Folder):
         """Delete a checkpoint. It is renamed first, so that it is never found incomplete."""
         temporary = self._temporary(name)
         with _saving(self.path / name, "an old one cannot be deleted: "), contextlib.suppress(FileNotFoundError):
-            (self.path / name).rename(temporary)
+            self._place(name).rename(temporary)
         shutil.rmtree(temporary, ignore_errors=True)
 
     def set_latest(self, latest: str, name: str) -> None:
