@@ -91,7 +91,8 @@ class Run:
         )
         self.step = self.gradients.step
         self._totals = GlobalBatch()  # of the last batch
-        self._losses: list[Tensor] | None = []  # of the epoch, until a warning of NaN
+        self._last_losses: dict[str, Tensor] = {}  # of the last batch, the means over all processes if one logs
+        self._epoch_losses: list[Tensor] | None = []  # the totals, until a warning of NaN
 
     @property
     def has_ended_early(self) -> bool:
@@ -146,19 +147,20 @@ class Run:
 
     def mean_losses(self) -> dict[str, Tensor]:
         """Return the losses of the last batch, their means over all processes; all of them must call it."""
-        # Those of a batch that was logged are the means already.
-        return self.step.losses if self._totals.logs else self.parallel.reduce_mean(self.step.losses)
+        return self._last_losses if self._totals.logs else self.parallel.reduce_mean(self._last_losses)
 
     def log_batch(self) -> None:
         """Log the batch's losses, once in a batch and before it is counted, as this completes the counts of all."""
         self._totals = totals = self.gradients.weights.totals()
+        losses = self.step.losses
         if totals.logs:
-            self.step.losses = self.parallel.reduce_mean(self.step.losses)  # all processes, also those without a logger
-        if self._losses is not None and "total" in self.step.losses:
-            self._losses.append(self.step.losses["total"])
-            if len(self._losses) == _MOST_LOSSES:  # a tensor for each batch of a long epoch would take memory
-                self._losses = [torch.hstack(self._losses)]
-        self.state.total_loss_dict = LoggedLosses(self.step.losses)
+            losses = self.parallel.reduce_mean(losses)  # in all processes, also those without a logger
+        self._last_losses = losses
+        if self._epoch_losses is not None and "total" in losses:
+            self._epoch_losses.append(losses["total"])
+            if len(self._epoch_losses) == _MOST_LOSSES:  # a tensor for each batch of a long epoch would take memory
+                self._epoch_losses = [torch.hstack(self._epoch_losses)]
+        self.state.total_loss_dict = LoggedLosses(losses)
         if not (totals.logs and self.engine.logger.is_heard):
             return
         now, state = self.state.timestamp.counts, self.state
@@ -170,7 +172,7 @@ class Run:
         }
         if totals.tokens:
             metrics |= {"time/token": now.token, "time/token_in_epoch": now.token_in_epoch}
-        for name, loss in self.step.losses.items():
+        for name, loss in losses.items():
             metrics[_loss_name(name)] = loss
         if state.scaler is not None:
             metrics |= self.optimization.figures()
@@ -246,11 +248,11 @@ class Run:
 
     def warn_of_nan(self) -> None:
         """Warn once if the last loss is not a number; called after epochs only, as it waits for the device."""
-        if not self._losses:
+        if not self._epoch_losses:
             return
-        losses = torch.hstack(self._losses)
-        self._losses = None if losses[-1].isnan() else []
-        if self._losses is None:
+        losses = torch.hstack(self._epoch_losses)
+        self._epoch_losses = None if losses[-1].isnan() else []
+        if self._epoch_losses is None:
             others = (~losses.isnan()).nonzero()
             since = int(self.state.timestamp.batch) - len(losses) + (int(others[-1]) + 1 if len(others) else 0)
             warnings.warn(
