@@ -305,7 +305,7 @@ class _JointSave:
 
     def lead(self, prepare: Callable[[], object], finish: Callable[[Manifest], object], *, overwrite: bool) -> None:
         """Write the first process's files, wait for the others, and commit the checkpoint."""
-        draft, failed = "", None
+        draft, outcome, own_error = "", Message(), None
         try:
             prepare()
             manifest = None if overwrite else self._existing()
@@ -316,18 +316,18 @@ class _JointSave:
                 own, own_error = self._try_to_write(draft)
                 others = range(1, self.snapshot.writers.world_size)
                 written = [own, *(self._receive(f"written by {rank}", rank=rank) for rank in others)]
-                failed = next((message for message in written if message.error is not None), None)
-                if failed is not None:
-                    raise own_error or self._error_of(failed)
-                manifest = self._commit(draft, written)
-            self._send_all("outcome", Message())
+                outcome = next((message for message in written if message.error is not None), outcome)
+                manifest = self._commit(draft, written) if outcome.error is None else None
+            self._send_all("outcome", outcome)
         except BaseException as error:  # also an interrupt, as the others wait
             with contextlib.suppress(Exception):  # this error is the one to raise
-                self._send_all("outcome", failed or Message.of(error, 0))
+                self._send_all("outcome", Message.of(error, 0))
             raise
         finally:
             if draft:
                 self.folder.abandon(draft)  # unfinished files, or a replaced checkpoint, for which no process waits
+        if manifest is None:
+            raise own_error or self._error_of(outcome)
         finish(manifest)
 
     def follow(self) -> None:
