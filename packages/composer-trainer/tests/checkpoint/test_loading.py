@@ -489,6 +489,8 @@ class TestMismatches:
 
         problems = "\n".join(caught.value.problems)
         assert "model.0.weight: must be a tensor of shape (9, 4), got a tensor of shape (8, 4)." in problems
+        assert "model.3.weight is not saved." in problems
+        assert "module '3' was not there, and is Linear." in problems
         assert runs.same_tensors(model.state_dict(), before)
         assert int(other.timestamp.batch) == 0
 

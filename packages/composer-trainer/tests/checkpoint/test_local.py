@@ -129,9 +129,10 @@ class TestWrite:
             targets.append(target)
             return rename(path, target)
 
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patch:
             patch.setattr(Path, "rename", interrupted)
-            take_snapshot(runs.make(seed=1)).write(folder, "ep1-ba5", overwrite=True)
+            with pytest.raises(KeyboardInterrupt):
+                take_snapshot(runs.make(seed=1)).write(folder, "ep1-ba5", overwrite=True)
 
         assert not (folder.path / "ep1-ba5").exists()
         assert verify_checkpoint(folder.path / path) == before

@@ -62,10 +62,15 @@ class SavableState(Protocol):
 
 
 class StateMismatchError(ValueError):
-    """A saved state does not fit; nothing has been changed. ``problems`` has a sentence for each difference."""
+    """A saved state does not fit; nothing has been changed.
 
-    def __init__(self, problems: Iterable[str]) -> None:
-        self.problems = tuple(map(abridged, problems))
+    Attributes:
+        problems: A sentence for each difference.
+        weights_differ: Whether the saved weights differ from those of the model in their names, shapes or dtypes.
+    """
+
+    def __init__(self, problems: Iterable[str], *, weights_differ: bool = False) -> None:
+        self.problems, self.weights_differ = tuple(map(abridged, problems)), weights_differ
         title = "The saved state does not fit this run, and nothing has been changed:"
         super().__init__(bulleted(title, self.problems))
 
@@ -108,21 +113,23 @@ class LoadReport:
 
 @attrs.define
 class _Findings:
-    """What the checks of a saved state find: the lines of a :class:`LoadReport`, and why loading is impossible."""
+    """What the checks of a saved state find: the effects of loading it, and why that is impossible."""
 
-    restored: list[str] = attrs.Factory(list)
-    overridden: list[str] = attrs.Factory(list)
-    missing: list[str] = attrs.Factory(list)
-    unexpected: list[str] = attrs.Factory(list)
-    changed: list[str] = attrs.Factory(list)
+    report: LoadReport = attrs.Factory(LoadReport)
     problems: list[str] = attrs.Factory(list)
+    weights_differ: bool = False
 
-    def to_report(self, *, strict: bool) -> LoadReport:
-        report = LoadReport(*(tuple(map(abridged, getattr(self, field.name))) for field in attrs.fields(LoadReport)))
-        problems = [*self.problems, *(report.differences if strict else ())]
+    def add(self, **lines: Iterable[str]) -> None:
+        """Add lines to fields of the report."""
+        longer = {name: (*getattr(self.report, name), *map(abridged, added)) for name, added in lines.items()}
+        self.report = attrs.evolve(self.report, **longer)
+
+    def checked(self, *, strict: bool) -> LoadReport:
+        """Return the report, or raise a StateMismatchError if there are problems; if ``strict``, any difference is."""
+        problems = [*self.problems, *(self.report.differences if strict else ())]
         if problems:
-            raise StateMismatchError(problems)
-        return report
+            raise StateMismatchError(problems, weights_differ=self.weights_differ)
+        return self.report
 
 
 @attrs.frozen
@@ -320,7 +327,8 @@ def check_state(
     state: SavableState,
     saved: Any,
     *,
-    strict: bool,
+    strict: bool = False,
+    strict_weights: bool = False,
     excluded: Collection[str] = (),
     passes: Passes = None,
     rebuild: bool = True,
@@ -328,7 +336,8 @@ def check_state(
     """Check all of a saved state, and change nothing; see :meth:`State.load_state_dict`.
 
     Raises:
-        StateMismatchError: Something cannot be loaded; or, if ``strict``, anything differs.
+        StateMismatchError: Something cannot be loaded; or, if ``strict``, anything differs; or, if ``strict_weights``,
+            the names of weights differ.
     """
     records = _read_components(state, saved)
     needed = records["algorithms"] if rebuild and "model" in saved else {}
@@ -341,11 +350,11 @@ def check_state(
     _check_scaler(trial, saved["scaler"], findings)
     for part in ("model", "optimizers"):
         if part in saved:
-            _check_part(trial, part, saved[part], findings)
+            _check_part(trial, part, saved[part], findings, strict=strict_weights and part == "model")
     if rebuilt.made and "optimizers" in saved and not findings.problems:
         # Before the run gets the algorithms. Without them, an optimizer that rejects its state changes nothing.
         _load_optimizers(rebuilt.try_out(), saved)
-    return CheckedState(state, saved, findings.to_report(strict=strict), rebuilt, _load_state)
+    return CheckedState(state, saved, findings.checked(strict=strict), rebuilt, _load_state)
 
 
 def check_part(
@@ -363,7 +372,7 @@ def check_part(
     findings = _Findings()
     _check_part(rebuilt.rehearse(), part, saved.get(part), findings)
     load_into = _load_weights if part == "model" else _load_optimizers
-    return CheckedState(state, saved, findings.to_report(strict=strict), rebuilt, load_into)
+    return CheckedState(state, saved, findings.checked(strict=strict), rebuilt, load_into)
 
 
 def _read_components(state: SavableState, saved: Any) -> dict[str, dict[str, Any]]:
@@ -431,9 +440,9 @@ def _check_fields(state: SavableState, saved: Mapping[str, Any], findings: _Find
             continue
         own = getattr(state, field.name)
         if not _is_kept(field, own):
-            findings.restored.append(name)
+            findings.add(restored=[name])
         elif own != value:
-            findings.overridden.append(f"{name}: {own} stays, {value} was saved.")
+            findings.add(overridden=[f"{name}: {own} stays, {value} was saved."])
 
 
 def _is_kept(field: attrs.Attribute[Any], own: Any) -> bool:
@@ -444,13 +453,12 @@ def _is_kept(field: attrs.Attribute[Any], own: Any) -> bool:
 def _check_components(kind: str, own: Mapping[str, Any], saved: Mapping[str, Any], findings: _Findings) -> None:
     if_missing, if_unexpected = "is not saved, and starts from its initial state", "is saved, and this run has none"
     missing, unexpected = model_state.name_differences(own, saved, kind, if_missing, if_unexpected)
-    findings.missing += missing
-    findings.unexpected += unexpected
-    findings.unexpected += [
+    unexpected += [
         f"{kind}.{key} had averages to evaluate with, and this run evaluates with the training weights."
         for key in saved
         if key not in own and saved[key].state.get("averaged_weights")
     ]
+    findings.add(missing=missing, unexpected=unexpected)
     check = _check_scheduler if kind == "schedulers" else _check_component
     for key in own:
         if key in saved:
@@ -458,15 +466,14 @@ def _check_components(kind: str, own: Mapping[str, Any], saved: Mapping[str, Any
                 check(f"{kind}.{key}", own[key], saved[key], findings)
             except (ValueError, TypeError) as error:
                 findings.problems.append(f"{kind}.{key}: {error}")
-            findings.restored.append(f"{kind}.{key}")
+            findings.add(restored=[f"{kind}.{key}"])
 
 
 def _check_scheduler(path: str, scheduler: Any, saved: SchedulerRecord, findings: _Findings) -> None:
     """Compare the fields of a scheduler, which loads any state: by their names and the kinds of their values."""
     own = scheduler.state_dict()
-    findings.unexpected += [
-        f"{path}.{name} is saved, and this scheduler has no such field." for name in saved.state if name not in own
-    ]
+    unexpected = [name for name in saved.state if name not in own]
+    findings.add(unexpected=[f"{path}.{name} is saved, and this scheduler has no such field." for name in unexpected])
     findings.problems += model_state.check_settings(path, own, _decoded(path, scheduler, saved.state))
 
 
@@ -480,7 +487,7 @@ def _check_component(path: str, component: Any, saved: CallbackRecord, findings:
         values = [settings.get(setting, _ABSENT) for settings in (saved.settings, own)]
         if not equal(*values):
             was, now = _from_first_difference(*map(_reported, values))
-            findings.changed.append(f"{path}.{setting}: {was} was saved, {now} is set.")
+            findings.add(changed=[f"{path}.{setting}: {was} was saved, {now} is set."])
     component.check_state_dict(_decoded(path, component, saved.state))
 
 
@@ -508,33 +515,36 @@ def _check_scaler(state: SavableState, saved: Any, findings: _Findings) -> None:
     if saved is not None and not isinstance(saved, dict):
         findings.problems.append(f"scaler: must be a dictionary or None, got {type(saved).__name__}.")
     elif own is None and saved is not None:
-        findings.unexpected.append("scaler: one was saved, and this run has none.")
+        findings.add(unexpected=["scaler: one was saved, and this run has none."])
     elif own is not None and saved is None:
-        findings.missing.append("scaler: none was saved, and the loss scale starts from its initial value.")
+        findings.add(missing=["scaler: none was saved, and the loss scale starts from its initial value."])
     elif own is not None and saved is not None:
         expected, got = sorted(own), sorted(map(str, saved))
         problems = model_state.check_settings("scaler", own, saved)
         findings.problems += problems if expected == got else [f"scaler: must hold {expected}, got {got}."]
-        findings.restored.append("scaler")
+        findings.add(restored=["scaler"])
 
 
-def _check_part(state: SavableState, part: str, saved: Any, findings: _Findings) -> None:
-    """Compare the saved ``"model"`` or ``"optimizers"`` with those of a state."""
+def _check_part(state: SavableState, part: str, saved: Any, findings: _Findings, *, strict: bool = False) -> None:
+    """Compare the saved ``"model"`` or ``"optimizers"`` with a state's; if ``strict``, other names are problems."""
     if not isinstance(saved, Mapping):
         findings.problems.append(f"{part}: must be a dictionary, got {type(saved).__name__}.")
         return
     if part == "model":
         own = model_state.weights(state.model)
-        differences = model_state.check_weights(own, saved)
-        findings.problems += model_state.conflicting_ties(state.model, saved)
-        findings.changed += model_state.changed_dtypes(own, saved)
+        problems, missing, unexpected = model_state.check_weights(own, saved)
+        problems += model_state.conflicting_ties(state.model, saved)
+        changed = model_state.changed_dtypes(own, saved)
+        findings.weights_differ = any((problems, missing, unexpected, changed))
+        findings.add(changed=changed)
     else:
-        differences = model_state.check_optimizers(state.model, state.optimizers, saved)
-    problems, missing, unexpected = differences
+        problems, missing, unexpected = model_state.check_optimizers(state.model, state.optimizers, saved)
     findings.problems += problems
-    findings.missing += missing
-    findings.unexpected += unexpected
-    findings.restored.append(part)
+    if strict:
+        findings.problems += missing + unexpected
+    else:
+        findings.add(missing=missing, unexpected=unexpected)
+    findings.add(restored=[part])
 
 
 def _load_state(state: SavableState, saved: Mapping[str, Any]) -> None:

@@ -15,7 +15,6 @@ What is not loaded keeps the run's own value: what ``ignore_keys`` leaves out, n
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import warnings
@@ -253,7 +252,7 @@ class LoadRequest:
         averages_of, extra = "", dict[str, Any]()
         if self.weights_only:
             averages_of = saved.use_averages()
-            fits = self._check_weights(saved)
+            fits = self._compare(saved, saved_state.check_part, part="model", strict=self.strict_model_weights)
         else:
             saved.keep_own_values()
             saved.match_neutral_callbacks()
@@ -315,39 +314,29 @@ class LoadRequest:
 
     def _check_all(self, saved: SavedRun) -> saved_state.CheckedState:
         """Compare everything that was saved with the run."""
+        problems: list[str] = []
         try:
-            fits = self._compare(saved, saved_state.check_state)
-            differences = (*fits.report.missing, *fits.report.unexpected) if self.strict_model_weights else ()
-            problems = [line for line in differences if line.startswith("model.")]
+            fits = self._compare(saved, saved_state.check_state, strict_weights=self.strict_model_weights)
         except CheckpointMismatchError as error:
-            problems = [*error.problems]
+            problems += error.problems
         if self.check_extra is not None and "extra" not in saved.ignored:
             problems += self.check_extra(saved.beside("extra"), saved.ignored)
-        if any(problem.startswith("model.") for problem in problems):
-            problems += saved.changed_modules()
         if problems:
             raise CheckpointMismatchError(saved.path, problems)
         if changes := changed_environment(saved.beside("environment"), self.state.device):
             saved.warnings.append(f"Training that resumes from {saved.path} may not be bit-identical: {changes}.")
         return fits
 
-    def _check_weights(self, saved: SavedRun) -> saved_state.CheckedState:
-        """Compare the weights to evaluate with, and the algorithms that they need, with the run."""
-        try:
-            check = functools.partial(saved_state.check_part, part="model")
-            return self._compare(saved, check, strict=self.strict_model_weights)
-        except CheckpointMismatchError as error:
-            raise CheckpointMismatchError(saved.path, [*error.problems, *saved.changed_modules()]) from None
-
     def _compare(
-        self, saved: SavedRun, check: Callable[..., saved_state.CheckedState], *, strict: bool = False
+        self, saved: SavedRun, check: Callable[..., saved_state.CheckedState], **arguments: Any
     ) -> saved_state.CheckedState:
         """Call a function that compares a saved state with the run, and name the checkpoint if it does not fit."""
         excluded = to_strings("exclude_algorithms", self.exclude_algorithms)
         try:
-            return check(self.state, saved=saved.state, strict=strict, excluded=excluded, passes=self.algorithm_passes)
+            return check(self.state, saved=saved.state, excluded=excluded, passes=self.algorithm_passes, **arguments)
         except StateMismatchError as error:
-            raise CheckpointMismatchError(saved.path, error.problems) from error
+            modules = saved.changed_modules() if error.weights_differ else []
+            raise CheckpointMismatchError(saved.path, [*error.problems, *modules]) from error
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             raise CheckpointError(f"{saved.path}/{STATE}", f"cannot be read as the state of a run: {what}") from error
