@@ -308,6 +308,20 @@ def abridged(text: str) -> str:
     return "\n".join(lines)
 
 
+def from_first_difference(one: str, other: str, width: int = 80) -> tuple[str, str]:
+    """Return two strings, or, of long ones, their parts around the first difference.
+
+    Example:
+        >>> from_first_difference("a" * 500 + "1", "a" * 500 + "2", width=8)
+        ('...aaaa1...', '...aaaa2...')
+    """
+    if max(len(one), len(other)) <= 2 * width:
+        return one, other
+    common = next((index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
+    start = max(common - width // 2, 0)
+    return f"...{one[start : start + width]}...", f"...{other[start : start + width]}..."
+
+
 def bulleted(title: str, lines: Sequence[str]) -> str:
     """Return a title with a line for each sentence; of very many, the first ones and the number of the others.
 

@@ -20,7 +20,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from composer.core import model_state
-from composer.core.checks import abridged, bulleted, nearest
+from composer.core.checks import abridged, bulleted, from_first_difference, nearest
 from composer.core.components import by_key, is_unsaved, read_field, saved_fields, settings_to_data
 from composer.core.declarations import check_conflicts
 from composer.core.passes import all_passes
@@ -484,30 +484,20 @@ def _check_component(path: str, component: Any, saved: CallbackRecord, findings:
         raise ValueError(f"is a {name}, and a {saved.name} was saved.")
     own = settings_to_data(component)
     for setting in {**own, **saved.settings}:
-        values = [settings.get(setting, _ABSENT) for settings in (saved.settings, own)]
-        if not equal(*values):
-            was, now = _from_first_difference(*map(_reported, values))
+        was, now = saved.settings.get(setting, _ABSENT), own.get(setting, _ABSENT)
+        if not equal(was, now):
+            was, now = from_first_difference(_reported(was), _reported(now))
             findings.add(changed=[f"{path}.{setting}: {was} was saved, {now} is set."])
     component.check_state_dict(_decoded(path, component, saved.state))
 
 
 _ABSENT = object()
-_SHOWN = 80
 
 
 def _reported(value: Any) -> str:
     if value is _ABSENT:
         return "nothing"
     return str(value["unsaved"]) if is_unsaved(value) else f"{value!r:.80}"
-
-
-def _from_first_difference(one: str, other: str) -> tuple[str, str]:
-    """Return two strings, or, of long ones, their parts around the first difference."""
-    if max(len(one), len(other)) <= 2 * _SHOWN:
-        return one, other
-    common = next((index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
-    start = max(common - _SHOWN // 2, 0)
-    return f"...{one[start : start + _SHOWN]}...", f"...{other[start : start + _SHOWN]}..."
 
 
 def _check_scaler(state: SavableState, saved: Any, findings: _Findings) -> None:
