@@ -100,8 +100,7 @@ class CostMonitor(Callback):
         """Measure the time of a call."""
         self._forget_earlier_run()  # also here: the calls of INIT are wrapped before that event runs
         tally = self._tallies.setdefault((key, event), _Tally())
-        timed, allocated = _timed(call, tally), _allocated_memory()
-        return timed if allocated is None else _with_memory(timed, tally, allocated)
+        return _measured(call, tally, _allocated_memory())
 
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run."""
@@ -161,39 +160,27 @@ class CostMonitor(Callback):
         return self._seconds + (0.0 if self._began is None else time.perf_counter() - self._began)
 
 
-def _timed(call: Call, tally: _Tally) -> Call:
+def _measured(call: Call, tally: _Tally, allocated: Callable[[], int | None]) -> Call:
     clock = time.perf_counter
 
     def run() -> None:
+        # Reading the allocated memory takes longer than most calls.
+        before = allocated() if tally.calls < _MEASURED_CALLS else None
         began = clock()
         call()
         tally.seconds += clock() - began
         tally.calls += 1
+        if before is not None:
+            tally.memory += (allocated() or 0) - before
+            tally.memory_calls += 1
 
     return run
 
 
-def _with_memory(timed: Call, tally: _Tally, allocated: Callable[[], int]) -> Call:
-
-    def run() -> None:
-        # Reading the allocated memory takes longer than most calls.
-        if tally.calls >= _MEASURED_CALLS:
-            timed()
-            return
-        before = allocated()
-        timed()
-        tally.memory += allocated() - before
-        tally.memory_calls += 1
-
-    return run
-
-
-def _allocated_memory() -> Callable[[], int] | None:
-    """Return a function that returns the allocated bytes of all GPUs; None if no GPU is in use."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return None
-    devices = range(torch.cuda.device_count())
-    return lambda: sum(map(torch.cuda.memory_allocated, devices))
+def _allocated_memory() -> Callable[[], int | None]:
+    """Return a function that returns the allocated bytes of all GPUs, or None if no GPU is in use."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    return lambda: sum(map(torch.cuda.memory_allocated, devices)) if devices else None
 
 
 def _shown(costs: list[Cost]) -> tuple[list[str], list[list[Any]]]:
