@@ -26,7 +26,6 @@ _SECONDS_BETWEEN_DRAWINGS = 0.1
 _SECONDS_BETWEEN_LINES = 10.0
 _ROWS = 20
 """tqdm draws nothing on a terminal of height 0; there are at most two bars."""
-_UNITS = {TimeUnit.BATCH: "ba", TimeUnit.SAMPLE: "sp", TimeUnit.TOKEN: "tok"}
 _KNOWN = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{rate}{postfix}]"
 _UNKNOWN = "{desc}: {n_fmt}{unit} [{elapsed}{rate}{postfix}]"
 _NARROW = "{desc}: {percentage:3.0f}%{postfix}"
@@ -209,15 +208,8 @@ class ProgressBarLogger(LoggerDestination):
     def _open_bar(
         self, description: str, total: float | None, unit: TimeUnit, done: float = 0, *, leave: bool = True
     ) -> _Bar:
-        is_scaled = unit in {TimeUnit.SAMPLE, TimeUnit.TOKEN}
-        settings = {
-            "desc": printable(description),
-            "total": total,
-            "initial": done,
-            "leave": leave,
-            "unit_scale": is_scaled,
-        }
-        return _Bar(open_stream(self.stream), _UNITS.get(unit), settings)
+        text = printable(description)
+        return _Bar(open_stream(self.stream), unit, total, desc=text, initial=done, leave=leave)
 
     def _open_short_bar(self, state: State, description: str, *, leave: bool = False) -> None:
         self._close_short_bar()
@@ -265,11 +257,12 @@ class _Bar:
 
     Args:
         stream: The stream.
-        unit: What is counted; None for seconds.
+        unit: What is counted.
+        total: The number of units; None if unknown.
         settings: Further arguments of tqdm.
     """
 
-    def __init__(self, stream: TextIO, unit: str | None, settings: Mapping[str, Any]) -> None:
+    def __init__(self, stream: TextIO, unit: TimeUnit, total: float | None, **settings: Any) -> None:
         make, self._is_widget = _bar_class()
         is_terminal = callable(getattr(stream, "isatty", None)) and stream.isatty()
         self._stream, self._unit, self.count = stream, unit, 0
@@ -279,10 +272,12 @@ class _Bar:
             ncols=None if self._is_widget else self._width(),
             dynamic_ncols=self._is_widget,
             nrows=_ROWS,
-            bar_format=next(self._layouts((), known=settings["total"] is not None))[0],
+            bar_format=next(self._layouts((), known=total is not None))[0],
             mininterval=0,
             miniters=0,
-            unit=unit or "s",
+            total=total,
+            unit=unit.value,
+            unit_scale=unit in {TimeUnit.SAMPLE, TimeUnit.TOKEN},
             **settings,
         )
         self._wait()
@@ -321,7 +316,7 @@ class _Bar:
 
     def _layouts(self, values: Sequence[str], *, known: bool) -> Iterator[tuple[str | None, Sequence[str]]]:
         """Yield formats of tqdm with the values to show, the most detailed first."""
-        if self._unit is None:
+        if self._unit is TimeUnit.SECOND:
             detailed = short = _WITHOUT_RATE
         elif self._is_widget:
             yield None, values
