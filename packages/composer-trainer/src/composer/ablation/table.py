@@ -13,7 +13,7 @@ import attrs
 from composer.ablation.results import EVALUATION_DIGEST, Settings, label
 from composer.ablation.statistics import Difference, seeds_needed
 from composer.core.files import write_atomically
-from composer.loggers.values import aligned, html_table
+from composer.loggers.values import aligned, html_table, markdown_table
 
 if TYPE_CHECKING:
     from composer.ablation.study import Study
@@ -80,16 +80,10 @@ def to_string(rows: Sequence[Row], settings: Settings) -> str:
 
 def to_markdown(rows: Sequence[Row], settings: Settings) -> str:
     """Return the table and its sentences in Markdown."""
-    lines = _markdown(_cells(rows, settings), left=1)
     points = [f"- {one}" for one in sentences(rows, settings)]
-    return "\n".join([_title(settings), "", *lines, "", *points]).rstrip() + "\n"
-
-
-def _markdown(rows: Sequence[Sequence[str]], left: int) -> list[str]:
-    """Return a table whose first row has the heads; the first ``left`` columns are aligned to the left."""
-    head, *others = ([cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows)
-    rule = ["---"] * left + ["---:"] * (len(head) - left)
-    return [f"| {' | '.join(row)} |" for row in (head, rule, *others)]
+    return (
+        "\n".join([_title(settings), "", markdown_table(_cells(rows, settings), left=1), "", *points]).rstrip() + "\n"
+    )
 
 
 def to_html(rows: Sequence[Row], settings: Settings) -> str:
@@ -189,7 +183,7 @@ def _answer(study: Study) -> str:
 def _section(title: str, head: str, values: Mapping[str, Any]) -> list[str]:
     """Return the title and a table of the values that are not empty; nothing if all are."""
     rows = [(name, str(value)) for name, value in values.items() if str(value) not in _EMPTY]
-    return [f"## {title}", "\n".join(_markdown([(head, "value"), *rows], left=2))] if rows else []
+    return [f"## {title}", markdown_table([(head, "value"), *rows])] if rows else []
 
 
 def _title(settings: Settings) -> str:

@@ -15,7 +15,7 @@ from composer.core import State, TimeUnit
 from composer.core.checks import integer, is_flag, to_path
 from composer.core.components import transient
 from composer.loggers.tracker_logger import Record, TrackerLogger
-from composer.loggers.values import flat
+from composer.loggers.values import flat, markdown_table
 
 
 def _to_log_dir(given: str | os.PathLike[str] | None) -> str:
@@ -87,9 +87,7 @@ class TensorboardLogger(TrackerLogger):
 
     def write_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
         """Write a table as text."""
-        lines = [columns, ["---"] * len(columns), *rows]
-        cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines]
-        self._writer.add_text(name, "\n".join(f"| {' | '.join(line)} |" for line in cells), step)
+        self._writer.add_text(name, markdown_table([columns, *rows]), step)
 
     def write_images(self, images: Sequence[Tensor], name: str, step: int, details: Mapping[str, Any]) -> None:
         """Write images: side by side if they have one size, else each by its number."""

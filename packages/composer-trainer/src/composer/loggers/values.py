@@ -127,6 +127,25 @@ def aligned(rows: Sequence[Sequence[str]], left: int | None = None) -> list[str]
     ]
 
 
+def markdown_table(rows: Sequence[Sequence[object]], left: int | None = None) -> str:
+    r"""Return a table in Markdown.
+
+    Args:
+        rows: The cells; the first row has the heads of the columns.
+        left: The number of columns that are aligned to the left, the others to the right; None for all.
+
+    Example:
+        >>> print(markdown_table([["name", "calls"], ["a|b", 3]], left=1))
+        | name | calls |
+        | --- | ---: |
+        | a\|b | 3 |
+    """
+    head, *others = ([str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows)
+    left = len(head) if left is None else left
+    rule = ["---"] * left + ["---:"] * (len(head) - left)
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *others))
+
+
 def html_table(rows: Iterable[Sequence[object]], head: Sequence[str] = (), caption: str = "", left: int = 1) -> str:
     """Return a table for notebooks, with escaped strings.
 
