@@ -11,8 +11,6 @@ from composer import functional as cf
 from composer.core import Algorithm, State
 from composer.core.checks import number_between, one_of
 
-__all__ = ["annotated_images", "check_keys", "set_annotated_images"]
-
 BOX_FORMAT = one_of("xyxy", "xywh", "cxcywh")
 VISIBLE_FRACTION = number_between(0, 1, meaning="It is a fraction of a box's area.")
 _KEYS = {"masks": "mask_key", "boxes": "boxes_key", "keypoints": "keypoints_key", "labels": "labels_key"}

@@ -23,8 +23,6 @@ from composer.functional.checks import few
 from composer.functional.dtensors import is_dtensor, local_parts, reshard, shard_like
 from composer.functional.training.ema import average_dtype, is_dense, tensor_slots
 
-__all__ = ["SWAPS", "AveragedWeights", "WeightAveraging", "to_time"]
-
 _Slot = tuple[dict[str, Tensor], str]
 """The dictionary of a module, and the key, of a parameter or buffer."""
 

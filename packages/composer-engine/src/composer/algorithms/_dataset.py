@@ -14,8 +14,6 @@ from composer.algorithms._idle import warn_of_no_effect
 from composer.core import Algorithm, Event, FieldsByEvent, Logger, Stage, State
 from composer.core.checks import number_between, one_of
 
-__all__ = ["ImageAugmentation"]
-
 AUGMENTATION_SET = one_of("all", "safe", "original")
 SEVERITY = number_between(0, 10, meaning="It is the strength of the operations.")
 

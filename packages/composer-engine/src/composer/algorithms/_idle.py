@@ -7,8 +7,6 @@ import warnings
 from composer.core import Algorithm, NoEffectWarning
 from composer.core.checks import caller_level
 
-__all__ = ["warn_if_idle", "warn_of_no_effect"]
-
 
 def warn_if_idle(algorithm: Algorithm, **idle: bool) -> None:
     """Warn at construction about settings, by name, with which an algorithm changes nothing."""

@@ -18,8 +18,6 @@ from composer.core import Algorithm, BatchKey, Event, FieldsByEvent, Logger, Sta
 from composer.functional.augmentations.mixup import select
 from composer.functional.nested import rebuild
 
-__all__ = ["SampleMixing"]
-
 
 class SampleMixing(Algorithm):
     """Base of algorithms that mix the samples within a batch; subclasses have the fields that are annotated here.

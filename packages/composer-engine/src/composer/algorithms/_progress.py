@@ -5,8 +5,6 @@ from __future__ import annotations
 from composer.core import Algorithm, State
 from composer.core.checks import number_between
 
-__all__ = ["elapsed_duration"]
-
 FRACTION_OF_TRAINING = number_between(0, 1, meaning="It is a fraction of the training.")
 
 

@@ -8,8 +8,6 @@ import torch
 
 from composer.core import State
 
-__all__ = ["check_processes", "check_reduction"]
-
 
 def check_processes(name: str, remedy: str, state: State) -> None:
     """Raise a ValueError if a loop with several processes does not weigh them by their numbers of samples."""

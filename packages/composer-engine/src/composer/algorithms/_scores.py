@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["class_scores", "is_one_score"]
-
 
 def class_scores(outputs: Any, target: Tensor, *, detaches: bool = True) -> tuple[Tensor, bool]:
     """Return the scores ``(N, C, ...)`` that a target is for, and whether the outputs have the classes last.

@@ -15,8 +15,6 @@ from composer.algorithms._idle import warn_of_no_effect
 from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State
 from composer.functional import SurgeryReport
 
-__all__ = ["FORWARD_PASSES", "LAYER_NORMS", "LowPrecisionNorm", "ModelSurgery", "to_apply_at"]
-
 FORWARD_PASSES = ExclusiveResource(
     "the forward passes of the layers",
     remedy="ActivationCheckpointing adds one in the backward pass, where GyroDropout would take other masks. Pass "

@@ -12,8 +12,6 @@ from composer.core import Event, Logger, Stage, State
 from composer.core.checks import integer, one_of
 from composer.functional.surgery.activation_checkpointing import check_not_recomputed, to_classes
 
-__all__ = ["ActivationCheckpointing"]
-
 
 @attrs.define(eq=False)
 class ActivationCheckpointing(ModelSurgery):

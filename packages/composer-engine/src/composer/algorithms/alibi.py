@@ -14,8 +14,6 @@ from composer.core import Event, FieldsByEvent, Logger, Stage, State
 from composer.core.checks import is_flag, number, whole_number_from
 from composer.core.declarations import owned
 
-__all__ = ["Alibi"]
-
 
 @attrs.define(eq=False)
 class Alibi(ModelSurgery):

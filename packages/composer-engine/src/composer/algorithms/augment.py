@@ -20,8 +20,6 @@ from composer.algorithms._annotations import (
 )
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
 
-__all__ = ["Augment"]
-
 _FEW = 100
 """The most elements of a tensor that is described by them, such as weights of random choices."""
 _ARGUMENTS = {"_fixed_order": "order"}

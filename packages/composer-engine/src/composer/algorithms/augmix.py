@@ -13,8 +13,6 @@ from composer.core import BatchKey, State
 from composer.core.checks import integer, is_flag, number
 from composer.core.components import transient
 
-__all__ = ["AugMix"]
-
 
 @attrs.define(eq=False)
 class AugMix(ImageAugmentation):

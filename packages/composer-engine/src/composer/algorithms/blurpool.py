@@ -12,8 +12,6 @@ from composer.core import Event, Stage
 from composer.core.checks import integer, is_flag
 from composer.core.declarations import owned
 
-__all__ = ["BlurPool"]
-
 
 @attrs.define(eq=False)
 class BlurPool(ModelSurgery):

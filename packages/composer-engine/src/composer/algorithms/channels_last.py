@@ -11,8 +11,6 @@ from composer.algorithms._idle import warn_of_no_effect
 from composer.core import Algorithm, Event, Logger, Stage, State
 from composer.core.declarations import owned
 
-__all__ = ["ChannelsLast"]
-
 
 @attrs.define(eq=False)
 class ChannelsLast(Algorithm):

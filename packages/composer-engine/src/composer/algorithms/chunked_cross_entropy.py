@@ -12,8 +12,6 @@ from composer.core import Event, Stage
 from composer.core.checks import integer, number
 from composer.core.declarations import owned
 
-__all__ = ["ChunkedCrossEntropy"]
-
 
 @attrs.define(eq=False)
 class ChunkedCrossEntropy(ModelSurgery):

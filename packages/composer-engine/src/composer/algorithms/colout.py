@@ -15,8 +15,6 @@ from composer.core.checks import by_name, is_flag, number
 from composer.core.components import transient
 from composer.functional.augmentations.colout import check_resize_target
 
-__all__ = ["ColOut"]
-
 _PART = "It is the fraction to drop."
 
 

@@ -15,8 +15,6 @@ from composer.core import BatchKey
 from composer.core.checks import is_flag, number
 from composer.core.components import transient
 
-__all__ = ["CutMix"]
-
 
 @attrs.define(eq=False)
 class CutMix(SampleMixing):

@@ -12,8 +12,6 @@ from composer.algorithms._annotations import annotated_images, set_annotated_ima
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
 from composer.core.checks import integer, is_flag, number
 
-__all__ = ["CutOut"]
-
 
 @attrs.define(eq=False)
 class CutOut(Algorithm):

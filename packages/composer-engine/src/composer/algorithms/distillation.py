@@ -21,8 +21,6 @@ from composer.core.model_state import bare_model
 from composer.functional.training.distillation import mean_where, soft_losses
 from composer.functional.transformers_loss import predicts_next_token
 
-__all__ = ["Distillation"]
-
 
 def _check_teacher(_: object, __: object, teacher: Any) -> None:
     if not isinstance(teacher, nn.Module):

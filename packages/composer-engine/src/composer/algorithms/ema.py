@@ -22,9 +22,6 @@ from composer.core import Event, Logger, State, Time, Timestamp, TimeUnit, saved
 from composer.core.checks import caller_level, number
 from composer.core.components import transient
 
-__all__ = ["EMA"]
-
-
 _TRIAL = 10  # batches; a shorter training only shows that everything runs
 
 

@@ -13,8 +13,6 @@ from composer.core.checks import by_name, integer, is_flag
 from composer.core.declarations import owned
 from composer.functional.layers.factorized import resolve_latent_size
 
-__all__ = ["Factorize"]
-
 
 @attrs.define(eq=False)
 class Factorize(ModelSurgery):

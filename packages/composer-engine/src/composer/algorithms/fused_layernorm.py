@@ -10,8 +10,6 @@ from composer import functional as cf
 from composer.algorithms._surgery import LAYER_NORMS, ModelSurgery
 from composer.core import Event, Stage
 
-__all__ = ["FusedLayerNorm"]
-
 
 @attrs.define(eq=False)
 class FusedLayerNorm(ModelSurgery):

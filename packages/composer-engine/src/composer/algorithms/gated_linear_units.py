@@ -14,8 +14,6 @@ from composer.core import Event, Stage
 from composer.core.checks import is_flag
 from composer.core.declarations import owned
 
-__all__ = ["GatedLinearUnits"]
-
 
 @attrs.define(eq=False)
 class GatedLinearUnits(ModelSurgery):

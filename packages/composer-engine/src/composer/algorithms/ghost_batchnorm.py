@@ -13,8 +13,6 @@ from composer.core.checks import integer
 from composer.core.declarations import owned
 from composer.functional.layers.ghost_batchnorm import GHOST_BATCH_SIZE
 
-__all__ = ["GhostBatchNorm"]
-
 
 @attrs.define(eq=False)
 class GhostBatchNorm(ModelSurgery):

@@ -13,8 +13,6 @@ from composer.core.checks import caller_level, number_between, one_of
 from composer.core.components import transient
 from composer.core.optimizers import unwrapped
 
-__all__ = ["GradientClipping"]
-
 
 @attrs.define(eq=False)
 class GradientClipping(Algorithm):

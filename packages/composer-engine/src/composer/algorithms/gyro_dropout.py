@@ -16,8 +16,6 @@ from composer.core.checks import integer, number
 from composer.core.declarations import owned
 from composer.functional.surgery.gyro_dropout import check_not_recomputed
 
-__all__ = ["GyroDropout"]
-
 
 @attrs.define(eq=False)
 class GyroDropout(ModelSurgery):

@@ -23,8 +23,6 @@ from composer.core.randomness import derive_seed
 from composer.functional.random import send
 from composer.functional.training.selective_backprop import mean_losses
 
-__all__ = ["InfoBatch", "InfoBatchDataset"]
-
 
 class InfoBatchDataset(Dataset[Any]):
     """A data set for :class:`InfoBatch`, whose ``sampler`` yields the samples that are not pruned.

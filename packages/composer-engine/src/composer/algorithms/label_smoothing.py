@@ -14,8 +14,6 @@ from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
 from composer.core.checks import number
 from composer.core.components import transient
 
-__all__ = ["LabelSmoothing"]
-
 
 @attrs.define(eq=False)
 class LabelSmoothing(Algorithm):

@@ -14,8 +14,6 @@ from composer.core.checks import number
 from composer.core.components import transient
 from composer.core.declarations import owned
 
-__all__ = ["LayerFreezing"]
-
 
 @attrs.define(eq=False)
 class LayerFreezing(Algorithm):

@@ -11,8 +11,6 @@ from composer.algorithms._surgery import LowPrecisionNorm, to_apply_at
 from composer.core import Event
 from composer.core.declarations import owned
 
-__all__ = ["LowPrecisionGroupNorm"]
-
 
 @attrs.define(eq=False)
 class LowPrecisionGroupNorm(LowPrecisionNorm):

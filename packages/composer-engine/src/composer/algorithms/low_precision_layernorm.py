@@ -10,8 +10,6 @@ from composer import functional as cf
 from composer.algorithms._surgery import LAYER_NORMS, LowPrecisionNorm, to_apply_at
 from composer.core import Event
 
-__all__ = ["LowPrecisionLayerNorm"]
-
 
 @attrs.define(eq=False)
 class LowPrecisionLayerNorm(LowPrecisionNorm):

@@ -16,8 +16,6 @@ from composer.core import BatchKey
 from composer.core.checks import is_flag, number
 from composer.core.components import transient
 
-__all__ = ["MixUp"]
-
 
 @attrs.define(eq=False)
 class MixUp(SampleMixing):

@@ -15,8 +15,6 @@ from composer.core.checks import number
 from composer.core.components import transient
 from composer.core.declarations import owned
 
-__all__ = ["NEFTune"]
-
 
 @attrs.define(eq=False)
 class NEFTune(ModelSurgery):

@@ -13,8 +13,6 @@ from composer.core import Algorithm, AlgorithmConflictError, Batch, Event, Exclu
 from composer.core.data_spec import count_samples
 from composer.core.declarations import Conflict
 
-__all__ = ["NoOpModel"]
-
 
 class _Nothing(nn.Module):
     """A model with one weight, whose square is the loss, and without metrics."""

@@ -13,8 +13,6 @@ from composer.core import Event, Stage
 from composer.core.checks import number
 from composer.core.declarations import owned
 
-__all__ = ["PatchDropout"]
-
 
 @attrs.define(eq=False)
 class PatchDropout(ModelSurgery):

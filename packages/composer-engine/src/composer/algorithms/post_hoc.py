@@ -23,8 +23,6 @@ from composer.core.serialization import from_data
 from composer.functional.dtensors import is_dtensor
 from composer.functional.training.ema import average_dtype
 
-__all__ = ["PostHocEMA", "post_hoc_ema"]
-
 _NAME = re.compile(r"updates-(\d{9,})-sigma-([\d.e-]+)\.safetensors")
 
 

@@ -13,8 +13,6 @@ from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
 from composer.core.checks import integer, is_flag, number, one_of
 from composer.core.declarations import owned
 
-__all__ = ["ProgressiveResizing"]
-
 
 @attrs.define(eq=False)
 class ProgressiveResizing(Algorithm):

@@ -13,8 +13,6 @@ from composer.core import BatchKey, State
 from composer.core.checks import integer, is_flag
 from composer.core.components import transient
 
-__all__ = ["RandAugment"]
-
 
 @attrs.define(eq=False)
 class RandAugment(ImageAugmentation):

@@ -12,8 +12,6 @@ from composer.core import Algorithm, Event, Logger, Stage, State
 from composer.core.checks import integer, number
 from composer.core.declarations import owned
 
-__all__ = ["SAM"]
-
 
 @attrs.define(eq=False)
 class SAM(Algorithm):

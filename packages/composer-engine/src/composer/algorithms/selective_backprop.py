@@ -19,8 +19,6 @@ from composer.core.data_spec import Batch, BatchKey, batch_set
 from composer.core.declarations import owned
 from composer.functional.training.selective_backprop import highest_losses, sample_losses
 
-__all__ = ["SelectiveBackprop"]
-
 
 @attrs.define(eq=False)
 class SelectiveBackprop(Algorithm):

@@ -12,8 +12,6 @@ from composer.core import Algorithm, Event, Logger, Stage, State
 from composer.core.checks import integer, is_flag
 from composer.core.declarations import owned
 
-__all__ = ["SeqLengthWarmup"]
-
 _LENGTH = "It is a number of tokens."
 
 

@@ -22,8 +22,6 @@ from composer.core.step import total_of
 from composer.functional.dtensors import local_parts
 from composer.functional.training.gradient_clipping import list_gradients, measure_norm, scale
 
-__all__ = ["SkipSpikes"]
-
 _log = logging.getLogger(__name__)
 
 _NAMED = 32  # spikes, of which the batch and its samples are stored

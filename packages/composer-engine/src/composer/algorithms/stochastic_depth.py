@@ -15,8 +15,6 @@ from composer.core import Event, Logger, Stage, State, Time, TimeUnit
 from composer.core.checks import number, one_of
 from composer.core.declarations import owned
 
-__all__ = ["StochasticDepth"]
-
 
 def _to_drop_warmup(given: Time | str | float) -> float:
     if not isinstance(given, (Time, str)):

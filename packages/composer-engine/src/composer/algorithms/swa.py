@@ -16,8 +16,6 @@ from composer.core.checks import integer, is_flag, number, one_of
 from composer.core.components import transient
 from composer.core.optimizers import set_rate
 
-__all__ = ["SWA"]
-
 
 def _to_swa_start(value: Time | str | int) -> Time:
     return to_moment(value, "swa_start")

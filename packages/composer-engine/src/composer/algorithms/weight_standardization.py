@@ -12,8 +12,6 @@ from composer.core import Event, Stage
 from composer.core.checks import integer
 from composer.core.declarations import owned
 
-__all__ = ["WeightStandardization"]
-
 
 @attrs.define(eq=False)
 class WeightStandardization(ModelSurgery):

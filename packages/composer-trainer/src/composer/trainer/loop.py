@@ -13,8 +13,6 @@ from composer.trainer.stopping import Stopped
 if TYPE_CHECKING:
     from composer.trainer.run import Run
 
-__all__ = ["train"]
-
 _CHECKPOINTS = {
     Event.BATCH_END: "batch_checkpoint",
     Event.EPOCH_END: "epoch_checkpoint",

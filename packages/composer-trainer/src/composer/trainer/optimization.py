@@ -17,16 +17,6 @@ from composer.core.optimizers import unwrapped, wants_closure
 from composer.optim import DecoupledSGDW
 from composer.trainer.tools.config import check_components
 
-__all__ = [
-    "Optimization",
-    "change_precision",
-    "check_optimizers",
-    "default_optimizer",
-    "make_scaler",
-    "move_state",
-    "warn_of_default_optimizer",
-]
-
 
 def move_state(optimizer: Optimizer) -> None:
     """Move the state that an optimizer made in its constructor, as Adagrad does, to the devices of its parameters."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from composer.core import State, Timestamp
     from composer.trainer.run import Run
 
-__all__ = ["FitResult", "final_metrics", "reason_of_end"]
-
 
 @attrs.frozen(repr=False)
 class FitResult:

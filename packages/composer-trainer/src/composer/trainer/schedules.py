@@ -18,8 +18,6 @@ from composer.optim import ComposerScheduler, WarmupStableDecayScheduler, compil
 from composer.optim.clock import ClockLR, WarmsUp
 from composer.trainer.tools.config import check_components
 
-__all__ = ["Cooldown", "SchedulerLike", "Schedules", "check_schedulers", "cooled_down", "scaled", "scaled_lengths"]
-
 SchedulerLike: TypeAlias = LRScheduler | ComposerScheduler
 
 

@@ -25,8 +25,6 @@ from composer.distributed import all_reduce_min, any_rank, get_world_size
 from composer.distributed.failures import lost_processes, report_failure
 from composer.distributed.samplers import END
 
-__all__ = ["StopSignals", "Stopped"]
-
 _log = logging.getLogger(__name__)
 
 _BATCH_SECONDS = 20.0

@@ -69,8 +69,6 @@ if TYPE_CHECKING:
     from composer.checkpoint.contents import IgnoreKeys
     from composer.checkpoint.saver import SaveInterval
 
-__all__ = ["Trainer"]
-
 
 class Trainer(Assembly):
     """Trains a model with algorithms, callbacks and loggers, in one process or in several started by torchrun.

@@ -67,8 +67,6 @@ if TYPE_CHECKING:
     from composer.trainer.data.batches import Batches
     from composer.trainer.data.settings import TrainingData
 
-__all__ = ["ResumeState"]
-
 
 def _check_one_number(_: object, field: attrs.Attribute[Any], value: Tensor) -> None:
     if value.numel() != 1:
