@@ -275,11 +275,11 @@ def small_blocks(monkeypatch):
 def read_part(part, layout, records, contents):
     """Return a part of the weight, read from the files that have elements of it."""
     target = torch.full(part.shape, -1)
-    for number, position, cell in layout.tensors[MODEL]["weight"].cells(part) if target.numel() else ():
-        name = [*layout.files][number]
+    for cell in layout.tensors[MODEL]["weight"].cells(part) if target.numel() else ():
+        name = [*layout.files][cell.file]
         with InMemory(Path("path"), contents).reader("one", name) as read:
             blocks = reading._Blocks(read, layout.files[name], records[name].size, name)
-            reading._read_cell(blocks, target, part, position, cell)
+            reading._read_cell(blocks, target, part, cell)
             blocks.finish()
     return target
 

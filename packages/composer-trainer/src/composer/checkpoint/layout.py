@@ -176,8 +176,8 @@ class TensorLayout:
         if self.strides is not None and (len(self.files) > 1 or not is_without_gaps(self.shape, self.strides)):
             raise ValueError(f"strides {self.strides} do not fit the shape {self.shape}")
 
-    def cells(self, region: Region) -> Iterator[tuple[int, int, Region]]:
-        """Yield file, position and region of each cell that has elements of a region of the tensor."""
+    def cells(self, region: Region) -> Iterator[Cell]:
+        """Yield each cell that has elements of a region of the tensor."""
         chosen = []
         for cuts, whole, start, length in zip(self.cuts, self.shape, *region, strict=True):
             first, last = bisect.bisect_right(cuts, start) - 1, bisect.bisect_left(cuts, start + length)
@@ -187,11 +187,16 @@ class TensorLayout:
             number = 0
             for (index, _, _), cuts in zip(cell, self.cuts, strict=True):
                 number = number * len(cuts) + index
-            yield (
-                self.files[number],
-                self.positions[number],
-                Region(tuple(start for _, start, _ in cell), tuple(length for _, _, length in cell)),
-            )
+            cell_region = Region(tuple(start for _, start, _ in cell), tuple(length for _, _, length in cell))
+            yield Cell(self.files[number], self.positions[number], cell_region)
+
+
+class Cell(NamedTuple):
+    """A cell of a tensor: the index of its file, its first byte after the header of that file, and its region."""
+
+    file: int
+    position: int
+    region: Region
 
 
 def is_without_gaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -314,10 +319,10 @@ def _add_kind(kind: str, planned: Mapping[str, _Planned], layout: Layout, writes
     # The largest items first keep each tensor at a multiple of its item's size.
     for name, one in sorted(planned.items(), key=lambda item: (-item[1].item_size, item[0])):
         positions = []
-        for rank, (count, _) in zip(one.writers, one.split.cells, strict=True):
+        for rank, cell in zip(one.writers, one.split.cells, strict=True):
             writes[rank][files[rank]].append(name)
             positions.append(ends[rank])
-            ends[rank] += count * one.item_size
+            ends[rank] += cell.elements * one.item_size
         dtype, shape, *orders = one.info
         tensors[name] = TensorLayout(
             dtype,
@@ -330,18 +335,30 @@ def _add_kind(kind: str, planned: Mapping[str, _Planned], layout: Layout, writes
     layout.tensors[kind] = dict(sorted(tensors.items()))
 
 
+def _kind_of(file: str) -> str:
+    """Return the kind of a file that :func:`_file_names` has named."""
+    return re.sub(r"-.*", ".safetensors", file)
+
+
 def _file_names(kind: str, count: int) -> list[str]:
     """Return the names of the files of a kind that processes write; a single one has the name of the kind."""
     stem, _, suffix = kind.partition(".")
     return [kind] if count == 1 else [f"{stem}-{number:05}-of-{count:05}.{suffix}" for number in range(1, count + 1)]
 
 
+class _HeldCell(NamedTuple):
+    """The number of elements of a cell, and the ranks that have it."""
+
+    elements: int
+    ranks: list[int]
+
+
 @attrs.frozen
 class _Split:
-    """Where the cells of a tensor begin in each dimension; of each cell the elements, and the ranks that have it."""
+    """Where the cells of a tensor begin in each dimension, and the cells in row-major order."""
 
     cuts: list[list[int]]
-    cells: list[tuple[int, list[int]]]
+    cells: list[_HeldCell]
 
 
 @attrs.define
@@ -354,7 +371,7 @@ class _Planned:
     item_size: int = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.writers, self.item_size = [ranks[0] for _, ranks in self.split.cells], DTYPES[self.info.dtype].itemsize
+        self.writers, self.item_size = [cell.ranks[0] for cell in self.split.cells], DTYPES[self.info.dtype].itemsize
 
 
 def _split(name: str, shape: tuple[int, ...], held: Sequence[tuple[int, Region]]) -> _Split:
@@ -371,7 +388,7 @@ def _split(name: str, shape: tuple[int, ...], held: Sequence[tuple[int, Region]]
     grid = [*zip(itertools.product(*cuts), itertools.product(*lengths), strict=True)]
     if regions != grid or any(begins[0] > 0 for begins in cuts):
         raise ValueError(f"the parts of {name!r} in the processes do not fill its shape {list(shape)} exactly once")
-    return _Split(cuts, [(math.prod(region.shape), ranks[region]) for region in regions])
+    return _Split(cuts, [_HeldCell(math.prod(region.shape), ranks[region]) for region in regions])
 
 
 def _balance(planned: Sequence[_Planned], world_size: int) -> None:
@@ -444,9 +461,7 @@ def pack_files(
     kept: KeptMemory = {}
     packed, devices = {}, set()
     for file, names in writes.items():
-        # model-00001-of-00002.safetensors has tensors of the kind model.safetensors.
-        kind = re.sub(r"-.*", ".safetensors", file)
-        offsets = {}
+        kind, offsets = _kind_of(file), {}
         for name in names:
             tensor = tensors[kind][name]
             local = tensor.to_local() if is_dtensor(tensor) else tensor

@@ -20,7 +20,16 @@ from torch import Tensor
 
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.folder import BLOCK_BYTES, EXTRA, LAYOUT, STATE, Folder, Manifest, ReadInto
-from composer.checkpoint.layout import DTYPES, KnownRegions, Layout, TensorFile, TensorLayout, bytes_of, region_here
+from composer.checkpoint.layout import (
+    DTYPES,
+    Cell,
+    KnownRegions,
+    Layout,
+    TensorFile,
+    TensorLayout,
+    bytes_of,
+    region_here,
+)
 from composer.functional.dtensors import Region, is_dtensor, region_of
 
 __all__ = ["OpenCheckpoint", "references", "sharded_like"]
@@ -110,20 +119,20 @@ class OpenCheckpoint:
         of_kind = {name: one for name, one in of_kind.items() if names is None or name in names}
         regions = {name: _region_needed(one, likes.get(name), known) for name, one in of_kind.items()}
         targets = self._allocate(of_kind, regions)
-        cells: dict[int, list[tuple[int, str, Region]]] = defaultdict(list)
+        needed: dict[int, list[tuple[Cell, str]]] = defaultdict(list)
         for name, target in targets.items():
-            for number, position, cell in of_kind[name].cells(regions[name]) if target.numel() else ():
-                cells[number].append((position, name, cell))
+            for cell in of_kind[name].cells(regions[name]) if target.numel() else ():
+                needed[cell.file].append((cell, name))
         files = [*self.layout.files.items()]
-        for number, of_file in cells.items():
+        for number, of_file in needed.items():
             name, file = files[number]
             path = f"{self.path}/{name}"
             if name not in self.manifest.files:
                 raise CheckpointError(path, f"is missing, and {LAYOUT} lists it.")
             with self.folder.reader(self.name, name) as read:
                 blocks = _Blocks(read, file, self.manifest.files[name].size, path)
-                for position, tensor, cell in sorted(of_file):
-                    _read_cell(blocks, targets[tensor], regions[tensor], position, cell)
+                for cell, tensor in sorted(of_file):  # by position
+                    _read_cell(blocks, targets[tensor], regions[tensor], cell)
                 blocks.finish()
         return {name: _placed(target, of_kind[name], likes.get(name)) for name, target in targets.items()}
 
@@ -198,12 +207,13 @@ class _Blocks:
         self._position += len(memory)
 
 
-def _read_cell(blocks: _Blocks, target: Tensor, region: Region, position: int, cell: Region) -> None:
-    """Read the elements of a cell that are in a region, that of ``target``; ``position`` is the cell's first byte."""
-    if region == cell:
+def _read_cell(blocks: _Blocks, target: Tensor, region: Region, cell: Cell) -> None:
+    """Read the elements of a cell that are in a region, that of ``target``."""
+    position = cell.position
+    if region == cell.region:
         blocks.fill(bytes_of(target), position)
         return
-    (offset, shape), (cell_offset, cell_shape) = region, cell
+    (offset, shape), (cell_offset, cell_shape) = region, cell.region
     bounds = [
         (max(start, cell_start), min(start + length, cell_start + cell_length))
         for start, length, cell_start, cell_length in zip(offset, shape, cell_offset, cell_shape, strict=True)
