@@ -331,7 +331,7 @@ def warn_of_skipped(problem: str) -> None:
     warnings.warn(f"Skipped a checkpoint that is incomplete or damaged: {problem}", UserWarning, stacklevel=3)
 
 
-def progress(clock: Timestamp) -> tuple[int, int, int]:
+def clock_order(clock: Timestamp) -> tuple[int, int, int]:
     """Return by what the checkpoints of a run are ordered.
 
     The end of an epoch has the clock of its last batch and one epoch more, and that of an iteration one iteration more.
@@ -342,7 +342,7 @@ def progress(clock: Timestamp) -> tuple[int, int, int]:
 def _order(found: FoundCheckpoint) -> tuple[bool, tuple[int, int, int], str]:
     if found.manifest is None:
         return (False, (0, 0, 0), found.name)
-    return (True, progress(found.manifest.timestamp), found.manifest.created)
+    return (True, clock_order(found.manifest.timestamp), found.manifest.created)
 
 
 def _folder_of_file(text: str) -> str | None:

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import attrs
 
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError, LaterCheckpointError
-from composer.checkpoint.finding import FoundCheckpoint, find_checkpoints, progress
+from composer.checkpoint.finding import FoundCheckpoint, clock_order, find_checkpoints
 from composer.checkpoint.folder import Folder, Manifest, is_remote, split_path
 from composer.checkpoint.local import FolderLock, LocalFolder, open_folder
 from composer.core import State, Timestamp, TimeUnit
@@ -82,17 +82,22 @@ class KeepBest(NamesArguments):
         return [one for _, one in sorted(known, key=lambda item: self._sign * item[0])[: self.count]]
 
     def improves(self, value: float, best: list[float]) -> bool:
-        """Return whether a value is among the best, and if so insert it into them; the best is the first.
+        """Return whether a value is better than one of the best, or there are fewer than ``count``.
 
         Example:
-            >>> best = [0.9, 0.8]
-            >>> KeepBest("metrics/eval/Accuracy", count=2).improves(0.85, best), best
-            (True, [0.9, 0.85])
+            >>> KeepBest("metrics/eval/Accuracy", count=2).improves(0.85, [0.9, 0.8])
+            True
         """
-        is_new = len(best) < self.count or self._sign * value < self._sign * best[-1]
-        if is_new:
-            best[:] = sorted([*best, value], key=lambda one: self._sign * one)[: self.count]
-        return is_new
+        return len(best) < self.count or self._sign * value < self._sign * best[-1]
+
+    def best_values(self, values: Iterable[float]) -> list[float]:
+        """Return the best of some values, the best first.
+
+        Example:
+            >>> KeepBest("metrics/eval/Accuracy", count=2).best_values([0.8, 0.9, 0.85])
+            [0.9, 0.85]
+        """
+        return sorted(values, key=lambda value: self._sign * value)[: self.count]
 
     def value(self, checkpoint: FoundCheckpoint) -> float | None:
         """Return a checkpoint's value of the metric; None if it has none."""
@@ -190,7 +195,7 @@ class RunFolder:
 
     def _best(self, own: list[FoundCheckpoint]) -> list[FoundCheckpoint]:
         """Return the best of the checkpoints, and of the copies of those that are not in this folder any more."""
-        one_of_each = {progress(one.manifest.timestamp): one for one in (*self._copies_before, *own) if one.manifest}
+        one_of_each = {clock_order(one.manifest.timestamp): one for one in (*self._copies_before, *own) if one.manifest}
         in_order = [one for _, one in sorted(one_of_each.items())]
         return [] if self.keep_best is None else self.keep_best.best(in_order)
 
@@ -271,7 +276,7 @@ def own_checkpoints(folder: Folder, run_name: str, until: Timestamp, *, weights_
         for one in find_checkpoints(folder)
         if one.manifest is not None
         and (one.manifest.run_name, one.manifest.weights_only) == (run_name, weights_only)
-        and progress(one.manifest.timestamp) <= progress(until)
+        and clock_order(one.manifest.timestamp) <= clock_order(until)
     ]
 
 

@@ -401,6 +401,8 @@ class DueSaves:
         is_best = from_rank_zero(value is not None and best.improves(value, self.values))  # it read the folder
         if is_best:
             self.best_at = batch
+        if value is not None:
+            self.values = best.best_values([*self.values, value])
         return is_best
 
 

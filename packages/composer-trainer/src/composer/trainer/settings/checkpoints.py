@@ -12,7 +12,7 @@ from attrs.validators import optional
 
 from composer.checkpoint import KeepBest, LoadedCheckpoint, find_checkpoints
 from composer.checkpoint.contents import IgnoreKeys, check_ignore_keys
-from composer.checkpoint.finding import agreed_newest, agreed_path, progress
+from composer.checkpoint.finding import agreed_newest, agreed_path, clock_order
 from composer.checkpoint.folder import Manifest, check_folder
 from composer.checkpoint.loading import LoadRequest
 from composer.checkpoint.run_folder import check_keep_last
@@ -155,7 +155,7 @@ def _newest_first(places: list[str], run_name: str) -> list[str]:
         return places
     with failing_in_all_processes("Looking for checkpoints"):
         found = [[one for one in _manifests(place, run_name) if not one.weights_only] for place in places]
-    newest = [max((progress(one.timestamp) for one in manifests), default=()) for manifests in found]
+    newest = [max((clock_order(one.timestamp) for one in manifests), default=()) for manifests in found]
     # The folder is before copies that are as new. Each process has its own path of the folder.
     order = from_rank_zero(sorted(range(len(places)), key=newest.__getitem__, reverse=True))
     return [places[index] for index in order]
